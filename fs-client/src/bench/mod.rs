@@ -1,0 +1,42 @@
+//! `cuttlefs bench`: how fast a mounted file system is, by itself, beside another directory, or beside a FUSE file
+//! system that does nothing.
+//!
+//! * `bench mount MNT` runs every row of `items` in a directory of its own under MNT and prints a table.
+//! * `bench null MNT` reads resident data at random, in turn with the null FUSE file system, and prints the ratio.
+//!
+//! `fio_job` runs the job files of `fixtures/fio`; `files` does what fio cannot: small files and names, through
+//! plain system calls. `site` owns the directory worked in and removes it at the end, also after an error.
+//! Whatever is compared is run in turn, round by round, because a machine's speed drifts.
+//!
+//! Nothing here knows that the file system is cuttlefs: any directory can be measured.
+
+mod files;
+mod fio_job;
+mod items;
+mod mount;
+mod null;
+mod report;
+mod site;
+
+pub use mount::{BenchMountArgs, run};
+pub use null::{BenchNullArgs, run_null};
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum BenchCommand {
+    /// Measure a mounted directory: large files, random access, small files, metadata
+    Mount(BenchMountArgs),
+    /// Compare random reads with a FUSE file system that does nothing: the price of FUSE itself
+    Null(BenchNullArgs),
+}
+
+/// Runs a benchmark.
+///
+/// # Errors
+/// What is missing or went wrong, in words for the person at the terminal.
+pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
+    match command {
+        BenchCommand::Mount(args) => run(args),
+        BenchCommand::Null(args) => run_null(args),
+    }
+}

@@ -1,0 +1,127 @@
+//! Long-running commands: this process in the foreground, or itself once more, detached.
+//!
+//! Detached means: a new process of the same binary with the same command and `--foreground --detached`, in its own
+//! session, with `/` as its directory and its log in a file. It is a fresh process and not a fork, so it does not
+//! matter which threads run here. Its standard output is a pipe to us, on which it reports in lines:
+//!
+//! ```text
+//! P text    progress, shown after a moment
+//! R text    it runs; we print the text and end
+//! E text    it failed; we fail with that error
+//! ```
+//!
+//! End of file without `R` or `E` is a crash; the log says more. If we end first, the report fails and it gives up.
+
+use anyhow::{Context, anyhow, bail};
+use cuttlefs_common::explain::explain;
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+/// The hidden option that marks the detached process.
+pub(super) const DETACHED_OPTION: &str = "--detached";
+
+/// Tells whoever started the command how it goes.
+pub(super) struct Reporter {
+    /// `None`: a person at a terminal.
+    pipe: Option<Mutex<std::io::Stdout>>,
+}
+
+impl Reporter {
+    /// For this process: `detached` as its hidden option says.
+    pub(super) fn new(detached: bool) -> anyhow::Result<Self> {
+        if !detached {
+            return Ok(Self { pipe: None });
+        }
+        // Fails only for a leader of a process group, which a spawned process is not; then nothing is lost but
+        // that a closed terminal ends us.
+        if let Err(error) = rustix::process::setsid() {
+            tracing::warn!(%error, "cannot leave the session");
+        }
+        std::env::set_current_dir("/").context("cannot change to /")?;
+        Ok(Self { pipe: Some(Mutex::new(std::io::stdout())) })
+    }
+
+    /// Something takes time.
+    pub(super) fn progress(&self, text: &str) {
+        if self.report('P', text).is_err() || self.pipe.is_none() {
+            eprintln!("{text}");
+        }
+    }
+
+    /// It runs. An error means that nobody waits any more.
+    pub(super) fn ready(&self, text: &str) -> anyhow::Result<()> {
+        if self.pipe.is_none() {
+            println!("{text}");
+        }
+        self.report('R', text).context("the process that started this one is gone")
+    }
+
+    /// Passes a failure on to where it is seen; the error is returned for the log too.
+    pub(super) fn failed(&self, error: anyhow::Error) -> anyhow::Error {
+        let _ = self.report('E', &explain(error.as_ref()));
+        error
+    }
+
+    fn report(&self, kind: char, text: &str) -> std::io::Result<()> {
+        let Some(pipe) = &self.pipe else {
+            return Ok(());
+        };
+        let mut pipe = pipe.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for line in text.lines() {
+            writeln!(pipe, "{kind} {line}")?;
+        }
+        // An empty line ends a report, so that an error may have several.
+        writeln!(pipe)?;
+        pipe.flush()
+    }
+}
+
+/// Starts this binary with `arguments`, detached, and waits for its report.
+pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<()> {
+    let binary = std::env::current_exe().context("cannot find this program's own file")?;
+    let log_file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot write the log {}", log.display()))?;
+    let mut child = Command::new(binary)
+        .args(arguments)
+        .arg(DETACHED_OPTION)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log_file)
+        .spawn()
+        .context("cannot start the background process")?;
+    let output = child.stdout.take().context("the background process has no output")?;
+    let mut report = (' ', Vec::new());
+    for line in BufReader::new(output).lines() {
+        let line = line.context("cannot read from the background process")?;
+        match line.split_at_checked(2) {
+            Some((kind, text)) => {
+                report.0 = kind.chars().next().unwrap_or(' ');
+                report.1.push(text.to_owned());
+            }
+            None => {
+                let (kind, text) = std::mem::replace(&mut report, (' ', Vec::new()));
+                let text = text.join("\n");
+                match kind {
+                    'P' => eprintln!("{text}"),
+                    'R' => {
+                        println!("{text}");
+                        return Ok(());
+                    }
+                    _ => {
+                        let _ = child.wait();
+                        return Err(anyhow!(text));
+                    }
+                }
+            }
+        }
+    }
+    let status = child.wait().context("cannot wait for the background process")?;
+    bail!("the background process ended unexpectedly ({status}); see {}", log.display());
+}

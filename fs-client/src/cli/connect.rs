@@ -1,0 +1,98 @@
+//! What connects the command to a server.
+
+use crate::file::RemoteVolume;
+use crate::file::volume::{FsError, Volume};
+use crate::session::{Session, SessionOptions};
+use anyhow::anyhow;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{Endpoint, RdmaError};
+use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::SystemRandom;
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+/// What a client tells the server when it mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeOptions {
+    /// Directory of the export to see as root; empty: the export's root.
+    pub subtree: Vec<u8>,
+    /// For people, in the server's status: host name and mount point.
+    pub label: String,
+    /// Nothing will be changed.
+    pub read_only: bool,
+    /// Nothing may be cached (`cache=none`).
+    pub uncached: bool,
+    /// Requests that can be in flight at once: threads of the mount.
+    pub threads: usize,
+}
+
+/// Reaches servers; a trait so that the command is tested without one.
+pub trait Backend: Sync {
+    /// Opens a session and gives its volume. Blocks until the server has answered, and does not wait for a server
+    /// that is not there.
+    ///
+    /// # Errors
+    /// For people: what could not be reached or was refused, and what to do.
+    fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>>;
+
+    /// The server's status as JSON.
+    ///
+    /// # Errors
+    /// As above.
+    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String>;
+}
+
+/// Reaches servers over the software RNIC.
+pub struct Network;
+
+impl Backend for Network {
+    fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
+        connect_volume(server, options)
+    }
+
+    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String> {
+        server_status(server)
+    }
+}
+
+fn connect_volume(server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
+    let session = connect(server, options, true)?;
+    Ok(Arc::new(RemoteVolume::new(session)))
+}
+
+fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyhow::Result<Arc<Session>> {
+    let session_options = SessionOptions {
+        endpoint: server.clone(),
+        label: options.label.clone(),
+        subtree: options.subtree.clone(),
+        lanes: options.threads.max(1),
+        background,
+    };
+    let device = SoftDevice::new(SoftOptions::default());
+    Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
+        // Nobody is there, as opposed to somebody who does not want us and says why.
+        RdmaError::Io { ref source, .. } if source.kind() != ErrorKind::PermissionDenied => {
+            anyhow!("{error}; is cuttlefsd running there, and listening at {server}?")
+        }
+        RdmaError::Handshake { .. } => {
+            anyhow!("{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping")
+        }
+        other => other.into(),
+    })
+}
+
+fn server_status(server: &Endpoint) -> anyhow::Result<String> {
+    let options = VolumeOptions { label: "status".to_owned(), threads: 1, ..VolumeOptions::default() };
+    let session = connect(server, &options, false)?;
+    let status = session.call(
+        &session.own_caller(),
+        || Request::Status,
+        |reply| match reply {
+            Reply::Status(text) => Ok(text.to_owned()),
+            _ => Err(FsError::Server(Status::Malformed)),
+        },
+    );
+    session.shut_down();
+    Ok(status?)
+}

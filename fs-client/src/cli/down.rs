@@ -1,0 +1,76 @@
+//! `cuttlefs down`: ends what `up` started, and only that.
+
+use super::process::ProcessId;
+use super::run_state::RunState;
+use super::server_process::STOP_LIMIT;
+use super::unmount::{unmount, wait_for_end};
+use crate::fuse::{MountTable, resolve_mountpoint};
+use anyhow::{Context, bail};
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Arguments of `down`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefs down ~/cuttle")]
+pub(super) struct DownArgs {
+    /// Where `up` has mounted
+    mountpoint: PathBuf,
+    /// Unmount even if files are open, and kill a server that does not stop
+    #[arg(short, long)]
+    force: bool,
+}
+
+pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
+    let mountpoint = resolve_mountpoint(&args.mountpoint)
+        .with_context(|| format!("there is no {}", args.mountpoint.display()))?;
+    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let mounted = table.at(&mountpoint).filter(|entry| entry.is_cuttlefs());
+    let Some(state) = RunState::load(&mountpoint)?.filter(|state| state.server.is_some()) else {
+        match mounted {
+            Some(_) => bail!(
+                "{} was not mounted by `cuttlefs up`; unmount it with: cuttlefs umount {}",
+                mountpoint.display(),
+                mountpoint.display()
+            ),
+            None => bail!("nothing is up at {}", mountpoint.display()),
+        }
+    };
+    if mounted.is_some() {
+        unmount(&mountpoint, args.force, "cuttlefs down -f")?;
+    }
+    let mount_ended = wait_for_end(&state);
+    if mount_ended.is_err() && !args.force {
+        return mount_ended;
+    }
+    // The mount's process stops its server; this is for one that could not.
+    if let Some(server) = state.server {
+        stop_leftover(server, args.force)?;
+    }
+    RunState::remove(&mountpoint);
+    println!("{} is down", mountpoint.display());
+    Ok(())
+}
+
+fn stop_leftover(server: ProcessId, force: bool) -> anyhow::Result<()> {
+    let Some(process) = server.find()? else {
+        return Ok(());
+    };
+    process.terminate()?;
+    if process.wait(Duration::from_secs(2))? {
+        return Ok(());
+    }
+    eprintln!("waiting for cuttlefsd (process {}) to write back and end", server.pid);
+    if process.wait(STOP_LIMIT)? {
+        return Ok(());
+    }
+    if force {
+        return process.kill();
+    }
+    bail!(
+        "cuttlefsd (process {}) has not ended after {} s; try again, or kill it with: cuttlefs down -f",
+        server.pid,
+        STOP_LIMIT.as_secs()
+    )
+}

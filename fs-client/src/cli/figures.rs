@@ -1,0 +1,135 @@
+//! The figures of a mount, from the process that serves it to `cuttlefs status`.
+//!
+//! A Unix socket in the runtime directory, named after the mount point: whoever connects gets one JSON object and
+//! the end of the file. One connection at a time, served by a thread that does nothing else. The socket is as
+//! private as the runtime directory's owner makes it; figures are all that can be had from it.
+//!
+//! # Failure
+//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process is taken
+//! over by the next mount; nobody answers on it until then.
+
+use super::run_state;
+use crate::file::volume::Volume;
+use anyhow::{Context, bail};
+use serde_json::{Map, Value, json};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long either side waits for the other: both are on this machine and have nothing to wait for.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Longest answer: some dozens of figures. A longer one is not ours.
+const MAX_ANSWER_BYTES: u64 = 64 * 1024;
+/// Pause after a failed accept, so that a lasting failure (no descriptors) does not spin.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Answers for a mount until it is dropped.
+pub(super) struct FiguresSocket {
+    path: PathBuf,
+    /// Written when dropped, read by the thread after each accept.
+    ending: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FiguresSocket {
+    /// Starts answering; `None`, and a line in the log, if that is not possible.
+    pub(super) fn start(mountpoint: &Path, volume: Arc<dyn Volume>) -> Option<Self> {
+        Self::try_start(mountpoint, volume)
+            .inspect_err(|error| {
+                tracing::warn!("`cuttlefs status` will not show this mount's figures: {error:#}")
+            })
+            .ok()
+    }
+
+    fn try_start(mountpoint: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
+        let path = socket_of(mountpoint)?;
+        // Of a process that was killed: the mount point was free, or we would not be here.
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
+        let ending = Arc::new(AtomicBool::new(false));
+        let mountpoint = mountpoint.to_owned();
+        let ends = Arc::clone(&ending);
+        let thread = std::thread::Builder::new()
+            .name("figures".to_owned())
+            .spawn(move || {
+                for connection in listener.incoming() {
+                    if ends.load(Ordering::Acquire) {
+                        return;
+                    }
+                    match connection {
+                        Ok(connection) => answer(connection, &mountpoint, volume.as_ref()),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot accept a question for figures");
+                            std::thread::sleep(ACCEPT_AGAIN);
+                        }
+                    }
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Self { path, ending, thread: Some(thread) })
+    }
+}
+
+impl Drop for FiguresSocket {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::Release);
+        // Wakes the thread. If nobody can connect any more, it is left behind and ends with the process.
+        let woken = UnixStream::connect(&self.path).is_ok();
+        let _ = std::fs::remove_file(&self.path);
+        if let Some(thread) = self.thread.take().filter(|_| woken)
+            && thread.join().is_err()
+        {
+            tracing::error!("the figures thread panicked");
+        }
+    }
+}
+
+fn answer(mut connection: UnixStream, mountpoint: &Path, volume: &dyn Volume) {
+    let figures: Map<String, Value> =
+        volume.figures().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let mut all = json!({ "mountpoint": mountpoint.to_string_lossy(), "pid": std::process::id() });
+    if let Value::Object(all) = &mut all {
+        all.extend(figures);
+    }
+    let sent = connection
+        .set_write_timeout(Some(ANSWER_LIMIT))
+        .and_then(|()| connection.write_all(all.to_string().as_bytes()));
+    if let Err(error) = sent {
+        tracing::debug!(%error, "nobody took the figures");
+    }
+}
+
+/// The figures of a mount.
+///
+/// # Errors
+/// Nobody answers for it, or not with figures.
+pub(super) fn ask(mountpoint: &Path) -> anyhow::Result<Value> {
+    let path = socket_of(mountpoint)?;
+    let mut connection = match UnixStream::connect(&path) {
+        Ok(connection) => connection,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => bail!(
+            "no process of yours answers for {}; whoever mounted it can see its figures",
+            mountpoint.display()
+        ),
+        Err(error) => return Err(error).with_context(|| format!("cannot ask at {}", path.display())),
+    };
+    connection.set_read_timeout(Some(ANSWER_LIMIT)).context("cannot set a time limit")?;
+    let mut text = Vec::new();
+    let mut limited = Read::by_ref(&mut connection).take(MAX_ANSWER_BYTES);
+    limited.read_to_end(&mut text).with_context(|| format!("no answer at {}", path.display()))?;
+    serde_json::from_slice(&text).context("the mount's figures are not JSON")
+}
+
+fn socket_of(mountpoint: &Path) -> anyhow::Result<PathBuf> {
+    run_state::file(mountpoint, "figures")
+}

@@ -1,0 +1,155 @@
+//! The `cuttlefs` command: a table of subcommands, each in its own file.
+//!
+//! * `up`, `down`: a server and a mount on this machine, in one command.
+//! * `mount`, `umount`: a mount of a server that runs somewhere.
+//! * `status`: what a server says of itself.
+//! * `bench`: how fast a mount is (`crate::bench`).
+//!
+//! Long-running commands run in the foreground; without `--foreground` the command starts itself once more,
+//! detached, and relays what that process reports (`background`). What runs is written down in the runtime
+//! directory (`run_state`), so that it can be found and ended by process id and start time, never by name.
+//!
+//! What connects to servers comes in through `Backend`, so that all of this is tested without one.
+
+mod background;
+mod busy;
+mod connect;
+mod down;
+mod figures;
+mod mount;
+mod mount_helper;
+mod mount_options;
+mod mountpoint;
+mod process;
+mod remount;
+mod run_state;
+mod server_process;
+mod status;
+mod unmount;
+mod up;
+
+pub use connect::{Backend, Network, VolumeOptions};
+pub use mount_options::MountOptions;
+
+use crate::bench::{self, BenchCommand};
+use clap::{Parser, Subcommand};
+use cuttlefs_common::explain::explain;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Names under which mount(8) calls the command; see `mount_helper`.
+const HELPER_NAMES: [&str; 2] = ["mount.fuse.cuttlefs", "mount.cuttlefs"];
+/// Chooses what is logged, in tracing-subscriber's syntax, such as `debug` or `cuttlefs_client::fuse=debug`.
+const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
+
+/// A distributed file system that turns servers' SSDs into RDMA-attached memory.
+#[derive(Parser)]
+#[command(name = "cuttlefs", version, max_term_width = 100)]
+#[command(after_help = "Examples:
+  cuttlefs up ~/cuttle                             serve ./cuttlefs-data and mount it
+  cuttlefs down ~/cuttle                           end both
+  cuttlefs mount tcp://box:7950 /mnt -o ro         mount what another machine serves
+  cuttlefs status /mnt                             ask the server behind a mount
+
+Environment:
+  CUTTLEFS_LOG   what is logged, such as debug or cuttlefs_client::fuse=debug
+  CUTTLEFSD      the server's binary, if it is not beside this one or in PATH")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a pool on this machine and mount it; makes the pool if there is none
+    Up(up::UpArgs),
+    /// Unmount what `up` mounted and stop its server
+    Down(down::DownArgs),
+    /// Mount what a server serves
+    Mount(mount::MountArgs),
+    /// Unmount
+    Umount(unmount::UmountArgs),
+    /// Show what a server says of itself
+    Status(status::StatusArgs),
+    /// Measure how fast a mount is
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Called by mount(8)
+    #[command(hide = true, disable_help_flag = true)]
+    MountHelper(mount_helper::HelperArgs),
+}
+
+/// Runs the command of this process's arguments over the network.
+pub fn run() -> ExitCode {
+    run_with(&Network, std::env::args_os().collect())
+}
+
+/// Runs a command. `arguments` start with the program's name.
+pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
+    let cli = Cli::parse_from(as_helper(arguments));
+    start_logging();
+    let result = match cli.command {
+        Command::Up(args) => up::run(backend, args),
+        Command::Down(args) => down::run(&args),
+        Command::Mount(args) => mount::run(backend, args),
+        Command::Umount(args) => unmount::run(&args),
+        Command::Status(args) => status::run(backend, &args),
+        Command::Bench(command) => bench::run_command(command),
+        Command::MountHelper(args) => mount_helper::run(backend, &args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cuttlefs: {}", explain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A call as `mount.fuse.cuttlefs SPEC DIR ...` becomes `cuttlefs mount-helper SPEC DIR ...`; and so does
+/// `cuttlefs SPEC DIR ...`, which is how libfuse's mount.fuse3 runs what comes after `fuse.` in a type, so that
+/// `mount -t fuse.cuttlefs` works wherever that is installed and nothing of ours but the command itself.
+fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let name = arguments.first().map(std::path::Path::new).and_then(|path| path.file_name());
+    let is_helper = name.is_some_and(|name| HELPER_NAMES.iter().any(|helper| name == *helper));
+    // No subcommand and no option has a scheme.
+    let has_endpoint =
+        arguments.get(1).and_then(|first| first.to_str()).is_some_and(|first| first.contains("://"));
+    if is_helper || has_endpoint {
+        arguments.insert(1, "mount-helper".into());
+    }
+    arguments
+}
+
+fn start_logging() {
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("warn"));
+    // Fails only if a test has set one already, which then serves as well.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // A background process's log is a file.
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_table_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_call_by_mount_is_recognised() {
+        let call = |name: &str| as_helper(vec![name.into(), "tcp://a".into(), "/mnt".into()]);
+        assert_eq!(call("/sbin/mount.fuse.cuttlefs")[1], "mount-helper");
+        assert_eq!(call("/usr/bin/cuttlefs")[1..3], ["mount-helper", "tcp://a"], "by mount.fuse3");
+        let plain = as_helper(vec!["cuttlefs".into(), "status".into(), "tcp://a".into()]);
+        assert_eq!(plain[1], "status");
+    }
+}

@@ -1,0 +1,157 @@
+//! `cuttlefs mount`, and what `up` shares with it: a mount that is served until it ends.
+
+use super::background::{Reporter, run_detached};
+use super::connect::Backend;
+use super::figures::FiguresSocket;
+use super::mount_options::{KNOWN, MountOptions};
+use super::mountpoint;
+use super::process::ProcessId;
+use super::remount;
+use super::run_state::{self, RunState};
+use super::unmount::{Unmounted, busy_text, try_unmount};
+use crate::fuse::{Mounted, mount};
+use anyhow::Context;
+use clap::Args;
+use cuttlefs_common::rdma::Endpoint;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `mount`.
+#[derive(Args)]
+#[command(after_help = format!("Options of -o:\n{KNOWN}
+
+Examples:
+  cuttlefs mount tcp://box:7950 /mnt
+  cuttlefs mount shm:///run/cuttlefs/a.sock /mnt -o ro,attr_cache=5
+  cuttlefs mount unix:///run/cuttlefs/b.sock /mnt --foreground
+  mount -t fuse.cuttlefs tcp://box:7950 /mnt -o ro
+  mount -o remount,ro /mnt
+
+Line of /etc/fstab:
+  tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail  0  0"))]
+pub(super) struct MountArgs {
+    /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
+    pub server: Endpoint,
+    /// An empty directory to mount at
+    pub mountpoint: PathBuf,
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Stay until it is unmounted; Ctrl-C unmounts
+    #[arg(long)]
+    pub foreground: bool,
+    /// Set for the background process
+    #[arg(long, hide = true)]
+    pub detached: bool,
+}
+
+pub(super) fn run(backend: &dyn Backend, args: MountArgs) -> anyhow::Result<()> {
+    if remount::is_wanted(&args.options) {
+        return remount::run(&args.mountpoint, &args.options);
+    }
+    if args.foreground || args.detached {
+        let reporter = Reporter::new(args.detached)?;
+        return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
+    }
+    // Mistakes are found here, where they are seen, before anything is started.
+    let options = parse_options(&args.options)?;
+    let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
+    let mut arguments =
+        vec!["mount".into(), args.server.to_string().into(), mountpoint.clone().into_os_string()];
+    for list in args.options {
+        arguments.extend(["-o".into(), list.into()]);
+    }
+    run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
+}
+
+fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> anyhow::Result<()> {
+    let options = parse_options(&args.options)?;
+    let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
+    let served = ServedMount::start(backend, &args.server, &mountpoint, &options)?;
+    RunState {
+        mountpoint: mountpoint.clone(),
+        source: args.server.to_string(),
+        mount: ProcessId::own()?,
+        server: None,
+        pool: None,
+    }
+    .save()?;
+    let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
+        Ok(()) => served.wait(),
+        Err(error) => served.give_up(error),
+    };
+    RunState::remove(&mountpoint);
+    result
+}
+
+pub(super) fn parse_options(lists: &[String]) -> anyhow::Result<MountOptions> {
+    Ok(MountOptions::parse(rustix::process::geteuid().is_root(), lists)?)
+}
+
+/// A mount that this process serves, and that SIGINT, SIGTERM and SIGHUP unmount.
+pub(super) struct ServedMount {
+    mounted: Mounted,
+    signals: Signals,
+    mountpoint: PathBuf,
+    /// Lives as long as the mount is served.
+    figures: Option<FiguresSocket>,
+}
+
+impl ServedMount {
+    /// Connects and mounts.
+    pub(super) fn start(
+        backend: &dyn Backend,
+        server: &Endpoint,
+        mountpoint: &Path,
+        options: &MountOptions,
+    ) -> anyhow::Result<Self> {
+        // Before anything can need cleaning up.
+        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
+        let volume = backend.connect_volume(server, &options.volume(mountpoint))?;
+        let mounted = mount(std::sync::Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
+            .inspect_err(|_| volume.shut_down())?;
+        let figures = FiguresSocket::start(mountpoint, volume);
+        Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures })
+    }
+
+    /// Serves until it is unmounted.
+    pub(super) fn wait(self) -> anyhow::Result<()> {
+        let Self { mounted, mut signals, mountpoint, figures } = self;
+        let handle = signals.handle();
+        let watcher = std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                // The second signal forces.
+                for (count, signal) in signals.forever().enumerate() {
+                    unmount_on_signal(&mountpoint, signal, count > 0);
+                }
+            })
+            .context("cannot start a thread")?;
+        let result = mounted.wait();
+        drop(figures);
+        handle.close();
+        if watcher.join().is_err() {
+            tracing::error!("the signal thread panicked");
+        }
+        Ok(result?)
+    }
+
+    /// Unmounts at once; `error` is why.
+    pub(super) fn give_up(self, error: anyhow::Error) -> anyhow::Result<()> {
+        try_unmount(&self.mountpoint, true)?;
+        self.mounted.wait()?;
+        Err(error)
+    }
+}
+
+fn unmount_on_signal(mountpoint: &Path, signal: i32, force: bool) {
+    match try_unmount(mountpoint, force) {
+        Ok(Unmounted::Done) => {}
+        Ok(Unmounted::Busy) => {
+            let again = if signal == SIGINT { "press Ctrl-C again" } else { "signal again" };
+            eprintln!("{}\nor {again}", busy_text(mountpoint, "cuttlefs umount -f"));
+        }
+        Err(error) => eprintln!("{error:#}"),
+    }
+}

@@ -1,0 +1,58 @@
+//! How mount(8) calls us: `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
+
+use super::connect::Backend;
+use super::mount::{self, MountArgs};
+use anyhow::Context;
+use clap::Args;
+use cuttlefs_common::rdma::Endpoint;
+use std::path::PathBuf;
+
+/// Arguments of the helper, as in mount(8), "External helpers".
+#[derive(Args)]
+pub(super) struct HelperArgs {
+    /// What: the server's endpoint; fstab may write it as `cuttlefs#tcp://...`
+    spec: String,
+    /// Where
+    mountpoint: PathBuf,
+    /// Options
+    #[arg(short = 'o')]
+    options: Vec<String>,
+    /// Tolerate unknown options: they are reported nevertheless
+    #[arg(short = 's')]
+    sloppy: bool,
+    /// Do everything but mount
+    #[arg(short = 'f')]
+    fake: bool,
+    /// Do not write /etc/mtab: there is none
+    #[arg(short = 'n')]
+    no_mtab: bool,
+    /// Say more
+    #[arg(short = 'v')]
+    verbose: bool,
+    /// Mount namespace: mount(8) has switched to it already
+    #[arg(short = 'N')]
+    namespace: Option<String>,
+    /// Type with its subtype: we know who we are
+    #[arg(short = 't')]
+    fs_type: Option<String>,
+}
+
+pub(super) fn run(backend: &dyn Backend, args: &HelperArgs) -> anyhow::Result<()> {
+    let spec = args.spec.strip_prefix("cuttlefs#").unwrap_or(&args.spec);
+    let server: Endpoint = spec.parse().with_context(|| format!("cannot mount {}", args.spec))?;
+    if args.verbose {
+        eprintln!("mounting {server} at {} with {:?}", args.mountpoint.display(), args.options);
+    }
+    if args.fake {
+        mount::parse_options(&args.options)?;
+        return Ok(());
+    }
+    let args = MountArgs {
+        server,
+        mountpoint: args.mountpoint.clone(),
+        options: args.options.clone(),
+        foreground: false,
+        detached: false,
+    };
+    mount::run(backend, args)
+}

@@ -1,0 +1,209 @@
+//! The `cuttlefsd` that `up` starts: its pool, its process, its log.
+
+use super::background::Reporter;
+use super::connect::Backend;
+use super::process::ProcessId;
+use super::run_state;
+use anyhow::{Context, anyhow, bail};
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::size::ByteSize;
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What makes a directory a pool.
+const POOL_FILE: &str = "cuttlefs.toml";
+/// How long a server may take to answer: recovery of a large pool included.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long a server may take to write back and end.
+pub(super) const STOP_LIMIT: Duration = Duration::from_secs(120);
+/// After so long people are told what is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between questions to a server that does not answer yet.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+/// Bytes of a log shown with an error.
+const LOG_TAIL_BYTES: u64 = 4096;
+/// Overrides where the server's binary is.
+const BINARY_VARIABLE: &str = "CUTTLEFSD";
+
+/// A server that is a child of this process.
+pub(super) struct ServerProcess {
+    child: Child,
+    id: ProcessId,
+    endpoint: Endpoint,
+    log: PathBuf,
+    /// Where in the log this server's part begins.
+    log_start: u64,
+}
+
+/// Formats a pool unless the directory has one.
+pub(super) fn format_if_needed(pool: &Path, size: ByteSize, reporter: &Reporter) -> anyhow::Result<()> {
+    if pool.join(POOL_FILE).exists() {
+        return Ok(());
+    }
+    reporter.progress(&format!("making a pool of {size} in {}", pool.display()));
+    let output = Command::new(binary()?)
+        .arg("format")
+        .arg("--pool")
+        .arg(pool)
+        .args(["--size", &size.0.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run cuttlefsd format")?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("cannot make a pool in {}: {}", pool.display(), text.trim_end());
+    }
+    Ok(())
+}
+
+impl ServerProcess {
+    /// Starts a server and waits until it answers.
+    pub(super) fn start(
+        backend: &dyn Backend,
+        pool: &Path,
+        memory: ByteSize,
+        reporter: &Reporter,
+    ) -> anyhow::Result<Self> {
+        let endpoint = Endpoint::Shm(run_state::file(pool, "shm.sock")?);
+        let unix = Endpoint::Unix(run_state::file(pool, "sock")?);
+        let logs = pool.join("log");
+        std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        let log = logs.join("cuttlefsd.log");
+        let open_log = || {
+            let opened = OpenOptions::new().create(true).append(true).open(&log);
+            opened.with_context(|| format!("cannot write {}", log.display()))
+        };
+        // A server that answers here already would answer for ours, too.
+        if let Ok(status) = backend.server_status(&endpoint) {
+            let who = pid_in(&status).map_or_else(String::new, |pid| format!(" by process {pid}"));
+            bail!(
+                "{} is being served already{who}; to mount it here too: cuttlefs mount {endpoint} DIRECTORY",
+                pool.display()
+            );
+        }
+        let log_start = log.metadata().map_or(0, |found| found.len());
+        let mut child = Command::new(binary()?)
+            .arg("serve")
+            .arg("--pool")
+            .arg(pool)
+            .args(["--memory", &memory.0.to_string()])
+            .args(["--listen", &endpoint.to_string(), "--listen", &unix.to_string()])
+            .stdin(Stdio::null())
+            .stdout(open_log()?)
+            .stderr(open_log()?)
+            // Out of the terminal's reach: Ctrl-C is for us, who unmount first and stop the server then.
+            .process_group(0)
+            .spawn()
+            .context("cannot start cuttlefsd")?;
+        let id = match ProcessId::of(child.id()) {
+            Ok(id) => id,
+            Err(_) => {
+                // It has ended before it could be looked at.
+                let status = child.wait().context("cannot wait for cuttlefsd")?;
+                bail!("cuttlefsd ended at once ({status}){}", tail_text(&log, log_start));
+            }
+        };
+        let mut server = Self { child, id, endpoint, log, log_start };
+        match server.wait_until_it_answers(backend, reporter) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.stop(reporter)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn wait_until_it_answers(&mut self, backend: &dyn Backend, reporter: &Reporter) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let mut told = false;
+        loop {
+            let refusal = match backend.server_status(&self.endpoint) {
+                Ok(status) if pid_in(&status).is_none_or(|pid| pid == i64::from(self.id.pid)) => {
+                    return Ok(());
+                }
+                Ok(_) => anyhow!("another cuttlefsd answers at {}", self.endpoint),
+                Err(error) => error,
+            };
+            if let Some(status) = self.child.try_wait().context("cannot wait for cuttlefsd")? {
+                bail!("cuttlefsd ended while it started ({status}){}", tail_text(&self.log, self.log_start));
+            }
+            if started.elapsed() > START_LIMIT {
+                let limit = START_LIMIT.as_secs();
+                let tail = tail_text(&self.log, self.log_start);
+                return Err(refusal.context(format!("cuttlefsd does not answer after {limit} s{tail}")));
+            }
+            if !told && started.elapsed() > PATIENCE {
+                told = true;
+                reporter.progress(&format!("cuttlefsd is starting; its log is {}", self.log.display()));
+            }
+            std::thread::sleep(ASK_AGAIN);
+        }
+    }
+
+    /// Where it listens.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Its process.
+    pub(super) fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// Stops it, and waits until it has.
+    pub(super) fn stop(mut self, reporter: &Reporter) -> anyhow::Result<()> {
+        if let Some(running) = self.id.find()? {
+            running.terminate()?;
+            if !running.wait(PATIENCE)? {
+                reporter.progress("cuttlefsd is writing back");
+                if !running.wait(STOP_LIMIT)? {
+                    bail!(
+                        "cuttlefsd (process {}) has not ended after {} s",
+                        self.id.pid,
+                        STOP_LIMIT.as_secs()
+                    );
+                }
+            }
+        }
+        let status = self.child.wait().context("cannot wait for cuttlefsd")?;
+        if !status.success() {
+            tracing::warn!(%status, log = %self.log.display(), "cuttlefsd did not end cleanly");
+        }
+        Ok(())
+    }
+}
+
+/// The server's binary: as the environment says, beside this one, or in PATH.
+fn binary() -> anyhow::Result<PathBuf> {
+    if let Some(binary) = std::env::var_os(BINARY_VARIABLE) {
+        return Ok(binary.into());
+    }
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let sibling = own.with_file_name("cuttlefsd");
+    Ok(if sibling.exists() { sibling } else { "cuttlefsd".into() })
+}
+
+/// The process a status is of.
+fn pid_in(status: &str) -> Option<i64> {
+    serde_json::from_str::<serde_json::Value>(status).ok()?.get("pid")?.as_i64()
+}
+
+/// The end of a log from `start` on, as the end of an error.
+fn tail_text(log: &Path, start: u64) -> String {
+    let tail = || -> std::io::Result<String> {
+        let mut file = std::fs::File::open(log)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(start.max(len.saturating_sub(LOG_TAIL_BYTES))))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    };
+    match tail() {
+        Ok(tail) if !tail.is_empty() => format!("; the end of {} says:\n{tail}", log.display()),
+        _ => format!("; its log {} is empty", log.display()),
+    }
+}

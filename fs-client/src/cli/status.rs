@@ -1,0 +1,146 @@
+//! `cuttlefs status`: what a server says of itself, and, asked for a mount, what that mount's process says too.
+//!
+//! The mount's part comes under `mount`, beside the server's; it is shown also while the server is away.
+
+use super::connect::Backend;
+use super::figures;
+use crate::fuse::{MountTable, resolve_mountpoint};
+use anyhow::{Context, bail};
+use clap::Args;
+use cuttlefs_common::rdma::Endpoint;
+use serde_json::{Map, Value, json};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// Arguments of `status`.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefs status /mnt
+  cuttlefs status tcp://box:7950 --json | jq .sessions")]
+pub(super) struct StatusArgs {
+    /// A server's endpoint, or a path in a mount of it
+    server_or_mount: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()> {
+    let asked = Asked::parse(&args.server_or_mount)?;
+    let answer = backend.server_status(&asked.server).and_then(|text| {
+        serde_json::from_str::<Map<String, Value>>(&text).context("the server's status is not a JSON object")
+    });
+    let mut status = answer.as_ref().cloned().unwrap_or_default();
+    if let Some(mountpoint) = &asked.mountpoint {
+        let mount = figures::ask(mountpoint);
+        status.insert(
+            "mount".to_owned(),
+            mount.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })),
+        );
+    }
+    // Without the server there is still the mount to tell of; then the error comes after it.
+    if !status.is_empty() {
+        print_status(&asked.server, status, args.json)?;
+    }
+    answer.map(|_| ())
+}
+
+fn print_status(server: &Endpoint, status: Map<String, Value>, as_json: bool) -> anyhow::Result<()> {
+    let status = Value::Object(status);
+    let text = if as_json {
+        let mut text = serde_json::to_string_pretty(&status).context("cannot print the status")?;
+        text.push('\n');
+        text
+    } else {
+        let mut text = format!("server: {server}\n");
+        print_value(&mut text, &status, 0);
+        text
+    };
+    // Not print!, which panics when a reader such as `head` has had enough.
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot print the status"),
+        _ => Ok(()),
+    }
+}
+
+/// What a status is asked of.
+#[derive(Debug)]
+struct Asked {
+    server: Endpoint,
+    /// The mount it was asked by.
+    mountpoint: Option<PathBuf>,
+}
+
+impl Asked {
+    /// The server that is meant: by its endpoint, or by a path in a mount.
+    fn parse(server_or_mount: &str) -> anyhow::Result<Self> {
+        if server_or_mount.contains("://") {
+            return Ok(Self { server: server_or_mount.parse()?, mountpoint: None });
+        }
+        let path = resolve_mountpoint(Path::new(server_or_mount)).with_context(|| {
+            format!("there is no {server_or_mount}; write a mounted path or tcp://HOST:PORT")
+        })?;
+        let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+        match table.containing(&path) {
+            Some(entry) if entry.is_cuttlefs() => {
+                let server = entry.source.parse().with_context(|| {
+                    format!("{} does not say which server it is of", entry.mountpoint.display())
+                })?;
+                Ok(Self { server, mountpoint: Some(entry.mountpoint.clone()) })
+            }
+            _ => {
+                let mounts: Vec<_> =
+                    table.cuttlefs().map(|entry| entry.mountpoint.display().to_string()).collect();
+                let mounts = if mounts.is_empty() { "there are none".to_owned() } else { mounts.join(", ") };
+                bail!(
+                    "{server_or_mount} is not in a cuttlefs mount ({mounts}); write one, or tcp://HOST:PORT"
+                )
+            }
+        }
+    }
+}
+
+/// JSON as indented lines.
+fn print_value(out: &mut String, value: &Value, depth: usize) {
+    let indent = "  ".repeat(depth);
+    let mut line = |key: &str, value: &Value| match value {
+        Value::Object(_) | Value::Array(_) => {
+            out.push_str(&format!("{indent}{key}:\n"));
+            print_value(out, value, depth + 1);
+        }
+        Value::String(text) => out.push_str(&format!("{indent}{key}: {text}\n")),
+        other => out.push_str(&format!("{indent}{key}: {other}\n")),
+    };
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| line(&key.replace('_', " "), value)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| line(&index.to_string(), item))
+        }
+        other => out.push_str(&format!("{indent}{other}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_becomes_lines() {
+        let mut out = String::new();
+        let value =
+            serde_json::json!({"version": "0.1", "pool": {"free_pages": 3}, "sessions": [{"id": "a"}]});
+        print_value(&mut out, &value, 0);
+        for line in ["version: 0.1\n", "pool:\n  free pages: 3\n", "sessions:\n  0:\n    id: a\n"] {
+            assert!(out.contains(line), "{out}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_server_is_explained() {
+        let server = Asked::parse("tcp://a:5").expect("endpoint");
+        assert_eq!((server.server.to_string().as_str(), server.mountpoint), ("tcp://a:5", None));
+        let error = Asked::parse("/").expect_err("no mount").to_string();
+        assert!(error.contains("not in a cuttlefs mount"), "{error}");
+        assert!(Asked::parse("/nonexistent/a/b").is_err());
+    }
+}

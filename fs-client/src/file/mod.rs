@@ -1,0 +1,12 @@
+//! POSIX semantics of a mount, without FUSE types: what a handle is, what may be cached, how a read and a write go.
+
+mod handles;
+mod open_file;
+mod read;
+mod remote;
+mod seen;
+pub mod volume;
+
+pub use handles::HandleTable;
+pub(crate) use open_file::{OpenFile, OpenFiles};
+pub use remote::RemoteVolume;

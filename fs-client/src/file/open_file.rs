@@ -1,0 +1,193 @@
+//! An open file of this mount: its filekey and slot at the server, and what is cached of its region.
+
+use crate::region::MAX_BITMAP_BYTES;
+use crate::region::{CachedLayout, PageBitmap};
+use crate::session::LaneGuard;
+use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
+use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Opened, Rights};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const NO_SLOT: u64 = u64::MAX;
+/// Closes waiting to be sent. When so many wait, close(2) waits for the closer.
+const CLOSE_QUEUE: usize = 16_384;
+
+/// A file as opened at the server. Shared by the handle, the closer and recovery.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    number: u64,
+    ino: InodeNo,
+    rights: Rights,
+    /// Written by recovery alone; read by every request. Relaxed: a request with an old key fails at the server
+    /// and is built again after recovery.
+    filekey: AtomicU64,
+    slot: AtomicU64,
+    layout: RwLock<Option<Arc<CachedLayout>>>,
+    bitmap: RwLock<PageBitmap>,
+    /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
+    read_pages: AtomicU64,
+    was_read: AtomicBool,
+}
+
+impl OpenFile {
+    /// The inode.
+    pub(crate) fn ino(&self) -> InodeNo {
+        self.ino
+    }
+
+    /// As it was opened.
+    pub(crate) fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    /// Its key in the current session.
+    pub(crate) fn filekey(&self) -> FileKey {
+        FileKey(self.filekey.load(Ordering::Relaxed))
+    }
+
+    /// Its slot in the file table of the current server.
+    pub(crate) fn slot(&self) -> Option<FileSlot> {
+        u32::try_from(self.slot.load(Ordering::Relaxed)).ok().map(FileSlot)
+    }
+
+    /// After a recovery: the file's new names, or none if it is gone (its key then names nothing).
+    pub(crate) fn rebind(&self, opened: Option<&Opened>) {
+        let slot = opened.and_then(|o| o.slot).map_or(NO_SLOT, |slot| u64::from(slot.0));
+        *self.layout.write() = None;
+        self.slot.store(slot, Ordering::Relaxed);
+        self.filekey.store(opened.map_or(0, |o| o.filekey.0), Ordering::Relaxed);
+    }
+
+    /// The cached layout.
+    pub(crate) fn layout(&self) -> Option<Arc<CachedLayout>> {
+        self.layout.read().clone()
+    }
+
+    /// Remembers a layout.
+    pub(crate) fn set_layout(&self, layout: Arc<CachedLayout>) {
+        *self.layout.write() = Some(layout);
+    }
+
+    /// Looks at the bitmap.
+    pub(crate) fn with_bitmap<T>(&self, look: impl FnOnce(&PageBitmap) -> T) -> T {
+        look(&self.bitmap.read())
+    }
+
+    /// Notes a read up to `end_page`, so that the bitmap is pulled that far.
+    pub(crate) fn note_read(&self, end_page: u64) {
+        self.read_pages.fetch_max(end_page, Ordering::Relaxed);
+        self.was_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Pulls the bitmap one-sidedly if the file was read since the last time.
+    pub(crate) fn pull_bitmap(&self, lane: &mut LaneGuard<'_>) {
+        if !self.was_read.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let pages = self.read_pages.load(Ordering::Relaxed);
+        let wanted = usize::try_from(pages.div_ceil(8)).unwrap_or(usize::MAX).min(MAX_BITMAP_BYTES);
+        let mut bytes = vec![0u8; wanted];
+        let chunk_len = MAX_TRANSFER_BYTES as usize;
+        for (index, chunk) in bytes.chunks_mut(chunk_len).enumerate() {
+            let first_page = (index * chunk_len * 8) as u64;
+            if lane.read_bitmap(self.filekey(), first_page, chunk.len()).is_none() {
+                return;
+            }
+            lane.data().read(0, chunk);
+        }
+        *self.bitmap.write() = PageBitmap::new(bytes);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Closing {
+    files: Vec<Arc<OpenFile>>,
+    ended: bool,
+}
+
+/// All open files of a session, for recovery, bitmap pulls and closing.
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    files: Mutex<HashMap<u64, Arc<OpenFile>>>,
+    next: AtomicU64,
+    closing: Mutex<Closing>,
+    /// Told when the first close waits, and when there is room again.
+    closing_changed: Condvar,
+}
+
+impl Default for OpenFiles {
+    fn default() -> Self {
+        Self {
+            files: Mutex::default(),
+            next: AtomicU64::new(1),
+            closing: Mutex::default(),
+            closing_changed: Condvar::new(),
+        }
+    }
+}
+
+impl OpenFiles {
+    /// A file that was just opened.
+    pub(crate) fn add(&self, opened: &Opened, rights: Rights) -> Arc<OpenFile> {
+        let file = Arc::new(OpenFile {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            ino: opened.attr.ino,
+            rights,
+            filekey: AtomicU64::new(0),
+            slot: AtomicU64::new(NO_SLOT),
+            layout: RwLock::new(None),
+            bitmap: RwLock::new(PageBitmap::default()),
+            read_pages: AtomicU64::new(0),
+            was_read: AtomicBool::new(false),
+        });
+        file.rebind(Some(opened));
+        self.files.lock().insert(file.number, file.clone());
+        file
+    }
+
+    /// Every open file.
+    pub(crate) fn all(&self) -> Vec<Arc<OpenFile>> {
+        self.files.lock().values().cloned().collect()
+    }
+
+    /// Hands a file to the closer. Only the first of a batch wakes it.
+    pub(crate) fn close(&self, file: Arc<OpenFile>) {
+        let mut closing = self.closing.lock();
+        while closing.files.len() >= CLOSE_QUEUE && !closing.ended {
+            self.closing_changed.wait(&mut closing);
+        }
+        closing.files.push(file);
+        if closing.files.len() == 1 {
+            self.closing_changed.notify_all();
+        }
+    }
+
+    /// Waits until there is something to close; `false` when the session has ended.
+    pub(crate) fn wait_for_closes(&self) -> bool {
+        let mut closing = self.closing.lock();
+        while closing.files.is_empty() && !closing.ended {
+            self.closing_changed.wait(&mut closing);
+        }
+        !closing.ended
+    }
+
+    /// Takes what waits to be closed.
+    pub(crate) fn take_closes(&self) -> Vec<Arc<OpenFile>> {
+        let files = std::mem::take(&mut self.closing.lock().files);
+        self.closing_changed.notify_all();
+        files
+    }
+
+    /// The session has ended: nobody waits for closes any more.
+    pub(crate) fn end_closes(&self) {
+        self.closing.lock().ended = true;
+        self.closing_changed.notify_all();
+    }
+
+    /// The server has closed it.
+    pub(crate) fn forget(&self, file: &OpenFile) {
+        self.files.lock().remove(&file.number);
+    }
+}

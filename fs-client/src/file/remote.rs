@@ -1,0 +1,463 @@
+//! `Volume` over a session: each method is one request, but for reads, which go by `read`.
+
+use super::handles::{HandleState, HandleTable};
+use super::open_file::OpenFile;
+use super::read;
+use super::seen::SeenChanges;
+use super::volume::{Caller, FsError, Handle, OpenFile as OpenedFile, OpenHow, Volume};
+use crate::session::{LaneGuard, Session};
+use cuttlefs_common::attr::{Attr, SetAttr};
+use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, NAME_MAX};
+use cuttlefs_common::rpc::{
+    Allocate, DirEntry, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Opened, Payload, RenameMode, Reply,
+    Request, Rights, SeekFor, Space, SyncScope, XattrMode,
+};
+use cuttlefs_common::status::Status;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Bytes of directory entries asked for at once.
+const READDIR_BYTES: u32 = 48 * 1024;
+
+/// A mounted volume on a server.
+pub struct RemoteVolume {
+    session: Arc<Session>,
+    handles: HandleTable,
+    seen: SeenChanges,
+}
+
+fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
+    tracing::error!("the server's reply does not belong to the request");
+    Err(FsError::Server(Status::Malformed))
+}
+
+fn done(reply: Reply<'_>) -> Result<(), FsError> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => unexpected(other),
+    }
+}
+
+fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
+    match reply {
+        Reply::Attr(attr) => Ok(attr),
+        other => unexpected(other),
+    }
+}
+
+fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
+    match reply {
+        Reply::Bytes(bytes) => Ok(bytes.to_vec()),
+        other => unexpected(other),
+    }
+}
+
+fn opened(reply: Reply<'_>) -> Result<Opened, FsError> {
+    match reply {
+        Reply::Opened(opened) => Ok(opened),
+        other => unexpected(other),
+    }
+}
+
+/// Names the server would refuse as malformed are refused here, with the status POSIX wants.
+fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_MAX { Err(FsError::Server(Status::NameTooLong)) } else { Ok(()) }
+}
+
+impl RemoteVolume {
+    /// The volume of a connected session.
+    pub fn new(session: Arc<Session>) -> Self {
+        Self { session, handles: HandleTable::default(), seen: SeenChanges::default() }
+    }
+
+    /// The session underneath, for figures.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    fn opened(&self, opened: &Opened, rights: Rights, how: OpenHow) -> OpenedFile {
+        let keep_cache = self.seen.opened(opened.attr.ino, opened.attr.change);
+        let file = self.session.open_files().add(opened, rights);
+        OpenedFile { handle: self.handles.insert(file, how), keep_cache }
+    }
+
+    fn write_once(
+        &self,
+        caller: &Caller,
+        state: &HandleState,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<u32, FsError> {
+        let file = &state.file;
+        let (mut offset, mut append) = (offset, state.how.append);
+        loop {
+            let mut lane = self.session.borrow_lane();
+            let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
+            let session = lane.session_number();
+            drop(lane);
+            if self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change) {
+                return Ok(len);
+            }
+            // The server that answered was lost before the bytes were noted. Where they go is known by now.
+            (offset, append) = (at, false);
+        }
+    }
+
+    /// Sends a write; gives where the bytes went, how many, and the file's change counter.
+    fn send_write(
+        &self,
+        lane: &mut LaneGuard<'_>,
+        caller: &Caller,
+        file: &OpenFile,
+        offset: u64,
+        append: bool,
+        bytes: &[u8],
+    ) -> Result<(u64, u32, u64), FsError> {
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Written { offset, len, change, .. } => {
+                self.seen.changed_by_us(file.ino(), change);
+                Ok((offset, len.min(bytes.len() as u32), change))
+            }
+            other => unexpected(other),
+        };
+        if bytes.len() <= MAX_INLINE_BYTES {
+            let build = |_: &_| Request::Write {
+                filekey: file.filekey(),
+                offset,
+                append,
+                payload: Payload::Inline(bytes),
+            };
+            return lane.call(caller, build, |reply, _| take(reply));
+        }
+        let build = |buffer: &crate::session::DataBuffer| {
+            // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
+            buffer.write(bytes);
+            Request::Write {
+                filekey: file.filekey(),
+                offset,
+                append,
+                payload: Payload::Pull(buffer.remote(bytes.len() as u32)),
+            }
+        };
+        lane.call(caller, build, |reply, _| take(reply))
+    }
+
+    fn sync(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
+        let unsynced = self.session.unsynced();
+        let mark = unsynced.mark();
+        self.session.call(caller, || Request::Sync(scope), done)?;
+        unsynced.synced(Some(ino), mark);
+        if unsynced.take_failed(ino) { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+    }
+
+    /// The answer to a change of names; if it was `already` and the request went to a server that was lost, then
+    /// that one may have done it, and `found` looks whether what was wanted is the case.
+    ///
+    /// The sessions of a killed server are not kept yet, so this is a guess where another client wants the same.
+    fn once<T>(
+        (result, repeated): (Result<T, FsError>, bool),
+        already: Status,
+        found: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        match result {
+            Err(FsError::Server(status)) if repeated && status == already => {
+                found().map_err(|_| FsError::Server(status))
+            }
+            result => result,
+        }
+    }
+}
+
+fn rights(how: &OpenHow) -> Rights {
+    Rights { read: how.read, write: how.write }
+}
+
+impl Volume for RemoteVolume {
+    fn root(&self) -> InodeNo {
+        self.session.root()
+    }
+
+    fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
+        check_name(name)?;
+        self.session.call(caller, || Request::Lookup { parent, name }, attr)
+    }
+
+    fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
+        self.session.call(caller, || Request::GetAttr { ino }, attr)
+    }
+
+    fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
+        if set.size.is_some_and(|size| size > MAX_FILE_SIZE) {
+            return Err(FsError::Server(Status::TooLarge));
+        }
+        let attr = self.session.call(caller, || Request::SetAttr { ino, set }, attr)?;
+        self.seen.changed_by_us(ino, attr.change);
+        if let Some(size) = set.size {
+            self.session.unsynced().cut(ino, size, u64::MAX);
+        }
+        Ok(attr)
+    }
+
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        node: NewNode<'_>,
+        mode: u16,
+    ) -> Result<Attr, FsError> {
+        check_name(name)?;
+        let build = || Request::Make { parent, name, node, mode };
+        self.session.call(caller, build, attr)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        mode: u16,
+        exclusive: bool,
+        how: OpenHow,
+    ) -> Result<(Attr, OpenedFile), FsError> {
+        check_name(name)?;
+        let rights = rights(&how);
+        // `Exists` stays `Exists`, also when it may be our own doing before the server was lost: a lock file must never
+        // be held twice. Without O_EXCL the FUSE edge opens what is there.
+        let build = || Request::Create { parent, name, mode, exclusive, rights };
+        let opened = self.session.call(caller, build, opened)?;
+        Ok((opened.attr, self.opened(&opened, rights, how)))
+    }
+
+    fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
+        check_name(name)?;
+        let build = || Request::Link { ino, parent, name };
+        Self::once(self.session.call_noting_repeats(caller, build, attr), Status::Exists, || {
+            let found = self.lookup(caller, parent, name)?;
+            if found.ino == ino { Ok(found) } else { Err(FsError::Server(Status::Exists)) }
+        })
+    }
+
+    fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
+        check_name(name)?;
+        let build = || Request::Unlink { parent, name };
+        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || Ok(()))
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
+        check_name(name)?;
+        let build = || Request::Rmdir { parent, name };
+        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || Ok(()))
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        new_parent: InodeNo,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        check_name(name)?;
+        check_name(new_name)?;
+        let build = || Request::Rename { parent, name, new_parent, new_name, mode };
+        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || {
+            self.lookup(caller, new_parent, new_name).map(|_| ())
+        })
+    }
+
+    fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
+        self.session.call(caller, || Request::ReadLink { ino }, bytes)
+    }
+
+    fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
+        let rights = rights(&how);
+        let build = || Request::Open { ino, rights, truncate: how.truncate };
+        let opened = self.session.call(caller, build, opened)?;
+        if how.truncate {
+            self.session.unsynced().cut(ino, 0, u64::MAX);
+        }
+        Ok(self.opened(&opened, rights, how))
+    }
+
+    fn read(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        len: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), FsError> {
+        thread_local! {
+            static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        let state = self.handles.get(handle)?;
+        let room = MAX_FILE_SIZE.saturating_sub(offset);
+        let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
+        BUFFER.with_borrow_mut(|buffer| {
+            if buffer.len() < len {
+                buffer.resize(len, 0);
+            }
+            let got = read::read(&self.session, caller, &state.file, offset, &mut buffer[..len])?;
+            take(&buffer[..got]);
+            Ok(())
+        })
+    }
+
+    fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
+        let state = self.handles.get(handle)?;
+        let mut written = 0;
+        for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
+            match self.write_once(caller, &state, offset + u64::from(written), chunk) {
+                Ok(len) => written += len,
+                // What is written is written: POSIX wants the short count, the next write gets the error.
+                Err(_) if written > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if state.how.sync {
+            let ino = state.file.ino();
+            self.sync(caller, ino, SyncScope::InodeContents(ino))?;
+        }
+        Ok(written)
+    }
+
+    fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError> {
+        let ino = self.handles.get(handle)?.file.ino();
+        let scope = if contents_only { SyncScope::InodeContents(ino) } else { SyncScope::Inode(ino) };
+        self.sync(caller, ino, scope)
+    }
+
+    fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
+        self.sync(caller, ino, SyncScope::Inode(ino))
+    }
+
+    fn release(&self, handle: Handle) {
+        if let Some(state) = self.handles.remove(handle) {
+            self.session.close(state.file.clone());
+        }
+    }
+
+    fn read_dir(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        cookie: u64,
+        plus: bool,
+        take: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), FsError> {
+        let mut cookie = cookie;
+        loop {
+            let build = || Request::ReadDir { ino, cookie, max_bytes: READDIR_BYTES, plus };
+            let next = self.session.call(caller, build, |reply| {
+                let Reply::Entries { entries, end } = reply else {
+                    return unexpected(reply);
+                };
+                for entry in &entries {
+                    if !take(entry) {
+                        return Ok(None);
+                    }
+                }
+                Ok(entries.last().map(|last| last.cookie).filter(|_| !end))
+            })?;
+            match next {
+                Some(last) => cookie = last,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn stat_fs(&self, caller: &Caller) -> Result<Space, FsError> {
+        self.session.call(
+            caller,
+            || Request::StatFs,
+            |reply| match reply {
+                Reply::Space(space) => Ok(space),
+                other => unexpected(other),
+            },
+        )
+    }
+
+    fn get_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        self.session.call(caller, || Request::GetXattr { ino, name }, bytes)
+    }
+
+    fn list_xattr(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
+        self.session.call(caller, || Request::ListXattr { ino }, bytes)
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), FsError> {
+        self.session.call(caller, || Request::SetXattr { ino, name, value, mode }, done)
+    }
+
+    fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError> {
+        self.session.call(caller, || Request::RemoveXattr { ino, name }, done)
+    }
+
+    fn allocate(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    ) -> Result<(), FsError> {
+        let state = self.handles.get(handle)?;
+        let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
+        self.session.call(caller, build, done)?;
+        if !matches!(how, Allocate::Reserve { .. }) {
+            self.session.unsynced().cut(state.file.ino(), offset, offset.saturating_add(len));
+        }
+        Ok(())
+    }
+
+    fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
+        let state = self.handles.get(handle)?;
+        let build = || Request::Seek { filekey: state.file.filekey(), offset, seek };
+        self.session.call(caller, build, |reply| match reply {
+            Reply::Offset(offset) => Ok(offset),
+            other => unexpected(other),
+        })
+    }
+
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        from: Handle,
+        from_offset: u64,
+        to: Handle,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, FsError> {
+        let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
+        let build = || Request::CopyRange {
+            from: from.file.filekey(),
+            from_offset,
+            to: to.file.filekey(),
+            to_offset,
+            len,
+        };
+        self.session
+            .call(caller, build, |reply| match reply {
+                Reply::Copied(len) => Ok(len),
+                other => unexpected(other),
+            })
+            .inspect(|_| self.session.unsynced().note_elsewhere(to.file.ino()))
+    }
+
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        self.session.counters.figures().to_vec()
+    }
+
+    fn shut_down(&self) {
+        self.session.shut_down();
+    }
+}

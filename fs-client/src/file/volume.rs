@@ -1,0 +1,185 @@
+//! What the FUSE edge knows of the file system: POSIX semantics without FUSE types and without errno.
+//!
+//! Every method blocks its caller until the answer is there; while the server is away it waits and resumes
+//! (DESIGN section 8). Methods may be called from many threads at once.
+
+use cuttlefs_common::attr::{Attr, SetAttr};
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
+use cuttlefs_common::status::Status;
+
+/// Who asks, and the id that joins the logs.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// User of the calling process.
+    pub uid: u32,
+    /// Group of the calling process.
+    pub gid: u32,
+    /// Id of the FUSE request.
+    pub trace: TraceId,
+}
+
+/// Names an open file or directory of this mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Handle(pub u64);
+
+/// Why an operation failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FsError {
+    /// The server said so.
+    #[error(transparent)]
+    Server(#[from] Status),
+    /// The handle is not open.
+    #[error("bad handle")]
+    BadHandle,
+    /// The mount is ending, or the session was ended for good.
+    #[error("the mount is shutting down")]
+    ShutDown,
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenHow {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// Every write goes to the end (`O_APPEND`).
+    pub append: bool,
+    /// Cut to length 0 (`O_TRUNC`).
+    pub truncate: bool,
+    /// Every write is durable when it returns (`O_SYNC`, `O_DSYNC`).
+    pub sync: bool,
+}
+
+/// An opened file.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenFile {
+    /// Its handle.
+    pub handle: Handle,
+    /// Pages the kernel holds from an earlier open are still good.
+    pub keep_cache: bool,
+}
+
+/// A mounted cuttlefs volume.
+pub trait Volume: Send + Sync + 'static {
+    /// The inode this mount shows as its root. The FUSE edge maps FUSE's inode 1 to it and back.
+    fn root(&self) -> InodeNo;
+    /// Finds a name.
+    fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
+    /// Reads attributes.
+    fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError>;
+    /// Changes attributes.
+    fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError>;
+    /// Makes a name and its inode.
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        node: NewNode<'_>,
+        mode: u16,
+    ) -> Result<Attr, FsError>;
+    /// Makes a regular file, or opens it if it exists and `exclusive` is not set.
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        mode: u16,
+        exclusive: bool,
+        how: OpenHow,
+    ) -> Result<(Attr, OpenFile), FsError>;
+    /// Makes another name for an inode.
+    fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
+    /// Removes a name of something that is no directory.
+    fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
+    /// Removes an empty directory.
+    fn rmdir(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
+    /// Moves a name.
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        name: &[u8],
+        new_parent: InodeNo,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), FsError>;
+    /// Reads a symlink.
+    fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError>;
+    /// Opens a file.
+    fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError>;
+    /// Reads up to `len` bytes and hands them to `take` once; fewer only at the end of the file. The slice lives
+    /// in a buffer of the calling thread.
+    fn read(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        len: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), FsError>;
+    /// Writes all of `bytes`.
+    fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError>;
+    /// Makes a file durable; without attributes that reading does not need if `contents_only`.
+    fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
+    /// Makes a directory's entries durable.
+    fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError>;
+    /// Closes a file. Never fails and does not wait for the server.
+    fn release(&self, handle: Handle);
+    /// Lists a directory from `cookie` on, handing entries to `take` until it returns `false` (the entry was
+    /// not taken) or there are no more. Without `.` and `..`.
+    fn read_dir(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        cookie: u64,
+        plus: bool,
+        take: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), FsError>;
+    /// Space figures.
+    fn stat_fs(&self, caller: &Caller) -> Result<Space, FsError>;
+    /// Reads one extended attribute.
+    fn get_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError>;
+    /// Names of extended attributes, each ended by NUL.
+    fn list_xattr(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError>;
+    /// Sets one extended attribute.
+    fn set_xattr(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), FsError>;
+    /// Removes one extended attribute.
+    fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError>;
+    /// Reserves, punches or zeroes.
+    fn allocate(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    ) -> Result<(), FsError>;
+    /// Finds data or a hole.
+    fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError>;
+    /// Copies within the server; may copy fewer bytes.
+    fn copy_range(
+        &self,
+        caller: &Caller,
+        from: Handle,
+        from_offset: u64,
+        to: Handle,
+        to_offset: u64,
+        len: u64,
+    ) -> Result<u64, FsError>;
+    /// What this mount has done so far, by name, for `cuttlefs status`.
+    fn figures(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+    /// The mount ends: write back, close everything, end the session.
+    fn shut_down(&self);
+}

@@ -1,0 +1,286 @@
+//! Attributes, times, kinds and flags, from and to FUSE's.
+
+use crate::file::volume::OpenHow;
+use cuttlefs_common::attr::{Attr, FileKind, SetTime, Timestamp};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{Allocate, NewNode, RenameMode, SeekFor, XattrMode};
+use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// `st_blksize`: what stdio and `cp` take for their buffers. A page would make each buffer of a `FILE` a FUSE
+/// request; 64 KiB makes it one in sixteen and still fits a reader that seeks about.
+const PREFERRED_IO_BYTES: u32 = 64 * 1024;
+/// The unit of `st_blocks` (stat(2)).
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// FUSE's number for an inode: the mount's root is 1 whatever it is on the server.
+///
+/// Inode 1 of the server never shows under another root: it is the parent of all others, not below any.
+pub(super) fn to_fuse_ino(root: InodeNo, ino: InodeNo) -> INodeNo {
+    if ino == root { INodeNo::ROOT } else { INodeNo(ino.0) }
+}
+
+/// The server's number for a FUSE inode.
+pub(super) fn from_fuse_ino(root: InodeNo, ino: INodeNo) -> InodeNo {
+    if ino == INodeNo::ROOT { root } else { InodeNo(ino.0) }
+}
+
+pub(super) fn to_file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::File => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+    }
+}
+
+pub(super) fn to_file_attr(root: InodeNo, attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: to_fuse_ino(root, attr.ino),
+        size: attr.size,
+        blocks: attr.allocated_bytes.div_ceil(STAT_BLOCK_BYTES),
+        atime: to_system_time(attr.atime),
+        mtime: to_system_time(attr.mtime),
+        ctime: to_system_time(attr.ctime),
+        crtime: to_system_time(attr.btime),
+        kind: to_file_type(attr.kind),
+        perm: attr.mode & 0o7777,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: PREFERRED_IO_BYTES,
+        flags: 0,
+    }
+}
+
+/// Attributes of nothing: with inode number 0 an entry reply says "no such name", and for how long.
+pub(super) fn no_attr() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+/// Times that `SystemTime` cannot hold become the epoch: they come from a server, and must not end the mount.
+pub(super) fn to_system_time(time: Timestamp) -> SystemTime {
+    let whole = Duration::from_secs(time.secs.unsigned_abs());
+    let nanos = Duration::from_nanos(u64::from(time.nanos));
+    let seconds = if time.secs >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
+    seconds.and_then(|t| t.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+/// What a kernel's (seconds, nanoseconds) was before fuser made a `SystemTime` of it.
+///
+/// fuser 0.18 takes the nanoseconds of a time before 1970 away where they should be added: (-2, 800 ms), which is
+/// 1.2 s before the epoch, arrives as 2.8 s before it. No bit is lost, so it can be undone. A regression test in
+/// `tests/mount_memory.rs` watches for the day fuser does it right.
+pub(super) fn from_fuser_time(time: SystemTime) -> Timestamp {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => Timestamp {
+            secs: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+            nanos: since.subsec_nanos(),
+        },
+        Err(before) => {
+            let before = before.duration();
+            Timestamp {
+                secs: i64::try_from(before.as_secs()).map_or(i64::MIN, |secs| -secs),
+                nanos: before.subsec_nanos(),
+            }
+        }
+    }
+}
+
+pub(super) fn to_set_time(time: TimeOrNow) -> SetTime {
+    match time {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(time) => SetTime::At(from_fuser_time(time)),
+    }
+}
+
+/// Permission bits out of a `mode_t`.
+pub(super) fn permission_bits(mode: u32) -> u16 {
+    (mode & 0o7777) as u16
+}
+
+/// What `mknod` is to make; `None` for a type that it cannot.
+pub(super) fn node_of_mode(mode: u32, rdev: u32) -> Option<NewNode<'static>> {
+    Some(match mode & libc::S_IFMT {
+        // mknod(2): "zero file type is equivalent to type S_IFREG".
+        libc::S_IFREG | 0 => NewNode::File,
+        libc::S_IFBLK => NewNode::Special { kind: FileKind::BlockDevice, rdev },
+        libc::S_IFCHR => NewNode::Special { kind: FileKind::CharDevice, rdev },
+        libc::S_IFIFO => NewNode::Special { kind: FileKind::Fifo, rdev: 0 },
+        libc::S_IFSOCK => NewNode::Special { kind: FileKind::Socket, rdev: 0 },
+        _ => return None,
+    })
+}
+
+/// How an `open(2)` with these flags opens.
+pub(super) fn open_how(flags: i32) -> OpenHow {
+    let access = flags & libc::O_ACCMODE;
+    OpenHow {
+        // Access mode 3 asks for neither on Linux (ioctl only); giving a read is harmless and simple.
+        read: access != libc::O_WRONLY,
+        write: access == libc::O_WRONLY || access == libc::O_RDWR,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+        // O_SYNC contains O_DSYNC's bit.
+        sync: flags & libc::O_DSYNC != 0,
+    }
+}
+
+/// `renameat2`'s flags; `None` for those we do not do (`RENAME_WHITEOUT`) and for combinations.
+pub(super) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    match flags.bits() {
+        0 => Some(RenameMode::Replace),
+        libc::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+        libc::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        _ => None,
+    }
+}
+
+/// `fallocate`'s mode; `None` for those we do not do.
+pub(super) fn allocate_mode(mode: i32) -> Option<Allocate> {
+    const KEEP_SIZE: i32 = libc::FALLOC_FL_KEEP_SIZE;
+    const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE;
+    const ZERO_RANGE_KEEP_SIZE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    match mode {
+        0 => Some(Allocate::Reserve { keep_size: false }),
+        KEEP_SIZE => Some(Allocate::Reserve { keep_size: true }),
+        PUNCH_HOLE => Some(Allocate::PunchHole),
+        ZERO_RANGE => Some(Allocate::ZeroRange { keep_size: false }),
+        ZERO_RANGE_KEEP_SIZE => Some(Allocate::ZeroRange { keep_size: true }),
+        _ => None,
+    }
+}
+
+/// `lseek`'s whence; the kernel does all others itself.
+pub(super) fn seek_for(whence: i32) -> Option<SeekFor> {
+    match whence {
+        libc::SEEK_DATA => Some(SeekFor::Data),
+        libc::SEEK_HOLE => Some(SeekFor::Hole),
+        _ => None,
+    }
+}
+
+/// `setxattr`'s flags; `None` for unknown ones.
+pub(super) fn xattr_mode(flags: i32) -> Option<XattrMode> {
+    match flags {
+        0 => Some(XattrMode::Any),
+        libc::XATTR_CREATE => Some(XattrMode::Create),
+        libc::XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_one_and_back() {
+        let root = InodeNo(77);
+        assert_eq!(to_fuse_ino(root, root), INodeNo::ROOT);
+        assert_eq!(from_fuse_ino(root, INodeNo::ROOT), root);
+        assert_eq!(from_fuse_ino(root, to_fuse_ino(root, InodeNo(5))), InodeNo(5));
+        assert_eq!(from_fuse_ino(InodeNo::ROOT, INodeNo::ROOT), InodeNo::ROOT);
+    }
+
+    #[test]
+    fn times_before_1970_and_far_away() {
+        let time = Timestamp { secs: -2, nanos: 800_000_000 };
+        assert_eq!(to_system_time(time), UNIX_EPOCH - Duration::from_millis(1200));
+        let late = Timestamp { secs: 4_102_444_800, nanos: 999_999_999 };
+        assert_eq!(
+            to_system_time(late).duration_since(UNIX_EPOCH).expect("after 1970"),
+            Duration::new(4_102_444_800, 999_999_999)
+        );
+        // Nothing panics, whatever a server sends.
+        for secs in [i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX] {
+            for nanos in [0, 1, 999_999_999, u32::MAX] {
+                let _ = to_system_time(Timestamp { secs, nanos });
+            }
+        }
+    }
+
+    #[test]
+    fn what_fuser_makes_of_a_kernel_time_is_undone() {
+        // fuser: UNIX_EPOCH - Duration::new(-secs, nanos) for negative seconds.
+        for (secs, nanos) in [(-1i64, 0u32), (-1, 1), (-2, 800_000_000), (-4_000_000_000, 999_999_999)] {
+            let given = UNIX_EPOCH - Duration::new(secs.unsigned_abs(), nanos);
+            assert_eq!(from_fuser_time(given), Timestamp { secs, nanos });
+        }
+        for (secs, nanos) in [(0i64, 0u32), (0, 1), (1_700_000_000, 123_456_789)] {
+            let given = UNIX_EPOCH + Duration::new(secs.unsigned_abs(), nanos);
+            assert_eq!(from_fuser_time(given), Timestamp { secs, nanos });
+        }
+    }
+
+    #[test]
+    fn open_flags() {
+        let how = open_how(libc::O_RDWR | libc::O_APPEND | libc::O_SYNC);
+        assert!(how.read && how.write && how.append && how.sync && !how.truncate);
+        let how = open_how(libc::O_WRONLY | libc::O_TRUNC | libc::O_DSYNC);
+        assert!(!how.read && how.write && how.truncate && how.sync);
+        let how = open_how(libc::O_RDONLY);
+        assert!(how.read && !how.write && !how.sync);
+    }
+
+    #[test]
+    fn modes_that_are_not_done_are_none() {
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), None);
+        assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
+        assert_eq!(rename_mode(RenameFlags::from_bits_retain(1 << 20)), None);
+        assert_eq!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace));
+        // PUNCH_HOLE without KEEP_SIZE is invalid; COLLAPSE_RANGE, INSERT_RANGE and UNSHARE_RANGE are not done.
+        for mode in [libc::FALLOC_FL_PUNCH_HOLE, 0x08, 0x20, 0x40, 0x10 | 0x02, -1] {
+            assert_eq!(allocate_mode(mode), None, "{mode:#x}");
+        }
+        assert_eq!(allocate_mode(0x03), Some(Allocate::PunchHole));
+        assert_eq!(allocate_mode(0x11), Some(Allocate::ZeroRange { keep_size: true }));
+        assert_eq!(node_of_mode(libc::S_IFDIR, 0), None);
+        assert_eq!(node_of_mode(libc::S_IFREG | 0o644, 9), Some(NewNode::File));
+        assert_eq!(seek_for(libc::SEEK_SET), None);
+        assert_eq!(xattr_mode(3), None);
+    }
+
+    #[test]
+    fn blocks_are_of_512_bytes() {
+        let attr = Attr {
+            ino: InodeNo(9),
+            kind: FileKind::File,
+            mode: 0o4755,
+            nlink: 1,
+            uid: 1,
+            gid: 2,
+            rdev: 0,
+            size: 5000,
+            allocated_bytes: 8192,
+            atime: Timestamp::default(),
+            mtime: Timestamp::default(),
+            ctime: Timestamp::default(),
+            btime: Timestamp::default(),
+            change: 0,
+        };
+        let seen = to_file_attr(InodeNo::ROOT, &attr);
+        assert_eq!((seen.blocks, seen.perm, seen.size), (16, 0o4755, 5000));
+    }
+}

@@ -1,0 +1,575 @@
+//! `fuser::Filesystem` over a [`Volume`]: one method a request, each a span, a call and a reply.
+//!
+//! # What is decided here, and why
+//! * **`create` never opens what exists.** The kernel sends CREATE only for a name it takes for missing, and then
+//!   checks no permissions on the file. If another client has made the name meanwhile, opening it would get past
+//!   them. So the volume is asked for an exclusive create; a name that turns out to exist is `ESTALE` to a caller
+//!   without `O_EXCL`, upon which the kernel looks the name up afresh and opens it the ordinary way.
+//! * **No `FUSE_ATOMIC_O_TRUNC`.** With it the kernel truncates without telling us to drop the set-id bits. So
+//!   `O_TRUNC` comes as a setattr that says both.
+//! * **`O_DIRECT` opens are `FOPEN_DIRECT_IO`**, with parallel writes, if the kernel can still map such files
+//!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
+//!   with mappings and with cached opens on the same mount. On older kernels they are ordinary opens, for which
+//!   the kernel does direct IO itself.
+//! * **`flush` is `ENOSYS`**: nothing is buffered here. The kernel stops asking, and still writes dirty mapped pages
+//!   back at close, which `FOPEN_NOFLUSH` would forgo.
+//! * **A reply's lifetime for a created file is one for name and attributes** (fuser has one): the shorter.
+//!
+//! # Failure
+//! A method that cannot do what is asked replies with an errno of the table; it never panics on what the kernel
+//! or the volume says. fuser replies EIO for a reply that was dropped.
+
+use super::reply::{GENERATION, refused, reply_done, reply_sized};
+use super::settings::FuseSettings;
+use super::xattr_names::{self, NoCapabilities};
+use super::{convert, directory, session};
+use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
+use cuttlefs_common::rpc::NewNode;
+use cuttlefs_common::status::Status;
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Directories carry no state here: a listing goes on from its cookie alone.
+const DIRECTORY_HANDLE: FileHandle = FileHandle(0);
+/// Largest count a copy's reply can carry, kept page aligned so that the next part starts aligned too.
+const MAX_COPY_BYTES: u64 = (u32::MAX as u64) & !(PAGE_SIZE as u64 - 1);
+
+/// One span a request; costs one load when debug logging is off.
+macro_rules! request {
+    ($op:literal, $req:expr $(, $($fields:tt)+)?) => {
+        tracing::debug_span!($op, req = $req.unique().0, pid = $req.pid() $(, $($fields)+)?).entered()
+    };
+}
+
+/// A volume as a FUSE file system.
+pub struct CuttleFuse<V: Volume + ?Sized> {
+    pub(super) volume: Arc<V>,
+    pub(super) root: InodeNo,
+    pub(super) settings: FuseSettings,
+    no_capabilities: NoCapabilities,
+    /// The kernel can map files that are open past the page cache. Set once, by `init`.
+    direct_io_maps: bool,
+}
+
+impl<V: Volume + ?Sized> CuttleFuse<V> {
+    /// The volume as a FUSE file system.
+    pub fn new(volume: Arc<V>, settings: FuseSettings) -> Self {
+        Self {
+            root: volume.root(),
+            volume,
+            no_capabilities: NoCapabilities::new(settings.attr_cache),
+            settings,
+            direct_io_maps: false,
+        }
+    }
+
+    fn ino(&self, ino: INodeNo) -> InodeNo {
+        convert::from_fuse_ino(self.root, ino)
+    }
+
+    fn make(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        node: NewNode<'_>,
+        mode: u16,
+        reply: ReplyEntry,
+    ) {
+        let made = self.volume.make(&caller(req), self.ino(parent), name.as_bytes(), node, mode);
+        self.reply_entry(made, reply);
+    }
+
+    fn open_flags(&self, flags: i32, keep_cache: bool) -> FopenFlags {
+        if self.direct_io_maps && (self.settings.uncached || flags & libc::O_DIRECT != 0) {
+            return FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        }
+        if keep_cache && !self.settings.uncached { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+    }
+}
+
+fn caller(req: &Request) -> Caller {
+    Caller { uid: req.uid(), gid: req.gid(), trace: TraceId(req.unique().0) }
+}
+
+fn handle(fh: FileHandle) -> Handle {
+    Handle(fh.0)
+}
+
+impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        session::kernel_settings(config, &self.settings);
+        self.direct_io_maps = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        if self.settings.uncached && !self.direct_io_maps {
+            tracing::warn!(
+                "this kernel cannot map uncached files: cache=none keeps pages between open and close"
+            );
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _span = request!("lookup", req, parent = parent.0, name = ?name);
+        match self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes()) {
+            Err(FsError::Server(Status::NotFound)) if !self.settings.negative_cache.is_zero() => {
+                // An entry with inode number 0 is ENOENT with a lifetime.
+                let missing = convert::no_attr();
+                reply.entry_with_ttls(&Duration::ZERO, &self.settings.negative_cache, &missing, GENERATION);
+            }
+            found => self.reply_entry(found, reply),
+        }
+    }
+
+    fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        let _span = request!("getattr", req, ino = ino.0, fh = ?fh);
+        self.reply_attr(self.volume.get_attr(&caller(req), self.ino(ino)), reply);
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let _span = request!("setattr", req, ino = ino.0, fh = ?fh, size = ?size, mode = ?mode);
+        let set = SetAttr {
+            mode: mode.map(convert::permission_bits),
+            uid,
+            gid,
+            size,
+            atime: atime.map(convert::to_set_time),
+            mtime: mtime.map(convert::to_set_time),
+            ctime: ctime.map(convert::from_fuser_time),
+        };
+        self.reply_attr(self.volume.set_attr(&caller(req), self.ino(ino), set), reply);
+    }
+
+    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
+        let _span = request!("readlink", req, ino = ino.0);
+        match self.volume.read_link(&caller(req), self.ino(ino)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let _span = request!("mknod", req, parent = parent.0, name = ?name, mode = mode);
+        match convert::node_of_mode(mode, rdev) {
+            Some(node) => self.make(req, parent, name, node, convert::permission_bits(mode), reply),
+            None => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        let _span = request!("mkdir", req, parent = parent.0, name = ?name, mode = mode);
+        self.make(req, parent, name, NewNode::Directory, convert::permission_bits(mode), reply);
+    }
+
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = request!("unlink", req, parent = parent.0, name = ?name);
+        reply_done(self.volume.unlink(&caller(req), self.ino(parent), name.as_bytes()), reply);
+    }
+
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = request!("rmdir", req, parent = parent.0, name = ?name);
+        reply_done(self.volume.rmdir(&caller(req), self.ino(parent), name.as_bytes()), reply);
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _span = request!("symlink", req, parent = parent.0, name = ?link_name);
+        let node = NewNode::Symlink(target.as_os_str().as_bytes());
+        self.make(req, parent, link_name, node, 0o777, reply);
+    }
+
+    fn rename(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _span = request!("rename", req, parent = parent.0, name = ?name, new_parent = newparent.0, new_name = ?newname);
+        let Some(mode) = convert::rename_mode(flags) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let (from, to) = (self.ino(parent), self.ino(newparent));
+        let renamed = self.volume.rename(&caller(req), from, name.as_bytes(), to, newname.as_bytes(), mode);
+        reply_done(renamed, reply);
+    }
+
+    fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let _span = request!("link", req, ino = ino.0, parent = newparent.0, name = ?newname);
+        let linked = self.volume.link(&caller(req), self.ino(ino), self.ino(newparent), newname.as_bytes());
+        self.reply_entry(linked, reply);
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _span = request!("open", req, ino = ino.0, flags = flags.0);
+        match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
+            Ok(OpenFile { handle, keep_cache }) => {
+                reply.opened(FileHandle(handle.0), self.open_flags(flags.0, keep_cache));
+            }
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
+        let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
+        match self.volume.create(&caller(req), self.ino(parent), name.as_bytes(), mode, true, how) {
+            Ok((attr, opened)) => reply.created(
+                &self.settings.attr_cache.min(self.settings.entry_cache),
+                &convert::to_file_attr(self.root, &attr),
+                GENERATION,
+                FileHandle(opened.handle.0),
+                self.open_flags(flags, opened.keep_cache),
+            ),
+            // See the module's header: the kernel retries by lookup and open.
+            Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn read(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _span = request!("read", req, ino = ino.0, fh = fh.0, offset = offset, size = size);
+        let mut reply = Some(reply);
+        let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
+            if let Some(reply) = reply.take() {
+                reply.data(bytes);
+            }
+        });
+        match (result, reply) {
+            (Err(error), Some(reply)) => reply.error(refused(&error)),
+            // A volume that has nothing to hand over is at the end of the file.
+            (Ok(()), Some(reply)) => reply.data(&[]),
+            (_, None) => {}
+        }
+    }
+
+    fn write(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let _span = request!("write", req, ino = ino.0, fh = fh.0, offset = offset, size = data.len());
+        match self.volume.write(&caller(req), handle(fh), offset, data) {
+            Ok(written) => reply.written(written),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        let _span = request!("flush", req, ino = ino.0, fh = fh.0);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _span = request!("release", req, ino = ino.0, fh = fh.0);
+        self.volume.release(handle(fh));
+        reply.ok();
+    }
+
+    fn fsync(&self, req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let _span = request!("fsync", req, ino = ino.0, fh = fh.0, datasync = datasync);
+        reply_done(self.volume.fsync(&caller(req), handle(fh), datasync), reply);
+    }
+
+    fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _span = request!("opendir", req, ino = ino.0);
+        // No FOPEN_CACHE_DIR: nothing tells us when another client changes the directory.
+        reply.opened(DIRECTORY_HANDLE, FopenFlags::empty());
+    }
+
+    fn readdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _span = request!("readdir", req, ino = ino.0, offset = offset);
+        let listed =
+            directory::list(&*self.volume, &caller(req), self.ino(ino), offset, false, &mut |entry| {
+                let number = convert::to_fuse_ino(self.root, entry.ino);
+                !reply.add(
+                    number,
+                    entry.cookie,
+                    convert::to_file_type(entry.kind),
+                    OsStr::from_bytes(entry.name),
+                )
+            });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let _span = request!("readdirplus", req, ino = ino.0, offset = offset);
+        let ttl = self.settings.attr_cache.min(self.settings.entry_cache);
+        let listed = directory::list(
+            &*self.volume,
+            &caller(req),
+            self.ino(ino),
+            offset,
+            true,
+            &mut |entry| match self.listed_attr(&caller(req), entry) {
+                Some(attr) => {
+                    let name = OsStr::from_bytes(entry.name);
+                    !reply.add(attr.ino, entry.cookie, name, &ttl, &attr, GENERATION)
+                }
+                // Removed while it was listed.
+                None => true,
+            },
+        );
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn fsyncdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let _span = request!("fsyncdir", req, ino = ino.0);
+        reply_done(self.volume.fsync_dir(&caller(req), self.ino(ino)), reply);
+    }
+
+    fn statfs(&self, req: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let _span = request!("statfs", req, ino = ino.0);
+        match self.volume.stat_fs(&caller(req)) {
+            Ok(space) => reply.statfs(
+                space.pool_pages,
+                space.free_pages,
+                space.free_pages,
+                // Inodes take no space set aside for them: as many more can be made as pages are free.
+                space.inodes.saturating_add(space.free_pages),
+                space.free_pages,
+                PAGE_SIZE as u32,
+                NAME_MAX as u32,
+                PAGE_SIZE as u32,
+            ),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let _span = request!("setxattr", req, ino = ino.0, name = ?name, size = value.len());
+        let (ino, name) = (self.ino(ino), name.as_bytes());
+        if !xattr_names::is_supported(name) {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let Some(mode) = convert::xattr_mode(flags) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let set = self.volume.set_xattr(&caller(req), ino, name, value, mode);
+        // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
+        self.no_capabilities.remove(ino);
+        reply_done(set, reply);
+    }
+
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _span = request!("getxattr", req, ino = ino.0, name = ?name, size = size);
+        let (ino, name) = (self.ino(ino), name.as_bytes());
+        if !xattr_names::is_supported(name) {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let asks_for_capability = name == xattr_names::CAPABILITY;
+        if asks_for_capability && self.no_capabilities.contains(ino) {
+            return reply.error(Errno::NO_XATTR);
+        }
+        let value = self.volume.get_xattr(&caller(req), ino, name);
+        if asks_for_capability && value == Err(FsError::Server(Status::NoAttribute)) {
+            self.no_capabilities.insert(ino);
+        }
+        reply_sized(value, size, reply);
+    }
+
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let _span = request!("listxattr", req, ino = ino.0, size = size);
+        reply_sized(self.volume.list_xattr(&caller(req), self.ino(ino)), size, reply);
+    }
+
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _span = request!("removexattr", req, ino = ino.0, name = ?name);
+        if !xattr_names::is_supported(name.as_bytes()) {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        reply_done(self.volume.remove_xattr(&caller(req), self.ino(ino), name.as_bytes()), reply);
+    }
+
+    fn ioctl(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let _span = request!("ioctl", req, ino = ino.0, fh = fh.0, cmd = cmd);
+        // fuser's default, ENOSYS, is no errno an application expects of ioctl(2).
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let _span =
+            request!("fallocate", req, ino = ino.0, fh = fh.0, offset = offset, size = length, mode = mode);
+        match convert::allocate_mode(mode) {
+            Some(how) => {
+                reply_done(self.volume.allocate(&caller(req), handle(fh), offset, length, how), reply)
+            }
+            None => reply.error(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn lseek(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let _span = request!("lseek", req, ino = ino.0, fh = fh.0, offset = offset, whence = whence);
+        let Some(seek) = convert::seek_for(whence) else {
+            return reply.error(Errno::EINVAL);
+        };
+        // lseek(2): ENXIO for an offset that SEEK_DATA and SEEK_HOLE cannot start from.
+        let Ok(from) = u64::try_from(offset) else {
+            return reply.error(Errno::ENXIO);
+        };
+        match self.volume.seek(&caller(req), handle(fh), from, seek).map(i64::try_from) {
+            Ok(Ok(found)) => reply.offset(found),
+            Ok(Err(_)) => reply.error(Errno::EOVERFLOW),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        req: &Request,
+        ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let _span = request!(
+            "copy_file_range",
+            req,
+            ino = ino_in.0,
+            fh = fh_in.0,
+            offset = offset_in,
+            to_ino = ino_out.0,
+            to_fh = fh_out.0,
+            to_offset = offset_out,
+            size = len,
+        );
+        if !flags.is_empty() {
+            return reply.error(Errno::EINVAL);
+        }
+        let len = len.min(MAX_COPY_BYTES);
+        let (from, to) = (handle(fh_in), handle(fh_out));
+        match self.volume.copy_range(&caller(req), from, offset_in, to, offset_out, len).map(u32::try_from) {
+            Ok(Ok(copied)) => reply.written(copied),
+            Ok(Err(_)) => reply.error(Errno::EIO),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+}

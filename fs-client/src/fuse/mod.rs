@@ -1,0 +1,36 @@
+//! The FUSE edge: one kernel request in, one reply out.
+//!
+//! Owns everything that is FUSE: errno, FUSE inode numbers, `/dev/fuse`, what the kernel may cache. What a
+//! file system *does* is behind [`Volume`](crate::file::volume::Volume); here is only translation.
+//!
+//! * `edge` is the `fuser::Filesystem`: a thin method for each request, one span each; `reply` its answers.
+//! * `convert` turns attributes, times, kinds and flags into FUSE's and back.
+//! * `errno` is the one table of errors.
+//! * `directory` adds `.` and `..` to listings.
+//! * `xattr_names` says which extended attributes exist here, and remembers files without capabilities.
+//! * `settings` is what a mount can be told; `session` mounts with it; `mount_table` reads what is mounted.
+//!
+//! # What the kernel may cache
+//! Attributes and names for `attr_cache` and `entry_cache` (one second by default), missing names for
+//! `negative_cache`; pages until an open, or a refresh of the attributes, finds that the file has changed
+//! (`FUSE_AUTO_INVAL_DATA`, and no `FOPEN_KEEP_CACHE` unless the volume says so). Writes go through at once:
+//! there is no write-back cache, so `flush` has nothing to do. With `cache=none` every lifetime is zero and
+//! every file is opened `FOPEN_DIRECT_IO`.
+//!
+//! # Who checks permissions
+//! The kernel (`default_permissions`). The edge makes sure that it gets to: see `create` in `edge`.
+
+mod convert;
+mod directory;
+mod edge;
+mod errno;
+mod mount_table;
+mod reply;
+mod session;
+mod settings;
+mod xattr_names;
+
+pub use edge::CuttleFuse;
+pub use mount_table::{MountEntry, MountTable, resolve_mountpoint};
+pub use session::{MountError, Mounted, kernel_settings, mount, session_settings};
+pub use settings::{FuseSettings, MAX_THREADS};

@@ -1,0 +1,75 @@
+//! Answers to the kernel: an attribute, an entry, a value or an errno, with the lifetimes the mount was told.
+
+use super::edge::CuttleFuse;
+use super::{convert, directory, errno};
+use crate::file::volume::{Caller, FsError, Volume};
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::rpc::DirEntry;
+use fuser::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
+
+/// Inode numbers are never reused, so every inode is of generation 0.
+pub(super) const GENERATION: Generation = Generation(0);
+
+impl<V: Volume + ?Sized> CuttleFuse<V> {
+    pub(super) fn reply_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr)),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    pub(super) fn reply_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
+        match result {
+            Ok(attr) => reply.entry_with_ttls(
+                &self.settings.attr_cache,
+                &self.settings.entry_cache,
+                &convert::to_file_attr(self.root, &attr),
+                GENERATION,
+            ),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    /// Attributes of an entry for readdirplus; `None` if it is gone. fuser has one inode number for the name and for
+    /// the attributes, so an entry cannot be listed without them (0 would hide the name).
+    pub(super) fn listed_attr(&self, caller: &Caller, entry: &DirEntry<'_>) -> Option<FileAttr> {
+        if directory::is_dot(entry.name) {
+            // The kernel takes the number and the type of these and nothing else.
+            return Some(FileAttr {
+                ino: convert::to_fuse_ino(self.root, entry.ino),
+                kind: convert::to_file_type(entry.kind),
+                ..convert::no_attr()
+            });
+        }
+        let attr = match entry.attr {
+            Some(attr) => attr,
+            None => self.volume.get_attr(caller, entry.ino).ok()?,
+        };
+        Some(convert::to_file_attr(self.root, &attr))
+    }
+}
+
+/// The errno of an error, which is logged inside the request's span.
+pub(super) fn refused(error: &FsError) -> Errno {
+    tracing::debug!(%error, "refused");
+    errno::of(error)
+}
+
+pub(super) fn reply_done(result: Result<(), FsError>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(refused(&error)),
+    }
+}
+
+/// Answers a question for a value or its length (listxattr(2): size 0 asks for the length).
+pub(super) fn reply_sized(result: Result<Vec<u8>, FsError>, size: u32, reply: ReplyXattr) {
+    match result {
+        Ok(value) => match u32::try_from(value.len()) {
+            Ok(len) if size == 0 => reply.size(len),
+            Ok(len) if len <= size => reply.data(&value),
+            _ => reply.error(Errno::ERANGE),
+        },
+        Err(error) => reply.error(refused(&error)),
+    }
+}

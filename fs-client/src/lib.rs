@@ -1,0 +1,17 @@
+//! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
+//!
+//! A read goes `fuse` -> `file` -> `region` (plan) -> `onesided` -> `sparse`; see `docs/ARCHITECTURE.md`.
+
+/// `cuttlefs bench`: how fast a mount is, beside others.
+pub mod bench;
+/// The `cuttlefs` command.
+pub mod cli;
+/// POSIX semantics without FUSE types.
+pub mod file;
+/// The FUSE edge.
+pub mod fuse;
+mod onesided;
+mod region;
+/// Connections, slots, retransmission and recovery.
+pub mod session;
+mod sparse;

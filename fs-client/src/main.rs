@@ -1,0 +1,7 @@
+//! The `cuttlefs` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cuttlefs_client::cli::run()
+}

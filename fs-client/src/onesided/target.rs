@@ -1,0 +1,40 @@
+//! Target translation: one READ a run of pages, then page division and byte detection (TeRM section 4.2).
+
+use super::OneSided;
+use crate::region::Plan;
+use crate::session::LaneGuard;
+use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::region::{MagicPattern, PageSet, divide};
+
+/// Reads the pages the plan sends one-sidedly. `None`: the link or the target refused; fetch everything.
+pub(crate) fn read(
+    lane: &mut LaneGuard<'_>,
+    filekey: FileKey,
+    magic: &MagicPattern,
+    plan: &Plan,
+    offset: u64,
+    out: &mut [u8],
+) -> Option<OneSided> {
+    let runs = plan.runs();
+    let data = lane.data();
+    let lens = lane.read_file_runs(filekey, offset, runs)?;
+    let mut valid_len = out.len();
+    for (&(start, len), &got) in runs.iter().zip(&lens) {
+        if got > len {
+            return None;
+        }
+        data.read(start, &mut out[start..start + got]);
+        if got < len {
+            // The file ends in (or before) this run.
+            valid_len = valid_len.min(start + got);
+        }
+    }
+    let mut missing = PageSet::none_of_range(offset, valid_len);
+    for (index, part) in divide(offset, valid_len).enumerate() {
+        let bytes = &out[part.offset_in_request..part.offset_in_request + part.len];
+        if plan.is_absent(index) || magic.covers(part.offset_in_page, bytes) {
+            missing.insert(index);
+        }
+    }
+    Some(OneSided { valid_len, missing })
+}

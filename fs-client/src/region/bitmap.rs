@@ -1,0 +1,42 @@
+//! The client's copy of a file's page bitmap (TeRM section 4.2): one bit a file page, set if the page needs no SSD.
+//!
+//! A stale bit costs time, never correctness. Pages beyond what was pulled count as present: the one-sided read
+//! finds out.
+
+use cuttlefs_common::ids::FilePage;
+
+/// Bytes kept a file: enough for 32 GiB. Larger files' tails are read one-sidedly without a look.
+pub(crate) const MAX_BITMAP_BYTES: usize = 1 << 20;
+
+/// Bits as pulled.
+#[derive(Debug, Default)]
+pub(crate) struct PageBitmap {
+    bytes: Vec<u8>,
+}
+
+impl PageBitmap {
+    /// A pulled bitmap, from page 0 on.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
+    /// Whether the bitmap says that the page is on SSD.
+    pub(crate) fn is_absent(&self, page: FilePage) -> bool {
+        let byte = usize::try_from(page.0 / 8).ok().and_then(|index| self.bytes.get(index));
+        byte.is_some_and(|byte| byte >> (page.0 % 8) & 1 == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_pages_count_as_present() {
+        let bitmap = PageBitmap::new(vec![0b0000_0101]);
+        assert!(!bitmap.is_absent(FilePage(0)));
+        assert!(bitmap.is_absent(FilePage(1)));
+        assert!(!bitmap.is_absent(FilePage(8)));
+        assert!(!bitmap.is_absent(FilePage(u64::MAX)));
+    }
+}

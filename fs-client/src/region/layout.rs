@@ -1,0 +1,81 @@
+//! A file's layout as cached by an initiator: a run of extents of one generation.
+//!
+//! It is a hint: every use is validated against the generation in the file table.
+
+use crate::onesided::NoAnswer;
+use cuttlefs_common::ids::FilePage;
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::rpc::Layout;
+
+/// Extents asked for at once; a file of so many pieces is badly fragmented, and the reply still fits one message.
+pub(crate) const MAX_EXTENTS: u32 = 1024;
+
+/// Extents of one generation, known from `first` until `until`.
+#[derive(Debug)]
+pub(crate) struct CachedLayout {
+    first: FilePage,
+    layout: Layout,
+}
+
+impl CachedLayout {
+    /// What the server answered to a question about `first` on.
+    pub(crate) fn new(first: FilePage, mut layout: Layout) -> Self {
+        // The server sends them in order; a lookup by halves relies on it, so it is made true, not assumed.
+        layout.extents.retain(|extent| {
+            extent.len_pages > 0 && extent.file_page.0.checked_add(extent.len_pages).is_some()
+        });
+        layout.extents.sort_by_key(|extent| extent.file_page);
+        Self { first, layout }
+    }
+
+    /// The generation it belongs to.
+    pub(crate) fn generation(&self) -> u64 {
+        self.layout.generation
+    }
+
+    /// The extent that covers a page; `None` for a hole.
+    ///
+    /// # Errors
+    /// `LayoutStale` if the page lies outside what is known.
+    pub(crate) fn find(&self, page: FilePage) -> Result<Option<&Extent>, NoAnswer> {
+        if page < self.first || self.layout.known_until.is_some_and(|until| page >= until) {
+            return Err(NoAnswer::LayoutStale);
+        }
+        let after = self.layout.extents.partition_point(|extent| extent.file_page <= page);
+        Ok(after.checked_sub(1).map(|index| &self.layout.extents[index]).filter(|extent| extent.covers(page)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::ids::PoolPage;
+    use cuttlefs_common::region::ExtentState;
+
+    #[test]
+    fn extents_holes_and_the_edge_of_knowledge() {
+        let extent = |file_page, len_pages| Extent {
+            file_page: FilePage(file_page),
+            pool_page: PoolPage(100 + file_page),
+            len_pages,
+            state: ExtentState::Written,
+        };
+        let layout = CachedLayout::new(
+            FilePage(4),
+            Layout {
+                generation: 1,
+                extents: vec![extent(10, 2), extent(5, 3)],
+                known_until: Some(FilePage(20)),
+            },
+        );
+        assert_eq!(layout.find(FilePage(3)), Err(NoAnswer::LayoutStale));
+        assert_eq!(layout.find(FilePage(4)), Ok(None));
+        assert_eq!(
+            layout.find(FilePage(7)).expect("known").map(|e| e.pool_page_of(FilePage(7)).0),
+            Some(107)
+        );
+        assert_eq!(layout.find(FilePage(8)), Ok(None));
+        assert_eq!(layout.find(FilePage(11)).expect("known").map(|e| e.file_page.0), Some(10));
+        assert_eq!(layout.find(FilePage(20)), Err(NoAnswer::LayoutStale));
+    }
+}

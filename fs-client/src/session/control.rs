@@ -1,0 +1,126 @@
+//! The session's two background threads.
+//!
+//! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that nobody reads the
+//! windows of a dead server), and pulls page bitmaps once a period (TeRM section 4.2).
+//! *closer* sends closes in batches, so that close(2) does not wait for the server.
+//! Both end when the session is shut down.
+
+use super::Session;
+use crate::file::OpenFile;
+use crate::file::volume::FsError;
+use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::rpc::{Request, SyncScope};
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often bitmaps are pulled: the paper's period.
+const BITMAP_PERIOD: Duration = Duration::from_secs(1);
+/// How often written bytes are synced that nobody asked to sync: until then copies of them are kept. Twice the
+/// server's own write-back interval, so that there is seldom anything left to do.
+const SYNC_PERIOD: Duration = Duration::from_secs(2);
+/// How long the closer gathers before it sends: a build closes thousands of files a second, and nothing waits
+/// for a close but the space of files that were unlinked while open.
+const CLOSE_GATHER: Duration = Duration::from_millis(3);
+/// Closes in one request.
+const CLOSE_BATCH: usize = 512;
+
+pub(super) fn start(session: &Arc<Session>) {
+    let weak = Arc::downgrade(session);
+    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+        // Without threads the process cannot run at all; the mount reports it by failing to start.
+        std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread can be started");
+    };
+    spawn("control", Box::new(move || run_control(&weak)));
+    let closer = session.clone();
+    spawn("closer", Box::new(move || run_closer(&closer)));
+}
+
+fn run_control(weak: &Weak<Session>) {
+    let mut next_heartbeat = Instant::now();
+    let mut next_bitmap = Instant::now() + BITMAP_PERIOD;
+    let mut next_sync = Instant::now() + SYNC_PERIOD;
+    loop {
+        let Some(session) = weak.upgrade() else {
+            return;
+        };
+        if session.is_shut_down() {
+            return;
+        }
+        let mut lane = session.control_lane();
+        let now = Instant::now();
+        if now >= next_heartbeat || !lane.is_connected() {
+            if !lane.is_connected() {
+                session.drop_windows();
+            }
+            let caller = session.own_caller();
+            match lane.call(&caller, |_| Request::Heartbeat, |_, _| Ok(())) {
+                Ok(()) => {}
+                Err(FsError::ShutDown) => return,
+                Err(error) => tracing::warn!(%error, "heartbeat failed"),
+            }
+            let lease = session.attachment().map_or(30_000, |a| a.attached.lease_ms);
+            next_heartbeat = Instant::now() + Duration::from_millis(u64::from(lease / 4).max(50));
+        }
+        if now >= next_bitmap {
+            if session.target_translates() {
+                for file in session.open_files().all() {
+                    file.pull_bitmap(&mut lane);
+                }
+            }
+            next_bitmap = Instant::now() + BITMAP_PERIOD;
+        }
+        if now >= next_sync {
+            if !session.unsynced().is_empty() {
+                let mark = session.unsynced().mark();
+                let caller = session.own_caller();
+                match lane.call(&caller, |_| Request::Sync(SyncScope::All), |_, _| Ok(())) {
+                    Ok(()) => session.unsynced().synced(None, mark),
+                    Err(FsError::ShutDown) => return,
+                    // The server logs why; whoever syncs that file hears of it.
+                    Err(error) => tracing::debug!(%error, "periodic sync failed"),
+                }
+            }
+            next_sync = Instant::now() + SYNC_PERIOD;
+        }
+        let until = next_heartbeat.min(next_bitmap).min(next_sync);
+        lane.lane().idle(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn run_closer(session: &Session) {
+    while session.open_files().wait_for_closes() {
+        std::thread::sleep(CLOSE_GATHER);
+        for batch in session.open_files().take_closes().chunks(CLOSE_BATCH) {
+            if close_batch(session, batch.to_vec()).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Closes files at the server. An error: the mount ends.
+fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), FsError> {
+    while !files.is_empty() {
+        let sent = RefCell::new(Vec::<FileKey>::new());
+        let build = || {
+            *sent.borrow_mut() = files.iter().map(|file| file.filekey()).collect();
+            Request::Close { filekeys: sent.borrow().clone() }
+        };
+        let result = session.call(&session.own_caller(), build, |_| Ok(()));
+        for file in &files {
+            session.open_files().forget(file);
+        }
+        match result {
+            Ok(()) => {}
+            Err(FsError::ShutDown) => return Err(FsError::ShutDown),
+            Err(error) => tracing::warn!(%error, "closing files failed"),
+        }
+        // A recovery that began before the files were forgotten has opened them again: those keys are to be
+        // closed too, or the space of unlinked files never comes back.
+        session.wait_for_recovery();
+        let mut closed = sent.into_inner().into_iter();
+        files.retain(|file| closed.next() != Some(file.filekey()));
+    }
+    Ok(())
+}

@@ -1,0 +1,494 @@
+//! One lane: a queue pair, a session slot and the memory its requests travel through.
+//!
+//! ```text
+//! lane memory:  [ request 64 KiB | 2 receives of 64 KiB | data: 1 MiB + a page ]
+//! ```
+//!
+//! The data part is where large writes are pulled from and where fetches and one-sided reads land.
+
+use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, Session};
+use crate::file::volume::{Caller, FsError};
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE, SlotIndex};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, MemoryRegion,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus,
+    WrId,
+};
+use cuttlefs_common::rpc::{
+    HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, RemoteBuffer, Reply, ReplyHeader, Request,
+    RequestHeader,
+};
+use cuttlefs_common::status::Status;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
+/// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
+const RECEIVES: usize = 2;
+const DATA_OFFSET: usize = MESSAGE * (1 + RECEIVES);
+const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
+/// One-sided reads of one request at most: a request of 1 MiB whose every second page is absent.
+const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
+/// Longest sleep before looking whether the mount ends.
+const WAIT_SLICE: Duration = Duration::from_millis(500);
+const SEND_ID: WrId = WrId(u64::MAX);
+
+/// A connection that stands.
+struct Connection {
+    qp: Arc<dyn QueuePair>,
+    /// The session it is attached to.
+    session: u64,
+}
+
+/// A queue pair with its slot and memory.
+pub(crate) struct Lane {
+    slot: SlotIndex,
+    /// Number of the request in flight or the next one. It moves on when the reply is there and stays over
+    /// reconnects: that is what makes a request run once.
+    seq: u64,
+    /// The session in which a request of number `seq` was sent that will not be sent again: the slot may have seen
+    /// this number, or not.
+    doubtful: Option<u64>,
+    cq: Arc<dyn CompletionQueue>,
+    region: Arc<dyn MemoryRegion>,
+    connection: Option<Connection>,
+    completions: Vec<Completion>,
+    /// The reply being looked at.
+    message: Vec<u8>,
+}
+
+/// How one attempt at a request ended, apart from an answer.
+enum Broken {
+    /// The connection is gone: connect and send again.
+    Disconnected(&'static str),
+    /// The mount ends.
+    ShutDown,
+}
+
+impl Lane {
+    pub(super) fn new(slot: u16, device: &dyn Device, pd: &dyn ProtectionDomain) -> Result<Self, RdmaError> {
+        let memory = SharedMemory::new("cuttlefs-lane", DATA_OFFSET + DATA_LEN).map_err(|source| {
+            RdmaError::Io { action: "allocate memory for", endpoint: "a lane".to_owned(), source }
+        })?;
+        let access = Access { remote_atomic: false, ..Access::ALL };
+        Ok(Self {
+            slot: SlotIndex(slot),
+            seq: 1,
+            doubtful: None,
+            cq: device.create_cq((MAX_RUNS + RECEIVES + 2) as u32)?,
+            region: pd.register(Arc::new(memory), access)?,
+            connection: None,
+            completions: Vec::new(),
+            message: Vec::new(),
+        })
+    }
+
+    fn receive(&self, index: usize) -> RecvWr {
+        RecvWr {
+            wr_id: WrId(index as u64),
+            local: self.region.sge((MESSAGE * (1 + index)) as u64, MAX_MESSAGE_BYTES),
+        }
+    }
+
+    /// Whether a connection stands, as far as this side knows.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.qp.state() == QpState::ReadyToSend)
+    }
+
+    pub(super) fn disconnect(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            connection.qp.close();
+        }
+        let mut rest = Vec::new();
+        while self.cq.poll(&mut rest, 64) > 0 {}
+    }
+
+    /// Connects and attaches, once.
+    pub(super) fn connect_once(&mut self, session: &Session) -> Result<(), RdmaError> {
+        self.disconnect();
+        let qp = QpConfig {
+            send_cq: self.cq.clone(),
+            recv_cq: self.cq.clone(),
+            send_depth: (MAX_RUNS + 2) as u32,
+            recv_depth: RECEIVES as u32,
+        };
+        let receives = (0..RECEIVES).map(|index| self.receive(index)).collect();
+        let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
+        let connected = session.pd.connect(&session.options.endpoint, options)?;
+        self.connection = Some(Connection { qp: connected.qp, session: 0 });
+        let number = session.attach(self, &connected.windows)?;
+        if let Some(connection) = &mut self.connection {
+            connection.session = number;
+        }
+        Ok(())
+    }
+
+    /// Connects, trying until it works or the mount ends.
+    pub(super) fn connect(&mut self, session: &Session) -> Result<(), FsError> {
+        let mut backoff = BACKOFF_FIRST;
+        loop {
+            if session.is_shut_down() {
+                return Err(FsError::ShutDown);
+            }
+            match self.connect_once(session) {
+                Ok(()) => {
+                    session.note_back();
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.disconnect();
+                    session.note_away(&error);
+                    session.pause(backoff);
+                    backoff = (backoff * 2).min(BACKOFF_LONGEST);
+                }
+            }
+        }
+    }
+
+    /// Makes sure that a connection to the session that open files are reclaimed for stands.
+    fn ensure(&mut self, session: &Session) -> Result<(), FsError> {
+        loop {
+            match &self.connection {
+                Some(connection) if connection.qp.state() == QpState::ReadyToSend => {
+                    let number = connection.session;
+                    if !self.settle_slot(session, number) {
+                        self.disconnect();
+                        continue;
+                    }
+                    if session.is_recovered(number) || session.recover(self, number)? {
+                        return Ok(());
+                    }
+                    self.doubtful = Some(number);
+                    self.disconnect();
+                }
+                _ => self.connect(session)?,
+            }
+        }
+    }
+
+    /// Uses up a doubtful number with a request that does nothing, so that the next request's number is new: else it
+    /// might get the answer of the one that was given up. `false`: the connection broke meanwhile.
+    fn settle_slot(&mut self, session: &Session, number: u64) -> bool {
+        if self.doubtful == Some(number)
+            && self.call_raw(session, &session.own_caller(), &Request::Heartbeat).is_err()
+        {
+            return false;
+        }
+        // Another session's slot has not seen any number.
+        self.doubtful = None;
+        true
+    }
+
+    /// Sends one request over the standing connection and waits for its reply's header; the body is then in
+    /// `self.message`. The sequence number moves on when a reply came, unless the request is none of the slot's.
+    fn exchange(
+        &mut self,
+        session: &Session,
+        caller: &Caller,
+        request: &Request<'_>,
+    ) -> Result<Result<ReplyHeader, Status>, Broken> {
+        let mut body = [0u8; 512];
+        // Most requests are small; only names and inline data need the large buffer.
+        let spill;
+        let (header_room, encoded): (usize, &[u8]) = match request.encode(&mut body) {
+            Ok(len) => (len, &body[..len]),
+            Err(_) => {
+                let mut large = vec![0u8; MESSAGE - HEADER_LEN];
+                match request.encode(&mut large) {
+                    Ok(len) => {
+                        large.truncate(len);
+                        spill = large;
+                        (len, &spill)
+                    }
+                    Err(_) => return Ok(Err(Status::ValueTooLarge)),
+                }
+            }
+        };
+        // These are answered outside of the slots. They must not use up a number: an attach comes between a request
+        // and its retransmission.
+        let is_numbered = !matches!(request, Request::Attach { .. } | Request::Status);
+        let seq = if is_numbered { self.seq } else { 0 };
+        let header =
+            RequestHeader { slot: self.slot, seq, trace: caller.trace, uid: caller.uid, gid: caller.gid };
+        let memory = self.region.memory();
+        memory.write(0, &header.encode(header_room as u32));
+        memory.write(HEADER_LEN, encoded);
+        let send = SendWr {
+            wr_id: SEND_ID,
+            op: SendOp::Send,
+            local: self.region.sge(0, (HEADER_LEN + encoded.len()) as u32),
+            signaled: false,
+        };
+        self.post(&[send])?;
+        loop {
+            let completion = self.next_completion(session)?;
+            if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
+                continue;
+            }
+            let index = completion.wr_id.0 as usize;
+            self.message.resize(completion.byte_len as usize, 0);
+            self.region.memory().read(MESSAGE * (1 + index), &mut self.message);
+            let receive = self.receive(index);
+            self.post_receive(receive)?;
+            match ReplyHeader::parse(&self.message) {
+                Ok((reply, _)) if reply.seq == seq && reply.slot == self.slot => {
+                    self.seq += u64::from(is_numbered);
+                    session.counters.rpc_requests.fetch_add(1, Ordering::Relaxed);
+                    return Ok(Ok(reply));
+                }
+                // A duplicate of an earlier reply, after a retransmission.
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "server sent a malformed reply; reconnecting");
+                    return Err(Broken::Disconnected("malformed reply"));
+                }
+            }
+        }
+    }
+
+    fn post(&self, requests: &[SendWr]) -> Result<(), Broken> {
+        let Some(connection) = &self.connection else {
+            return Err(Broken::Disconnected("not connected"));
+        };
+        connection.qp.post_send(requests).map_err(|_| Broken::Disconnected("post failed"))
+    }
+
+    fn post_receive(&self, receive: RecvWr) -> Result<(), Broken> {
+        let Some(connection) = &self.connection else {
+            return Err(Broken::Disconnected("not connected"));
+        };
+        connection.qp.post_recv(&[receive]).map_err(|_| Broken::Disconnected("post failed"))
+    }
+
+    /// The next completion of the standing connection; waits for it.
+    fn next_completion(&mut self, session: &Session) -> Result<Completion, Broken> {
+        loop {
+            let Some(connection) = &self.connection else {
+                return Err(Broken::Disconnected("not connected"));
+            };
+            let number = connection.qp.number();
+            while let Some(completion) = self.completions.pop() {
+                if completion.qp != number {
+                    continue;
+                }
+                match completion.status {
+                    WcStatus::Flushed | WcStatus::Disconnected => {
+                        return Err(Broken::Disconnected("connection lost"));
+                    }
+                    _ => return Ok(completion),
+                }
+            }
+            // Sleeping first: an answer is never there yet when its question has just left, and over a socket a look
+            // costs a system call. `wait` returns at once if something is there.
+            self.cq.wait(WAIT_SLICE);
+            if self.cq.poll(&mut self.completions, 16) > 0 {
+                self.completions.reverse();
+                continue;
+            }
+            if connection.qp.state() == QpState::Error {
+                return Err(Broken::Disconnected("connection lost"));
+            }
+            if session.is_shut_down() {
+                return Err(Broken::ShutDown);
+            }
+        }
+    }
+
+    /// One request over a connection that is being set up; no retransmission.
+    pub(super) fn call_raw(
+        &mut self,
+        session: &Session,
+        caller: &Caller,
+        request: &Request<'_>,
+    ) -> Result<Result<&[u8], Status>, RdmaError> {
+        let broken = |reason: &str| RdmaError::Handshake {
+            endpoint: session.options.endpoint.to_string(),
+            reason: reason.to_owned(),
+        };
+        match self.exchange(session, caller, request) {
+            Ok(Ok(header)) => Ok(header.result.map(|()| &self.message[HEADER_LEN..])),
+            Ok(Err(status)) => Ok(Err(status)),
+            Err(Broken::ShutDown) => Err(RdmaError::Closed),
+            Err(Broken::Disconnected(reason)) => Err(broken(reason)),
+        }
+    }
+
+    /// Sleeps until something arrives on the idle lane, its connection breaks, or the time is over.
+    pub(super) fn idle(&mut self, time: Duration) {
+        self.cq.wait(time);
+        self.cq.poll(&mut self.completions, 16);
+        self.completions.clear();
+    }
+}
+
+/// A borrowed lane.
+pub(crate) struct LaneGuard<'s> {
+    session: &'s Session,
+    lane: MutexGuard<'s, Lane>,
+    /// The last call was sent in more than one session.
+    repeated: bool,
+}
+
+impl<'s> LaneGuard<'s> {
+    pub(super) fn new(session: &'s Session, lane: MutexGuard<'s, Lane>) -> Self {
+        Self { session, lane, repeated: false }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.lane.is_connected()
+    }
+
+    pub(super) fn lane(&mut self) -> &mut Lane {
+        &mut self.lane
+    }
+
+    /// As [`Session::call`]; `build` and `take` also get the lane's data buffer.
+    pub(crate) fn call<'r, T>(
+        &mut self,
+        caller: &Caller,
+        build: impl Fn(&DataBuffer) -> Request<'r>,
+        take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        let buffer = self.data();
+        let mut sent_in = None;
+        self.repeated = false;
+        loop {
+            self.lane.ensure(self.session)?;
+            let session = self.session_number();
+            // Within a session the server's slot remembers; another server knows nothing of the first attempt.
+            self.repeated |= sent_in.is_some_and(|earlier| earlier != session);
+            sent_in = Some(session);
+            match self.lane.exchange(self.session, caller, &build(&buffer)) {
+                Ok(Ok(header)) => match header.result {
+                    Ok(()) => {
+                        let reply = Reply::parse(&self.lane.message[HEADER_LEN..]).map_err(|error| {
+                            tracing::error!(%error, "server sent a reply this client cannot read");
+                            FsError::Server(Status::Io)
+                        })?;
+                        return take(reply, &buffer);
+                    }
+                    Err(Status::SessionExpired) => self.lane.disconnect(),
+                    Err(Status::BadSequence) => {
+                        // Cannot be, unless the server lost count. Not in a tight loop.
+                        tracing::error!("the server refuses the slot's sequence number; reconnecting");
+                        self.lane.disconnect();
+                        self.session.pause(BACKOFF_FIRST);
+                    }
+                    Err(status) => return Err(FsError::Server(status)),
+                },
+                Ok(Err(status)) => return Err(FsError::Server(status)),
+                Err(Broken::ShutDown) => return Err(FsError::ShutDown),
+                Err(Broken::Disconnected(reason)) => {
+                    self.session.note_away(&reason);
+                    self.lane.disconnect();
+                }
+            }
+        }
+    }
+
+    /// The session of the standing connection, which is the one that answered the last call.
+    pub(crate) fn session_number(&self) -> u64 {
+        self.lane.connection.as_ref().map_or(0, |connection| connection.session)
+    }
+
+    /// Whether the last call was sent in more than one session.
+    pub(super) fn was_repeated(&self) -> bool {
+        self.repeated
+    }
+
+    /// One attempt over a connection that already stands.
+    pub(super) fn call_once(&mut self, caller: &Caller, request: &Request<'_>) -> Result<(), FsError> {
+        match self.lane.exchange(self.session, caller, request) {
+            Ok(Ok(header)) => header.result.map_err(FsError::Server),
+            Ok(Err(status)) => Err(FsError::Server(status)),
+            Err(_) => Err(FsError::ShutDown),
+        }
+    }
+
+    /// The lane's registered data buffer.
+    pub(crate) fn data(&self) -> DataBuffer {
+        DataBuffer { region: self.lane.region.clone() }
+    }
+
+    /// One-sided, target-translated reads: each run `(offset in request, len)` of the file from `base` on, all
+    /// posted with one doorbell; bytes land in the data buffer at their offset in the request. Returns for each
+    /// run the bytes that precede the end of the file, or `None` if the connection broke or the target refused:
+    /// then everything is fetched by RPC, which also finds out why.
+    pub(crate) fn read_file_runs(
+        &mut self,
+        filekey: FileKey,
+        base: u64,
+        runs: &[(usize, usize)],
+    ) -> Option<Vec<usize>> {
+        self.one_sided(runs, |start| Remote::File { filekey, offset: base + start as u64 })
+    }
+
+    /// One-sided read of a file's page bitmap into the data buffer.
+    pub(crate) fn read_bitmap(&mut self, filekey: FileKey, first_page: u64, len_bytes: usize) -> Option<()> {
+        self.one_sided(&[(0, len_bytes)], |_| Remote::Bitmap { filekey, first_page }).map(|_| ())
+    }
+
+    fn one_sided(&mut self, runs: &[(usize, usize)], remote: impl Fn(usize) -> Remote) -> Option<Vec<usize>> {
+        if runs.len() > MAX_RUNS || !self.lane.is_connected() {
+            return None;
+        }
+        let wrs: Vec<SendWr> = runs
+            .iter()
+            .enumerate()
+            .map(|(index, &(start, len))| SendWr {
+                wr_id: WrId(index as u64),
+                op: SendOp::Read(remote(start)),
+                local: self.lane.region.sge((DATA_OFFSET + start) as u64, len as u32),
+                signaled: true,
+            })
+            .collect();
+        let mut lens = vec![0usize; runs.len()];
+        let mut outstanding = runs.len();
+        self.lane.post(&wrs).ok()?;
+        while outstanding > 0 {
+            match self.lane.next_completion(self.session) {
+                Ok(completion) if completion.kind == CompletionKind::Read => {
+                    if completion.status != WcStatus::Success {
+                        self.lane.disconnect();
+                        return None;
+                    }
+                    *lens.get_mut(completion.wr_id.0 as usize)? = completion.byte_len as usize;
+                    outstanding -= 1;
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    self.lane.disconnect();
+                    return None;
+                }
+            }
+        }
+        self.session.counters.onesided_reads.fetch_add(runs.len() as u64, Ordering::Relaxed);
+        Some(lens)
+    }
+}
+
+/// The part of a lane's memory that carries file bytes.
+pub(crate) struct DataBuffer {
+    region: Arc<dyn MemoryRegion>,
+}
+
+impl DataBuffer {
+    /// Copies bytes in; they fit, because no request is larger than `MAX_TRANSFER_BYTES`.
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        self.region.memory().write(DATA_OFFSET, bytes);
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+        self.region.memory().read(DATA_OFFSET + offset, out);
+    }
+
+    /// What the server needs to reach the first `len` bytes.
+    pub(crate) fn remote(&self, len: u32) -> RemoteBuffer {
+        assert!(len as usize <= DATA_LEN, "transfer larger than the lane's buffer");
+        RemoteBuffer { rkey: self.region.rkey(), offset: DATA_OFFSET as u64, len }
+    }
+}

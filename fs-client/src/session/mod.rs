@@ -1,0 +1,350 @@
+//! The client's session with a server: identity, lanes, retransmission, recovery, heartbeats.
+//!
+//! A *lane* is one queue pair and one session slot; a calling thread borrows a lane, sends its request and waits
+//! for the reply itself, so an RPC costs no thread switch on this side. All lanes share one session, named by the
+//! client id that was drawn at mount time.
+//!
+//! # Invariants
+//! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose
+//!   connection broke is sent again with the same number, so the server can answer from its cache.
+//! * After the server lost the session (restart, expiry), no request goes out before open files are reclaimed.
+//! * The exported windows are used only while the connection that brought them stands.
+//!
+//! # Failure
+//! While the server is away calls wait, with one warning in the log, until it is back or the mount ends.
+
+mod control;
+mod lane;
+mod recover;
+mod unsynced;
+
+pub(crate) use lane::{DataBuffer, LaneGuard};
+
+use crate::file::volume::{Caller, FsError};
+use crate::file::{OpenFile, OpenFiles};
+use cuttlefs_common::ids::{ClientId, InodeNo, TraceId};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
+use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
+use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
+use cuttlefs_common::world::Random;
+use lane::Lane;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use unsynced::Unsynced;
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// First and longest pause between attempts to reconnect.
+const BACKOFF_FIRST: Duration = Duration::from_millis(10);
+const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
+
+/// What a session needs to know before it connects.
+pub struct SessionOptions {
+    /// Where the server is.
+    pub endpoint: Endpoint,
+    /// For people: host and mount point.
+    pub label: String,
+    /// Directory of the export to mount; empty: all of it.
+    pub subtree: Vec<u8>,
+    /// Lanes for callers; bounded by the session's slots.
+    pub lanes: usize,
+    /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
+    /// for a simulation in one thread.
+    pub background: bool,
+}
+
+/// The server's tables, mapped: what initiator translation reads.
+pub struct Windows {
+    /// The frames.
+    pub frames: Arc<SharedMemory>,
+    /// The residency table.
+    pub residency: ResidencyTable,
+    /// The file table.
+    pub files: FileTable,
+}
+
+/// What the session knows of the server it is attached to.
+#[derive(Clone)]
+pub(crate) struct Attachment {
+    pub(crate) attached: Attached,
+    /// The link maps the server's tables: this side translates. Stays true when the windows are dropped.
+    pub(crate) initiator_translates: bool,
+    pub(crate) windows: Option<Arc<Windows>>,
+}
+
+/// Figures of one mount, for `status`.
+#[derive(Default)]
+pub struct ClientCounters {
+    /// Requests answered.
+    pub rpc_requests: AtomicU64,
+    /// One-sided reads posted (target-translated) or done by loads (initiator-translated).
+    pub onesided_reads: AtomicU64,
+    /// Pages that came back as magic or would not validate.
+    pub magic_hits: AtomicU64,
+    /// Fetch RPCs.
+    pub sparse_fetches: AtomicU64,
+    /// Reconnects.
+    pub reconnects: AtomicU64,
+}
+
+impl ClientCounters {
+    /// All of them, by the names people see. Relaxed: each is about this moment.
+    pub fn figures(&self) -> [(&'static str, u64); 5] {
+        [
+            ("rpc_requests", &self.rpc_requests),
+            ("onesided_reads", &self.onesided_reads),
+            ("magic_hits", &self.magic_hits),
+            ("sparse_fetches", &self.sparse_fetches),
+            ("reconnects", &self.reconnects),
+        ]
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    }
+}
+
+/// A session and its lanes.
+pub struct Session {
+    options: SessionOptions,
+    client: ClientId,
+    pd: Arc<dyn ProtectionDomain>,
+    device: Arc<dyn Device>,
+    /// Taken by a caller for the time of one request. The last is the control thread's own.
+    lanes: Vec<Mutex<Lane>>,
+    /// Round-robin start for threads without a lane of their own.
+    next_lane: AtomicU64,
+    attachment: RwLock<Option<Arc<Attachment>>>,
+    /// Serialises recovery; holds the session number that open files are reclaimed for.
+    recovered: Mutex<u64>,
+    /// Epoch of the server that session is of. Changed under `recovered`.
+    recovered_epoch: AtomicU64,
+    open_files: OpenFiles,
+    unsynced: Unsynced,
+    shut_down: AtomicBool,
+    /// Wakes pausing reconnects when the mount ends.
+    pause: (Mutex<()>, Condvar),
+    trace: AtomicU64,
+    /// Whether the "server is away" warning was logged and not yet taken back.
+    away: AtomicBool,
+    /// Figures.
+    pub counters: ClientCounters,
+}
+
+impl Session {
+    /// Connects and attaches.
+    ///
+    /// # Errors
+    /// `RdmaError` if the server cannot be reached at all or refuses: at mount time there is nobody to wait for.
+    pub fn connect(
+        device: Arc<dyn Device>,
+        options: SessionOptions,
+        random: &dyn Random,
+    ) -> Result<Arc<Self>, RdmaError> {
+        let pd = device.alloc_pd();
+        let lane_count = options.lanes.clamp(1, usize::from(SLOTS_PER_SESSION) - 1) + 1;
+        let mut lanes = Vec::with_capacity(lane_count);
+        for slot in 0..lane_count {
+            lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
+        }
+        let mut id = [0; 16];
+        random.fill(&mut id);
+        let session = Arc::new(Self {
+            options,
+            client: ClientId(u128::from_le_bytes(id)),
+            pd,
+            device,
+            lanes,
+            next_lane: AtomicU64::new(0),
+            attachment: RwLock::new(None),
+            recovered: Mutex::new(0),
+            recovered_epoch: AtomicU64::new(0),
+            open_files: OpenFiles::default(),
+            unsynced: Unsynced::default(),
+            shut_down: AtomicBool::new(false),
+            pause: (Mutex::new(()), Condvar::new()),
+            trace: AtomicU64::new(1),
+            away: AtomicBool::new(false),
+            counters: ClientCounters::default(),
+        });
+        session.lanes[0].lock().connect_once(&session)?;
+        if session.options.background {
+            control::start(&session);
+        }
+        Ok(session)
+    }
+
+    /// Closes a file at the server: soon and in a batch, or at once where there are no threads.
+    pub(crate) fn close(&self, file: Arc<OpenFile>) {
+        if self.options.background {
+            return self.open_files.close(file);
+        }
+        let build = || Request::Close { filekeys: vec![file.filekey()] };
+        if let Err(error) = self.call(&self.own_caller(), build, |_| Ok(())) {
+            tracing::debug!(%error, "closing a file failed");
+        }
+        self.open_files.forget(&file);
+    }
+
+    /// Where the server is.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.options.endpoint
+    }
+
+    /// The files open through this session.
+    pub(crate) fn open_files(&self) -> &OpenFiles {
+        &self.open_files
+    }
+
+    /// Written bytes the server may still lose.
+    pub(crate) fn unsynced(&self) -> &Unsynced {
+        &self.unsynced
+    }
+
+    /// The inode this mount shows as root.
+    pub fn root(&self) -> InodeNo {
+        self.attachment().map_or(InodeNo::ROOT, |a| a.attached.root)
+    }
+
+    /// The pattern that covers pages on SSD, as of the current attachment.
+    pub(crate) fn magic(&self) -> Option<MagicPattern> {
+        self.attachment().map(|a| a.attached.magic)
+    }
+
+    /// The server's tables, if this link maps them and the server is there.
+    pub(crate) fn windows(&self) -> Option<Arc<Windows>> {
+        self.attachment.read().as_ref().and_then(|a| a.windows.clone())
+    }
+
+    pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
+        self.attachment.read().clone()
+    }
+
+    /// Whether the target translates file addresses on this link.
+    pub(crate) fn target_translates(&self) -> bool {
+        self.device.capabilities().file_regions
+            && self.attachment.read().as_ref().is_some_and(|a| !a.initiator_translates)
+    }
+
+    /// A caller of the client's own, for requests no FUSE request stands behind.
+    pub fn own_caller(&self) -> Caller {
+        Caller { uid: 0, gid: 0, trace: TraceId(self.trace.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    /// Sends the request that `build` makes and hands the reply to `take`. `build` is called again for each
+    /// attempt, because a recovery changes filekeys.
+    ///
+    /// # Errors
+    /// `FsError::Server` as the server says; `ShutDown` if the mount ends meanwhile.
+    pub fn call<'r, T>(
+        &self,
+        caller: &Caller,
+        build: impl Fn() -> Request<'r>,
+        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        self.borrow_lane().call(caller, |_| build(), |reply, _| take(reply))
+    }
+
+    /// As `call`, and whether the request was sent to a server that was lost before it answered: then it may have
+    /// been done, and this may be the answer to doing it again.
+    pub(crate) fn call_noting_repeats<'r, T>(
+        &self,
+        caller: &Caller,
+        build: impl Fn() -> Request<'r>,
+        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
+    ) -> (Result<T, FsError>, bool) {
+        let mut lane = self.borrow_lane();
+        let result = lane.call(caller, |_| build(), |reply, _| take(reply));
+        (result, lane.was_repeated())
+    }
+
+    /// Makes everything durable at the server; this mount's copies of unsynced writes are then not needed any more.
+    ///
+    /// # Errors
+    /// As the server says.
+    pub fn sync_all(&self, caller: &Caller) -> Result<(), FsError> {
+        let mark = self.unsynced.mark();
+        self.call(caller, || Request::Sync(SyncScope::All), |_| Ok(()))?;
+        self.unsynced.synced(None, mark);
+        Ok(())
+    }
+
+    /// A lane for the calling thread: its own if that is free, else any.
+    pub(crate) fn borrow_lane(&self) -> LaneGuard<'_> {
+        thread_local! {
+            static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+        }
+        let callers = self.lanes.len() - 1;
+        let preferred = PREFERRED.with(|cell| {
+            cell.get().unwrap_or_else(|| {
+                let lane = self.next_lane.fetch_add(1, Ordering::Relaxed) as usize;
+                cell.set(Some(lane));
+                lane
+            })
+        }) % callers;
+        for step in 0..callers {
+            if let Some(lane) = self.lanes[(preferred + step) % callers].try_lock() {
+                return LaneGuard::new(self, lane);
+            }
+        }
+        LaneGuard::new(self, self.lanes[preferred].lock())
+    }
+
+    /// The control thread's lane.
+    fn control_lane(&self) -> LaneGuard<'_> {
+        LaneGuard::new(self, self.lanes[self.lanes.len() - 1].lock())
+    }
+
+    /// Whether the mount is ending.
+    pub fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
+    }
+
+    /// Ends the session: waiting calls fail with `ShutDown`; the server is told if it is there.
+    pub fn shut_down(&self) {
+        if self.is_shut_down() {
+            return;
+        }
+        if self.attachment.read().is_some() && !self.away.load(Ordering::Relaxed) {
+            let mut lane = self.borrow_lane();
+            if lane.is_connected() {
+                // Best effort: if it is lost, the lease ends the session.
+                let _ = lane.call_once(&self.own_caller(), &Request::Detach);
+            }
+        }
+        self.shut_down.store(true, Ordering::Release);
+        self.pause.1.notify_all();
+        self.open_files.end_closes();
+    }
+
+    /// Sleeps, but not past the end of the mount.
+    fn pause(&self, time: Duration) {
+        let mut guard = self.pause.0.lock();
+        if !self.is_shut_down() {
+            self.pause.1.wait_for(&mut guard, time);
+        }
+    }
+
+    /// The connection that brought the windows is gone: nobody may read them any more.
+    fn drop_windows(&self) {
+        let mut attachment = self.attachment.write();
+        if let Some(current) = attachment.as_ref()
+            && current.windows.is_some()
+        {
+            *attachment = Some(Arc::new(Attachment { windows: None, ..current.as_ref().clone() }));
+        }
+    }
+
+    fn note_away(&self, error: &dyn std::fmt::Display) {
+        if !self.away.swap(true, Ordering::Relaxed) {
+            tracing::warn!(endpoint = %self.options.endpoint, %error, "server is away; operations wait until it is back");
+        }
+    }
+
+    fn note_back(&self) {
+        if self.away.swap(false, Ordering::Relaxed) {
+            self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(endpoint = %self.options.endpoint, "server is back");
+        }
+    }
+}

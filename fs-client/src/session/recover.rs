@@ -1,0 +1,170 @@
+//! Attaching, and what follows when the server no longer knows the session: open files are reclaimed before
+//! any other request goes out.
+
+use super::lane::Lane;
+use super::{Attachment, Session, Windows};
+use crate::file::volume::FsError;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
+use cuttlefs_common::region::{FileTable, ResidencyTable};
+use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Rights};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Session {
+    /// First request on a connection. Returns the session's number.
+    pub(super) fn attach(
+        &self,
+        lane: &mut Lane,
+        windows: &[Arc<dyn RemoteWindow>],
+    ) -> Result<u64, RdmaError> {
+        let request = Request::Attach {
+            client: self.client,
+            label: &self.options.label,
+            subtree: &self.options.subtree,
+        };
+        let refused =
+            |reason: String| RdmaError::Refused { endpoint: self.options.endpoint.to_string(), reason };
+        let attached = match lane.call_raw(self, &self.own_caller(), &request)? {
+            Ok(body) => match Reply::parse(body) {
+                Ok(Reply::Attached(attached)) => attached,
+                _ => {
+                    return Err(refused("it does not speak this client's protocol".to_owned()));
+                }
+            },
+            Err(Status::NotFound) => {
+                return Err(refused("the subtree to mount does not exist in the export".to_owned()));
+            }
+            Err(status) => return Err(refused(status.to_string())),
+        };
+        let number = attached.session;
+        let epoch = attached.server_epoch;
+        let mut current = self.attachment.write();
+        let known = current.as_ref().is_some_and(|known| {
+            known.attached.session == number && (known.windows.is_some() || windows.is_empty())
+        });
+        if !known {
+            *current = Some(Arc::new(Attachment {
+                attached,
+                initiator_translates: !windows.is_empty(),
+                windows: map_windows(windows).map(Arc::new),
+            }));
+        }
+        drop(current);
+        let mut recovered = self.recovered.lock();
+        if *recovered == 0 {
+            // The mount's first attach: nothing is open yet.
+            *recovered = number;
+            self.recovered_epoch.store(epoch, Ordering::Relaxed);
+            self.unsynced.begin_session(number);
+        }
+        Ok(number)
+    }
+
+    /// Whether open files belong to this session.
+    pub(super) fn is_recovered(&self, number: u64) -> bool {
+        *self.recovered.lock() == number
+    }
+
+    /// Returns once no recovery runs that began before.
+    pub(super) fn wait_for_recovery(&self) {
+        drop(self.recovered.lock());
+    }
+
+    /// Reclaims every open file in the session `lane` is attached to. `false`: the connection broke meanwhile.
+    pub(super) fn recover(&self, lane: &mut Lane, number: u64) -> Result<bool, FsError> {
+        let mut recovered = self.recovered.lock();
+        if *recovered == number {
+            return Ok(true);
+        }
+        let files = self.open_files.all();
+        tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
+        for batch in files.chunks(RECLAIM_FILES_MAX) {
+            let wanted = batch.iter().map(|f| Reclaim { ino: f.ino(), rights: f.rights() }).collect();
+            let request = Request::Reclaim { files: wanted };
+            let reply = match lane.call_raw(self, &self.own_caller(), &request) {
+                Ok(Ok(body)) => body,
+                Ok(Err(_)) | Err(_) => return Ok(false),
+            };
+            let Ok(Reply::Reclaimed(opened)) = Reply::parse(reply) else {
+                return Ok(false);
+            };
+            for (file, opened) in batch.iter().zip(opened) {
+                if opened.is_none() {
+                    tracing::warn!(ino = %file.ino(), "an open file is gone from the server");
+                }
+                file.rebind(opened.as_ref());
+            }
+        }
+        let Some(attachment) = self.attachment() else {
+            return Ok(false);
+        };
+        // A server that only ended the session (its lease ran out) has lost no byte; others may have written since.
+        let epoch = attachment.attached.server_epoch;
+        if self.recovered_epoch.load(Ordering::Relaxed) != epoch {
+            for ino in self.unsynced.files() {
+                if self.write_again(lane, ino).is_none() {
+                    return Ok(false);
+                }
+            }
+        }
+        self.unsynced.begin_session(number);
+        self.recovered_epoch.store(epoch, Ordering::Relaxed);
+        *recovered = number;
+        Ok(true)
+    }
+
+    /// Gives the server what it may have lost of a file. `None`: the connection broke, all of it is tried again.
+    ///
+    /// Bytes another client wrote over ours since, and before this, are overwritten: between clients there is no
+    /// order without leases.
+    fn write_again(&self, lane: &mut Lane, ino: InodeNo) -> Option<()> {
+        // Each with a key of its own: whoever wrote may have closed the file.
+        let rights = Rights { read: false, write: true };
+        let opened = match self.ask(lane, &Request::Reclaim { files: vec![Reclaim { ino, rights }] })? {
+            Ok(body) => match Reply::parse(body) {
+                Ok(Reply::Reclaimed(opened)) => opened.first().copied().flatten(),
+                _ => return None,
+            },
+            Err(_) => None,
+        };
+        let Some(opened) = opened else {
+            self.unsynced.give_up(ino, true);
+            return Some(());
+        };
+        let filekey = opened.filekey;
+        let writes = self.unsynced.writes_of(ino, opened.attr.change);
+        for kept in &writes {
+            for (index, chunk) in kept.bytes.chunks(MAX_INLINE_BYTES).enumerate() {
+                let offset = kept.offset + (index * MAX_INLINE_BYTES) as u64;
+                let payload = Payload::Inline(chunk);
+                if let Err(status) =
+                    self.ask(lane, &Request::Write { filekey, offset, append: false, payload })?
+                {
+                    tracing::error!(%ino, %status, "bytes the server lost could not be written again");
+                    self.unsynced.give_up(ino, false);
+                    break;
+                }
+            }
+        }
+        self.ask(lane, &Request::Close { filekeys: vec![filekey] })?.ok();
+        Some(())
+    }
+
+    /// One request of a recovery. `None`: the connection broke.
+    fn ask<'l>(&self, lane: &'l mut Lane, request: &Request<'_>) -> Option<Result<&'l [u8], Status>> {
+        lane.call_raw(self, &self.own_caller(), request).ok()
+    }
+}
+
+fn map_windows(windows: &[Arc<dyn RemoteWindow>]) -> Option<Windows> {
+    let [frames, residency, files] = windows else {
+        return None;
+    };
+    Some(Windows {
+        frames: frames.mapped()?.clone(),
+        residency: ResidencyTable::over(residency.mapped()?.clone()),
+        files: FileTable::over(files.mapped()?.clone()),
+    })
+}

@@ -1,0 +1,276 @@
+//! Written bytes the server may still lose: kept until a sync covers them, and written again if it was killed.
+//!
+//! A write is answered when the server's memory has it. Should that server be killed, an application that goes on
+//! and calls fsync must not be told that bytes are safe which are nowhere. So copies are kept, as NFS clients
+//! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery writes them again.
+//!
+//! # Bounds
+//! At most [`MAX_KEPT_BYTES`]. A write beyond is not kept: should the server lose it, the next fsync of that file
+//! fails with EIO, once, as after a failed write-back of a local file system. The control thread syncs whenever
+//! something was kept for a while, which is also what bounds the number of files.
+//!
+//! # Invariants
+//! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not
+//!   taken, and the caller writes again.
+//! * Entries go away only by a sync that began after they were noted, or by a change of the same range.
+
+use cuttlefs_common::ids::InodeNo;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+
+/// Bytes kept at most, with what an entry costs beside its bytes. Small, for every write is copied once more:
+/// what streams past it is written by programs that seldom sync and can be run again.
+const MAX_KEPT_BYTES: usize = 32 << 20;
+/// What an entry costs beside its bytes, about.
+const ENTRY_BYTES: usize = 64;
+
+/// A written range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    number: u64,
+    /// Where.
+    pub(crate) offset: u64,
+    /// What.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Kept {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+
+    fn cost(&self) -> usize {
+        self.bytes.len() + ENTRY_BYTES
+    }
+}
+
+#[derive(Debug, Default)]
+struct FileWrites {
+    kept: Vec<Kept>,
+    /// The last write that was not kept, and the file's change counter after it.
+    dropped: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    session: u64,
+    /// Number of the next write.
+    next: u64,
+    cost: usize,
+    files: HashMap<InodeNo, FileWrites>,
+    failed: HashSet<InodeNo>,
+}
+
+/// What a sync that begins now covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(u64);
+
+/// All unsynced writes of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct Unsynced {
+    state: Mutex<State>,
+}
+
+impl Unsynced {
+    /// Notes a write that `session` answered. `false`: the server that answered is gone and recovery did not see
+    /// this write; it must be sent again.
+    pub(crate) fn note(&self, session: u64, ino: InodeNo, offset: u64, bytes: &[u8], change: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.session != session {
+            return false;
+        }
+        let number = state.next;
+        state.next += 1;
+        let keep = state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
+        let file = state.files.entry(ino).or_default();
+        if keep {
+            file.kept.push(Kept { number, offset, bytes: bytes.to_vec() });
+            state.cost += bytes.len() + ENTRY_BYTES;
+        } else {
+            file.dropped = Some((number, change));
+        }
+        true
+    }
+
+    /// The server wrote to this file by itself: there are no bytes to keep here.
+    pub(crate) fn note_elsewhere(&self, ino: InodeNo) {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        // No change counter came with it, so a killed server counts as having lost it.
+        state.files.entry(ino).or_default().dropped = Some((number, u64::MAX));
+    }
+
+    /// The range has been given other contents that need no keeping: truncated, punched.
+    pub(crate) fn cut(&self, ino: InodeNo, start: u64, end: u64) {
+        let mut state = self.state.lock();
+        let Some(file) = state.files.get_mut(&ino) else {
+            return;
+        };
+        let before: usize = file.kept.iter().map(Kept::cost).sum();
+        let mut rest = Vec::with_capacity(file.kept.len());
+        for mut kept in file.kept.drain(..) {
+            if kept.end() <= start || kept.offset >= end {
+                rest.push(kept);
+                continue;
+            }
+            if kept.end() > end {
+                let bytes = kept.bytes[(end - kept.offset) as usize..].to_vec();
+                rest.push(Kept { number: kept.number, offset: end, bytes });
+            }
+            if kept.offset < start {
+                kept.bytes.truncate((start - kept.offset) as usize);
+                rest.push(kept);
+            }
+        }
+        file.kept = rest;
+        let after: usize = file.kept.iter().map(Kept::cost).sum();
+        state.cost = state.cost - before + after;
+    }
+
+    /// A sync begins.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.state.lock().next)
+    }
+
+    /// A sync of a file, or of all (`None`), that began at `mark` has succeeded.
+    pub(crate) fn synced(&self, ino: Option<InodeNo>, mark: Mark) {
+        let mut state = self.state.lock();
+        let State { files, cost, .. } = &mut *state;
+        let mut clear = |file: &mut FileWrites| {
+            file.kept.retain(|kept| {
+                let stays = kept.number >= mark.0;
+                if !stays {
+                    *cost -= kept.cost();
+                }
+                stays
+            });
+            file.dropped = file.dropped.filter(|(number, _)| *number >= mark.0);
+            !file.kept.is_empty() || file.dropped.is_some()
+        };
+        match ino {
+            Some(ino) => {
+                if files.get_mut(&ino).is_some_and(|file| !clear(file)) {
+                    files.remove(&ino);
+                }
+            }
+            None => files.retain(|_, file| clear(file)),
+        }
+    }
+
+    /// Whether something is kept that a sync would free.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().files.is_empty()
+    }
+
+    /// Whether written bytes of this file were lost; says so once.
+    pub(crate) fn take_failed(&self, ino: InodeNo) -> bool {
+        let mut state = self.state.lock();
+        !state.failed.is_empty() && state.failed.remove(&ino)
+    }
+
+    /// Files with writes that recovery has to look at.
+    pub(super) fn files(&self) -> Vec<InodeNo> {
+        self.state.lock().files.keys().copied().collect()
+    }
+
+    /// What to write again to a file, whose change counter the server gives as `change`, in order. A write that
+    /// was not kept is lost if the server's file is older than it.
+    pub(super) fn writes_of(&self, ino: InodeNo, change: u64) -> Vec<Kept> {
+        let mut state = self.state.lock();
+        let Some(file) = state.files.get_mut(&ino) else {
+            return Vec::new();
+        };
+        let lost = file.dropped.take().is_some_and(|(_, dropped)| change < dropped);
+        let kept = file.kept.clone();
+        if lost {
+            tracing::error!(%ino, "the server lost written bytes that were too many to keep; fsync will fail");
+            state.failed.insert(ino);
+        }
+        kept
+    }
+
+    /// The file's writes cannot be written again; `gone`: because there is no such file any more.
+    pub(super) fn give_up(&self, ino: InodeNo, gone: bool) {
+        let mut state = self.state.lock();
+        if let Some(file) = state.files.remove(&ino) {
+            state.cost -= file.kept.iter().map(Kept::cost).sum::<usize>();
+        }
+        if !gone {
+            state.failed.insert(ino);
+        }
+    }
+
+    /// From now on only what this session answers is taken.
+    pub(super) fn begin_session(&self, session: u64) {
+        self.state.lock().session = session;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INO: InodeNo = InodeNo(7);
+
+    fn unsynced() -> Unsynced {
+        let unsynced = Unsynced::default();
+        unsynced.begin_session(1);
+        unsynced
+    }
+
+    fn ranges(unsynced: &Unsynced) -> Vec<(u64, Vec<u8>)> {
+        unsynced.writes_of(INO, 0).into_iter().map(|kept| (kept.offset, kept.bytes)).collect()
+    }
+
+    #[test]
+    fn a_sync_frees_what_was_before_it() {
+        let unsynced = unsynced();
+        assert!(unsynced.note(1, INO, 0, b"before", 1));
+        let mark = unsynced.mark();
+        assert!(unsynced.note(1, INO, 6, b"after", 2));
+        assert!(unsynced.note(1, InodeNo(8), 0, b"other", 3));
+        unsynced.synced(Some(INO), mark);
+        assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
+        unsynced.synced(None, unsynced.mark());
+        assert!(unsynced.is_empty());
+        assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn changed_ranges_are_cut_out() {
+        let unsynced = unsynced();
+        unsynced.note(1, INO, 10, b"0123456789", 1);
+        unsynced.cut(INO, 13, 15);
+        assert_eq!(ranges(&unsynced), [(15, b"56789".to_vec()), (10, b"012".to_vec())]);
+        unsynced.cut(INO, 16, u64::MAX);
+        assert_eq!(ranges(&unsynced), [(15, b"5".to_vec()), (10, b"012".to_vec())]);
+        unsynced.cut(INO, 0, u64::MAX);
+        assert_eq!(ranges(&unsynced), []);
+        assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn another_session_s_answer_is_not_taken() {
+        let unsynced = unsynced();
+        unsynced.begin_session(2);
+        assert!(!unsynced.note(1, INO, 0, b"late", 1));
+        assert!(unsynced.is_empty());
+    }
+
+    #[test]
+    fn what_is_too_much_fails_a_sync_once_if_it_was_lost() {
+        let unsynced = unsynced();
+        let chunk = vec![1; 1 << 20];
+        for index in 0..40 {
+            assert!(unsynced.note(1, INO, index << 20, &chunk, index));
+        }
+        assert!(unsynced.state.lock().cost <= MAX_KEPT_BYTES);
+        assert_eq!(unsynced.writes_of(INO, 39).len(), 31, "the server has all of it");
+        assert!(!unsynced.take_failed(INO));
+        unsynced.note(1, INO, 41 << 20, &chunk, 41);
+        assert_eq!(unsynced.writes_of(INO, 40).len(), 31);
+        assert!(unsynced.take_failed(INO));
+        assert!(!unsynced.take_failed(INO));
+    }
+}

@@ -1,0 +1,53 @@
+//! Sparse fetch (TeRM section 4.2): one RPC for all the pages of a request that are missing.
+//!
+//! The server pushes the pages into the lane's data buffer by RDMA WRITE, each at its place in the request; from
+//! there they are copied into the caller's buffer. Pages that are not in the set are not touched.
+
+use crate::file::OpenFile;
+use crate::file::volume::{Caller, FsError};
+use crate::session::{LaneGuard, Session};
+use cuttlefs_common::region::{PageSet, divide};
+use cuttlefs_common::rpc::{Reply, Request, Sink};
+use cuttlefs_common::status::Status;
+use std::sync::atomic::Ordering;
+
+/// Fetches the pages of `missing` into their places in `out`. Returns how many bytes of the request precede the
+/// end of the file.
+///
+/// # Errors
+/// As the server says; an SSD error is an error for the whole request, never bytes that are not the file's.
+pub(crate) fn fetch(
+    session: &Session,
+    lane: &mut LaneGuard<'_>,
+    caller: &Caller,
+    file: &OpenFile,
+    offset: u64,
+    missing: &PageSet,
+    out: &mut [u8],
+) -> Result<usize, FsError> {
+    let len = u32::try_from(out.len()).map_err(|_| FsError::Server(Status::Invalid))?;
+    session.counters.sparse_fetches.fetch_add(1, Ordering::Relaxed);
+    lane.call(
+        caller,
+        |buffer| Request::Fetch {
+            filekey: file.filekey(),
+            offset,
+            len,
+            pages: missing.clone(),
+            sink: Sink::Push(buffer.remote(len)),
+        },
+        |reply, buffer| {
+            let Reply::Fetched { valid_len, .. } = reply else {
+                return Err(FsError::Server(Status::Malformed));
+            };
+            let valid_len = (valid_len as usize).min(out.len());
+            for (index, part) in divide(offset, valid_len).enumerate() {
+                if missing.contains(index) {
+                    let end = part.offset_in_request + part.len;
+                    buffer.read(part.offset_in_request, &mut out[part.offset_in_request..end]);
+                }
+            }
+            Ok(valid_len)
+        },
+    )
+}

@@ -1,0 +1,503 @@
+//! The `cuttlefs` command, end to end: real processes and real mounts, over an in-memory volume.
+//!
+//! This program is three things: the tests; with `CUTTLEFS_TEST_COMMAND` in its environment the command itself, with
+//! a backend that needs no server, so that detached processes are this program again; and with the arguments of
+//! `cuttlefsd` a server that does nothing but start and stop.
+
+// Each test program uses a part of it.
+#[allow(dead_code)]
+mod memory_volume;
+
+use anyhow::bail;
+use cuttlefs_client::cli::{Backend, VolumeOptions, run_with};
+use cuttlefs_client::file::volume::Volume;
+use cuttlefs_client::fuse::MountTable;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::Endpoint;
+use memory_volume::MemoryVolume;
+use signal_hook::consts::SIGTERM;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const COMMAND_VARIABLE: &str = "CUTTLEFS_TEST_COMMAND";
+/// Makes the server die instead of start.
+const DIES_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_DIES";
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    match arguments.get(1).and_then(|first| first.to_str()) {
+        Some("format") => {
+            fake_format(&arguments[2..].iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>())
+        }
+        Some("serve") => {
+            fake_serve(&arguments[2..].iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>())
+        }
+        _ if std::env::var_os(COMMAND_VARIABLE).is_some() => run_with(&InMemory, arguments),
+        filter => run_tests(filter),
+    }
+}
+
+struct InMemory;
+
+impl Backend for InMemory {
+    fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
+        match server {
+            Endpoint::Tcp { host, .. } if host == "away" => {
+                bail!("cannot reach {server}: nobody listens there")
+            }
+            Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}: no such socket"),
+            _ => {}
+        }
+        assert!(!options.label.is_empty() && options.threads > 0);
+        let volume = MemoryVolume::new(InodeNo::ROOT);
+        if matches!(server, Endpoint::Tcp { host, .. } if host == "stalls") {
+            volume.stall_reads();
+        }
+        Ok(Arc::new(volume))
+    }
+
+    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String> {
+        match server {
+            Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}"),
+            Endpoint::Tcp { host, .. } if host == "leaves" => bail!("cannot reach {server}"),
+            Endpoint::Shm(path) => {
+                let pid = std::fs::read_to_string(path)?;
+                Ok(format!("{{\"version\": \"test\", \"pid\": {pid}, \"pool\": {{\"free_pages\": 7}}}}"))
+            }
+            _ => Ok("{\"version\": \"test\", \"pool\": {\"free_pages\": 7}}".to_owned()),
+        }
+    }
+}
+
+fn argument<'a>(arguments: &'a [String], name: &str) -> &'a str {
+    let at = arguments.iter().position(|argument| argument == name).expect(name);
+    &arguments[at + 1]
+}
+
+fn fake_format(arguments: &[String]) -> ExitCode {
+    let pool = Path::new(argument(arguments, "--pool"));
+    if argument(arguments, "--size") == "1" {
+        eprintln!("a pool needs more than a byte");
+        return ExitCode::FAILURE;
+    }
+    std::fs::write(pool.join("cuttlefs.toml"), "").expect("write");
+    ExitCode::SUCCESS
+}
+
+fn fake_serve(arguments: &[String]) -> ExitCode {
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM]).expect("signals");
+    let pool = Path::new(argument(arguments, "--pool"));
+    let socket = argument(arguments, "--listen").strip_prefix("shm://").expect("shm first");
+    if std::env::var_os(DIES_VARIABLE).is_some() {
+        eprintln!("the device is on fire");
+        return ExitCode::from(3);
+    }
+    std::fs::write(pool.join("pid"), std::process::id().to_string()).expect("write");
+    std::thread::sleep(Duration::from_millis(50));
+    std::fs::write(socket, std::process::id().to_string()).expect("socket");
+    signals.forever().next();
+    std::fs::remove_file(socket).expect("socket");
+    std::fs::write(pool.join("stopped"), "").expect("write");
+    ExitCode::SUCCESS
+}
+
+type Test = (&'static str, fn());
+
+const TESTS: &[Test] = &[
+    ("mount_and_umount", mount_and_umount),
+    ("a_refused_connection_leaves_nothing", a_refused_connection_leaves_nothing),
+    ("a_dead_mount_is_mounted_again", a_dead_mount_is_mounted_again),
+    ("a_mount_that_hangs_is_forced_off", a_mount_that_hangs_is_forced_off),
+    ("foreground_ends_by_ctrl_c", foreground_ends_by_ctrl_c),
+    ("mount_8_calls_the_helper", mount_8_calls_the_helper),
+    ("a_remount_changes_flags", a_remount_changes_flags),
+    ("status_while_the_server_is_away", status_while_the_server_is_away),
+    ("up_and_down", up_and_down),
+    ("up_in_the_foreground_stops_its_server", up_in_the_foreground_stops_its_server),
+    ("a_server_that_dies_shows_its_log", a_server_that_dies_shows_its_log),
+    ("down_stops_what_a_killed_mount_left", down_stops_what_a_killed_mount_left),
+];
+
+fn run_tests(filter: Option<&str>) -> ExitCode {
+    if filter == Some("--list") {
+        TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        println!("NOT TESTED: root and /dev/fuse are needed");
+        let required = std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_some();
+        return if required { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
+    let filter = filter.filter(|filter| !filter.starts_with('-')).unwrap_or("");
+    let mut failed = 0;
+    for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
+        let ok = std::panic::catch_unwind(test).is_ok();
+        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+        failed += usize::from(!ok);
+    }
+    println!("test result: {failed} failed");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A directory with a mount point and a pool in it; whatever is mounted goes at the end.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().expect("temporary directory") };
+        std::fs::create_dir(place.mnt()).expect("mkdir");
+        place
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.dir.path().canonicalize().expect("canonical").join("mnt")
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    fn mnt_text(&self) -> String {
+        self.mnt().to_str().expect("UTF-8").to_owned()
+    }
+
+    fn pool_text(&self) -> String {
+        self.pool().to_str().expect("UTF-8").to_owned()
+    }
+
+    fn is_mounted(&self) -> bool {
+        MountTable::read().expect("mounts").at(&self.mnt()).is_some()
+    }
+
+    fn server_pid(&self) -> i32 {
+        std::fs::read_to_string(self.pool().join("pid")).expect("pid").parse().expect("a number")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let flags = rustix::mount::UnmountFlags::DETACH | rustix::mount::UnmountFlags::FORCE;
+        let _ = rustix::mount::unmount(self.mnt(), flags);
+    }
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let own = std::env::current_exe().expect("own path");
+    let mut command = Command::new(&own);
+    command.args(arguments).env(COMMAND_VARIABLE, "1").env("CUTTLEFSD", &own).stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("run")
+}
+
+#[track_caller]
+fn succeeds(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {text}");
+    text
+}
+
+#[track_caller]
+fn fails(arguments: &[&str]) -> String {
+    let output = output(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    assert!(text.starts_with("cuttlefs: ") || text.contains("\ncuttlefs: "), "{text}");
+    text
+}
+
+#[track_caller]
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < LIMIT, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn runs(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z"))
+}
+
+/// The process that serves a mount, found by its log, which only it writes.
+fn mount_pid(mountpoint: &str) -> i32 {
+    let states = std::fs::read_dir("/run/cuttlefs").expect("runtime directory");
+    states
+        .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
+        .find_map(|entry| {
+            let state: serde_json::Value = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
+            (state["mountpoint"] == mountpoint).then(|| state["mount"]["pid"].as_i64())?
+        })
+        .expect("a state file") as i32
+}
+
+fn signal(pid: i32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(pid, signal).expect("signal");
+}
+
+fn mount_and_umount() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let text = succeeds(&["mount", "tcp://memory:1", mnt, "-o", "noatime,attr_cache=3"]);
+    assert!(text.contains(&format!("tcp://memory:1 is mounted at {mnt}")), "{text}");
+    let table = MountTable::read().expect("mounts");
+    assert_eq!(table.at(&place.mnt()).expect("mounted").source, "tcp://memory:1");
+    assert!(fails(&["mount", "tcp://memory:1", mnt]).contains(&format!("cuttlefs umount {mnt}")));
+    assert!(fails(&["down", mnt]).contains("cuttlefs umount"));
+
+    assert!(succeeds(&["status", mnt]).contains("free pages: 7"));
+    let json: serde_json::Value = serde_json::from_str(&succeeds(&["status", mnt, "--json"])).expect("JSON");
+    assert_eq!(json["version"], "test");
+    assert_eq!(json["mount"]["mountpoint"], *mnt, "the mount speaks for itself");
+    assert_eq!(json["mount"]["pid"], mount_pid(mnt));
+    assert_eq!(json["mount"]["onesided_reads"], 3, "with the volume's figures");
+
+    let pid = mount_pid(mnt);
+    let file = std::fs::File::create(place.mnt().join("f")).expect("create");
+    let busy = fails(&["umount", mnt]);
+    assert!(
+        busy.contains(&format!("process {}", std::process::id())) && busy.contains("umount -f"),
+        "{busy}"
+    );
+    drop(file);
+    succeeds(&["umount", mnt]);
+    assert!(!place.is_mounted() && !runs(pid), "umount waits for the process");
+    assert!(fails(&["umount", mnt]).contains("nothing is mounted"));
+    assert!(fails(&["status", mnt]).contains("not in a cuttlefs mount"));
+
+    // Forced off while in use.
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let pid = mount_pid(mnt);
+    let file = std::fs::File::create(place.mnt().join("f")).expect("create");
+    succeeds(&["umount", "-f", mnt]);
+    assert!(!place.is_mounted());
+    drop(file);
+    eventually("the end of the mount's process", || !runs(pid));
+}
+
+fn a_refused_connection_leaves_nothing() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    assert!(fails(&["mount", "tcp://away:1", mnt]).contains("nobody listens there"));
+    assert!(!place.is_mounted());
+    assert!(fails(&["mount", "tcp://memory:1", mnt, "-o", "bogus"]).contains("attr_cache=S"));
+    assert!(fails(&["mount", "tcp://memory:1", &format!("{mnt}/none")]).contains("mkdir -p"));
+    std::fs::write(place.mnt().join("f"), "").expect("write");
+    assert!(fails(&["mount", "tcp://memory:1", mnt]).contains("-o nonempty"));
+    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "nonempty"]);
+    succeeds(&["umount", mnt]);
+}
+
+fn a_dead_mount_is_mounted_again() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let pid = mount_pid(mnt);
+    signal(pid, rustix::process::Signal::KILL);
+    eventually("the death", || !runs(pid));
+    let dead = std::fs::metadata(mnt).expect_err("dead").raw_os_error();
+    assert_eq!(dead, Some(107), "transport endpoint is not connected");
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    std::fs::write(place.mnt().join("f"), "alive").expect("write");
+    succeeds(&["umount", mnt]);
+}
+
+fn a_mount_that_hangs_is_forced_off() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    succeeds(&["mount", "tcp://stalls:1", mnt]);
+    let pid = mount_pid(mnt);
+    let file = place.mnt().join("f");
+    std::fs::write(&file, "never read").expect("write");
+    // More readers than the mount has threads, so that nothing at all is answered any more.
+    let readers: Vec<_> = (0..20)
+        .map(|_| {
+            let file = file.clone();
+            std::thread::spawn(move || std::fs::read(file))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(fails(&["umount", mnt]).contains("umount -f"));
+    assert!(fails(&["mount", "tcp://memory:1", mnt]).contains("already"), "and does not hang");
+    succeeds(&["umount", "-f", mnt]);
+    assert!(!place.is_mounted() && !runs(pid));
+    for reader in readers {
+        assert!(reader.join().expect("reader").is_err());
+    }
+}
+
+fn foreground_ends_by_ctrl_c() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
+    eventually("the mount", || place.is_mounted());
+    std::fs::write(place.mnt().join("f"), "x").expect("write");
+    signal(child.id() as i32, rustix::process::Signal::INT);
+    assert!(child.wait().expect("wait").success());
+    assert!(!place.is_mounted());
+
+    // Busy: the first signal says so, the second forces.
+    let mut child = command(&["mount", "tcp://memory:1", mnt, "--foreground"]).spawn().expect("spawn");
+    eventually("the mount", || place.is_mounted());
+    let open = std::fs::File::create(place.mnt().join("f")).expect("create");
+    signal(child.id() as i32, rustix::process::Signal::INT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
+    signal(child.id() as i32, rustix::process::Signal::INT);
+    assert!(child.wait().expect("wait").success());
+    assert!(!place.is_mounted());
+    drop(open);
+}
+
+fn mount_8_calls_the_helper() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let helper = place.dir.path().join("mount.fuse.cuttlefs");
+    std::os::unix::fs::symlink(std::env::current_exe().expect("own path"), &helper).expect("symlink");
+    let call = |arguments: &[&str]| {
+        Command::new(&helper).args(arguments).env(COMMAND_VARIABLE, "1").output().expect("run")
+    };
+    // As mount(8) does: SPEC DIR [-sfnv] [-N namespace] [-o options] [-t type.subtype].
+    let options = "rw,noatime,_netdev,x-systemd.automount";
+    assert!(call(&["tcp://memory:1", mnt, "-f", "-o", options]).status.success());
+    assert!(!place.is_mounted(), "fake");
+    let output = call(&["tcp://memory:1", mnt, "-n", "-v", "-s", "-o", options, "-t", "fuse.cuttlefs"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(place.is_mounted());
+    succeeds(&["umount", mnt]);
+    // As mount.fuse3 does, which knows the command's name only.
+    let by_libfuse = ["tcp://memory:1", mnt, "-o", "rw,dev,suid,noatime"];
+    succeeds(&by_libfuse);
+    assert!(place.is_mounted());
+    succeeds(&["umount", mnt]);
+    let refused = call(&["box", mnt, "-o", "ro"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("tcp://HOST:PORT"));
+}
+
+fn a_remount_changes_flags() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let refused = fails(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]);
+    assert!(refused.contains("is not mounted at"), "{refused}");
+    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "nosuid"]);
+    let file = place.mnt().join("f");
+    let options = || MountTable::read().expect("mounts").at(&place.mnt()).expect("mounted").options.clone();
+    let open = std::fs::File::create(&file).expect("create");
+    assert!(fails(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]).contains("open for writing"));
+    drop(open);
+    // The kernel hears of a close after close(2) has returned.
+    let given = "rw,user_id=0,group_id=0,default_permissions,allow_other,attr_cache=9,remount,ro";
+    let remount = ["tcp://memory:1", mnt, "-o", given];
+    eventually("the remount", || output(&remount).status.success());
+    assert!(succeeds(&remount).contains("not changed by a remount: attr_cache=9"));
+    assert!(options().starts_with("ro,nosuid"), "{}", options());
+    let error = std::fs::write(&file, "x").expect_err("read-only");
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "remount,rw"]);
+    std::fs::write(&file, "x").expect("write");
+    assert!(options().starts_with("rw,nosuid"), "{}", options());
+    succeeds(&["umount", mnt]);
+}
+
+fn status_while_the_server_is_away() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    succeeds(&["mount", "tcp://leaves:1", mnt]);
+    let output = output(&["status", mnt, "--json"]);
+    assert!(!output.status.success(), "it says that the server is away");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON of the mount alone");
+    assert_eq!(json["mount"]["onesided_reads"], 3);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot reach tcp://leaves:1"));
+    // A mount whose process died has no figures.
+    signal(mount_pid(mnt), rustix::process::Signal::KILL);
+    eventually("the death", || std::fs::metadata(mnt).is_err());
+    assert!(fails(&["status", mnt]).contains("cannot reach"));
+    succeeds(&["umount", mnt]);
+}
+
+fn up_and_down() {
+    let place = Place::new();
+    // `up` makes the mount point.
+    std::fs::remove_dir(place.mnt()).expect("rmdir");
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    assert!(fails(&["down", mnt]).contains("nothing is up"));
+    assert!(fails(&["up", mnt, "--pool", pool, "--size", "1"]).contains("more than a byte"));
+    let text = succeeds(&["up", mnt, "--pool", pool, "--size", "64M", "--memory", "16M", "-o", "noatime"]);
+    assert!(
+        text.contains("making a pool of 64M") && text.contains(&format!("cuttlefs down {mnt}")),
+        "{text}"
+    );
+    std::fs::write(place.mnt().join("f"), "hello").expect("write");
+    assert!(succeeds(&["status", mnt]).contains("version: test"), "by the mount's source");
+    assert!(fails(&["up", mnt, "--pool", pool]).contains("already"));
+    // The same pool at another place: the server that answers is not the one that would be started.
+    let other = place.dir.path().join("other");
+    let refused = fails(&["up", other.to_str().expect("UTF-8"), "--pool", pool]);
+    let server = place.server_pid();
+    assert!(refused.contains(&format!("served already by process {server}")), "{refused}");
+    assert!(refused.contains("cuttlefs mount shm://"), "{refused}");
+    assert!(MountTable::read().expect("mounts").at(&other).is_none());
+    let (server, mount) = (place.server_pid(), mount_pid(mnt));
+    assert!(runs(server) && runs(mount));
+
+    let open = std::fs::File::open(place.mnt().join("f")).expect("open");
+    let busy = fails(&["down", mnt]);
+    assert!(busy.contains("is in use") && busy.contains("cuttlefs down -f"), "{busy}");
+    assert!(runs(server), "nothing is stopped while it is in use");
+    drop(open);
+    assert!(succeeds(&["down", mnt]).contains("is down"));
+    assert!(!place.is_mounted() && !runs(server) && !runs(mount));
+    assert!(place.pool().join("stopped").exists(), "asked, not killed");
+
+    // Again, on the pool that is there; and a plain umount(8) ends it all too.
+    let text = succeeds(&["up", mnt, "--pool", pool]);
+    assert!(!text.contains("making a pool"), "{text}");
+    let server = place.server_pid();
+    rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
+    eventually("the end of the server", || !runs(server));
+}
+
+fn up_in_the_foreground_stops_its_server() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    let mut child = command(&["up", mnt, "--pool", pool, "--foreground"]).spawn().expect("spawn");
+    eventually("the mount", || place.is_mounted());
+    let server = place.server_pid();
+    signal(child.id() as i32, rustix::process::Signal::INT);
+    assert!(child.wait().expect("wait").success());
+    assert!(!place.is_mounted() && !runs(server));
+}
+
+fn a_server_that_dies_shows_its_log() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    let output = command(&["up", mnt, "--pool", pool]).env(DIES_VARIABLE, "1").output().expect("run");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("the device is on fire"), "{text}");
+    assert!(!place.is_mounted());
+}
+
+fn down_stops_what_a_killed_mount_left() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    succeeds(&["up", mnt, "--pool", pool]);
+    let (server, mount) = (place.server_pid(), mount_pid(mnt));
+    signal(mount, rustix::process::Signal::KILL);
+    eventually("the death", || !runs(mount));
+    assert!(runs(server));
+    assert!(fails(&["up", mnt, "--pool", pool]).contains("earlier `up` still runs"));
+    succeeds(&["down", mnt]);
+    assert!(!runs(server) && !place.is_mounted());
+}

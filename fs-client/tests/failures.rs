@@ -1,0 +1,251 @@
+//! Cut connections and vanished clients, in one thread: every mutation has its effect once, and what a client that is
+//! gone held comes back.
+
+mod world;
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Request, XattrMode};
+use cuttlefs_common::status::Status;
+use std::time::Duration;
+use world::{LEASE, World, WorldConfig};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
+const ROOT: InodeNo = InodeNo::ROOT;
+
+fn both(test: impl Fn(&World)) {
+    for translation in [Translation::Target, Translation::Initiator] {
+        for deferred in [false, true] {
+            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 16, deferred };
+            test(&World::new(config));
+        }
+    }
+}
+
+/// Runs `test` with the request lost, then with the reply lost.
+fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
+    both(|world| {
+        for cut in [Cut::Request, Cut::Reply] {
+            test(world, &|| world.network().cut_after(cut, 0));
+            assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
+        }
+    });
+}
+
+fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
+    let mut bytes = Vec::new();
+    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
+    Ok(bytes)
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index as u8).wrapping_mul(29) ^ (index >> 8) as u8).collect()
+}
+
+fn heartbeat(volume: &RemoteVolume) {
+    let session = volume.session();
+    session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+}
+
+#[test]
+fn exclusive_create_answers_once() {
+    cut_both_ways(|world, cut| {
+        let volume = world.client();
+        cut();
+        let made = volume.create(&CALLER, ROOT, b"lock", 0o644, true, READ_WRITE);
+        let (attr, file) = made.expect("the first answer, not what a second run would say");
+        assert_eq!(volume.lookup(&CALLER, ROOT, b"lock").map(|found| found.ino), Ok(attr.ino));
+        volume.write(&CALLER, file.handle, 0, b"mine").expect("the filekey is the one the server kept");
+        volume.release(file.handle);
+        volume.unlink(&CALLER, ROOT, b"lock").expect("unlink");
+        volume.shut_down();
+    });
+}
+
+#[test]
+fn names_change_once() {
+    cut_both_ways(|world, cut| {
+        let volume = world.client();
+        volume.make(&CALLER, ROOT, b"from", NewNode::File, 0o644).expect("make");
+        cut();
+        let mode = RenameMode::NoReplace;
+        assert_eq!(volume.rename(&CALLER, ROOT, b"from", ROOT, b"to", mode), Ok(()));
+        cut();
+        assert_eq!(volume.make(&CALLER, ROOT, b"dir", NewNode::Directory, 0o755).map(|_| ()), Ok(()));
+        cut();
+        let to = volume.lookup(&CALLER, ROOT, b"to").expect("lookup").ino;
+        assert_eq!(volume.link(&CALLER, to, ROOT, b"link").map(|attr| attr.nlink), Ok(2));
+        cut();
+        assert_eq!(volume.set_xattr(&CALLER, to, b"user.a", b"1", XattrMode::Create), Ok(()));
+        cut();
+        assert_eq!(volume.remove_xattr(&CALLER, to, b"user.a"), Ok(()));
+        cut();
+        assert_eq!(volume.rmdir(&CALLER, ROOT, b"dir"), Ok(()));
+        for name in [&b"to"[..], b"link"] {
+            cut();
+            assert_eq!(volume.unlink(&CALLER, ROOT, name), Ok(()));
+        }
+        volume.shut_down();
+    });
+}
+
+#[test]
+fn append_appends_once() {
+    cut_both_ways(|world, cut| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"log", 0o644, true, APPEND).expect("create");
+        let mut expected = Vec::new();
+        // Inline, and large enough to be pulled.
+        for len in [10, 70_000, 3] {
+            let bytes = pattern(len);
+            cut();
+            assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(len as u32));
+            expected.extend_from_slice(&bytes);
+        }
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(expected.len() as u64));
+        assert_eq!(read(&volume, file.handle, 0, 100_000), Ok(expected));
+        volume.release(file.handle);
+        volume.unlink(&CALLER, ROOT, b"log").expect("unlink");
+        volume.shut_down();
+    });
+}
+
+#[test]
+fn a_transfer_that_breaks_is_no_io_error() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) = volume.create(&CALLER, ROOT, b"log", 0o644, true, APPEND).expect("create");
+        let bytes = pattern(300_000);
+        world.network().cut_after(Cut::Transfer, 0);
+        assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(300_000));
+        assert!(!world.network().cut_is_pending());
+        // More than the frames hold: the rest is pushed by the server.
+        world.network().cut_after(Cut::Transfer, 0);
+        assert_eq!(read(&volume, file.handle, 0, 300_000), Ok(bytes));
+        assert!(!world.network().cut_is_pending());
+    });
+}
+
+#[test]
+fn a_one_sided_read_that_breaks_is_read_again() {
+    let config = WorldConfig {
+        seed: 1,
+        translation: Translation::Target,
+        pool_pages: 1024,
+        frames: 64,
+        deferred: false,
+    };
+    let world = World::new(config);
+    let volume = world.client();
+    let (_, file) = volume.create(&CALLER, ROOT, b"hot", 0o644, true, READ_WRITE).expect("create");
+    let bytes = pattern(8 * 4096);
+    volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
+    for pass in 0..3 {
+        world.network().cut_after(Cut::OneSided, pass);
+        for _ in 0..4 {
+            assert_eq!(read(&volume, file.handle, 0, 8 * 4096), Ok(bytes.clone()));
+        }
+        assert!(!world.network().cut_is_pending());
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_leaves_nothing_behind() {
+    both(|world| {
+        let (gone, stays) = (world.client(), world.client());
+        let free = stays.stat_fs(&CALLER).expect("statfs");
+        let (attr, file) = gone.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE).expect("create");
+        gone.write(&CALLER, file.handle, 0, &pattern(100_000)).expect("write");
+        gone.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
+        let sessions = || world.with_server(|server| server.server().sessions.list().len());
+        assert_eq!(sessions(), 2);
+        // Within its lease it keeps what it has.
+        world.pass(LEASE / 2);
+        heartbeat(&stays);
+        assert_eq!(stays.get_attr(&CALLER, attr.ino).map(|attr| attr.nlink), Ok(0));
+        drop(gone);
+        world.pass(LEASE / 2 - Duration::from_secs(1));
+        heartbeat(&stays);
+        assert_eq!(sessions(), 2, "its lease has not run out");
+        world.pass(LEASE / 2);
+        heartbeat(&stays);
+        assert_eq!(sessions(), 1);
+        assert_eq!(stays.get_attr(&CALLER, attr.ino), Err(FsError::Server(Status::Stale)));
+        assert_eq!(stays.stat_fs(&CALLER), Ok(free), "its space is back, and its inode");
+    });
+}
+
+#[test]
+fn a_client_that_slept_reclaims_its_files() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) = volume.create(&CALLER, ROOT, b"kept", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, file.handle, 0, b"kept").expect("write");
+        let (_, lost) = volume.create(&CALLER, ROOT, b"lost", 0o644, true, READ_WRITE).expect("create");
+        volume.unlink(&CALLER, ROOT, b"lost").expect("unlink");
+        world.pass(LEASE * 3);
+        assert_eq!(world.with_server(|server| server.server().sessions.list().len()), 0);
+        assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"kept".to_vec()));
+        volume.write(&CALLER, file.handle, 4, b" on").expect("write");
+        assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"kept on".to_vec()));
+        assert_eq!(
+            volume.write(&CALLER, lost.handle, 0, b"x"),
+            Err(FsError::Server(Status::Stale)),
+            "nobody held it any more"
+        );
+    });
+}
+
+#[test]
+fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
+    // More files than one request reclaims, the last answer small enough to be kept, and each lost once.
+    let files = 256 + 20;
+    for cut in [Cut::Request, Cut::Reply] {
+        for pass in 0..8 {
+            let translation = Translation::Target;
+            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 64, deferred: false };
+            let world = World::new(config);
+            let volume = world.client();
+            let handles: Vec<_> = (0..files)
+                .map(|index: u32| {
+                    let name = format!("file{index}");
+                    let made = volume.create(&CALLER, ROOT, name.as_bytes(), 0o644, true, READ_WRITE);
+                    let handle = made.expect("create").1.handle;
+                    volume.write(&CALLER, handle, 0, &index.to_le_bytes()).expect("write");
+                    volume.fsync(&CALLER, handle, true).expect("fsync");
+                    handle
+                })
+                .collect();
+            world.kill();
+            world.start();
+            world.network().cut_after(cut, pass);
+            for (index, handle) in handles.iter().enumerate() {
+                let expected = (index as u32).to_le_bytes().to_vec();
+                assert_eq!(read(&volume, *handle, 0, 4), Ok(expected), "{cut:?} after {pass}");
+            }
+            assert!(!world.network().cut_is_pending());
+        }
+    }
+}
+
+#[test]
+fn a_truncating_set_attr_runs_once() {
+    cut_both_ways(|world, cut| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"cut", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, file.handle, 0, &pattern(50_000)).expect("write");
+        let before = volume.get_attr(&CALLER, attr.ino).expect("attr").change;
+        cut();
+        let set = SetAttr { size: Some(7), ..SetAttr::default() };
+        let after = volume.set_attr(&CALLER, attr.ino, set).expect("truncate");
+        assert_eq!((after.size, after.change), (7, before + 1), "one change");
+        volume.release(file.handle);
+        volume.unlink(&CALLER, ROOT, b"cut").expect("unlink");
+        volume.shut_down();
+    });
+}

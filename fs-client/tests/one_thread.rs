@@ -1,0 +1,192 @@
+//! Client and server whole in one thread, over both translators.
+
+mod world;
+
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_common::status::Status;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use world::{World, WorldConfig};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+
+fn config(translation: Translation) -> WorldConfig {
+    WorldConfig { seed: 1, translation, pool_pages: 4096, frames: 64, deferred: false }
+}
+
+fn both(test: impl Fn(&World)) {
+    for translation in [Translation::Target, Translation::Initiator] {
+        test(&World::new(config(translation)));
+    }
+}
+
+fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
+    let mut bytes = Vec::new();
+    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
+    Ok(bytes)
+}
+
+fn pattern(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|index| (index as u8).wrapping_mul(31) ^ (index >> 8) as u8 ^ salt).collect()
+}
+
+#[test]
+fn what_is_written_is_read() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, READ_WRITE).expect("create");
+        // More than the frames hold, so that some of it must live on SSD.
+        let bytes = pattern(1 << 20, 3);
+        assert_eq!(volume.write(&CALLER, file.handle, 4000, &bytes), Ok(1 << 20));
+        assert_eq!(read(&volume, file.handle, 4000, 1 << 20), Ok(bytes.clone()));
+        assert_eq!(read(&volume, file.handle, 0, 4000), Ok(vec![0; 4000]), "a hole reads as zeros");
+        assert_eq!(read(&volume, file.handle, 4000 + (1 << 20) - 5, 100).map(|b| b.len()), Ok(5));
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|a| a.size), Ok(4000 + (1 << 20)));
+        volume.write(&CALLER, file.handle, 5000, b"small").expect("write");
+        assert_eq!(read(&volume, file.handle, 5000, 5), Ok(b"small".to_vec()));
+        let set = SetAttr { size: Some(10), ..SetAttr::default() };
+        volume.set_attr(&CALLER, attr.ino, set).expect("truncate");
+        assert_eq!(read(&volume, file.handle, 0, 100), Ok(vec![0; 10]));
+    });
+}
+
+#[test]
+fn a_resident_read_costs_no_rpc() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"hot", 0o644, true, READ_WRITE).expect("create");
+        let bytes = pattern(16 * 4096, 9);
+        volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
+        assert_eq!(read(&volume, file.handle, 0, 16 * 4096), Ok(bytes.clone()));
+        let counters = &volume.session().counters;
+        let before = counters.rpc_requests.load(Ordering::Relaxed);
+        let reads = counters.onesided_reads.load(Ordering::Relaxed);
+        for page in 0..16u64 {
+            let got = read(&volume, file.handle, page * 4096, 4096).expect("read");
+            assert_eq!(got, bytes[page as usize * 4096..][..4096]);
+        }
+        assert_eq!(counters.rpc_requests.load(Ordering::Relaxed), before);
+        assert_eq!(counters.onesided_reads.load(Ordering::Relaxed), reads + 16);
+    });
+}
+
+#[test]
+fn two_clients_see_each_other() {
+    both(|world| {
+        let (one, two) = (world.client(), world.client());
+        let (attr, file) =
+            one.create(&CALLER, InodeNo::ROOT, b"shared", 0o644, true, READ_WRITE).expect("create");
+        one.write(&CALLER, file.handle, 0, b"hello").expect("write");
+        let other = two.open(&CALLER, attr.ino, READ_WRITE).expect("open");
+        assert_eq!(read(&two, other.handle, 0, 10), Ok(b"hello".to_vec()));
+        two.write(&CALLER, other.handle, 5, &pattern(100_000, 1)).expect("write");
+        assert_eq!(read(&one, file.handle, 5, 100_000), Ok(pattern(100_000, 1)));
+        one.unlink(&CALLER, InodeNo::ROOT, b"shared").expect("unlink");
+        assert_eq!(two.lookup(&CALLER, InodeNo::ROOT, b"shared"), Err(FsError::Server(Status::NotFound)));
+        assert_eq!(read(&two, other.handle, 0, 5), Ok(b"hello".to_vec()), "open files stay");
+    });
+}
+
+#[test]
+fn space_comes_back_and_is_exact() {
+    both(|world| {
+        let volume = world.client();
+        let free = volume.stat_fs(&CALLER).expect("statfs").free_pages;
+        let (attr, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"big", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, file.handle, 0, &pattern(1 << 20, 0)).expect("write");
+        assert_eq!(volume.stat_fs(&CALLER).expect("statfs").free_pages, free - 256);
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).expect("attr").allocated_bytes, 1 << 20);
+        volume.unlink(&CALLER, InodeNo::ROOT, b"big").expect("unlink");
+        assert_eq!(volume.stat_fs(&CALLER).expect("statfs").free_pages, free - 256, "still open");
+        volume.release(file.handle);
+        assert_eq!(volume.stat_fs(&CALLER).expect("statfs").free_pages, free);
+        // The pool can be filled again and again, and a full pool refuses before anything is changed.
+        for round in 0..3 {
+            let (_, file) =
+                volume.create(&CALLER, InodeNo::ROOT, b"fill", 0o644, true, READ_WRITE).expect("create");
+            let mut offset = 0;
+            let chunk = pattern(1 << 20, round);
+            while volume.write(&CALLER, file.handle, offset, &chunk).is_ok() {
+                offset += 1 << 20;
+            }
+            assert_eq!(offset, free * 4096 / (1 << 20) * (1 << 20), "round {round}");
+            assert_eq!(
+                read(&volume, file.handle, offset - 4096, 4096),
+                Ok(chunk[(1 << 20) - 4096..].to_vec())
+            );
+            volume.unlink(&CALLER, InodeNo::ROOT, b"fill").expect("unlink");
+            volume.release(file.handle);
+            world.pass(Duration::from_secs(3));
+        }
+    });
+}
+
+#[test]
+fn a_killed_server_comes_back_with_what_was_synced() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"kept", 0o644, true, READ_WRITE).expect("create");
+        let bytes = pattern(300_000, 5);
+        volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        world.kill();
+        world.start();
+        // The same handle goes on: the client reclaims it.
+        assert_eq!(read(&volume, file.handle, 0, 300_000), Ok(bytes));
+        volume.write(&CALLER, file.handle, 10, b"again").expect("write");
+        assert_eq!(read(&volume, file.handle, 8, 9).map(|b| b[2..7].to_vec()), Ok(b"again".to_vec()));
+    });
+}
+
+#[test]
+fn what_was_written_before_a_kill_is_synced_after_it() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"torn", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, file.handle, 0, &pattern(200_000, 1)).expect("write");
+        let set = SetAttr { size: Some(150_000), ..SetAttr::default() };
+        volume.set_attr(&CALLER, attr.ino, set).expect("truncate");
+        volume.write(&CALLER, file.handle, 100_000, &pattern(30_000, 2)).expect("write");
+        let append = OpenHow { append: true, ..READ_WRITE };
+        let appending = volume.open(&CALLER, attr.ino, append).expect("open");
+        volume.write(&CALLER, appending.handle, 0, b"the end").expect("append");
+        volume.release(appending.handle);
+        let mut expected = pattern(150_000, 1);
+        expected[100_000..130_000].copy_from_slice(&pattern(30_000, 2));
+        expected.extend_from_slice(b"the end");
+        world.kill();
+        world.start();
+        // The server's memory is gone, and with it all of the above.
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        world.kill();
+        world.start();
+        assert_eq!(read(&volume, file.handle, 0, 200_000), Ok(expected));
+    });
+}
+
+#[test]
+fn a_sync_fails_once_if_more_was_lost_than_is_kept() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"long", 0o644, true, READ_WRITE).expect("create");
+        let chunk = pattern(1 << 20, 1);
+        // The same megabyte again and again: what counts is what was written, not what it takes.
+        for _ in 0..40 {
+            volume.write(&CALLER, file.handle, 0, &chunk).expect("write");
+        }
+        world.kill();
+        world.start();
+        assert_eq!(volume.fsync(&CALLER, file.handle, false), Err(FsError::Server(Status::Io)));
+        assert_eq!(volume.fsync(&CALLER, file.handle, false), Ok(()));
+    });
+}

@@ -1,0 +1,178 @@
+//! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and sled
+//! included, and two clients. Restarts are clean ones.
+
+use super::step::{Step, step};
+use super::walk::{Site, walk};
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::Volume;
+use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_common::attr::Timestamp;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::sim::Cut;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
+use cuttlefs_server::export::Export;
+use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
+use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
+use proptest::prelude::*;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The smallest pool that can be made has some 250 pages.
+const POOL_BYTES: u64 = 1 << 20;
+/// Far fewer than the pool has pages.
+const FRAMES: u64 = 16;
+/// Nobody heartbeats here.
+const LEASE: Duration = Duration::from_secs(600);
+
+struct Linked {
+    clients: Vec<RemoteVolume>,
+    // Stopped before its directory goes.
+    running: Option<RunningServer>,
+    endpoint: Endpoint,
+    pool_pages: u64,
+    directory: TempDir,
+}
+
+fn make_pool(directory: &Path) -> u64 {
+    let options = FormatOptions { dir: directory.to_owned(), size: POOL_BYTES, ..FormatOptions::default() };
+    let report = pool::format(&options).expect("format");
+    let opened = pool::open(directory).expect("open");
+    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
+    let mut key = [0; 16];
+    SystemRandom.fill(&mut key);
+    let root = Caller { uid: 0, gid: 0 };
+    let format = Format { uuid: opened.uuid().0, hash_key: HashKey(key), root, root_mode: 0o755 };
+    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
+    report.pages
+}
+
+/// The NIC's thread lets go of a stopped server a moment later.
+fn open_store(directory: &Path) -> SledStore {
+    let mut attempt = 0;
+    loop {
+        match SledStore::open(directory, SledOptions::default()) {
+            Ok(store) => return store,
+            Err(error) if attempt == 50 => panic!("{error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+        attempt += 1;
+    }
+}
+
+fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
+    let opened = pool::open(directory).expect("open");
+    let store = open_store(&opened.meta_dir());
+    let clock = Arc::new(SystemClock::new());
+    let parts = Parts {
+        meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
+        data: opened.data_files().clone(),
+        device: SoftDevice::new(SoftOptions::default()),
+        clock,
+        random: Arc::new(SystemRandom),
+    };
+    let options = ServeOptions {
+        memory_bytes: FRAMES * 4096,
+        listen: vec![listen],
+        workers: 2,
+        lease: LEASE,
+        export: Export::default(),
+    };
+    RunningServer::start(parts, options).expect("start")
+}
+
+impl Linked {
+    fn new(scheme: &str) -> Self {
+        let directory = tempfile::tempdir().expect("directory");
+        let pool = directory.path().join("pool");
+        let pool_pages = make_pool(&pool);
+        let listen = match scheme {
+            "tcp" => "tcp://127.0.0.1:0".to_owned(),
+            _ => format!("{scheme}://{}", directory.path().join("socket").display()),
+        };
+        let running = serve(&pool, listen.parse().expect("an endpoint"));
+        let endpoint = running.endpoints().remove(0);
+        let mut site = Self { clients: Vec::new(), running: Some(running), endpoint, pool_pages, directory };
+        site.clients = (0..2).map(|_| site.connect()).collect();
+        site
+    }
+
+    fn connect(&self) -> RemoteVolume {
+        let options = SessionOptions {
+            endpoint: self.endpoint.clone(),
+            label: "model".into(),
+            subtree: Vec::new(),
+            lanes: 2,
+            // Closes take effect at once, so that space can be compared exactly.
+            background: false,
+        };
+        let device = SoftDevice::new(SoftOptions::default());
+        RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    }
+}
+
+impl Drop for Linked {
+    fn drop(&mut self) {
+        for client in &self.clients {
+            client.shut_down();
+        }
+        if let Some(running) = self.running.take() {
+            running.stop();
+        }
+    }
+}
+
+impl Site for Linked {
+    fn client(&self, index: usize) -> &RemoteVolume {
+        &self.clients[index]
+    }
+
+    fn now(&self) -> Timestamp {
+        SystemClock::new().now()
+    }
+
+    fn pass(&self, _time: Duration) {}
+
+    fn restart(&mut self) {
+        self.running.take().expect("it runs").stop();
+        self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone()));
+    }
+
+    fn cut(&self, _cut: Cut, _pass: u32) {}
+
+    fn pool_pages(&self) -> u64 {
+        self.pool_pages
+    }
+
+    fn check_inside(&self) {
+        let server = self.running.as_ref().expect("it runs").server();
+        assert_eq!(server.meta.damage_count(), 0);
+        assert_eq!(server.regions.figures().leaked_frames, 0);
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    prop::collection::vec(step(), 1..150)
+}
+
+proptest! {
+    #![proptest_config(super::cases(4))]
+
+    #[test]
+    fn shared_memory_behaves_as_the_model(steps in steps()) {
+        walk(Linked::new("shm"), &steps);
+    }
+
+    #[test]
+    fn tcp_behaves_as_the_model(steps in steps()) {
+        walk(Linked::new("tcp"), &steps);
+    }
+
+    #[test]
+    fn unix_sockets_behave_as_the_model(steps in steps()) {
+        walk(Linked::new("unix"), &steps);
+    }
+}

@@ -1,0 +1,26 @@
+//! The reference model: random operations of two clients on the real client and server, and on a file system of maps;
+//! every answer, the whole tree and all bytes compared. Pools and memory are tiny, so that space runs out and pages
+//! are evicted all the time.
+//!
+//! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs.
+
+mod linked;
+mod model;
+mod simulated;
+mod step;
+mod walk;
+#[path = "../world/mod.rs"]
+mod world;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+/// Cases of one test: `default`, or what the environment says.
+fn cases(default: u32) -> ProptestConfig {
+    let asked = std::env::var("CUTTLEFS_MODEL_CASES").ok().and_then(|cases| cases.parse().ok());
+    // The default run walks the same ways each time; a run that is asked for walks new ones and prints what it finds.
+    // Known: about one of 1,500 new simulated walks ends with a write missing after a cut transfer (CHANGELOG, "Known").
+    let rng_seed = if asked.is_some() { RngSeed::Random } else { RngSeed::Fixed(20_261_121) };
+    let cases = asked.unwrap_or(default);
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
+}

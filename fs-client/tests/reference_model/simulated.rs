@@ -1,0 +1,113 @@
+//! In one thread over the simulated link, from one seed: both translators, disks at once and late, connections cut,
+//! power lost.
+
+use super::step::{Step, step};
+use super::walk::{Reached, Site, walk};
+use super::world::{World, WorldConfig};
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_common::attr::Timestamp;
+use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::world::Clock;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use std::time::Duration;
+
+struct Simulated {
+    // Clients go before the world that their calls run.
+    clients: [RemoteVolume; 2],
+    world: World,
+    pool_pages: u64,
+}
+
+impl Simulated {
+    fn new(config: WorldConfig) -> Self {
+        let world = World::new(config);
+        let clients = [world.client(), world.client()];
+        Self { clients, world, pool_pages: config.pool_pages }
+    }
+}
+
+impl Site for Simulated {
+    fn client(&self, index: usize) -> &RemoteVolume {
+        &self.clients[index]
+    }
+
+    fn now(&self) -> Timestamp {
+        self.world.clock().now()
+    }
+
+    fn pass(&self, time: Duration) {
+        self.world.pass(time);
+    }
+
+    fn restart(&mut self) {
+        self.world.lose_power();
+        self.world.start();
+    }
+
+    fn cut(&self, cut: Cut, pass: u32) {
+        self.world.network().cut_after(cut, pass);
+    }
+
+    fn pool_pages(&self) -> u64 {
+        self.pool_pages
+    }
+
+    fn check_inside(&self) {
+        self.world.with_server(|server| {
+            let server = server.server();
+            assert_eq!(server.meta.damage_count(), 0);
+            assert_eq!(server.regions.figures().leaked_frames, 0);
+        });
+    }
+}
+
+fn config() -> impl Strategy<Value = WorldConfig> {
+    let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
+    (any::<u64>(), translation, prop_oneof![3 => 24u64..64, 1 => 64u64..512], 8u64..64, any::<bool>())
+        .prop_map(|(seed, translation, pool_pages, frames, deferred)| WorldConfig {
+            seed,
+            translation,
+            pool_pages,
+            frames,
+            deferred,
+        })
+}
+
+/// Runs one case. The configuration is part of what proptest prints.
+fn run(config: WorldConfig, steps: &[(usize, Step)]) -> Reached {
+    walk(Simulated::new(config), steps)
+}
+
+#[test]
+fn the_walks_come_across_what_they_are_for() {
+    let mut runner = TestRunner::deterministic();
+    let strategy = (config(), prop::collection::vec(step(), 100..120));
+    let mut all = Reached::default();
+    for _ in 0..20 {
+        let (config, steps) = strategy.new_tree(&mut runner).expect("a case").current();
+        let reached = run(config, &steps);
+        all.refused_for_space += reached.refused_for_space;
+        all.magic_hits += reached.magic_hits;
+        all.onesided_reads += reached.onesided_reads;
+        all.reconnects += reached.reconnects;
+    }
+    println!("{all:?}");
+    assert!(all.refused_for_space >= 8, "{all:?}");
+    assert!(all.magic_hits >= 200, "{all:?}");
+    assert!(all.onesided_reads >= 200, "{all:?}");
+    assert!(all.reconnects >= 20, "{all:?}");
+}
+
+proptest! {
+    #![proptest_config(super::cases(400))]
+
+    #[test]
+    fn the_simulated_world_behaves_as_the_model(
+        config in config(),
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        run(config, &steps);
+    }
+}

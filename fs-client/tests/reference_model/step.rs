@@ -1,0 +1,239 @@
+//! Operations by places: clients, inodes, names and handles by index, so that they shrink well and mean something
+//! whatever came before.
+
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::rdma::sim::Cut;
+use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor, XattrMode};
+use proptest::prelude::*;
+
+/// Offsets stay below: more than the smallest pool holds, so that space runs out.
+const SPAN: u64 = 48 * PAGE_SIZE_U64;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    pub read: bool,
+    pub write: bool,
+    pub append: bool,
+    pub truncate: bool,
+    pub sync: bool,
+}
+
+/// What happens.
+#[derive(Clone, Debug)]
+pub enum Step {
+    Make {
+        parent: usize,
+        name: usize,
+        kind: FileKind,
+    },
+    Create {
+        parent: usize,
+        name: usize,
+        exclusive: bool,
+        how: How,
+    },
+    Open {
+        ino: usize,
+        how: How,
+    },
+    Release {
+        handle: usize,
+    },
+    Write {
+        handle: usize,
+        offset: u64,
+        len: u64,
+    },
+    Read {
+        handle: usize,
+        offset: u64,
+        len: u64,
+    },
+    Allocate {
+        handle: usize,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    },
+    Seek {
+        handle: usize,
+        offset: u64,
+        seek: SeekFor,
+    },
+    Copy {
+        from: usize,
+        from_offset: u64,
+        to: usize,
+        to_offset: u64,
+        len: u64,
+    },
+    Fsync {
+        handle: usize,
+        contents_only: bool,
+    },
+    Truncate {
+        ino: usize,
+        size: u64,
+    },
+    SetAttr {
+        ino: usize,
+        mode: Option<u16>,
+        gid: Option<u32>,
+        time: Option<i64>,
+    },
+    Link {
+        ino: usize,
+        parent: usize,
+        name: usize,
+    },
+    Unlink {
+        parent: usize,
+        name: usize,
+    },
+    Rmdir {
+        parent: usize,
+        name: usize,
+    },
+    Rename {
+        parent: usize,
+        name: usize,
+        new_parent: usize,
+        new_name: usize,
+        mode: RenameMode,
+    },
+    SetXattr {
+        ino: usize,
+        name: usize,
+        len: usize,
+        mode: XattrMode,
+    },
+    RemoveXattr {
+        ino: usize,
+        name: usize,
+    },
+    ReadDir {
+        ino: usize,
+        each: usize,
+        plus: bool,
+    },
+    ReadLink {
+        ino: usize,
+    },
+    Pass {
+        ms: u64,
+    },
+    /// Everything is synced, then the server goes at that instant and comes back.
+    Restart,
+    Cut {
+        cut: Cut,
+        pass: u32,
+    },
+}
+
+fn place() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        2 => 0..SPAN,
+        2 => (0..SPAN / PAGE_SIZE_U64).prop_map(|page| page * PAGE_SIZE_U64),
+        1 => (1..SPAN / PAGE_SIZE_U64, 0u64..3).prop_map(|(page, by)| page * PAGE_SIZE_U64 + by - 1),
+    ]
+}
+
+fn length() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        3 => 1u64..200,
+        3 => (1u64..12).prop_map(|pages| pages * PAGE_SIZE_U64),
+        2 => 1u64..60_000,
+        1 => 60_000u64..150_000,
+    ]
+}
+
+fn how() -> impl Strategy<Value = How> {
+    let rights = prop_oneof![6 => Just((true, true)), 1 => Just((true, false)), 1 => Just((false, true))];
+    (rights, prop::bool::weighted(0.2), prop::bool::weighted(0.15), prop::bool::weighted(0.1)).prop_map(
+        |((read, write), append, truncate, sync)| How {
+            read,
+            write,
+            append,
+            truncate: truncate && write,
+            sync,
+        },
+    )
+}
+
+fn allocate() -> impl Strategy<Value = Allocate> {
+    prop_oneof![
+        any::<bool>().prop_map(|keep_size| Allocate::Reserve { keep_size }),
+        Just(Allocate::PunchHole),
+        any::<bool>().prop_map(|keep_size| Allocate::ZeroRange { keep_size }),
+    ]
+}
+
+fn files() -> impl Strategy<Value = Step> {
+    let handle = || 0usize..6;
+    let ino = || 0usize..16;
+    let seek = prop_oneof![Just(SeekFor::Data), Just(SeekFor::Hole)];
+    prop_oneof![
+        3 => (ino(), how()).prop_map(|(ino, how)| Step::Open { ino, how }),
+        2 => handle().prop_map(|handle| Step::Release { handle }),
+        12 => (handle(), place(), length()).prop_map(|(handle, offset, len)| Step::Write { handle, offset, len }),
+        6 => (handle(), place(), length()).prop_map(|(handle, offset, len)| Step::Read { handle, offset, len }),
+        5 => (handle(), place(), length(), allocate())
+            .prop_map(|(handle, offset, len, how)| Step::Allocate { handle, offset, len, how }),
+        2 => (handle(), place(), seek).prop_map(|(handle, offset, seek)| Step::Seek { handle, offset, seek }),
+        2 => (handle(), place(), handle(), place(), length()).prop_map(
+            |(from, from_offset, to, to_offset, len)| Step::Copy { from, from_offset, to, to_offset, len }
+        ),
+        2 => (handle(), any::<bool>()).prop_map(|(handle, contents_only)| Step::Fsync { handle, contents_only }),
+        4 => (ino(), place()).prop_map(|(ino, size)| Step::Truncate { ino, size }),
+    ]
+}
+
+fn names() -> impl Strategy<Value = Step> {
+    let ino = || 0usize..16;
+    let parent = || prop_oneof![8 => 0usize..3, 1 => 0usize..16];
+    let name = || prop_oneof![60 => 0usize..4, 1 => 4usize..8];
+    let kind = prop_oneof![
+        3 => Just(FileKind::File), 3 => Just(FileKind::Directory), 1 => Just(FileKind::Symlink),
+        1 => Just(FileKind::Fifo), 1 => Just(FileKind::CharDevice),
+    ];
+    let rename = prop_oneof![
+        3 => Just(RenameMode::Replace), 1 => Just(RenameMode::NoReplace), 2 => Just(RenameMode::Exchange)
+    ];
+    let xattr =
+        prop_oneof![2 => Just(XattrMode::Any), 1 => Just(XattrMode::Create), 1 => Just(XattrMode::Replace)];
+    let xattr_len =
+        prop_oneof![6 => 0usize..300, 2 => 0usize..9000, 1 => Just(60 * 1024), 1 => Just(60 * 1024 + 1)];
+    prop_oneof![
+        4 => (parent(), name(), kind).prop_map(|(parent, name, kind)| Step::Make { parent, name, kind }),
+        8 => (parent(), name(), any::<bool>(), how())
+            .prop_map(|(parent, name, exclusive, how)| Step::Create { parent, name, exclusive, how }),
+        2 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
+        4 => (parent(), name()).prop_map(|(parent, name)| Step::Unlink { parent, name }),
+        2 => (parent(), name()).prop_map(|(parent, name)| Step::Rmdir { parent, name }),
+        5 => (parent(), name(), parent(), name(), rename).prop_map(|(parent, name, new_parent, new_name, mode)| {
+            Step::Rename { parent, name, new_parent, new_name, mode }
+        }),
+        2 => (ino(), prop::option::of(0u16..0o10000), prop::option::of(0u32..9), prop::option::of(-9i64..9))
+            .prop_map(|(ino, mode, gid, time)| Step::SetAttr { ino, mode, gid, time }),
+        2 => (ino(), 0usize..4, xattr_len, xattr)
+            .prop_map(|(ino, name, len, mode)| Step::SetXattr { ino, name, len, mode }),
+        1 => (ino(), 0usize..4).prop_map(|(ino, name)| Step::RemoveXattr { ino, name }),
+        2 => (parent(), 1usize..4, any::<bool>()).prop_map(|(ino, each, plus)| Step::ReadDir { ino, each, plus }),
+        1 => ino().prop_map(|ino| Step::ReadLink { ino }),
+    ]
+}
+
+/// A step with the client that does it.
+pub fn step() -> impl Strategy<Value = (usize, Step)> {
+    let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
+    let step = prop_oneof![
+        40 => files(),
+        30 => names(),
+        1 => (1u64..3000).prop_map(|ms| Step::Pass { ms }),
+        1 => Just(Step::Restart),
+        2 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
+    ];
+    (0usize..2, step)
+}

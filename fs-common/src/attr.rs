@@ -1,0 +1,87 @@
+//! Inode attributes as they cross the wire: no FUSE types, no `stat` layout.
+
+use crate::ids::InodeNo;
+use serde::{Deserialize, Serialize};
+
+/// What an inode is. The number is the wire and disk format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink,
+    BlockDevice,
+    CharDevice,
+    Fifo,
+    Socket,
+}
+
+/// A point in time: seconds and nanoseconds since the epoch; seconds may be negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01T00:00:00Z.
+    pub secs: i64,
+    /// 0 ..= 999_999_999.
+    pub nanos: u32,
+}
+
+/// Everything `stat` tells about an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: InodeNo,
+    /// Type of the inode.
+    pub kind: FileKind,
+    /// Permission bits, set-id and sticky bits (`07777`).
+    pub mode: u16,
+    /// Number of directory entries naming the inode; for a directory 2 plus its subdirectories.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, as `makedev` of the kernel's `new_encode_dev`.
+    pub rdev: u32,
+    /// Length in bytes; of a symlink, its target's; of a directory, a multiple of a page.
+    pub size: u64,
+    /// Bytes of pool space held, exact.
+    pub allocated_bytes: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of contents.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Creation.
+    pub btime: Timestamp,
+    /// Moves whenever contents or attributes change; tells a client whether its pages are still good.
+    pub change: u64,
+}
+
+/// A time to set: what `utimensat` can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetTime {
+    /// The server's clock.
+    Now,
+    /// This very time.
+    At(Timestamp),
+}
+
+/// The attributes one `setattr` changes; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetAttr {
+    /// New permission bits.
+    pub mode: Option<u16>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New length: truncates or extends with a hole.
+    pub size: Option<u64>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+    /// New change time; only a kernel client that manages ctime itself sets it.
+    pub ctime: Option<Timestamp>,
+}

@@ -1,0 +1,27 @@
+//! What the cuttlefs server and client share: names of things, wire formats, the parts of a file region both
+//! look at, and the verbs-shaped RDMA layer.
+//!
+//! See `docs/ARCHITECTURE.md` for the way of a read and of a write through the tree.
+
+/// Inode attributes as they cross the wire.
+pub mod attr;
+/// Errors as people read them.
+pub mod explain;
+/// Newtypes for every number that crosses a boundary.
+pub mod ids;
+/// Mapped memory shared between threads and processes.
+pub mod memory;
+/// The verbs-shaped API and its providers.
+pub mod rdma;
+/// What clients may read one-sidedly, and the arithmetic of pages.
+pub mod region;
+/// RPC messages.
+pub mod rpc;
+/// Sizes as people write them.
+pub mod size;
+/// How long an idle thread spins before it sleeps.
+pub mod spin;
+/// The wire status.
+pub mod status;
+/// Clock and randomness as they come in from outside.
+pub mod world;

@@ -1,0 +1,244 @@
+//! Shared memory: a mapped memfd that several threads and processes may touch at once.
+//!
+//! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer:
+//! bytes may be torn, which the protocols above detect (seqlocks, checksums), but nothing is undefined.
+//! No reference into the memory is ever handed out.
+//!
+//! # Invariants
+//! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault.
+//! * A mapping's address and length never change while a `SharedMemory` lives.
+//!
+//! # Failure
+//! Out-of-range access is a broken internal invariant and asserts; callers check peer-given ranges first
+//! (`contains`). A foreign descriptor that is not sealed or too small is an error.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A sealed, mapped memfd.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; every access is an atomic or an opaque copy.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above: concurrent access through `&self` is what the accessors are made for.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Creates zeroed memory of `len_bytes` (rounded up to a page), sealed against resizing.
+    pub fn new(name: &str, len_bytes: usize) -> io::Result<Self> {
+        let page = rustix::param::page_size();
+        let len = len_bytes.max(1).next_multiple_of(page);
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        Self::map(fd, len, true)
+    }
+
+    /// Maps a descriptor a peer handed over. It must be sealed against shrinking and hold `len_bytes`.
+    pub fn from_fd(fd: OwnedFd, len_bytes: usize, writable: bool) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(&fd)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "the peer's memory is not sealed against shrinking",
+            ));
+        }
+        let size = rustix::fs::fstat(&fd)?.st_size;
+        if len_bytes == 0 || u64::try_from(size).unwrap_or(0) < len_bytes as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the peer's memory has {size} bytes where {len_bytes} were announced"),
+            ));
+        }
+        Self::map(fd, len_bytes, writable)
+    }
+
+    fn map(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Self> {
+        let mut prot = ProtFlags::READ;
+        if writable {
+            prot |= ProtFlags::WRITE;
+        }
+        // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        Ok(Self { fd, base, len, writable })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true; here because clippy wants a pair.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this mapping may be written.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The memfd, to hand to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A second mapping of the same memory without write permission.
+    pub fn read_only_view(&self) -> io::Result<Self> {
+        Self::map(self.fd.try_clone()?, self.len, false)
+    }
+
+    /// First address, for device registration (`ibv_reg_mr`, io_uring fixed buffers). The memory may change
+    /// under any reader; never make a reference from it.
+    pub fn base_address(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Whether `[offset, offset + len)` lies inside. Use it on every range a peer names.
+    pub fn contains(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len as u64)
+    }
+
+    /// Copies bytes out. A concurrent writer can tear them.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        assert!(self.contains(offset as u64, out.len() as u64), "read past shared memory");
+        // SAFETY: the source range was just checked; `out` is exclusively ours; the copy is opaque to the
+        // compiler, so a racing writer yields torn bytes, not undefined behaviour.
+        unsafe { racing_copy(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies bytes in. A concurrent reader can see them torn.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(self.writable, "write to a read-only mapping");
+        assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
+        // SAFETY: the target range was just checked and is mapped writable; see `read` for races.
+        unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Copies between two shared memories (or within one, if the ranges do not overlap).
+    pub fn copy_to(&self, offset: usize, to: &SharedMemory, to_offset: usize, len: usize) {
+        assert!(to.writable, "write to a read-only mapping");
+        assert!(self.contains(offset as u64, len as u64), "read past shared memory");
+        assert!(to.contains(to_offset as u64, len as u64), "write past shared memory");
+        // SAFETY: both ranges were just checked; see `read` for races.
+        unsafe {
+            racing_copy(self.base.as_ptr().add(offset), to.base.as_ptr().add(to_offset), len);
+        }
+    }
+
+    /// Fills a range with one byte.
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) {
+        assert!(self.writable, "write to a read-only mapping");
+        assert!(self.contains(offset as u64, len as u64), "fill past shared memory");
+        // SAFETY: the range was just checked and is mapped writable; a racing reader sees torn bytes and
+        // detects it by its protocol.
+        unsafe { std::ptr::write_bytes(self.base.as_ptr().add(offset), byte, len) }
+    }
+
+    /// The `u64` at `offset` as an atomic. Asserts that it is aligned and inside.
+    pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        assert!(self.contains(offset as u64, 8) && offset.is_multiple_of(8), "misplaced u64");
+        // SAFETY: in range, aligned, lives as long as `&self`; atomics may be shared with other processes.
+        // On a read-only mapping a store would fault: callers only load there.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// The `u32` at `offset` as an atomic. Asserts that it is aligned and inside.
+    pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
+        assert!(self.contains(offset as u64, 4) && offset.is_multiple_of(4), "misplaced u32");
+        // SAFETY: as for `atomic_u64`.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// Loads a `u64` with acquire ordering.
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.atomic_u64(offset).load(Ordering::Acquire)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: base and len are of the one mapping this value owns; nothing borrows from it any more.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Copies `len` bytes where either side may be written by someone else meanwhile.
+///
+/// # Safety
+/// Both ranges are valid for `len` bytes and do not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+    // `rep movsb` (ERMS) runs at memory speed for pages and is opaque to the compiler, which therefore
+    // cannot assume that the bytes hold still.
+    // SAFETY: the caller gives valid ranges; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Copies `len` bytes where either side may be written by someone else meanwhile.
+///
+/// # Safety
+/// Both ranges are valid for `len` bytes and do not overlap.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+    for index in 0..len {
+        // SAFETY: in range by the caller's promise; volatile, so that each byte is accessed just once.
+        unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_views_share() {
+        let memory = SharedMemory::new("test", 10_000).expect("memfd");
+        assert_eq!(memory.len() % rustix::param::page_size(), 0);
+        memory.write(4090, b"across a page");
+        let view = memory.read_only_view().expect("view");
+        let mut out = [0u8; 13];
+        view.read(4090, &mut out);
+        assert_eq!(&out, b"across a page");
+        memory.atomic_u64(16).store(7, Ordering::Release);
+        assert_eq!(view.load_u64(16), 7);
+    }
+
+    #[test]
+    fn ranges_are_checked_without_overflow() {
+        let memory = SharedMemory::new("test", 4096).expect("memfd");
+        assert!(memory.contains(4096, 0));
+        assert!(!memory.contains(4096, 1));
+        assert!(!memory.contains(u64::MAX, 2));
+    }
+
+    #[test]
+    fn unsealed_or_short_foreign_memory_is_refused() {
+        let fd = rustix::fs::memfd_create("foreign", MemfdFlags::ALLOW_SEALING).expect("memfd");
+        rustix::fs::ftruncate(&fd, 4096).expect("size");
+        assert!(SharedMemory::from_fd(fd.try_clone().expect("dup"), 4096, true).is_err());
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seal");
+        assert!(SharedMemory::from_fd(fd.try_clone().expect("dup"), 8192, true).is_err());
+        assert!(SharedMemory::from_fd(fd, 4096, true).is_ok());
+    }
+}

@@ -1,0 +1,22 @@
+//! The verbs-shaped API: what the rest of cuttlefs knows of an RNIC.
+//!
+//! It owns no hardware. `verbs.rs` is the API: traits and plain types after libibverbs and rdma_cm.
+//! Providers implement it: `soft` is the software RNIC with its links `shm` and `tcp`
+//! (the same byte protocol also over Unix sockets), `sim` runs both ends in one thread.
+//!
+//! Nothing above this module knows which provider it talks to; what differs is in `Capabilities`.
+
+/// Both ends in one thread, for tests from a seed.
+pub mod sim;
+/// The software RNIC.
+pub mod soft;
+mod url;
+mod verbs;
+
+pub use url::{Endpoint, EndpointError};
+pub use verbs::{
+    Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
+    FileTarget, Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, PostError, ProtectionDomain,
+    QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge,
+    WcStatus, WindowId, WrId,
+};

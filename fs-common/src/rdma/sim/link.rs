@@ -1,0 +1,426 @@
+//! The simulated network: devices, registrations, listeners, windows.
+
+use super::queue::{Role, SimPair, SimQueue};
+use crate::ids::{Lkey, QpNumber, Rkey};
+use crate::memory::SharedMemory;
+use crate::rdma::{
+    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileTarget, Incoming,
+    LinkKind, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr,
+    RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
+};
+use parking_lot::Mutex;
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Steps a connect waits for the other side before it gives up.
+const CONNECT_STEPS: usize = 10_000;
+
+/// Who translates file addresses on this network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Translation {
+    /// The target's NIC, as over `tcp`.
+    Target,
+    /// The initiator, as over `shm`.
+    Initiator,
+}
+
+/// What is lost when a connection is cut. Who connected is the client, who accepted the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// A message of the client's.
+    Request,
+    /// A message of the server's.
+    Reply,
+    /// A one-sided request of the server's.
+    Transfer,
+    /// A one-sided request of the client's.
+    OneSided,
+}
+
+/// What connects simulated devices.
+pub struct SimNetwork {
+    translation: Translation,
+    next: AtomicU32,
+    /// The next cut, and how many of its kind still get through.
+    cut: Mutex<Option<(Cut, u32)>>,
+    listeners: Mutex<HashMap<Endpoint, Weak<SimListener>>>,
+}
+
+impl SimNetwork {
+    /// An empty network.
+    pub fn new(translation: Translation) -> Arc<Self> {
+        Arc::new(Self {
+            translation,
+            next: AtomicU32::new(1),
+            cut: Mutex::default(),
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// Cuts one connection: after `pass` more of this kind got through, on whatever connections, the next is lost
+    /// and its connection with it. Takes the place of a cut that has not happened yet.
+    pub fn cut_after(&self, cut: Cut, pass: u32) {
+        *self.cut.lock() = Some((cut, pass));
+    }
+
+    /// Whether a cut is still to come.
+    pub fn cut_is_pending(&self) -> bool {
+        self.cut.lock().is_some()
+    }
+
+    /// Whether what is being sent is lost.
+    pub(super) fn loses(&self, kind: Cut) -> bool {
+        let mut cut = self.cut.lock();
+        match cut.as_mut() {
+            Some((wanted, 0)) if *wanted == kind => {
+                *cut = None;
+                true
+            }
+            Some((wanted, pass)) if *wanted == kind => {
+                *pass -= 1;
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// A device of one process on it.
+    pub fn device(self: &Arc<Self>) -> Arc<SimDevice> {
+        Arc::new_cyclic(|this| SimDevice {
+            this: this.clone(),
+            network: self.clone(),
+            regions: Mutex::default(),
+            target: Mutex::default(),
+            windows: Mutex::default(),
+        })
+    }
+
+    fn number(&self) -> u32 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+struct Registration {
+    memory: Arc<SharedMemory>,
+    access: Access,
+}
+
+/// One process's RNIC.
+pub struct SimDevice {
+    this: Weak<SimDevice>,
+    network: Arc<SimNetwork>,
+    regions: Mutex<HashMap<u32, Registration>>,
+    target: Mutex<Option<Arc<dyn FileTarget>>>,
+    windows: Mutex<HashMap<u32, Arc<SharedMemory>>>,
+}
+
+impl SimDevice {
+    /// The memory of a local range, if it is registered for this use.
+    pub(super) fn local(&self, sge: Sge, write: bool) -> Option<(Arc<SharedMemory>, usize)> {
+        let regions = self.regions.lock();
+        let region = regions.get(&sge.lkey.0)?;
+        let allowed = !write || region.access.local_write;
+        let inside = region.memory.contains(sge.offset, u64::from(sge.len));
+        (allowed && inside).then(|| (region.memory.clone(), sge.offset as usize))
+    }
+
+    fn remote(
+        &self,
+        rkey: Rkey,
+        offset: u64,
+        len: usize,
+        allowed: fn(&Access) -> bool,
+    ) -> Result<Arc<SharedMemory>, WcStatus> {
+        let regions = self.regions.lock();
+        let region = regions.get(&rkey.0).ok_or(WcStatus::RemoteAccess)?;
+        if allowed(&region.access) && region.memory.contains(offset, len as u64) {
+            Ok(region.memory.clone())
+        } else {
+            Err(WcStatus::RemoteAccess)
+        }
+    }
+
+    fn queue(queue: Arc<dyn CompletionQueue>) -> Result<Arc<SimQueue>, RdmaError> {
+        let queue: Arc<dyn Any + Send + Sync> = queue;
+        queue
+            .downcast()
+            .map_err(|_| RdmaError::Unsupported("a completion queue of another provider was given".into()))
+    }
+
+    pub(super) fn network(&self) -> &SimNetwork {
+        &self.network
+    }
+
+    fn pair(
+        self: &Arc<Self>,
+        role: Role,
+        qp: QpConfig,
+        receives: Vec<RecvWr>,
+    ) -> Result<Arc<SimPair>, RdmaError> {
+        let queues = (Self::queue(qp.send_cq.clone())?, Self::queue(qp.recv_cq.clone())?);
+        let number = QpNumber(self.network.number());
+        Ok(SimPair::new(number, role, self.clone(), queues, qp, receives))
+    }
+}
+
+/// The target of one-sided requests, as one queue pair's peer sees it.
+pub(super) struct Peer<'p> {
+    pub(super) device: &'p SimDevice,
+    pub(super) owner: RegionOwner,
+}
+
+impl Peer<'_> {
+    fn target(&self) -> Result<Arc<dyn FileTarget>, WcStatus> {
+        match self.device.network.translation {
+            Translation::Target => self.device.target.lock().clone().ok_or(WcStatus::RemoteInvalid),
+            Translation::Initiator => Err(WcStatus::RemoteInvalid),
+        }
+    }
+
+    pub(super) fn read(&self, remote: Remote, len: usize) -> Result<Vec<u8>, WcStatus> {
+        let mut bytes = vec![0; len];
+        match remote {
+            Remote::Memory { rkey, offset } => {
+                let memory = self.device.remote(rkey, offset, len, |access| access.remote_read)?;
+                memory.read(offset as usize, &mut bytes);
+            }
+            Remote::File { filekey, offset } => {
+                let valid = self.target()?.read_file(self.owner, filekey, offset, &mut bytes)?;
+                bytes.truncate(valid);
+            }
+            Remote::Bitmap { filekey, first_page } => {
+                self.target()?.read_bitmap(self.owner, filekey, first_page, &mut bytes)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn write(&self, remote: Remote, bytes: &[u8]) -> Result<(), WcStatus> {
+        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
+        let memory = self.device.remote(rkey, offset, bytes.len(), |access| access.remote_write)?;
+        memory.write(offset as usize, bytes);
+        Ok(())
+    }
+
+    pub(super) fn atomic(&self, remote: Remote, change: impl Fn(u64) -> u64) -> Result<u64, WcStatus> {
+        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
+        if !offset.is_multiple_of(8) {
+            return Err(WcStatus::RemoteInvalid);
+        }
+        let memory = self.device.remote(rkey, offset, 8, |access| access.remote_atomic)?;
+        let word = memory.atomic_u64(offset as usize);
+        let mut old = word.load(Ordering::SeqCst);
+        while let Err(now) = word.compare_exchange(old, change(old), Ordering::SeqCst, Ordering::SeqCst) {
+            old = now;
+        }
+        Ok(old)
+    }
+}
+
+struct SimRegion {
+    device: Arc<SimDevice>,
+    key: u32,
+    memory: Arc<SharedMemory>,
+}
+
+impl MemoryRegion for SimRegion {
+    fn lkey(&self) -> Lkey {
+        Lkey(self.key)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.key)
+    }
+
+    fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+}
+
+impl Drop for SimRegion {
+    fn drop(&mut self) {
+        self.device.regions.lock().remove(&self.key);
+    }
+}
+
+struct SimWindow(Arc<SharedMemory>);
+
+impl RemoteWindow for SimWindow {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn mapped(&self) -> Option<&Arc<SharedMemory>> {
+        Some(&self.0)
+    }
+}
+
+struct SimDomain(Arc<SimDevice>);
+
+impl ProtectionDomain for SimDomain {
+    fn register(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let key = self.0.network.number();
+        self.0.regions.lock().insert(key, Registration { memory: memory.clone(), access });
+        Ok(Arc::new(SimRegion { device: self.0.clone(), key, memory }))
+    }
+
+    fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
+        let listener = self.0.network.listeners.lock().get(endpoint).and_then(Weak::upgrade);
+        let Some(listener) = listener.filter(|listener| !listener.closed.load(Ordering::SeqCst)) else {
+            super::pump();
+            return Err(RdmaError::Refused {
+                endpoint: endpoint.to_string(),
+                reason: "nobody listens there".into(),
+            });
+        };
+        let pair = self.0.pair(Role::Client, options.qp, options.receives)?;
+        let outcome = Arc::new(Mutex::new(None));
+        listener.queue.lock().push_back(SimIncoming {
+            device: listener.device.clone(),
+            pair: pair.clone(),
+            outcome: outcome.clone(),
+        });
+        for _ in 0..CONNECT_STEPS {
+            if let Some(result) = outcome.lock().take() {
+                result.map_err(|reason| RdmaError::Refused { endpoint: endpoint.to_string(), reason })?;
+                return Ok(Connected { qp: pair, windows: listener.windows() });
+            }
+            super::pump();
+        }
+        Err(RdmaError::Handshake { endpoint: endpoint.to_string(), reason: "nobody answered".into() })
+    }
+
+    fn listen(&self, endpoint: &Endpoint) -> Result<Box<dyn Listener>, RdmaError> {
+        let listener = Arc::new(SimListener {
+            device: self.0.clone(),
+            endpoint: endpoint.clone(),
+            queue: Mutex::default(),
+            closed: AtomicBool::new(false),
+        });
+        self.0.network.listeners.lock().insert(endpoint.clone(), Arc::downgrade(&listener));
+        Ok(Box::new(Listening(listener)))
+    }
+}
+
+struct SimListener {
+    device: Arc<SimDevice>,
+    endpoint: Endpoint,
+    queue: Mutex<VecDeque<SimIncoming>>,
+    closed: AtomicBool,
+}
+
+impl SimListener {
+    fn windows(&self) -> Vec<Arc<dyn RemoteWindow>> {
+        if self.device.network.translation == Translation::Target {
+            return Vec::new();
+        }
+        let windows = self.device.windows.lock();
+        let window = |id: WindowId| windows.get(&(id as u32)).cloned();
+        WindowId::ALL
+            .into_iter()
+            .filter_map(window)
+            .filter_map(|memory| memory.read_only_view().ok())
+            .map(|view| Arc::new(SimWindow(Arc::new(view))) as Arc<dyn RemoteWindow>)
+            .collect()
+    }
+}
+
+struct Listening(Arc<SimListener>);
+
+impl Listener for Listening {
+    fn endpoint(&self) -> Endpoint {
+        self.0.endpoint.clone()
+    }
+
+    /// Does not block: there is nobody else to wait for in this thread. `Unsupported` if nobody asks.
+    fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
+        if self.0.closed.load(Ordering::SeqCst) {
+            return Err(RdmaError::Closed);
+        }
+        match self.0.queue.lock().pop_front() {
+            Some(incoming) => Ok(Box::new(incoming)),
+            None => Err(RdmaError::Unsupported("nobody asks to be connected".into())),
+        }
+    }
+
+    fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+struct SimIncoming {
+    device: Arc<SimDevice>,
+    pair: Arc<SimPair>,
+    outcome: Arc<Mutex<Option<Result<(), String>>>>,
+}
+
+impl Incoming for SimIncoming {
+    fn peer(&self) -> PeerIdentity {
+        PeerIdentity::Local { uid: 0, pid: 0 }
+    }
+
+    fn link(&self) -> LinkKind {
+        LinkKind::Sim
+    }
+
+    fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError> {
+        let pair = self.device.pair(Role::Server, qp, receives)?;
+        pair.join(&self.pair);
+        *self.outcome.lock() = Some(Ok(()));
+        Ok(pair)
+    }
+
+    fn refuse(self: Box<Self>, reason: &str) {
+        *self.outcome.lock() = Some(Err(reason.to_owned()));
+    }
+}
+
+impl Device for SimDevice {
+    fn name(&self) -> &str {
+        "sim"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            file_regions: self.network.translation == Translation::Target,
+            windows: self.network.translation == Translation::Initiator,
+            max_message_bytes: 1 << 20,
+            max_transfer_bytes: 1 << 30,
+            max_queue_depth: 1 << 16,
+        }
+    }
+
+    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain> {
+        let this = self.this.upgrade().expect("a device that is called is alive");
+        Arc::new(SimDomain(this))
+    }
+
+    fn create_cq(&self, _depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
+        let queue = SimQueue::new().map_err(|source| RdmaError::Io {
+            action: "make an event for",
+            endpoint: "a completion queue".into(),
+            source,
+        })?;
+        Ok(queue)
+    }
+
+    fn set_file_target(&self, target: Arc<dyn FileTarget>) {
+        *self.target.lock() = Some(target);
+    }
+
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
+        self.windows.lock().insert(id as u32, memory);
+    }
+}

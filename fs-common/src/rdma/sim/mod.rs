@@ -1,0 +1,45 @@
+//! The simulated RNIC: both ends of every connection in one process, without sockets, threads or time.
+//!
+//! Owns the network (`SimNetwork`): who listens, which memory is registered, what is under way. One-sided requests
+//! execute when they are posted; messages are delivered when the receiver polls. A thread that waits for a
+//! completion runs the *pump*, a closure of its own that drives everything else in that thread; so a server and
+//! several clients run whole in one thread, and the order of everything follows from one seed.
+//!
+//! Connections break when told to (`SimNetwork::cut_after`), with what was being sent lost.
+//!
+//! # Invariants
+//! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.
+
+mod link;
+mod queue;
+
+pub use link::{Cut, SimDevice, SimNetwork, Translation};
+
+use std::cell::RefCell;
+
+thread_local! {
+    static PUMP: RefCell<Option<Box<dyn FnMut() -> bool>>> = const { RefCell::new(None) };
+}
+
+/// Sets what this thread runs while it waits: one step of everything else; `false` if there was nothing to do.
+pub fn set_pump(pump: impl FnMut() -> bool + 'static) {
+    PUMP.with_borrow_mut(|slot| *slot = Some(Box::new(pump)));
+}
+
+/// Takes the pump away, and with it whatever it owns.
+pub fn clear_pump() {
+    let pump = PUMP.with_borrow_mut(Option::take);
+    drop(pump);
+}
+
+/// Runs the pump once. While it runs it is taken out, so what it runs must not wait for itself.
+pub(crate) fn pump() -> bool {
+    let Some(mut pump) = PUMP.with_borrow_mut(Option::take) else { return false };
+    let progressed = pump();
+    PUMP.with_borrow_mut(|slot| {
+        if slot.is_none() {
+            *slot = Some(pump);
+        }
+    });
+    progressed
+}

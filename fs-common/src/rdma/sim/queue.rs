@@ -1,0 +1,333 @@
+//! Completion queues and queue pairs of the simulated RNIC.
+
+use super::link::{Cut, Peer, SimDevice};
+use crate::ids::{Lkey, QpNumber};
+use crate::memory::SharedMemory;
+use crate::rdma::{
+    Completion, CompletionKind, CompletionQueue, LinkKind, PeerIdentity, PostError, QpConfig, QpState,
+    QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
+};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A completion queue. Queue pairs deliver into it when it is polled.
+pub(super) struct SimQueue {
+    ready: Mutex<VecDeque<Completion>>,
+    pairs: Mutex<Vec<Weak<SimPair>>>,
+    /// Always readable: a sleeper looks again at once, which in a simulation is what it should do.
+    event: OwnedFd,
+}
+
+impl SimQueue {
+    pub(super) fn new() -> std::io::Result<Arc<Self>> {
+        let event = eventfd(1, EventfdFlags::CLOEXEC)?;
+        Ok(Arc::new(Self { ready: Mutex::default(), pairs: Mutex::default(), event }))
+    }
+
+    fn push(&self, completion: Completion) {
+        self.ready.lock().push_back(completion);
+    }
+}
+
+impl CompletionQueue for SimQueue {
+    fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let pairs: Vec<_> = {
+            let mut pairs = self.pairs.lock();
+            pairs.retain(|pair| pair.strong_count() > 0);
+            pairs.iter().filter_map(Weak::upgrade).collect()
+        };
+        for pair in pairs {
+            pair.deliver();
+        }
+        let mut ready = self.ready.lock();
+        let count = ready.len().min(max);
+        out.extend(ready.drain(..count));
+        count
+    }
+
+    fn arm(&self) -> bool {
+        self.ready.lock().is_empty()
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    fn take_event(&self) {}
+
+    fn wait(&self, _timeout: Duration) {
+        super::pump();
+    }
+}
+
+struct State {
+    state: QpState,
+    receives: VecDeque<RecvWr>,
+    /// Messages that have arrived and wait for a receive.
+    inbox: VecDeque<(Vec<u8>, Option<u32>)>,
+    peer: Option<Weak<SimPair>>,
+    owner: RegionOwner,
+}
+
+/// Which end of a connection a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It connected.
+    Client,
+    /// It accepted.
+    Server,
+}
+
+/// A queue pair.
+pub(super) struct SimPair {
+    number: QpNumber,
+    role: Role,
+    device: Arc<SimDevice>,
+    send_cq: Arc<SimQueue>,
+    recv_cq: Arc<SimQueue>,
+    config: QpConfig,
+    state: Mutex<State>,
+}
+
+impl SimPair {
+    pub(super) fn new(
+        number: QpNumber,
+        role: Role,
+        device: Arc<SimDevice>,
+        queues: (Arc<SimQueue>, Arc<SimQueue>),
+        config: QpConfig,
+        receives: Vec<RecvWr>,
+    ) -> Arc<Self> {
+        let state = State {
+            state: QpState::Init,
+            receives: receives.into(),
+            inbox: VecDeque::new(),
+            peer: None,
+            owner: RegionOwner::default(),
+        };
+        let (send_cq, recv_cq) = queues;
+        let pair =
+            Arc::new(Self { number, role, device, send_cq, recv_cq, config, state: Mutex::new(state) });
+        pair.recv_cq.pairs.lock().push(Arc::downgrade(&pair));
+        pair
+    }
+
+    pub(super) fn join(self: &Arc<Self>, other: &Arc<Self>) {
+        for (pair, peer) in [(self, other), (other, self)] {
+            let mut state = pair.state.lock();
+            state.peer = Some(Arc::downgrade(peer));
+            state.state = QpState::ReadyToSend;
+        }
+    }
+
+    /// Moves arrived messages into posted receives.
+    fn deliver(&self) {
+        let mut state = self.state.lock();
+        while let (Some(receive), Some((message, _))) = (state.receives.front(), state.inbox.front()) {
+            let fits = message.len() <= receive.local.len as usize;
+            let place = self.device.local(receive.local, true).filter(|_| fits);
+            let (Some((memory, offset)), Some(receive), Some((message, imm))) =
+                (place, state.receives.pop_front(), state.inbox.pop_front())
+            else {
+                drop(state);
+                return self.fail();
+            };
+            memory.write(offset, &message);
+            self.recv_cq.push(Completion {
+                wr_id: receive.wr_id,
+                qp: self.number,
+                kind: if imm.is_some() { CompletionKind::RecvWithImm } else { CompletionKind::Recv },
+                status: WcStatus::Success,
+                byte_len: message.len() as u32,
+                imm,
+            });
+        }
+    }
+
+    /// Goes into `Error`: outstanding receives are flushed. The other end follows.
+    fn fail(&self) {
+        let (receives, peer) = {
+            let mut state = self.state.lock();
+            if state.state == QpState::Error {
+                return;
+            }
+            state.state = QpState::Error;
+            state.inbox.clear();
+            (std::mem::take(&mut state.receives), state.peer.take())
+        };
+        for receive in receives {
+            self.recv_cq.push(Completion {
+                wr_id: receive.wr_id,
+                qp: self.number,
+                kind: CompletionKind::Recv,
+                status: WcStatus::Flushed,
+                byte_len: 0,
+                imm: None,
+            });
+        }
+        if let Some(peer) = peer.and_then(|peer| peer.upgrade()) {
+            peer.fail();
+        }
+    }
+
+    fn execute(&self, request: &SendWr) -> Result<u32, WcStatus> {
+        let Some(peer) = self.state.lock().peer.as_ref().and_then(Weak::upgrade) else {
+            return Err(WcStatus::Disconnected);
+        };
+        if self.device.network().loses(self.cut_kind(&request.op)) {
+            return Err(WcStatus::Disconnected);
+        }
+        let target = Peer { device: &peer.device, owner: peer.state.lock().owner };
+        let reads_local =
+            matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        let local = self.local(request.local, reads_local)?;
+        match request.op {
+            SendOp::Send => peer.arrive(local.bytes(), None),
+            SendOp::SendImm(imm) => peer.arrive(local.bytes(), Some(imm)),
+            SendOp::Read(remote) => {
+                let bytes = target.read(remote, local.len)?;
+                local.put(&bytes);
+                return Ok(bytes.len() as u32);
+            }
+            SendOp::Write(remote) => target.write(remote, &local.bytes())?,
+            SendOp::WriteImm(remote, imm) => {
+                target.write(remote, &local.bytes())?;
+                peer.arrive(Vec::new(), Some(imm));
+            }
+            SendOp::CompareSwap { remote, expect, swap } => {
+                let old = target.atomic(remote, |value| if value == expect { swap } else { value })?;
+                local.put(&old.to_le_bytes());
+            }
+            SendOp::FetchAdd { remote, add } => {
+                let old = target.atomic(remote, |value| value.wrapping_add(add))?;
+                local.put(&old.to_le_bytes());
+            }
+        }
+        Ok(local.len as u32)
+    }
+
+    fn cut_kind(&self, op: &SendOp) -> Cut {
+        match (self.role, matches!(op, SendOp::Send | SendOp::SendImm(_))) {
+            (Role::Client, true) => Cut::Request,
+            (Role::Client, false) => Cut::OneSided,
+            (Role::Server, true) => Cut::Reply,
+            (Role::Server, false) => Cut::Transfer,
+        }
+    }
+
+    fn arrive(&self, message: Vec<u8>, imm: Option<u32>) {
+        self.state.lock().inbox.push_back((message, imm));
+    }
+
+    fn local(&self, sge: Sge, write: bool) -> Result<Local, WcStatus> {
+        if sge.len == 0 && sge.lkey == Lkey(0) {
+            return Ok(Local { memory: None, len: 0 });
+        }
+        let place = self.device.local(sge, write).ok_or(WcStatus::LocalProtection)?;
+        Ok(Local { memory: Some(place), len: sge.len as usize })
+    }
+}
+
+/// A checked local range.
+struct Local {
+    memory: Option<(Arc<SharedMemory>, usize)>,
+    len: usize,
+}
+
+impl Local {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        if let Some((memory, offset)) = &self.memory {
+            memory.read(*offset, &mut bytes);
+        }
+        bytes
+    }
+
+    fn put(&self, bytes: &[u8]) {
+        if let Some((memory, offset)) = &self.memory {
+            memory.write(*offset, &bytes[..bytes.len().min(self.len)]);
+        }
+    }
+}
+
+impl QueuePair for SimPair {
+    fn number(&self) -> QpNumber {
+        self.number
+    }
+
+    fn state(&self) -> QpState {
+        self.state.lock().state
+    }
+
+    fn link(&self) -> LinkKind {
+        LinkKind::Sim
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        PeerIdentity::Local { uid: 0, pid: 0 }
+    }
+
+    fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
+        for (posted, request) in requests.iter().enumerate() {
+            let state = self.state();
+            if state != QpState::ReadyToSend {
+                return Err(PostError::BadState { state });
+            }
+            if posted >= self.config.send_depth as usize {
+                return Err(PostError::QueueFull { posted });
+            }
+            let result = self.execute(request);
+            if result.is_ok() && !request.signaled {
+                continue;
+            }
+            self.send_cq.push(Completion {
+                wr_id: request.wr_id,
+                qp: self.number,
+                kind: kind_of(&request.op),
+                status: result.err().unwrap_or(WcStatus::Success),
+                byte_len: result.unwrap_or(0),
+                imm: None,
+            });
+            if result.is_err() {
+                self.fail();
+            }
+        }
+        Ok(())
+    }
+
+    fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        let mut state = self.state.lock();
+        if state.state == QpState::Error {
+            return Err(PostError::BadState { state: state.state });
+        }
+        for (posted, request) in requests.iter().enumerate() {
+            if state.receives.len() >= self.config.recv_depth as usize {
+                return Err(PostError::QueueFull { posted });
+            }
+            state.receives.push_back(*request);
+        }
+        Ok(())
+    }
+
+    fn set_region_owner(&self, owner: RegionOwner) {
+        self.state.lock().owner = owner;
+    }
+
+    fn close(&self) {
+        self.fail();
+    }
+}
+
+fn kind_of(op: &SendOp) -> CompletionKind {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => CompletionKind::Send,
+        SendOp::Read(_) => CompletionKind::Read,
+        SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
+        SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
+        SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
+    }
+}

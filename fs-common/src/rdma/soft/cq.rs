@@ -1,0 +1,339 @@
+//! Completion queues, and how a thread sleeps on one without losing a wake-up.
+//!
+//! # How it works
+//! Finished completions stand in a queue of this process. Where a link has no thread of its own (shared memory,
+//! and sockets this side connected), `poll`, `wait` and `arm` pump the link's queue pairs first.
+//!
+//! A thread sleeps in epoll on: the queue's own eventfd (completions made by other threads of this process), each
+//! shared-memory connection's doorbell (rung by the peer) and each self-driven socket. The epoll descriptor is what
+//! `event_fd` gives. Eventfds are edge-triggered in it: taking the event is one `epoll_wait`, no read.
+//!
+//! # Ordering: the sleep page
+//! One word in shared memory says whether anybody sleeps or wants an event; peers map it read-only.
+//!
+//! ```text
+//! sleeper:  word += sleeper; fence(SeqCst); pump and look at the queue; sleep
+//! producer: publish;         fence(SeqCst); load word; not zero -> write the eventfd
+//! ```
+//! One of the two fences comes first, so either the sleeper sees what was published or the producer sees the
+//! sleeper (Dekker).
+//!
+//! # Bounds
+//! The queue holds at most one completion for each outstanding work request of the queue pairs attached to it:
+//! a request's place in its send or receive queue is given back only when its completion is polled. It therefore
+//! cannot overrun, whatever depth it was made with.
+
+use super::queue::Slots;
+use super::sys;
+use crate::ids::QpNumber;
+use crate::memory::SharedMemory;
+use crate::rdma::verbs::{Completion, CompletionKind, CompletionQueue};
+use parking_lot::Mutex;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// Longest spin before sleeping. A wake-up through an eventfd costs 4 to 8 microseconds on such machines, so a
+/// spin no longer than that never wastes more than what it can save.
+const SPIN_MAX_NS: u64 = 6_000;
+/// Shortest spin: enough to notice that completions come fast again.
+const SPIN_MIN_NS: u64 = 400;
+/// A poller that never sleeps looks for hang-ups once in so many empty polls.
+const EMPTY_POLLS_PER_EVENT_CHECK: u32 = 256;
+/// Events taken with one `epoll_wait`; more are taken with the next.
+const EVENTS_PER_WAIT: usize = 32;
+/// The part of the sleep word that counts threads in `wait`; the low half is the `arm` flag.
+const ONE_SLEEPER: u64 = 1 << 32;
+/// Epoll token of the queue's own eventfd; queue pairs' tokens are their numbers, which start at 1.
+const OWN_TOKEN: u64 = 0;
+/// Bytes of the sleep page.
+pub(super) const SLEEP_PAGE_LEN: usize = 4096;
+
+/// A queue pair as its completion queue sees it.
+pub(super) trait Pumped: Send + Sync {
+    /// Number, which is also its token.
+    fn number(&self) -> QpNumber;
+    /// Moves what can be moved without a system call: rings.
+    fn pump_rings(&self);
+    /// Moves what can be moved by reading and writing sockets.
+    fn pump_socket(&self);
+    /// Whether `pump_rings` does anything.
+    fn has_rings(&self) -> bool;
+    /// An event of a descriptor of this queue pair.
+    fn event(&self, flags: epoll::EventFlags);
+}
+
+struct Entry {
+    completion: Completion,
+    slots: Arc<Slots>,
+}
+
+struct Attached {
+    pumped: Vec<Arc<dyn Pumped>>,
+    ring_count: usize,
+    socket_count: usize,
+}
+
+/// A completion queue of the software RNIC.
+pub(super) struct SoftCq {
+    entries: Mutex<VecDeque<Entry>>,
+    /// Replaced whole, so that pumping holds no lock while it detaches.
+    attached: Mutex<Arc<Attached>>,
+    page: Arc<SharedMemory>,
+    epoll: OwnedFd,
+    eventfd: OwnedFd,
+    spin_ns: AtomicU64,
+    empty_polls: AtomicU32,
+}
+
+impl SoftCq {
+    pub(super) fn new(depth: u32) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let eventfd = sys::new_eventfd()?;
+        epoll::add(
+            &epoll,
+            &eventfd,
+            epoll::EventData::new_u64(OWN_TOKEN),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        Ok(Self {
+            entries: Mutex::new(VecDeque::with_capacity(depth as usize)),
+            attached: Mutex::new(Arc::new(Attached { pumped: Vec::new(), ring_count: 0, socket_count: 0 })),
+            page: Arc::new(SharedMemory::new("cuttlefs-cq", SLEEP_PAGE_LEN)?),
+            epoll,
+            eventfd,
+            spin_ns: AtomicU64::new(SPIN_MAX_NS),
+            empty_polls: AtomicU32::new(0),
+        })
+    }
+
+    /// The sleep page, to hand to peers.
+    pub(super) fn page(&self) -> &Arc<SharedMemory> {
+        &self.page
+    }
+
+    /// Whether the sleep word of a page, ours or a peer's, asks for an event. After `fence(SeqCst)`.
+    pub(super) fn page_wants_event(page: &SharedMemory) -> bool {
+        page.atomic_u64(0).load(Ordering::Relaxed) != 0
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        self.page.atomic_u64(0)
+    }
+
+    /// Adds completions and wakes who sleeps.
+    pub(super) fn push(&self, completion: Completion, slots: &Arc<Slots>) {
+        self.entries.lock().push_back(Entry { completion, slots: slots.clone() });
+        self.wake();
+    }
+
+    /// Wakes who sleeps, so that it looks at its queue pairs again.
+    pub(super) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if Self::page_wants_event(&self.page) {
+            sys::ring_eventfd(&self.eventfd);
+        }
+    }
+
+    /// Pumps this queue pair from now on and watches its descriptors.
+    pub(super) fn attach(
+        &self,
+        pumped: Arc<dyn Pumped>,
+        descriptors: &[(BorrowedFd<'_>, epoll::EventFlags)],
+    ) -> io::Result<()> {
+        let token = u64::from(pumped.number().0);
+        let mut attached = self.attached.lock();
+        let mut list = attached.pumped.clone();
+        list.push(pumped);
+        *attached = Arc::new(Attached::of(list));
+        drop(attached);
+        for (fd, flags) in descriptors {
+            epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), *flags)?;
+        }
+        // Who sleeps already does not know the newcomer's rings.
+        self.wake();
+        Ok(())
+    }
+
+    /// Changes what is watched of a self-driven socket.
+    pub(super) fn watch(&self, number: QpNumber, fd: BorrowedFd<'_>, flags: epoll::EventFlags) {
+        // Fails only if the socket was detached meanwhile; then nobody waits for it any more.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(u64::from(number.0)), flags);
+    }
+
+    /// Stops pumping. Idempotent.
+    pub(super) fn detach(&self, number: QpNumber, descriptors: &[BorrowedFd<'_>]) {
+        let mut attached = self.attached.lock();
+        if attached.pumped.iter().any(|known| known.number() == number) {
+            let list = attached.pumped.iter().filter(|known| known.number() != number).cloned().collect();
+            *attached = Arc::new(Attached::of(list));
+        }
+        drop(attached);
+        for fd in descriptors {
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    fn attached(&self) -> Arc<Attached> {
+        self.attached.lock().clone()
+    }
+
+    fn pump_rings(&self, attached: &Attached) {
+        if attached.ring_count > 0 {
+            attached.pumped.iter().for_each(|pumped| pumped.pump_rings());
+        }
+    }
+
+    /// Takes events from epoll, waiting as long as `timeout`, and lets the queue pairs they belong to act.
+    fn take_events(&self, timeout: Duration) {
+        self.take_events_then(timeout, || {});
+    }
+
+    /// As `take_events`; `awake` runs between the wait and the acting.
+    fn take_events_then(&self, timeout: Duration, awake: impl FnOnce()) {
+        let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; EVENTS_PER_WAIT];
+        let waited = epoll::wait(&self.epoll, &mut events[..], Some(&sys::timespec(timeout)));
+        awake();
+        // EINTR: a spurious return, which callers allow for.
+        let Ok((events, _)) = waited else { return };
+        if events.is_empty() {
+            return;
+        }
+        let attached = self.attached();
+        for event in events {
+            let token = event.data.u64();
+            if token == OWN_TOKEN {
+                continue;
+            }
+            if let Some(pumped) = attached.pumped.iter().find(|known| u64::from(known.number().0) == token) {
+                pumped.event(event.flags);
+            }
+        }
+    }
+
+    fn take_entries(&self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let mut entries = self.entries.lock();
+        let count = entries.len().min(max);
+        for entry in entries.drain(..count) {
+            let slots = match entry.completion.kind {
+                CompletionKind::Recv | CompletionKind::RecvWithImm => &entry.slots.receives,
+                _ => &entry.slots.sends,
+            };
+            slots.fetch_sub(1, Ordering::AcqRel);
+            out.push(entry.completion);
+        }
+        let left = !entries.is_empty();
+        drop(entries);
+        if left {
+            // Another thread that sleeps on this queue can take the rest.
+            self.wake();
+        }
+        count
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries.lock().is_empty()
+    }
+
+    /// Spins over the rings; true if a completion came. The budget follows success.
+    fn spin(&self, attached: &Attached, limit: Duration) -> bool {
+        let budget = self.spin_ns.load(Ordering::Relaxed);
+        let start = Instant::now();
+        let limit = limit.min(Duration::from_nanos(budget));
+        loop {
+            for _ in 0..8 {
+                std::hint::spin_loop();
+            }
+            self.pump_rings(attached);
+            if !self.is_empty() {
+                self.spin_ns.store(SPIN_MAX_NS, Ordering::Relaxed);
+                return true;
+            }
+            if start.elapsed() >= limit {
+                self.spin_ns.store((budget / 2).max(SPIN_MIN_NS), Ordering::Relaxed);
+                return false;
+            }
+        }
+    }
+}
+
+impl Attached {
+    fn of(pumped: Vec<Arc<dyn Pumped>>) -> Self {
+        let ring_count = pumped.iter().filter(|pumped| pumped.has_rings()).count();
+        Self { ring_count, socket_count: pumped.len() - ring_count, pumped }
+    }
+}
+
+impl CompletionQueue for SoftCq {
+    fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
+        // Who polls is awake: what its own posts complete must not ring the eventfd, a system call each.
+        if self.word().load(Ordering::Relaxed) & 1 != 0 {
+            self.word().fetch_and(!1, Ordering::Relaxed);
+        }
+        let count = self.take_entries(out, max);
+        if count > 0 || max == 0 {
+            return count;
+        }
+        let attached = self.attached();
+        self.pump_rings(&attached);
+        match attached.socket_count {
+            0 => {
+                // Rings cannot tell that a peer died; its socket does.
+                let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
+                if polls % EMPTY_POLLS_PER_EVENT_CHECK == EMPTY_POLLS_PER_EVENT_CHECK - 1 {
+                    self.take_events(Duration::ZERO);
+                }
+            }
+            1 if attached.ring_count == 0 => attached.pumped.iter().for_each(|pumped| pumped.pump_socket()),
+            // One system call asks all of them.
+            _ => self.take_events(Duration::ZERO),
+        }
+        self.take_entries(out, max)
+    }
+
+    fn arm(&self) -> bool {
+        self.word().fetch_or(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.pump_rings(&self.attached());
+        self.is_empty()
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn take_event(&self) {
+        self.word().fetch_and(!1, Ordering::Relaxed);
+        self.take_events(Duration::ZERO);
+    }
+
+    fn wait(&self, timeout: Duration) {
+        if !self.is_empty() {
+            return;
+        }
+        let attached = self.attached();
+        self.pump_rings(&attached);
+        if !self.is_empty() || (attached.ring_count > 0 && self.spin(&attached, timeout)) {
+            return;
+        }
+        self.word().fetch_add(ONE_SLEEPER, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // The list again: a queue pair attached before the fence may have rung already.
+        self.pump_rings(&self.attached());
+        // No sleeper any more before the events are acted on: what this thread itself completes must not ring its
+        // own eventfd, which is a system call and an event too many for each answer over a socket.
+        let awake = || {
+            self.word().fetch_sub(ONE_SLEEPER, Ordering::Relaxed);
+        };
+        if self.is_empty() && !timeout.is_zero() {
+            self.take_events_then(timeout, awake);
+        } else {
+            awake();
+        }
+        self.pump_rings(&self.attached());
+    }
+}

@@ -1,0 +1,400 @@
+//! Listening endpoints of every link, and the first part of each handshake.
+//!
+//! # How it works
+//! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not
+//! said hello yet. A client that says nothing, or nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and
+//! never holds up another.
+
+use super::queue::{QpCore, QpParts};
+use super::tcp::{HelloReader, TcpIncoming};
+use super::{DeviceShared, shm, sys, tcp};
+use crate::memory::SharedMemory;
+use crate::rdma::soft::queue::SoftQp;
+use crate::rdma::soft::region::Registry;
+use crate::rdma::url::Endpoint;
+use crate::rdma::verbs::{
+    Incoming, LinkKind, Listener, PeerIdentity, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
+};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a client may take to say hello.
+const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// Clients that connected and said nothing yet; when one more comes, the oldest is dropped.
+const SILENT_CLIENTS_MAX: usize = 64;
+/// Pause after accept failed for want of descriptors or memory, so that the thread does not spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const BACKLOG: i32 = 128;
+
+/// Where connections of a listener come from and go to.
+pub(super) struct Setup {
+    pub(super) endpoint: Endpoint,
+    device: Arc<DeviceShared>,
+    registry: Arc<Registry>,
+    link: LinkKind,
+}
+
+impl Setup {
+    /// The exported windows in `WindowId::ALL` order.
+    pub(super) fn windows(&self) -> [Option<Arc<SharedMemory>>; 3] {
+        let windows = self.device.windows.read();
+        WindowId::ALL.map(|id| windows.get(&(id as u32)).cloned())
+    }
+}
+
+enum Greeting {
+    Shm,
+    Tcp(HelloReader),
+}
+
+struct Silent {
+    socket: OwnedFd,
+    peer: PeerIdentity,
+    greeting: Greeting,
+    deadline: Instant,
+}
+
+/// A listening endpoint of the software RNIC.
+pub(super) struct SoftListener {
+    setup: Arc<Setup>,
+    socket: OwnedFd,
+    /// The path to remove when done.
+    path: Option<PathBuf>,
+    stop: OwnedFd,
+    closed: AtomicBool,
+    silent: Mutex<VecDeque<Silent>>,
+}
+
+impl SoftListener {
+    pub(super) fn bind(
+        device: &Arc<DeviceShared>,
+        registry: &Arc<Registry>,
+        endpoint: &Endpoint,
+    ) -> Result<Self, RdmaError> {
+        let failed = |source| RdmaError::Io { action: "listen on", endpoint: endpoint.to_string(), source };
+        let mut bound = endpoint.clone();
+        let (socket, link, path) = match endpoint {
+            Endpoint::Tcp { host, port } => {
+                let socket = bind_tcp(host, *port, device.options.allow_insecure_listen, endpoint)?;
+                let address = socket.local_addr().map_err(failed)?;
+                bound = Endpoint::Tcp { host: host.clone(), port: address.port() };
+                (OwnedFd::from(socket), LinkKind::Tcp, None)
+            }
+            // Anyone who reaches the path may connect: sessions decide what they may do.
+            Endpoint::Unix(path) => (
+                bind_unix(path, SocketType::STREAM, 0o666).map_err(failed)?,
+                LinkKind::Unix,
+                Some(path.clone()),
+            ),
+            // Whoever connects sees all frames, so the path is for the server's own user; peers are asked again.
+            Endpoint::Shm(path) => (
+                bind_unix(path, SocketType::SEQPACKET, 0o600).map_err(failed)?,
+                LinkKind::Shm,
+                Some(path.clone()),
+            ),
+        };
+        if link != LinkKind::Shm {
+            device.engine().map_err(failed)?;
+        }
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|error| failed(error.into()))?;
+        let setup = Setup { endpoint: bound, device: device.clone(), registry: registry.clone(), link };
+        Ok(Self {
+            setup: Arc::new(setup),
+            socket,
+            path,
+            stop: sys::new_eventfd().map_err(failed)?,
+            closed: AtomicBool::new(false),
+            silent: Mutex::new(VecDeque::new()),
+        })
+    }
+
+    /// Takes a connection from the backlog, if there is one and its peer may come.
+    fn take_connection(&self, silent: &mut VecDeque<Silent>) {
+        let socket =
+            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
+                    return;
+                }
+                // Shut down while accept was on its way: that is how it ends, and nobody has to be told.
+                Err(_) if self.closed.load(Ordering::Acquire) => return,
+                Err(error) => {
+                    tracing::warn!(endpoint = %self.setup.endpoint, %error, "cannot accept a connection");
+                    std::thread::sleep(ACCEPT_RETRY);
+                    return;
+                }
+            };
+        let admitted = match self.setup.link {
+            LinkKind::Tcp => tcp::tune_tcp(&socket).and_then(|()| {
+                let address = rustix::net::getpeername(&socket)?
+                    .and_then(|address| std::net::SocketAddr::try_from(address).ok());
+                Ok(PeerIdentity::Remote(
+                    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string()),
+                ))
+            }),
+            _ => sys::unix_peer(&socket),
+        };
+        let peer = match admitted {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::debug!(endpoint = %self.setup.endpoint, %error, "a client went away at once");
+                return;
+            }
+        };
+        if self.setup.link == LinkKind::Shm
+            && let PeerIdentity::Local { uid, .. } = peer
+            && !may_share_memory(uid, rustix::process::geteuid().as_raw())
+        {
+            tracing::warn!(endpoint = %self.setup.endpoint, uid, "refused a user who may not map the frames");
+            shm::refuse(
+                &socket,
+                "shared memory shows every file's pages, so only root and the server's own user may connect; \
+                 use the server's unix:// or tcp:// endpoint",
+            );
+            return;
+        }
+        let greeting =
+            if self.setup.link == LinkKind::Shm { Greeting::Shm } else { Greeting::Tcp(HelloReader::new()) };
+        if silent.len() == SILENT_CLIENTS_MAX {
+            silent.pop_front();
+            tracing::warn!(endpoint = %self.setup.endpoint, "dropped a client that said nothing: too many wait");
+        }
+        silent.push_back(Silent { socket, peer, greeting, deadline: Instant::now() + HELLO_WAIT });
+    }
+
+    /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
+    fn listen_to(
+        &self,
+        client: &mut Silent,
+        shm_hello: &mut Option<[OwnedFd; 3]>,
+    ) -> Result<Option<bool>, String> {
+        match &mut client.greeting {
+            Greeting::Tcp(reader) => reader.read(&client.socket),
+            Greeting::Shm => {
+                *shm_hello = shm::receive_hello(&client.socket)?;
+                Ok(shm_hello.is_some().then_some(true))
+            }
+        }
+    }
+
+    fn refuse(&self, socket: &OwnedFd, reason: &str) {
+        match self.setup.link {
+            LinkKind::Shm => shm::refuse(socket, reason),
+            _ => tcp::refuse(socket, reason),
+        }
+    }
+}
+
+/// Whether a user may see the frames: root, and whoever runs the server.
+fn may_share_memory(uid: u32, server_euid: u32) -> bool {
+    uid == 0 || uid == server_euid
+}
+
+fn bind_tcp(host: &str, port: u16, insecure: bool, endpoint: &Endpoint) -> Result<TcpListener, RdmaError> {
+    let failed = |source| RdmaError::Io { action: "listen on", endpoint: endpoint.to_string(), source };
+    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    if !insecure && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip())) {
+        return Err(RdmaError::Unsupported(format!(
+            "{endpoint}: {} can be reached from other machines and peers are not authenticated yet; \
+             listen on 127.0.0.1, or pass --insecure if the network is trusted",
+            open.ip()
+        )));
+    }
+    TcpListener::bind(&addresses[..]).map_err(failed)
+}
+
+fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let new_socket = || rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+    let socket = new_socket()?;
+    if let Err(error) = rustix::net::bind(&socket, &address) {
+        if error != rustix::io::Errno::ADDRINUSE {
+            return Err(error.into());
+        }
+        // A socket nobody listens on is left from a server that was killed.
+        let in_use =
+            !matches!(rustix::net::connect(&new_socket()?, &address), Err(rustix::io::Errno::CONNREFUSED));
+        if in_use || !std::os::unix::fs::FileTypeExt::is_socket(&std::fs::symlink_metadata(path)?.file_type())
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "something else uses this path; stop it or choose another",
+            ));
+        }
+        std::fs::remove_file(path)?;
+        rustix::net::bind(&socket, &address)?;
+    }
+    // Before listen: nobody can connect with a wider mode.
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+impl Listener for SoftListener {
+    fn endpoint(&self) -> Endpoint {
+        self.setup.endpoint.clone()
+    }
+
+    fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
+        let mut silent = self.silent.lock();
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(RdmaError::Closed);
+            }
+            let now = Instant::now();
+            silent.retain(|client| client.deadline > now);
+            let timeout =
+                silent.front().map(|client| sys::timespec(client.deadline.saturating_duration_since(now)));
+            let ready: Vec<bool> = {
+                let mut fds =
+                    vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
+                fds.extend(silent.iter().map(|client| PollFd::new(&client.socket, PollFlags::IN)));
+                match rustix::event::poll(&mut fds, timeout.as_ref()) {
+                    Ok(_) => {}
+                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(error) => {
+                        let endpoint = self.setup.endpoint.to_string();
+                        return Err(RdmaError::Io { action: "wait on", endpoint, source: error.into() });
+                    }
+                }
+                fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+            };
+            let spoke = ready[2..].iter().position(|ready| *ready);
+            if let Some(index) = spoke {
+                let mut shm_hello = None;
+                let heard = self.listen_to(&mut silent[index], &mut shm_hello);
+                if matches!(heard, Ok(Some(false))) {
+                    // Goes to the back of the queue of attention, not of age.
+                    continue;
+                }
+                let Some(client) = silent.remove(index) else {
+                    continue;
+                };
+                match heard {
+                    Ok(Some(_)) => {
+                        return Ok(Box::new(SoftIncoming {
+                            setup: self.setup.clone(),
+                            socket: client.socket,
+                            peer: client.peer,
+                            shm_hello,
+                        }));
+                    }
+                    Ok(None) => {}
+                    Err(reason) => {
+                        tracing::warn!(endpoint = %self.setup.endpoint, peer = ?client.peer, "handshake failed: {reason}");
+                        self.refuse(&client.socket, &reason);
+                    }
+                }
+            } else if ready[1] {
+                self.take_connection(&mut silent);
+            }
+        }
+    }
+
+    fn close(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            if let Some(path) = &self.path {
+                // Gone already is as good.
+                let _ = std::fs::remove_file(path);
+            }
+            // Never taken: every accept, now or later, wakes up.
+            sys::ring_eventfd(&self.stop);
+            // Who connects between now and the drop of the socket is turned away at once.
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for SoftListener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A client that said hello.
+struct SoftIncoming {
+    setup: Arc<Setup>,
+    socket: OwnedFd,
+    peer: PeerIdentity,
+    shm_hello: Option<[OwnedFd; 3]>,
+}
+
+/// Posts receives before a queue pair goes live, so that the first message finds one.
+pub(super) fn post_first(receives: &[RecvWr]) -> impl FnOnce(&QpCore) -> Result<(), RdmaError> + '_ {
+    move |core| match core.post_receives(receives) {
+        (Ok(()), false) => Ok(()),
+        (Err(error), _) => {
+            Err(RdmaError::Unsupported(format!("the first receives cannot be posted: {error}")))
+        }
+        (Ok(()), true) => Err(RdmaError::Unsupported(
+            "a first receive names memory that is not registered for it".to_owned(),
+        )),
+    }
+}
+
+impl Incoming for SoftIncoming {
+    fn peer(&self) -> PeerIdentity {
+        self.peer.clone()
+    }
+
+    fn link(&self) -> LinkKind {
+        self.setup.link
+    }
+
+    fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError> {
+        let Self { setup, socket, peer, shm_hello } = *self;
+        let parts: QpParts = setup.device.parts(&setup.registry, qp)?;
+        let prepare = post_first(&receives);
+        let link = match shm_hello {
+            Some(descriptors) => {
+                shm::ShmIncoming { socket, peer, descriptors }.accept(&setup, parts, prepare)?
+            }
+            None => {
+                let endpoint = setup.endpoint.to_string();
+                let engine = setup.device.engine().map_err(|source| RdmaError::Io {
+                    action: "start the NIC engine for",
+                    endpoint: endpoint.clone(),
+                    source,
+                })?;
+                let incoming = TcpIncoming { socket, peer, link: setup.link };
+                incoming.accept(&endpoint, parts, prepare, engine, setup.device.file_target.clone())?
+            }
+        };
+        Ok(Arc::new(SoftQp(link)))
+    }
+
+    fn refuse(self: Box<Self>, reason: &str) {
+        match self.setup.link {
+            LinkKind::Shm => shm::refuse(&self.socket, reason),
+            _ => tcp::refuse(&self.socket, reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_servers_user_may_share_memory() {
+        for (uid, server, may) in
+            [(0, 0, true), (0, 1000, true), (1000, 1000, true), (1000, 0, false), (1001, 1000, false)]
+        {
+            assert_eq!(may_share_memory(uid, server), may, "uid {uid}, server {server}");
+        }
+    }
+}

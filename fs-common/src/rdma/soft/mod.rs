@@ -1,0 +1,219 @@
+//! The software RNIC: verbs semantics without a NIC.
+//!
+//! # The links
+//! * `shm`: rings and mapped memory between processes of one machine; one-sided requests are the initiator's own
+//!   loads and stores.
+//! * `tcp`: a byte stream (TCP or Unix socket); the target's engine thread executes one-sided requests.
+//!
+//! # The parts
+//! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` what queue pairs of both
+//! links share; `listen` listeners and the start of each handshake; `fds` and `sys` descriptors and system calls.
+//!
+//! # What software promises beyond or less than an RNIC
+//! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
+//! * Completion queues never overrun (see `cq`).
+//! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
+
+mod cq;
+mod fds;
+mod listen;
+mod queue;
+mod region;
+pub mod shm;
+mod sys;
+pub mod tcp;
+
+use crate::ids::QpNumber;
+use crate::memory::SharedMemory;
+use crate::rdma::url::Endpoint;
+use crate::rdma::verbs::{
+    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, FileTarget, Listener,
+    MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
+};
+use cq::SoftCq;
+use listen::{SoftListener, post_first};
+use parking_lot::{Mutex, RwLock};
+use queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_QUEUE_DEPTH, MAX_TRANSFER_BYTES, QpParts, SoftQp};
+use region::Registry;
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use tcp::FileTargetCell;
+use tcp::engine::Engine;
+
+/// How a software RNIC is to behave.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SoftOptions {
+    /// Listen on addresses other machines can reach, although peers are not authenticated (`--insecure`).
+    pub allow_insecure_listen: bool,
+}
+
+/// The software RNIC.
+pub struct SoftDevice {
+    shared: Arc<DeviceShared>,
+}
+
+/// What queue pairs and listeners need of their device.
+struct DeviceShared {
+    options: SoftOptions,
+    last_qp_number: AtomicU32,
+    queues: Mutex<Vec<Weak<SoftCq>>>,
+    windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
+    file_target: FileTargetCell,
+    engine: Mutex<Option<Arc<Engine>>>,
+}
+
+impl SoftDevice {
+    /// A software RNIC. Its one thread starts with the first `tcp` or `unix` listener and ends when the device
+    /// is dropped, and with it every connection it drives.
+    pub fn new(options: SoftOptions) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Arc::new(DeviceShared {
+                options,
+                last_qp_number: AtomicU32::new(0),
+                queues: Mutex::new(Vec::new()),
+                windows: RwLock::new(HashMap::new()),
+                file_target: Arc::new(RwLock::new(None)),
+                engine: Mutex::new(None),
+            }),
+        })
+    }
+}
+
+impl Drop for SoftDevice {
+    fn drop(&mut self) {
+        let engine = self.shared.engine.lock().take();
+        if let Some(engine) = engine {
+            engine.stop();
+        }
+    }
+}
+
+impl DeviceShared {
+    /// The engine, started if it does not run yet.
+    fn engine(&self) -> io::Result<Arc<Engine>> {
+        let mut engine = self.engine.lock();
+        if let Some(engine) = &*engine {
+            return Ok(engine.clone());
+        }
+        Ok(engine.insert(Engine::start()?).clone())
+    }
+
+    /// This device's completion queue behind a trait object.
+    fn own_queue(&self, queue: &Arc<dyn CompletionQueue>) -> Result<Arc<SoftCq>, RdmaError> {
+        let address = Arc::as_ptr(queue).cast::<()>();
+        self.queues
+            .lock()
+            .iter()
+            .find(|known| known.as_ptr().cast::<()>() == address)
+            .and_then(Weak::upgrade)
+            .ok_or_else(|| {
+                RdmaError::Unsupported("the completion queue belongs to another device".to_owned())
+            })
+    }
+
+    /// Checks a queue pair's configuration and numbers it.
+    fn parts(&self, registry: &Arc<Registry>, config: QpConfig) -> Result<QpParts, RdmaError> {
+        for depth in [config.send_depth, config.recv_depth] {
+            if depth == 0 || depth > MAX_QUEUE_DEPTH {
+                return Err(RdmaError::Unsupported(format!(
+                    "a queue depth of {depth} is not between 1 and {MAX_QUEUE_DEPTH}"
+                )));
+            }
+        }
+        Ok(QpParts {
+            number: QpNumber(self.last_qp_number.fetch_add(1, Ordering::Relaxed) + 1),
+            registry: registry.clone(),
+            send_cq: self.own_queue(&config.send_cq)?,
+            recv_cq: self.own_queue(&config.recv_cq)?,
+            send_depth: config.send_depth,
+            recv_depth: config.recv_depth,
+        })
+    }
+}
+
+impl Device for SoftDevice {
+    fn name(&self) -> &str {
+        "soft"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            file_regions: true,
+            windows: true,
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            max_queue_depth: MAX_QUEUE_DEPTH,
+        }
+    }
+
+    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain> {
+        Arc::new(SoftPd { device: self.shared.clone(), registry: Arc::new(Registry::default()) })
+    }
+
+    fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
+        let queue = SoftCq::new(depth.min(MAX_QUEUE_DEPTH)).map_err(|source| RdmaError::Io {
+            action: "make a completion queue of",
+            endpoint: self.name().to_owned(),
+            source,
+        })?;
+        let queue = Arc::new(queue);
+        let mut queues = self.shared.queues.lock();
+        queues.retain(|known| known.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Ok(queue)
+    }
+
+    fn set_file_target(&self, target: Arc<dyn FileTarget>) {
+        *self.shared.file_target.write() = Some(target);
+    }
+
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
+        self.shared.windows.write().insert(id as u32, memory);
+    }
+}
+
+/// A protection domain: queue pairs made from it reach only memory registered with it.
+struct SoftPd {
+    device: Arc<DeviceShared>,
+    registry: Arc<Registry>,
+}
+
+impl ProtectionDomain for SoftPd {
+    fn register(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let writes = access.local_write || access.remote_write || access.remote_atomic;
+        if writes && !memory.is_writable() {
+            return Err(RdmaError::Unsupported(
+                "a read-only mapping cannot be registered for writing".to_owned(),
+            ));
+        }
+        Ok(Arc::new(self.registry.insert(memory, access)))
+    }
+
+    fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
+        let ConnectOptions { qp, receives, timeout } = options;
+        let parts = self.device.parts(&self.registry, qp)?;
+        let prepare = post_first(&receives);
+        let name = endpoint.to_string();
+        let file_target = self.device.file_target.clone();
+        let (link, windows): (Arc<dyn LinkQp>, _) = match endpoint {
+            Endpoint::Shm(path) => shm::connect(path, parts, prepare, timeout)?,
+            Endpoint::Unix(path) => {
+                (tcp::connect_unix(path, &name, parts, prepare, timeout, file_target)?, Vec::new())
+            }
+            Endpoint::Tcp { host, port } => {
+                (tcp::connect_tcp((host, *port), &name, parts, prepare, timeout, file_target)?, Vec::new())
+            }
+        };
+        Ok(Connected { qp: Arc::new(SoftQp(link)), windows })
+    }
+
+    fn listen(&self, endpoint: &Endpoint) -> Result<Box<dyn Listener>, RdmaError> {
+        Ok(Box::new(SoftListener::bind(&self.device, &self.registry, endpoint)?))
+    }
+}

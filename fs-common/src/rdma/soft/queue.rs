@@ -1,0 +1,285 @@
+//! What queue pairs of every link have in common: number, state, depths, posted receives, completions.
+//!
+//! # Locks
+//! A link's receive lock comes before its send lock, that before `receives`, that before a completion queue's
+//! entries. None is held across a system call that can block.
+
+use super::cq::{Pumped, SoftCq};
+use super::region::{LocalRange, Registry};
+use crate::ids::QpNumber;
+use crate::rdma::verbs::{
+    Completion, CompletionKind, LinkKind, PeerIdentity, PostError, QpState, QueuePair, RecvWr, RegionOwner,
+    SendOp, SendWr, WcStatus, WrId,
+};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Largest two-sided message: the RPC layer's largest.
+pub(super) const MAX_MESSAGE_BYTES: u32 = 64 * 1024;
+/// Largest one-sided transfer: what FUSE asks for at most, so that buffers of a connection stay bounded by it.
+pub(super) const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
+/// Deepest queue.
+pub(super) const MAX_QUEUE_DEPTH: u32 = 4096;
+
+/// Places taken in a queue pair's two work queues. Taken by posting, given back when the completion is polled
+/// (silent completions: when they happen).
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    pub(super) sends: AtomicU32,
+    pub(super) receives: AtomicU32,
+}
+
+/// A posted receive.
+pub(super) struct PostedReceive {
+    pub(super) wr_id: WrId,
+    pub(super) local: LocalRange,
+}
+
+/// The common part of a queue pair.
+pub(super) struct QpCore {
+    pub(super) number: QpNumber,
+    pub(super) link: LinkKind,
+    pub(super) peer: PeerIdentity,
+    pub(super) registry: Arc<Registry>,
+    pub(super) send_cq: Arc<SoftCq>,
+    pub(super) recv_cq: Arc<SoftCq>,
+    pub(super) send_depth: u32,
+    pub(super) recv_depth: u32,
+    pub(super) slots: Arc<Slots>,
+    state: AtomicU8,
+    owner: AtomicU64,
+    receives: Mutex<VecDeque<PostedReceive>>,
+}
+
+/// What a new queue pair needs, checked.
+pub(super) struct QpParts {
+    pub(super) number: QpNumber,
+    pub(super) registry: Arc<Registry>,
+    pub(super) send_cq: Arc<SoftCq>,
+    pub(super) recv_cq: Arc<SoftCq>,
+    pub(super) send_depth: u32,
+    pub(super) recv_depth: u32,
+}
+
+/// The completion kind of a send operation.
+pub(super) fn kind_of(op: &SendOp) -> CompletionKind {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => CompletionKind::Send,
+        SendOp::Read(_) => CompletionKind::Read,
+        SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
+        SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
+        SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
+    }
+}
+
+/// Whether the provider writes the local range of an operation.
+pub(super) fn writes_local(op: &SendOp) -> bool {
+    matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+}
+
+impl QpCore {
+    pub(super) fn new(parts: QpParts, link: LinkKind, peer: PeerIdentity) -> Self {
+        Self {
+            number: parts.number,
+            link,
+            peer,
+            registry: parts.registry,
+            send_cq: parts.send_cq,
+            recv_cq: parts.recv_cq,
+            send_depth: parts.send_depth,
+            recv_depth: parts.recv_depth,
+            slots: Arc::new(Slots::default()),
+            state: AtomicU8::new(QpState::Init as u8),
+            owner: AtomicU64::new(0),
+            receives: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// Where the state machine is.
+    pub(super) fn state(&self) -> QpState {
+        match self.state.load(Ordering::Acquire) {
+            state if state == QpState::Init as u8 => QpState::Init,
+            state if state == QpState::ReadyToSend as u8 => QpState::ReadyToSend,
+            _ => QpState::Error,
+        }
+    }
+
+    /// Moves the state machine; true if this call made the change.
+    pub(super) fn become_state(&self, next: QpState) -> bool {
+        self.state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+                let now = if state == QpState::Init as u8 {
+                    QpState::Init
+                } else if state == QpState::ReadyToSend as u8 {
+                    QpState::ReadyToSend
+                } else {
+                    QpState::Error
+                };
+                (now != next && now.may_become(next)).then_some(next as u8)
+            })
+            .is_ok()
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.state() == QpState::ReadyToSend
+    }
+
+    pub(super) fn owner(&self) -> RegionOwner {
+        RegionOwner(self.owner.load(Ordering::Acquire))
+    }
+
+    /// The completion queues, each once.
+    pub(super) fn queues(&self) -> impl Iterator<Item = &Arc<SoftCq>> {
+        let second = (!Arc::ptr_eq(&self.send_cq, &self.recv_cq)).then_some(&self.recv_cq);
+        std::iter::once(&self.send_cq).chain(second)
+    }
+
+    /// Completes a send work request. Silent ones give their place back at once.
+    pub(super) fn complete_send(
+        &self,
+        wr_id: WrId,
+        kind: CompletionKind,
+        status: WcStatus,
+        signaled: bool,
+        len: u32,
+    ) {
+        if status == WcStatus::Success && !signaled {
+            self.slots.sends.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let byte_len = if status == WcStatus::Success { len } else { 0 };
+        let completion = Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None };
+        self.send_cq.push(completion, &self.slots);
+    }
+
+    /// Completes a receive.
+    pub(super) fn complete_receive(&self, wr_id: WrId, status: WcStatus, len: u32, imm: Option<u32>) {
+        let kind = if imm.is_some() { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
+        let completion = Completion { wr_id, qp: self.number, kind, status, byte_len: len, imm };
+        self.recv_cq.push(completion, &self.slots);
+    }
+
+    /// The oldest posted receive.
+    pub(super) fn take_receive(&self) -> Option<PostedReceive> {
+        self.receives.lock().pop_front()
+    }
+
+    pub(super) fn has_receive(&self) -> bool {
+        !self.receives.lock().is_empty()
+    }
+
+    /// Flushes every posted receive. The state is `Error` already, so none can be posted behind this.
+    pub(super) fn flush_receives(&self) {
+        let flushed: Vec<_> = self.receives.lock().drain(..).collect();
+        for receive in flushed {
+            self.complete_receive(receive.wr_id, WcStatus::Flushed, 0, None);
+        }
+    }
+
+    /// Takes places for as many of `requests` as fit; returns how many.
+    pub(super) fn reserve_sends(&self, requests: usize) -> usize {
+        let mut taken = 0;
+        let _ = self.slots.sends.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            taken = requests.min(self.send_depth.saturating_sub(used) as usize);
+            Some(used + taken as u32)
+        });
+        taken
+    }
+
+    /// Posts receives. An unregistered buffer completes with `LocalProtection`; the caller then fails the queue pair.
+    pub(super) fn post_receives(&self, requests: &[RecvWr]) -> (Result<(), PostError>, bool) {
+        let mut broken = false;
+        for (posted, request) in requests.iter().enumerate() {
+            let local = self.registry.local(request.local, true);
+            let mut receives = self.receives.lock();
+            // Under the lock, so that a flush that came before is seen and one that comes after sees this.
+            let state = self.state();
+            if state == QpState::Error {
+                return (Err(PostError::BadState { state }), broken);
+            }
+            if self.slots.receives.load(Ordering::Acquire) >= self.recv_depth {
+                return (Err(PostError::QueueFull { posted }), broken);
+            }
+            self.slots.receives.fetch_add(1, Ordering::AcqRel);
+            match local {
+                Ok(local) => receives.push_back(PostedReceive { wr_id: request.wr_id, local }),
+                Err(status) => {
+                    drop(receives);
+                    self.complete_receive(request.wr_id, status, 0, None);
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        (Ok(()), broken)
+    }
+}
+
+/// What each link does its own way.
+pub(super) trait LinkQp: Pumped {
+    fn core(&self) -> &QpCore;
+    /// Executes or queues requests whose places are reserved, in order, and rings the doorbell once.
+    fn submit(&self, requests: &[SendWr]);
+    /// Receives were posted: delivers messages that waited for them.
+    fn receives_posted(&self);
+    /// Goes to `Error` and flushes; `reason` is logged if it is not an orderly close.
+    fn fail(&self, reason: Option<&str>);
+}
+
+/// The queue pair handed to the user. Dropping it disconnects.
+pub(super) struct SoftQp(pub(super) Arc<dyn LinkQp>);
+
+impl QueuePair for SoftQp {
+    fn number(&self) -> QpNumber {
+        self.0.core().number
+    }
+
+    fn state(&self) -> QpState {
+        self.0.core().state()
+    }
+
+    fn link(&self) -> LinkKind {
+        self.0.core().link
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        self.0.core().peer.clone()
+    }
+
+    fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
+        let core = self.0.core();
+        let state = core.state();
+        if state != QpState::ReadyToSend {
+            return Err(PostError::BadState { state });
+        }
+        let posted = core.reserve_sends(requests.len());
+        self.0.submit(&requests[..posted]);
+        if posted < requests.len() { Err(PostError::QueueFull { posted }) } else { Ok(()) }
+    }
+
+    fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        let (result, broken) = self.0.core().post_receives(requests);
+        if broken {
+            self.0.fail(Some("a posted receive names memory that is not registered for it"));
+        } else {
+            self.0.receives_posted();
+        }
+        result
+    }
+
+    fn set_region_owner(&self, owner: RegionOwner) {
+        self.0.core().owner.store(owner.0, Ordering::Release);
+    }
+
+    fn close(&self) {
+        self.0.fail(None);
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        self.0.fail(None);
+    }
+}

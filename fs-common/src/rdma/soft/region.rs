@@ -1,0 +1,209 @@
+//! Registered memory of one protection domain.
+//!
+//! # How it works
+//! A registration gets one random 32-bit key that serves as lkey and rkey. Work requests and peers name memory
+//! by it; every use looks the key up here, so a key that was never given out, or whose last handle is gone,
+//! names nothing.
+//!
+//! # Invariants
+//! * Key 0 names nothing; no two live registrations share a key.
+//! * A region found by a lookup stays mapped while the copy made with it runs (`Arc`), also when it is
+//!   deregistered meanwhile.
+
+use super::shm::ShmQp;
+use crate::ids::{Lkey, Rkey};
+use crate::memory::SharedMemory;
+use crate::rdma::verbs::{Access, MemoryRegion, Sge, WcStatus};
+use crate::world::{Random, SystemRandom};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// A live registration.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) key: u32,
+    pub(super) memory: Arc<SharedMemory>,
+    pub(super) access: Access,
+}
+
+impl Region {
+    /// Whether a peer can reach it at all.
+    pub(super) fn is_remote(&self) -> bool {
+        self.access.remote_read || self.access.remote_write || self.access.remote_atomic
+    }
+}
+
+/// All registrations of one protection domain, and the connections that must hear of them.
+#[derive(Default)]
+pub(super) struct Registry {
+    regions: RwLock<HashMap<u32, Arc<Region>>>,
+    /// Shared-memory connections, to which regions are announced. Taken before any connection's own locks.
+    connections: Mutex<Vec<Weak<ShmQp>>>,
+}
+
+impl Registry {
+    /// Registers memory under a fresh key and announces it to connected peers.
+    pub(super) fn insert(self: &Arc<Self>, memory: Arc<SharedMemory>, access: Access) -> SoftRegion {
+        let connections = self.connections.lock();
+        let region = {
+            let mut regions = self.regions.write();
+            let key = loop {
+                let key = SystemRandom.next_u64() as u32;
+                if key != 0 && !regions.contains_key(&key) {
+                    break key;
+                }
+            };
+            let region = Arc::new(Region { key, memory, access });
+            regions.insert(key, region.clone());
+            region
+        };
+        if region.is_remote() {
+            for connection in connections.iter().filter_map(Weak::upgrade) {
+                connection.announce(&region);
+            }
+        }
+        SoftRegion { registry: self.clone(), region }
+    }
+
+    /// Adds a connection that hears of every region, those that exist first.
+    pub(super) fn add_connection(&self, connection: &Arc<ShmQp>) {
+        let mut connections = self.connections.lock();
+        connections.retain(|known| known.strong_count() > 0);
+        for region in self.regions.read().values().filter(|region| region.is_remote()) {
+            connection.announce(region);
+        }
+        connections.push(Arc::downgrade(connection));
+    }
+
+    /// Forgets a closed connection.
+    pub(super) fn remove_connection(&self, connection: &ShmQp) {
+        self.connections.lock().retain(|known| !std::ptr::eq(known.as_ptr(), connection));
+    }
+
+    /// The region of a key.
+    pub(super) fn find(&self, key: u32) -> Option<Arc<Region>> {
+        self.regions.read().get(&key).cloned()
+    }
+
+    /// Checks a local scatter-gather element; `write` if the provider will write it.
+    pub(super) fn local(&self, sge: Sge, write: bool) -> Result<LocalRange, WcStatus> {
+        if sge.len == 0 {
+            return Ok(LocalRange { region: None, offset: 0, len: 0 });
+        }
+        let region = self.find(sge.lkey.0).ok_or(WcStatus::LocalProtection)?;
+        let allowed = !write || (region.access.local_write && region.memory.is_writable());
+        if !allowed || !region.memory.contains(sge.offset, u64::from(sge.len)) {
+            return Err(WcStatus::LocalProtection);
+        }
+        Ok(LocalRange { region: Some(region), offset: sge.offset as usize, len: sge.len as usize })
+    }
+
+    /// Checks what a peer asks of our memory.
+    pub(super) fn remote(
+        &self,
+        key: u64,
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Arc<Region>, WcStatus> {
+        let key = u32::try_from(key).map_err(|_| WcStatus::RemoteAccess)?;
+        let region = self.find(key).ok_or(WcStatus::RemoteAccess)?;
+        need.check(region.access, &region.memory, offset, len)?;
+        Ok(region)
+    }
+}
+
+/// What a one-sided request needs of its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    Read,
+    Write,
+    Atomic,
+}
+
+impl Need {
+    /// Key holder's rights, range and alignment; the one place where they are checked, for every link.
+    pub(super) fn check(
+        self,
+        access: Access,
+        memory: &SharedMemory,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), WcStatus> {
+        let allowed = match self {
+            Need::Read => access.remote_read,
+            Need::Write => access.remote_write && memory.is_writable(),
+            Need::Atomic => access.remote_atomic && memory.is_writable(),
+        };
+        if !allowed || !memory.contains(offset, len) {
+            return Err(WcStatus::RemoteAccess);
+        }
+        if self == Need::Atomic && !offset.is_multiple_of(8) {
+            return Err(WcStatus::RemoteInvalid);
+        }
+        Ok(())
+    }
+}
+
+/// A checked local range; it keeps its region mapped.
+#[derive(Clone, Debug)]
+pub(super) struct LocalRange {
+    region: Option<Arc<Region>>,
+    offset: usize,
+    pub(super) len: usize,
+}
+
+impl LocalRange {
+    /// The memory and the offset in it; nothing for an empty range.
+    pub(super) fn place(&self) -> Option<(&SharedMemory, usize)> {
+        self.region.as_ref().map(|region| (&*region.memory, self.offset))
+    }
+
+    /// Copies the whole range out; `out` has its length.
+    pub(super) fn read(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), self.len, "a local range is read whole");
+        if let Some((memory, offset)) = self.place() {
+            memory.read(offset, out);
+        }
+    }
+
+    /// Copies bytes in at the start; they fit.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "checked against the local range before");
+        if let Some((memory, offset)) = self.place() {
+            memory.write(offset, bytes);
+        }
+    }
+}
+
+/// The handle a registration gives; deregisters when dropped.
+pub(super) struct SoftRegion {
+    registry: Arc<Registry>,
+    region: Arc<Region>,
+}
+
+impl MemoryRegion for SoftRegion {
+    fn lkey(&self) -> Lkey {
+        Lkey(self.region.key)
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.region.key)
+    }
+
+    fn memory(&self) -> &Arc<SharedMemory> {
+        &self.region.memory
+    }
+}
+
+impl Drop for SoftRegion {
+    fn drop(&mut self) {
+        self.registry.regions.write().remove(&self.region.key);
+        if self.region.is_remote() {
+            for connection in self.registry.connections.lock().iter().filter_map(Weak::upgrade) {
+                connection.withdraw(self.region.key);
+            }
+        }
+    }
+}

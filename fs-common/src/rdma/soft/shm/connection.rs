@@ -1,0 +1,585 @@
+//! A queue pair over shared memory.
+//!
+//! # Locks
+//! `receive` before `send`; `announcements` on its own, under the registry's connection list.
+
+use super::ring::{self, DIRECTORY_LEN, RecordHeader, Side};
+use super::wire::ShmMessage;
+use crate::ids::QpNumber;
+use crate::memory::SharedMemory;
+use crate::rdma::soft::cq::{Pumped, SoftCq};
+use crate::rdma::soft::fds;
+use crate::rdma::soft::queue::{
+    LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, kind_of, writes_local,
+};
+use crate::rdma::soft::region::{LocalRange, Need, Region};
+use crate::rdma::soft::sys;
+use crate::rdma::verbs::{Access, QpState, Remote, SendOp, SendWr, WcStatus};
+use parking_lot::Mutex;
+use rustix::event::epoll::EventFlags;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+/// How long a request waits for the descriptor of a region that the peer's directory lists but whose
+/// announcement did not fit its socket buffer yet. The peer sends it when it next polls.
+const ANNOUNCEMENT_WAIT: Duration = Duration::from_secs(2);
+
+/// A region of the peer, mapped here.
+struct PeerRegion {
+    memory: SharedMemory,
+    access: Access,
+    /// Its entry of the peer's directory; out of bounds never (checked when announced).
+    directory_at: usize,
+}
+
+struct Sending {
+    queue: VecDeque<SendWr>,
+    tail: u64,
+    peers: HashMap<u32, PeerRegion>,
+    /// Since when the head of the queue waits for an announcement.
+    waiting_since: Option<Instant>,
+}
+
+struct Announcements {
+    /// Which key each entry of our directory holds; 0: free.
+    directory: Vec<u32>,
+    /// Announcements the socket did not take yet. Bounded by the directory.
+    pending: VecDeque<(Arc<Region>, u32)>,
+}
+
+/// Everything a handshake yields.
+pub(super) struct ShmParts {
+    pub(super) socket: OwnedFd,
+    pub(super) memory: SharedMemory,
+    pub(super) side: Side,
+    pub(super) doorbell: OwnedFd,
+    pub(super) peer_doorbell: OwnedFd,
+    pub(super) peer_pages: [SharedMemory; 2],
+}
+
+/// A queue pair over shared memory.
+pub(in crate::rdma::soft) struct ShmQp {
+    core: QpCore,
+    parts: ShmParts,
+    /// Bytes taken from the peer's ring: our private truth, published in shared memory for the peer.
+    receive: Mutex<u64>,
+    /// Copy of `receive` for the lock-free look whether anything came. Written under its lock.
+    head_seen: AtomicU64,
+    /// A record waits in the ring for a receive to be posted.
+    starved: AtomicBool,
+    send: Mutex<Sending>,
+    /// Whether `send.queue` holds anything. Written under its lock.
+    blocked: AtomicBool,
+    announcements: Mutex<Announcements>,
+    /// Whether `announcements.pending` holds anything. Written under its lock.
+    unannounced: AtomicBool,
+}
+
+/// What became of the request at the head of the queue.
+enum Step {
+    Done { len: u32 },
+    Wait,
+    Failed(WcStatus),
+    Broken(String),
+}
+
+impl ShmQp {
+    pub(super) fn new(core: QpCore, parts: ShmParts) -> Arc<Self> {
+        Arc::new(Self {
+            core,
+            parts,
+            receive: Mutex::new(0),
+            head_seen: AtomicU64::new(0),
+            starved: AtomicBool::new(false),
+            send: Mutex::new(Sending {
+                queue: VecDeque::new(),
+                tail: 0,
+                peers: HashMap::new(),
+                waiting_since: None,
+            }),
+            blocked: AtomicBool::new(false),
+            announcements: Mutex::new(Announcements {
+                directory: vec![0; DIRECTORY_LEN],
+                pending: VecDeque::new(),
+            }),
+            unannounced: AtomicBool::new(false),
+        })
+    }
+
+    /// Goes live: state, completion queues, region announcements.
+    pub(super) fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        self.core.become_state(QpState::ReadyToSend);
+        self.core.registry.add_connection(self);
+        let watched = [
+            (self.parts.doorbell.as_fd(), EventFlags::IN | EventFlags::ET),
+            (self.parts.socket.as_fd(), EventFlags::RDHUP),
+        ];
+        for queue in self.core.queues() {
+            queue.attach(self.clone(), &watched)?;
+        }
+        Ok(())
+    }
+
+    fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.parts.doorbell.as_fd(), self.parts.socket.as_fd()]
+    }
+
+    /// Rings the peer's doorbell if it sleeps. Call after publishing.
+    fn ring_peer(&self) {
+        fence(Ordering::SeqCst);
+        if self.parts.peer_pages.iter().any(SoftCq::page_wants_event) {
+            sys::ring_eventfd(&self.parts.peer_doorbell);
+        }
+    }
+
+    /// Makes a region reachable for the peer. A full directory leaves it unreachable: `RemoteAccess` there.
+    pub(in crate::rdma::soft) fn announce(&self, region: &Arc<Region>) {
+        let mut announcements = self.announcements.lock();
+        let Some(index) = announcements.directory.iter().position(|key| *key == 0) else {
+            tracing::warn!(
+                qp = self.core.number.0,
+                "more than {DIRECTORY_LEN} regions; the peer cannot reach all"
+            );
+            return;
+        };
+        announcements.directory[index] = region.key;
+        self.directory_word(index).store(region.key, Ordering::Release);
+        announcements.pending.push_back((region.clone(), index as u32));
+        self.send_announcements(&mut announcements);
+    }
+
+    /// Ends the peer's access to a region.
+    pub(in crate::rdma::soft) fn withdraw(&self, key: u32) {
+        let mut announcements = self.announcements.lock();
+        announcements.pending.retain(|(region, _)| region.key != key);
+        if let Some(index) = announcements.directory.iter().position(|known| *known == key) {
+            self.directory_word(index).store(0, Ordering::Release);
+            announcements.directory[index] = 0;
+        }
+    }
+
+    fn directory_word(&self, index: usize) -> &std::sync::atomic::AtomicU32 {
+        self.parts.memory.atomic_u32(self.parts.side.directory_at(index))
+    }
+
+    fn send_announcements(&self, announcements: &mut Announcements) {
+        while let Some((region, index)) = announcements.pending.front() {
+            let message = ShmMessage::Announce {
+                rkey: region.key,
+                index: *index,
+                access: region.access,
+                memory_len: region.memory.len() as u64,
+            };
+            let writable = region.access.remote_write || region.access.remote_atomic;
+            let sent = if writable {
+                fds::send(&self.parts.socket, &message.encode(), &[region.memory.fd()])
+            } else {
+                sys::read_only_descriptor(region.memory.fd())
+                    .and_then(|fd| fds::send(&self.parts.socket, &message.encode(), &[fd.as_fd()]))
+            };
+            match sent {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    tracing::debug!(qp = self.core.number.0, %error, "a region could not be announced");
+                }
+            }
+            announcements.pending.pop_front();
+        }
+        self.unannounced.store(!announcements.pending.is_empty(), Ordering::Release);
+    }
+
+    /// Takes announcements from the socket.
+    fn take_announcements(&self, sending: &mut Sending) {
+        let mut bytes = [0u8; 512];
+        while let Ok(Some((len, mut descriptors))) = fds::receive::<1>(&self.parts.socket, &mut bytes) {
+            let parsed = ShmMessage::parse(&bytes[..len]);
+            let Ok(ShmMessage::Announce { rkey, index, access, memory_len }) = parsed else {
+                tracing::warn!(qp = self.core.number.0, "ignored a message that is no announcement");
+                continue;
+            };
+            let (Some(fd), true) = (descriptors.pop(), (index as usize) < DIRECTORY_LEN) else {
+                tracing::warn!(qp = self.core.number.0, "ignored an incomplete announcement");
+                continue;
+            };
+            let writable = access.remote_write || access.remote_atomic;
+            let directory_at = self.parts.side.other().directory_at(index as usize);
+            match usize::try_from(memory_len)
+                .map_err(std::io::Error::other)
+                .and_then(|len| SharedMemory::from_fd(fd, len, writable))
+            {
+                Ok(memory) => {
+                    let memory_words = &self.parts.memory;
+                    sending.peers.retain(|key, known| {
+                        memory_words.atomic_u32(known.directory_at).load(Ordering::Acquire) == *key
+                    });
+                    if sending.peers.len() < DIRECTORY_LEN {
+                        sending.peers.insert(rkey, PeerRegion { memory, access, directory_at });
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(qp = self.core.number.0, %error, "cannot map a peer's region")
+                }
+            }
+        }
+    }
+
+    fn is_alive(&self, rkey: u32, region: &PeerRegion) -> bool {
+        self.parts.memory.atomic_u32(region.directory_at).load(Ordering::Acquire) == rkey
+    }
+
+    /// Whether the peer's directory lists a key whose descriptor is not here yet.
+    fn is_listed(&self, rkey: u32) -> bool {
+        let side = self.parts.side.other();
+        rkey != 0
+            && (0..DIRECTORY_LEN).any(|index| {
+                self.parts.memory.atomic_u32(side.directory_at(index)).load(Ordering::Acquire) == rkey
+            })
+    }
+
+    /// Makes sure the peer's region is mapped if it can be. `false`: wait for its announcement.
+    fn prepare(&self, sending: &mut Sending, rkey: u32) -> bool {
+        if sending.peers.get(&rkey).is_some_and(|region| self.is_alive(rkey, region)) {
+            return true;
+        }
+        sending.peers.remove(&rkey);
+        self.take_announcements(sending);
+        if sending.peers.contains_key(&rkey) || !self.is_listed(rkey) {
+            sending.waiting_since = None;
+            return true;
+        }
+        let since = *sending.waiting_since.get_or_insert_with(Instant::now);
+        let waited = since.elapsed() >= ANNOUNCEMENT_WAIT;
+        if waited {
+            sending.waiting_since = None;
+        }
+        waited
+    }
+
+    /// The peer's memory for a request, with key, range and right checked.
+    fn target<'a>(
+        &self,
+        sending: &'a Sending,
+        remote: Remote,
+        len: u64,
+        need: Need,
+    ) -> Result<(&'a SharedMemory, usize), WcStatus> {
+        let Remote::Memory { rkey, offset } = remote else {
+            // Initiators translate on this link; the target does not.
+            return Err(WcStatus::RemoteInvalid);
+        };
+        let region = sending.peers.get(&rkey.0).ok_or(WcStatus::RemoteAccess)?;
+        if !self.is_alive(rkey.0, region) {
+            return Err(WcStatus::RemoteAccess);
+        }
+        need.check(region.access, &region.memory, offset, len)?;
+        Ok((&region.memory, offset as usize))
+    }
+
+    fn put_record(&self, sending: &mut Sending, header: RecordHeader, body: Option<&LocalRange>) -> Step {
+        let memory = &self.parts.memory;
+        for attempt in 0..2 {
+            match ring::produce(
+                memory,
+                self.parts.side,
+                &mut sending.tail,
+                &header,
+                body.and_then(LocalRange::place),
+            ) {
+                Ok(Some(())) => {
+                    if attempt > 0 {
+                        ring::waits(memory, self.parts.side).store(0, Ordering::Relaxed);
+                    }
+                    return Step::Done { len: header.len };
+                }
+                Ok(None) => {
+                    // Say so, then look again: the peer frees space, then looks whether anyone waits.
+                    ring::waits(memory, self.parts.side).store(1, Ordering::Relaxed);
+                    fence(Ordering::SeqCst);
+                }
+                Err(error) => return Step::Broken(error.to_string()),
+            }
+        }
+        Step::Wait
+    }
+
+    /// Executes one request; `published` is set if the peer must be rung.
+    fn execute(&self, sending: &mut Sending, request: &SendWr, published: &mut bool) -> Step {
+        let local = match self.core.registry.local(request.local, writes_local(&request.op)) {
+            Ok(local) => local,
+            Err(status) => return Step::Failed(status),
+        };
+        if let SendOp::Read(remote)
+        | SendOp::Write(remote)
+        | SendOp::WriteImm(remote, _)
+        | SendOp::CompareSwap { remote, .. }
+        | SendOp::FetchAdd { remote, .. } = request.op
+            && let Remote::Memory { rkey, .. } = remote
+            && !self.prepare(sending, rkey.0)
+        {
+            return Step::Wait;
+        }
+        let result = match request.op {
+            SendOp::Send | SendOp::SendImm(_) => {
+                if request.local.len > MAX_MESSAGE_BYTES {
+                    return Step::Failed(WcStatus::LocalLength);
+                }
+                let imm = if let SendOp::SendImm(imm) = request.op { Some(imm) } else { None };
+                let header = RecordHeader { len: request.local.len, imm, of_write: false };
+                let step = self.put_record(sending, header, Some(&local));
+                *published |= matches!(step, Step::Done { .. });
+                return step;
+            }
+            SendOp::Read(remote) => self.read(sending, &local, remote),
+            SendOp::Write(remote) => self.write(sending, &local, remote),
+            SendOp::WriteImm(remote, imm) => match self.write(sending, &local, remote) {
+                Ok(len) => {
+                    // Written again if the ring is full now: a WRITE may be repeated.
+                    let header = RecordHeader { len, imm: Some(imm), of_write: true };
+                    let step = self.put_record(sending, header, None);
+                    *published |= matches!(step, Step::Done { .. });
+                    return step;
+                }
+                Err(status) => Err(status),
+            },
+            SendOp::CompareSwap { remote, expect, swap } => self.atomic(sending, &local, remote, |word| {
+                word.compare_exchange(expect, swap, Ordering::AcqRel, Ordering::Acquire)
+                    .unwrap_or_else(|old| old)
+            }),
+            SendOp::FetchAdd { remote, add } => {
+                self.atomic(sending, &local, remote, |word| word.fetch_add(add, Ordering::AcqRel))
+            }
+        };
+        match result {
+            Ok(len) => Step::Done { len },
+            Err(status) => Step::Failed(status),
+        }
+    }
+
+    fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
+        check_transfer(local)?;
+        let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Read)?;
+        if let Some((to, to_offset)) = local.place() {
+            memory.copy_to(offset, to, to_offset, local.len);
+        }
+        Ok(local.len as u32)
+    }
+
+    fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
+        check_transfer(local)?;
+        let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Write)?;
+        if let Some((from, from_offset)) = local.place() {
+            from.copy_to(from_offset, memory, offset, local.len);
+        }
+        Ok(local.len as u32)
+    }
+
+    fn atomic(
+        &self,
+        sending: &Sending,
+        local: &LocalRange,
+        remote: Remote,
+        operate: impl FnOnce(&AtomicU64) -> u64,
+    ) -> Result<u32, WcStatus> {
+        if local.len != 8 {
+            return Err(WcStatus::LocalLength);
+        }
+        let (memory, offset) = self.target(sending, remote, 8, Need::Atomic)?;
+        let old = operate(memory.atomic_u64(offset));
+        local.write(&old.to_le_bytes());
+        Ok(8)
+    }
+
+    /// Executes as many queued requests as can be, in order. Returns why the queue pair broke, if it did.
+    fn drain_queue(&self, sending: &mut Sending) -> Option<String> {
+        let mut published = false;
+        let mut broken = None;
+        while let Some(request) = sending.queue.front().copied() {
+            let kind = kind_of(&request.op);
+            match self.execute(sending, &request, &mut published) {
+                Step::Done { len } => {
+                    sending.queue.pop_front();
+                    self.core.complete_send(request.wr_id, kind, WcStatus::Success, request.signaled, len);
+                }
+                Step::Wait => break,
+                Step::Failed(status) => {
+                    sending.queue.pop_front();
+                    self.core.become_state(QpState::Error);
+                    self.core.complete_send(request.wr_id, kind, status, true, 0);
+                    broken = Some(format!("{kind:?} failed with {status:?}"));
+                    break;
+                }
+                Step::Broken(reason) => {
+                    broken = Some(reason);
+                    break;
+                }
+            }
+        }
+        self.blocked.store(!sending.queue.is_empty(), Ordering::Release);
+        if published {
+            self.ring_peer();
+        }
+        broken
+    }
+
+    /// Flushes what is queued; the state is `Error`.
+    fn flush_sends(&self, sending: &mut Sending, mut first: WcStatus) {
+        for request in sending.queue.drain(..) {
+            self.core.complete_send(request.wr_id, kind_of(&request.op), first, true, 0);
+            first = WcStatus::Flushed;
+        }
+        self.blocked.store(false, Ordering::Release);
+    }
+
+    /// Ends the connection. `cut`: the peer ended it.
+    fn end(&self, reason: Option<&str>, cut: bool) {
+        // Not decided by the state: a failed request moved it before it got here. The word is set once.
+        let first = ring::closed(&self.parts.memory, self.parts.side).swap(1, Ordering::AcqRel) == 0;
+        self.core.become_state(QpState::Error);
+        let status = if cut { WcStatus::Disconnected } else { WcStatus::Flushed };
+        self.flush_sends(&mut self.send.lock(), status);
+        self.core.flush_receives();
+        if !first {
+            return;
+        }
+        if let Some(reason) = reason {
+            tracing::warn!(qp = self.core.number.0, peer = ?self.core.peer, "shm connection closed: {reason}");
+        }
+        self.ring_peer();
+        let _ = rustix::net::shutdown(&self.parts.socket, rustix::net::Shutdown::Both);
+        for queue in self.core.queues() {
+            queue.detach(self.core.number, &self.descriptors());
+            queue.wake();
+        }
+        self.core.registry.remove_connection(self);
+    }
+
+    /// Moves records from the ring into posted receives. Returns why the queue pair broke, if it did.
+    fn deliver(&self) -> Option<String> {
+        let memory = &self.parts.memory;
+        let side = self.parts.side;
+        let mut own_head = self.receive.lock();
+        let before = *own_head;
+        let mut broken = None;
+        self.starved.store(false, Ordering::Release);
+        while self.core.is_ready() {
+            let header = match ring::peek(memory, side, *own_head) {
+                Ok(Some(header)) => header,
+                Ok(None) => break,
+                Err(error) => {
+                    broken = Some(error.to_string());
+                    break;
+                }
+            };
+            let Some(receive) = self.core.take_receive() else {
+                self.starved.store(true, Ordering::Release);
+                break;
+            };
+            if !header.of_write && header.len as usize > receive.local.len {
+                self.core.become_state(QpState::Error);
+                self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
+                broken = Some(format!("a message of {} bytes is longer than the receive posted", header.len));
+                break;
+            }
+            let target = if header.of_write { None } else { receive.local.place() };
+            ring::consume(memory, side, &mut own_head, &header, target);
+            self.core.complete_receive(receive.wr_id, WcStatus::Success, header.len, header.imm);
+        }
+        self.head_seen.store(*own_head, Ordering::Release);
+        if *own_head != before {
+            fence(Ordering::SeqCst);
+            if ring::waits(memory, side.other()).load(Ordering::Relaxed) != 0 {
+                self.ring_peer();
+            }
+        }
+        broken
+    }
+}
+
+/// One-sided transfers have a bound on every link.
+fn check_transfer(local: &LocalRange) -> Result<(), WcStatus> {
+    if local.len > MAX_TRANSFER_BYTES as usize { Err(WcStatus::LocalLength) } else { Ok(()) }
+}
+
+impl Pumped for ShmQp {
+    fn number(&self) -> QpNumber {
+        self.core.number
+    }
+
+    fn has_rings(&self) -> bool {
+        true
+    }
+
+    fn pump_rings(&self) {
+        if !self.core.is_ready() {
+            return;
+        }
+        let memory = &self.parts.memory;
+        // Before the ring is looked at: a peer that closed has put its last record in before.
+        let peer_closed = ring::closed(memory, self.parts.side.other()).load(Ordering::Acquire) != 0;
+        let produced = ring::tail(memory, self.parts.side.other()).load(Ordering::Acquire);
+        if produced != self.head_seen.load(Ordering::Acquire)
+            && (!self.starved.load(Ordering::Acquire) || self.core.has_receive())
+            && let Some(reason) = self.deliver()
+        {
+            self.end(Some(&reason), false);
+            return;
+        }
+        if self.blocked.load(Ordering::Acquire) {
+            // Its own statement: the lock is released before `end` takes it.
+            let broken = self.drain_queue(&mut self.send.lock());
+            if let Some(reason) = broken {
+                self.end(Some(&reason), false);
+                return;
+            }
+        }
+        if self.unannounced.load(Ordering::Acquire) {
+            self.send_announcements(&mut self.announcements.lock());
+        }
+        if peer_closed {
+            self.end(None, true);
+        }
+    }
+
+    fn pump_socket(&self) {}
+
+    fn event(&self, flags: EventFlags) {
+        self.pump_rings();
+        if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) && self.core.is_ready() {
+            // What the peer sent before it went is delivered; it cannot send more.
+            self.pump_rings();
+            self.end(None, true);
+        }
+    }
+}
+
+impl LinkQp for ShmQp {
+    fn core(&self) -> &QpCore {
+        &self.core
+    }
+
+    fn submit(&self, requests: &[SendWr]) {
+        let mut sending = self.send.lock();
+        sending.queue.extend(requests);
+        let broken = if self.core.is_ready() { self.drain_queue(&mut sending) } else { None };
+        if broken.is_none() && !self.core.is_ready() {
+            // Closed between the caller's look at the state and here.
+            self.flush_sends(&mut sending, WcStatus::Flushed);
+        }
+        drop(sending);
+        if let Some(reason) = broken {
+            self.end(Some(&reason), false);
+        }
+    }
+
+    fn receives_posted(&self) {
+        self.pump_rings();
+    }
+
+    fn fail(&self, reason: Option<&str>) {
+        self.end(reason, false);
+    }
+}

@@ -1,0 +1,22 @@
+//! Link `shm`: both ends are processes of one machine that may see each other's memory.
+//!
+//! # How it works
+//! * Two-sided messages go through rings in shared memory ([`ring`]).
+//! * One-sided requests are executed by the initiator's own thread, as copies on the peer's mapped memory. A
+//!   region's descriptor is sent over the socket when it is registered ([`wire`]); what the peer may not change
+//!   is handed over read-only, so its own kernel stops it. A directory word says whether the region is alive.
+//! * The doorbell is an eventfd, written only when the peer sleeps (see `cq.rs`).
+//! * No thread of the device runs. The peer's death shows as hang-up of the socket.
+//!
+//! # Invariants
+//! * Requests of one queue pair execute in the order posted: what cannot be done yet (ring full, announcement not
+//!   here) holds up what was posted behind it.
+//! * What the peer writes into shared memory is bytes until checked; a broken ring breaks this queue pair only.
+
+mod connection;
+mod handshake;
+pub mod ring;
+pub mod wire;
+
+pub(super) use connection::ShmQp;
+pub(super) use handshake::{ShmIncoming, connect, receive_hello, refuse};

@@ -1,0 +1,56 @@
+//! Small system calls with one meaning each, so that their failure is decided in one place.
+
+use crate::rdma::verbs::PeerIdentity;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::time::Duration;
+
+/// A timeout as the kernel takes it. Capped at a day: longer sleeps end spuriously, which callers allow for.
+pub(super) fn timespec(timeout: Duration) -> Timespec {
+    let timeout = timeout.min(Duration::from_secs(86_400));
+    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) }
+}
+
+/// A doorbell.
+pub(super) fn new_eventfd() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Rings a doorbell. It can fail only with a counter at its limit, which means it has rung.
+pub(super) fn ring_eventfd(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// A descriptor of the same memory that cannot be mapped writable, to hand to a peer.
+///
+/// The mode is cut to read-only as well, so that a peer that is not root cannot open the memory again through
+/// `/proc`; a privileged peer could, but it could as well trace this process.
+pub(super) fn read_only_descriptor(fd: impl AsFd) -> io::Result<OwnedFd> {
+    let fd = fd.as_fd();
+    rustix::fs::fchmod(fd, Mode::RUSR)?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Waits until `fd` is readable; false when `timeout` is over.
+pub(super) fn wait_readable(fd: &OwnedFd, timeout: Duration) -> io::Result<bool> {
+    let deadline = std::time::Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Who is at the other end of a Unix socket.
+pub(super) fn unix_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
+    let credentials = rustix::net::sockopt::socket_peercred(socket)?;
+    Ok(PeerIdentity::Local { uid: credentials.uid.as_raw(), pid: credentials.pid.as_raw_nonzero().get() })
+}

@@ -1,0 +1,271 @@
+//! A queue pair over a byte stream.
+//!
+//! # Locks
+//! `receive` before `send`. Both are held only over non-blocking system calls.
+//!
+//! # Back-pressure
+//! Own requests wait in the send queue while more than `OUTPUT_SOFT_BYTES` of output wait for the socket. The
+//! engine stops reading a peer whose replies pile up beyond that; a self-driven side always reads (so the two can
+//! never wait for each other) and breaks the queue pair at `OUTPUT_HARD_BYTES`.
+
+//! # The parts
+//! `input` from the socket to frames; `target` the peer's requests; `initiator` own requests and their replies;
+//! `output` what waits for the socket. Here: the life of a connection.
+
+mod initiator;
+mod input;
+mod output;
+mod target;
+
+use super::engine::Engine;
+use super::frame::{FRAME_HEADER_LEN, FrameError};
+use crate::ids::QpNumber;
+use crate::rdma::soft::cq::Pumped;
+use crate::rdma::soft::queue::{LinkQp, QpCore, kind_of};
+use crate::rdma::verbs::{FileTarget, QpState, SendWr, WcStatus};
+use input::Receiving;
+use output::Sending;
+use parking_lot::{Mutex, RwLock};
+use rustix::event::epoll::EventFlags;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, Shutdown};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Buffers beyond this are given back when they are empty again.
+const KEEP_LEN: usize = 128 * 1024;
+/// Reads of one socket before others get their turn.
+const READS_PER_TURN: usize = 16;
+
+/// Who serves file reads; shared with the device, which may learn of it later.
+pub(in crate::rdma::soft) type FileTargetCell = Arc<RwLock<Option<Arc<dyn FileTarget>>>>;
+
+thread_local! {
+    /// Where this thread builds frames.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes `frame` a header and `payload_len` bytes, none of them meaningful yet.
+fn prepare(frame: &mut Vec<u8>, payload_len: usize) {
+    let len = FRAME_HEADER_LEN + payload_len;
+    if frame.capacity() > KEEP_LEN && len <= KEEP_LEN {
+        *frame = Vec::with_capacity(KEEP_LEN);
+    }
+    frame.resize(len, 0);
+}
+
+/// Why a connection ends.
+enum End {
+    /// The peer broke the protocol, or a bound was reached.
+    Broken(String),
+    /// The peer is gone.
+    Cut,
+    /// We sent a Nak.
+    Refused(WcStatus),
+    /// A request of ours failed; its completion is made.
+    Failed(WcStatus),
+}
+
+impl From<FrameError> for End {
+    fn from(error: FrameError) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+/// A queue pair over a byte stream.
+pub(in crate::rdma::soft) struct TcpQp {
+    core: QpCore,
+    socket: OwnedFd,
+    /// Who reads the socket; `None`: whoever polls the completion queues.
+    engine: Option<Arc<Engine>>,
+    file_target: FileTargetCell,
+    receive: Mutex<Receiving>,
+    parked: AtomicUsize,
+    send: Mutex<Sending>,
+    ended: AtomicBool,
+}
+
+impl TcpQp {
+    pub(super) fn new(
+        core: QpCore,
+        socket: OwnedFd,
+        engine: Option<Arc<Engine>>,
+        file_target: FileTargetCell,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            core,
+            socket,
+            engine,
+            file_target,
+            receive: Mutex::new(Receiving::new()),
+            parked: AtomicUsize::new(0),
+            send: Mutex::new(Sending::new()),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Goes live.
+    pub(super) fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        self.core.become_state(QpState::ReadyToSend);
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        match &self.engine {
+            Some(engine) => engine.add(self, flags),
+            None => {
+                for queue in self.core.queues() {
+                    queue.attach(self.clone(), &[(self.socket.as_fd(), flags)])?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Ends the connection; outside of all locks.
+    fn end(&self, end: Option<End>) {
+        let first = !self.ended.swap(true, Ordering::AcqRel);
+        self.core.become_state(QpState::Error);
+        let mut status =
+            if matches!(end, Some(End::Cut)) { WcStatus::Disconnected } else { WcStatus::Flushed };
+        let mut sending = self.send.lock();
+        let sending = &mut *sending;
+        for pending in sending.pending.drain(..) {
+            self.core.complete_send(pending.wr_id, pending.kind, status, true, 0);
+            status = WcStatus::Flushed;
+        }
+        for request in sending.queue.drain(..) {
+            self.core.complete_send(request.wr_id, kind_of(&request.op), status, true, 0);
+            status = WcStatus::Flushed;
+        }
+        self.core.flush_receives();
+        if !first {
+            return;
+        }
+        let (number, peer) = (self.core.number.0, &self.core.peer);
+        match &end {
+            None => {}
+            Some(End::Cut) => tracing::debug!(qp = number, ?peer, "the peer closed the connection"),
+            Some(End::Broken(reason)) => {
+                tracing::warn!(qp = number, ?peer, "connection closed: {reason}")
+            }
+            Some(End::Refused(status)) => {
+                tracing::warn!(qp = number, ?peer, ?status, "connection closed: request refused")
+            }
+            Some(End::Failed(status)) => {
+                tracing::warn!(qp = number, ?peer, ?status, "connection closed: request failed")
+            }
+        }
+        let _ = self.flush_output(sending);
+        // Only our direction: closing both could throw away what we sent last, a refusal for instance.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        match &self.engine {
+            Some(engine) => engine.end(self),
+            None => {
+                for queue in self.core.queues() {
+                    queue.detach(self.core.number, &[self.socket.as_fd()]);
+                    queue.wake();
+                }
+            }
+        }
+    }
+
+    /// Acts on what epoll says of the socket.
+    pub(super) fn drive(&self, flags: EventFlags) {
+        let result = (|| {
+            if flags.contains(EventFlags::OUT) {
+                let mut sending = self.send.lock();
+                self.flush_output(&mut sending)?;
+                self.drain_queue(&mut sending)?;
+            }
+            // OUT too: requests that were held back can go on.
+            if flags.intersects(
+                EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
+            ) {
+                self.read_socket()?;
+            }
+            Ok(())
+        })();
+        if let Err(end) = result {
+            self.end(Some(end));
+        }
+    }
+
+    /// Throws away what an ended connection's peer still sends; true once the peer has closed, too.
+    pub(super) fn discard_input(&self) -> bool {
+        let mut buffer = [0u8; 4096];
+        for _ in 0..READS_PER_TURN {
+            match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Pumped for TcpQp {
+    fn number(&self) -> QpNumber {
+        self.core.number
+    }
+
+    fn has_rings(&self) -> bool {
+        false
+    }
+
+    fn pump_rings(&self) {}
+
+    fn pump_socket(&self) {
+        if self.core.is_ready() {
+            let waits = self.send.lock().waiting() > 0;
+            self.drive(if waits { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN });
+        }
+    }
+
+    fn event(&self, flags: EventFlags) {
+        if self.core.is_ready() {
+            self.drive(flags);
+        }
+    }
+}
+
+impl LinkQp for TcpQp {
+    fn core(&self) -> &QpCore {
+        &self.core
+    }
+
+    fn submit(&self, requests: &[SendWr]) {
+        let mut sending = self.send.lock();
+        sending.queue.extend(requests);
+        let result = if self.core.is_ready() { self.drain_queue(&mut sending) } else { Ok(()) };
+        drop(sending);
+        match result {
+            Err(end) => self.end(Some(end)),
+            // Closed between the caller's look at the state and here: flush what was queued.
+            Ok(()) if !self.core.is_ready() => self.end(None),
+            Ok(()) => {}
+        }
+    }
+
+    fn receives_posted(&self) {
+        if self.parked.load(Ordering::Acquire) > 0 {
+            let result = self.unpark(&mut self.receive.lock());
+            if let Err(end) = result {
+                self.end(Some(end));
+            }
+        }
+    }
+
+    fn fail(&self, reason: Option<&str>) {
+        self.end(reason.map(|reason| End::Broken(reason.to_owned())));
+    }
+}

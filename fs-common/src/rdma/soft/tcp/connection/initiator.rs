@@ -1,0 +1,208 @@
+//! Own requests: from the send queue to a frame, and from a reply to a completion.
+
+use super::output::{OUTPUT_SOFT_BYTES, Sending};
+use super::{End, SCRATCH, TcpQp, prepare};
+use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, kind_of, writes_local};
+use crate::rdma::soft::region::LocalRange;
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
+use crate::rdma::verbs::{CompletionKind, QpState, Remote, SendOp, SendWr, WcStatus, WrId};
+use std::sync::atomic::Ordering;
+
+/// A request that is on its way.
+pub(super) struct Pending {
+    pub(super) sequence: u64,
+    pub(super) wr_id: WrId,
+    pub(super) kind: CompletionKind,
+    pub(super) signaled: bool,
+    /// The reply it waits for; `None`: its bytes must reach the socket, and what is before it must be done.
+    pub(super) expects: Option<FrameKind>,
+    /// Done when so many bytes have reached the socket.
+    pub(super) sent_at: u64,
+    /// A reply may be shorter: the file ends.
+    pub(super) may_be_short: bool,
+    pub(super) local: LocalRange,
+}
+
+impl TcpQp {
+    pub(super) fn drain_queue(&self, sending: &mut Sending) -> Result<(), End> {
+        while sending.waiting() <= OUTPUT_SOFT_BYTES
+            && let Some(request) = sending.queue.pop_front()
+        {
+            if let Err(end) = self.execute(sending, &request) {
+                if !matches!(end, End::Failed(_)) {
+                    // Not done, and not completed either: the flush that follows completes it first.
+                    sending.queue.push_front(request);
+                }
+                return Err(end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds and sends the frame of one request.
+    fn execute(&self, sending: &mut Sending, request: &SendWr) -> Result<(), End> {
+        let kind = kind_of(&request.op);
+        let refuse = |status| {
+            self.core.become_state(QpState::Error);
+            self.core.complete_send(request.wr_id, kind, status, true, 0);
+            Err(End::Failed(status))
+        };
+        let local = match self.core.registry.local(request.local, writes_local(&request.op)) {
+            Ok(local) => local,
+            Err(status) => return refuse(status),
+        };
+        let mut header = FrameHeader::new(FrameKind::Send, sending.sequence + 1);
+        let mut expects = None;
+        let mut may_be_short = false;
+        let mut bound = MAX_TRANSFER_BYTES;
+        match request.op {
+            SendOp::Send => bound = MAX_MESSAGE_BYTES,
+            SendOp::SendImm(imm) => {
+                bound = MAX_MESSAGE_BYTES;
+                header.imm = Some(imm);
+            }
+            SendOp::Write(Remote::Memory { rkey, offset })
+            | SendOp::WriteImm(Remote::Memory { rkey, offset }, _) => {
+                header.kind = FrameKind::Write;
+                header.key = rkey.0.into();
+                header.offset = offset;
+                header.ack = request.signaled;
+                if let SendOp::WriteImm(_, imm) = request.op {
+                    header.imm = Some(imm);
+                }
+                expects = request.signaled.then_some(FrameKind::WriteAck);
+            }
+            SendOp::Read(remote) => {
+                (header.kind, header.key, header.offset) = match remote {
+                    Remote::Memory { rkey, offset } => (FrameKind::ReadMemory, rkey.0.into(), offset),
+                    Remote::File { filekey, offset } => (FrameKind::ReadFile, filekey.0, offset),
+                    Remote::Bitmap { filekey, first_page } => (FrameKind::ReadBitmap, filekey.0, first_page),
+                };
+                header.wanted = request.local.len;
+                may_be_short = matches!(remote, Remote::File { .. });
+                expects = Some(FrameKind::ReadReply);
+            }
+            SendOp::CompareSwap { remote: Remote::Memory { rkey, offset }, expect, swap } => {
+                (header.kind, header.key, header.offset) = (FrameKind::CompareSwap, rkey.0.into(), offset);
+                (header.first, header.second) = (expect, swap);
+                expects = Some(FrameKind::AtomicReply);
+            }
+            SendOp::FetchAdd { remote: Remote::Memory { rkey, offset }, add } => {
+                (header.kind, header.key, header.offset) = (FrameKind::FetchAdd, rkey.0.into(), offset);
+                header.first = add;
+                expects = Some(FrameKind::AtomicReply);
+            }
+            // Files are written by RPC.
+            _ => return refuse(WcStatus::RemoteInvalid),
+        }
+        if request.local.len > bound || (expects == Some(FrameKind::AtomicReply) && local.len != 8) {
+            return refuse(WcStatus::LocalLength);
+        }
+        let payload_len = if writes_local(&request.op) { 0 } else { local.len };
+        header.payload_len = payload_len as u32;
+        sending.sequence += 1;
+        SCRATCH.with_borrow_mut(|frame| {
+            prepare(frame, payload_len);
+            if payload_len > 0 {
+                local.read(&mut frame[FRAME_HEADER_LEN..]);
+            }
+            header.seal(frame);
+            self.put(sending, frame)
+        })?;
+        let byte_len = request.local.len;
+        if expects.is_none() && !request.signaled {
+            if header.kind == FrameKind::Write {
+                sending.silent.push_back((header.sequence, request.wr_id));
+                if sending.silent.len() > self.core.send_depth as usize {
+                    sending.silent.pop_front();
+                }
+            }
+            self.core.complete_send(request.wr_id, kind, WcStatus::Success, false, byte_len);
+        } else if expects.is_none() && sending.pending.is_empty() && sending.waiting() == 0 {
+            self.core.complete_send(request.wr_id, kind, WcStatus::Success, true, byte_len);
+        } else {
+            sending.pending.push_back(Pending {
+                sequence: header.sequence,
+                wr_id: request.wr_id,
+                kind,
+                signaled: request.signaled,
+                expects,
+                sent_at: sending.put_bytes,
+                may_be_short,
+                local,
+            });
+        }
+        Ok(())
+    }
+
+    /// Completes what waits only for its bytes to reach the socket and for what is before it.
+    pub(super) fn complete_sent(&self, sending: &mut Sending) {
+        let reached = sending.put_bytes - sending.waiting() as u64;
+        while sending.pending.front().is_some_and(|next| next.expects.is_none() && next.sent_at <= reached)
+            && let Some(done) = sending.pending.pop_front()
+        {
+            self.core.complete_send(
+                done.wr_id,
+                done.kind,
+                WcStatus::Success,
+                done.signaled,
+                done.local.len as u32,
+            );
+        }
+    }
+
+    /// Completes the oldest request that waits for a reply.
+    pub(super) fn take_reply(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), End> {
+        let mut sending = self.send.lock();
+        if let Some(status) = header.status {
+            if let Some((_, wr_id)) = sending.silent.iter().find(|(sequence, _)| *sequence == header.sequence)
+            {
+                // Its place was given back when it went out; the completion takes one again, briefly.
+                self.core.slots.sends.fetch_add(1, Ordering::AcqRel);
+                self.core.become_state(QpState::Error);
+                self.core.complete_send(*wr_id, CompletionKind::Write, status, true, 0);
+                return Err(End::Failed(status));
+            }
+            return match sending.pending.front() {
+                Some(pending) if pending.sequence == header.sequence => {
+                    self.core.become_state(QpState::Error);
+                    self.core.complete_send(pending.wr_id, pending.kind, status, true, 0);
+                    sending.pending.pop_front();
+                    Err(End::Failed(status))
+                }
+                _ => Err(End::Broken(format!(
+                    "a refusal of request {} that is not outstanding",
+                    header.sequence
+                ))),
+            };
+        }
+        let expected = sending.pending.front().filter(|pending| {
+            let fits = payload.len() == pending.local.len
+                || (payload.len() < pending.local.len && pending.may_be_short);
+            pending.sequence == header.sequence
+                && pending.expects == Some(header.kind)
+                && (header.kind != FrameKind::ReadReply || fits)
+        });
+        let Some(pending) = expected else {
+            return Err(End::Broken(format!(
+                "a {:?} to request {} does not fit",
+                header.kind, header.sequence
+            )));
+        };
+        let len = match header.kind {
+            FrameKind::ReadReply => {
+                pending.local.write(payload);
+                payload.len() as u32
+            }
+            FrameKind::AtomicReply => {
+                pending.local.write(&header.first.to_le_bytes());
+                8
+            }
+            _ => pending.local.len as u32,
+        };
+        self.core.complete_send(pending.wr_id, pending.kind, WcStatus::Success, pending.signaled, len);
+        sending.pending.pop_front();
+        self.complete_sent(&mut sending);
+        Ok(())
+    }
+}

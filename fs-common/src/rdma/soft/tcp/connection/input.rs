@@ -1,0 +1,138 @@
+//! From the socket to frames: input is gathered, cut into frames, checked, and handed on.
+
+use super::output::OUTPUT_SOFT_BYTES;
+use super::target::Parked;
+use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, verify};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::collections::VecDeque;
+
+/// Input buffer: a page's reply, or an inline write, arrives with one system call.
+const INPUT_LEN: usize = 32 * 1024;
+
+/// The receiving half of a connection.
+pub(super) struct Receiving {
+    pub(super) buffer: Vec<u8>,
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) sequence: u64,
+    pub(super) parked: VecDeque<Parked>,
+}
+
+impl Receiving {
+    pub(super) fn new() -> Self {
+        Self { buffer: vec![0; INPUT_LEN], start: 0, end: 0, sequence: 0, parked: VecDeque::new() }
+    }
+
+    /// Makes room for the frame that is arriving, or for the next.
+    fn make_room(&mut self) -> Result<(), End> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.buffer.len() > KEEP_LEN {
+                self.buffer = vec![0; INPUT_LEN];
+            }
+        }
+        let mut needed = FRAME_HEADER_LEN;
+        if self.end - self.start >= FRAME_HEADER_LEN {
+            // Bounded: parse refuses oversized lengths.
+            needed += FrameHeader::parse(&self.buffer[self.start..self.end])?.payload_len as usize;
+        }
+        if self.start + needed > self.buffer.len() || self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if needed > self.buffer.len() {
+            self.buffer.resize(needed, 0);
+        }
+        Ok(())
+    }
+}
+
+impl TcpQp {
+    /// Reads what the socket has and acts on it.
+    pub(super) fn read_socket(&self) -> Result<(), End> {
+        let mut receiving = self.receive.lock();
+        let receiving = &mut *receiving;
+        // Frames that were held back while the output was full.
+        self.take_frames(receiving)?;
+        for _ in 0..READS_PER_TURN {
+            if !self.core.is_ready() || self.is_held_back() {
+                return Ok(());
+            }
+            receiving.make_room()?;
+            let room = receiving.buffer.len() - receiving.end;
+            let into = &mut receiving.buffer[receiving.end..];
+            let count = match rustix::net::recv(&self.socket, into, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(End::Cut),
+                Ok((_, count)) => count,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(_) => return Err(End::Cut),
+            };
+            receiving.end += count;
+            self.take_frames(receiving)?;
+            if count < room {
+                // The socket is empty; if not, epoll says so again.
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the peer must read before more of its requests are executed.
+    fn is_held_back(&self) -> bool {
+        self.engine.is_some() && self.send.lock().waiting() > OUTPUT_SOFT_BYTES
+    }
+
+    fn take_frames(&self, receiving: &mut Receiving) -> Result<(), End> {
+        // Taken out, so that a payload can be looked at while the rest of the state changes.
+        let buffer = std::mem::take(&mut receiving.buffer);
+        let mut result = Ok(0);
+        while receiving.end - receiving.start >= FRAME_HEADER_LEN
+            && self.core.is_ready()
+            && !self.is_held_back()
+        {
+            let bytes = &buffer[receiving.start..receiving.end];
+            result = (|| {
+                let header = FrameHeader::parse(bytes)?;
+                let len = FRAME_HEADER_LEN + header.payload_len as usize;
+                let Some(frame) = bytes.get(..len) else {
+                    return Ok(0);
+                };
+                verify(frame)?;
+                self.act(receiving, &header, &frame[FRAME_HEADER_LEN..])?;
+                Ok(len)
+            })();
+            match result {
+                Ok(0) | Err(_) => break,
+                Ok(len) => receiving.start += len,
+            }
+        }
+        receiving.buffer = buffer;
+        result.map(drop::<usize>)
+    }
+
+    fn act(&self, receiving: &mut Receiving, header: &FrameHeader, payload: &[u8]) -> Result<(), End> {
+        if !header.kind.is_request() {
+            return self.take_reply(header, payload);
+        }
+        if header.sequence != receiving.sequence + 1 {
+            return Err(End::Broken(format!(
+                "request {} came where {} belongs",
+                header.sequence,
+                receiving.sequence + 1
+            )));
+        }
+        receiving.sequence += 1;
+        match self.serve(receiving, header, payload) {
+            Err(End::Refused(status)) => {
+                let mut nak = FrameHeader::new(FrameKind::Nak, header.sequence);
+                nak.status = Some(status);
+                self.reply(nak, 0, |_| Ok(0))?;
+                Err(End::Refused(status))
+            }
+            other => other,
+        }
+    }
+}

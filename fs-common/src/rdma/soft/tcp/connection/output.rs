@@ -1,0 +1,135 @@
+//! What waits for the socket, and what is wanted of it.
+//!
+//! # Invariants
+//! Frames reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at
+//! `OUTPUT_HARD_BYTES` the queue pair breaks.
+
+use super::initiator::Pending;
+use super::{End, KEEP_LEN, TcpQp};
+use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
+use crate::rdma::verbs::{SendWr, WrId};
+use rustix::event::epoll::EventFlags;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use std::collections::VecDeque;
+
+/// Output waiting for the socket beyond which no own request is put behind it: four of the largest transfers.
+pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
+/// Output waiting for the socket beyond which the queue pair breaks. Only a peer that asks and does not read
+/// gets there.
+const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
+
+/// The sending half of a connection.
+pub(super) struct Sending {
+    pub(super) output: Vec<u8>,
+    pub(super) output_at: usize,
+    /// Bytes of all frames so far, those that wait included.
+    pub(super) put_bytes: u64,
+    pub(super) queue: VecDeque<SendWr>,
+    pub(super) sequence: u64,
+    pub(super) pending: VecDeque<Pending>,
+    /// Unsignalled WRITEs a late Nak could name, newest last; at most the queue's depth.
+    pub(super) silent: VecDeque<(u64, WrId)>,
+    pub(super) watched: EventFlags,
+}
+
+impl Sending {
+    pub(super) fn new() -> Self {
+        Self {
+            output: Vec::new(),
+            output_at: 0,
+            put_bytes: 0,
+            queue: VecDeque::new(),
+            sequence: 0,
+            pending: VecDeque::new(),
+            silent: VecDeque::new(),
+            watched: EventFlags::IN | EventFlags::RDHUP,
+        }
+    }
+
+    /// Bytes that wait for the socket.
+    pub(super) fn waiting(&self) -> usize {
+        self.output.len() - self.output_at
+    }
+}
+
+impl TcpQp {
+    /// Puts a frame on its way: to the socket if nothing waits before it, or behind what waits.
+    pub(super) fn put(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
+        let mut sent = 0;
+        sending.put_bytes += frame.len() as u64;
+        if sending.output.len() == sending.output_at {
+            while sent < frame.len() {
+                match rustix::net::send(
+                    &self.socket,
+                    &frame[sent..],
+                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+                ) {
+                    Ok(count) => sent += count,
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    Err(_) => return Err(End::Cut),
+                }
+            }
+        }
+        if sent < frame.len() {
+            sending.output.extend_from_slice(&frame[sent..]);
+            if sending.waiting() > OUTPUT_HARD_BYTES {
+                return Err(End::Broken(format!(
+                    "{} bytes wait for a peer that does not read",
+                    sending.waiting()
+                )));
+            }
+            self.watch(sending);
+        }
+        Ok(())
+    }
+
+    /// Sends what waits.
+    pub(super) fn flush_output(&self, sending: &mut Sending) -> Result<(), End> {
+        while sending.waiting() > 0 {
+            let waiting = &sending.output[sending.output_at..];
+            match rustix::net::send(&self.socket, waiting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(count) => sending.output_at += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => return Err(End::Cut),
+            }
+        }
+        if sending.waiting() == 0 {
+            sending.output.clear();
+            sending.output_at = 0;
+            if sending.output.capacity() > KEEP_LEN {
+                sending.output = Vec::new();
+            }
+        } else if sending.output_at > OUTPUT_SOFT_BYTES {
+            sending.output.drain(..sending.output_at);
+            sending.output_at = 0;
+        }
+        self.watch(sending);
+        self.complete_sent(sending);
+        Ok(())
+    }
+
+    /// Watches for what is wanted of the socket now.
+    fn watch(&self, sending: &mut Sending) {
+        let mut flags = EventFlags::empty();
+        if self.engine.is_none() || sending.waiting() <= OUTPUT_SOFT_BYTES {
+            flags |= EventFlags::IN | EventFlags::RDHUP;
+        }
+        if sending.waiting() > 0 {
+            flags |= EventFlags::OUT;
+        }
+        if flags == sending.watched {
+            return;
+        }
+        sending.watched = flags;
+        match &self.engine {
+            Some(engine) => engine.watch(self, flags),
+            None => {
+                self.core.queues().for_each(|queue| queue.watch(self.core.number, self.socket.as_fd(), flags))
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The peer's requests: one-sided ones are executed here, messages go to posted receives.
+
+use super::input::Receiving;
+use super::{End, SCRATCH, TcpQp, prepare};
+use crate::ids::FileKey;
+use crate::rdma::soft::queue::PostedReceive;
+use crate::rdma::soft::region::Need;
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
+use crate::rdma::verbs::{QpState, WcStatus};
+use std::sync::atomic::Ordering;
+
+/// Messages that may wait for a receive to be posted; beyond that the queue pair breaks, as an RC queue pair does
+/// when its receiver-not-ready retries are used up.
+const PARKED_MESSAGES_MAX: usize = 128;
+
+/// What waits for a receive to be posted.
+pub(super) enum Parked {
+    Message(Vec<u8>, Option<u32>),
+    WriteImm(u32, u32),
+}
+
+impl TcpQp {
+    pub(super) fn serve(
+        &self,
+        receiving: &mut Receiving,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), End> {
+        let remote = |len: u64, need| {
+            self.core.registry.remote(header.key, header.offset, len, need).map_err(End::Refused)
+        };
+        let wanted = header.wanted as usize;
+        let reply = FrameHeader::new(FrameKind::ReadReply, header.sequence);
+        match header.kind {
+            FrameKind::Send => self.deliver(receiving, payload, header.imm),
+            FrameKind::Write => {
+                let region = remote(payload.len() as u64, Need::Write)?;
+                region.memory.write(header.offset as usize, payload);
+                if let Some(imm) = header.imm {
+                    self.deliver_write_imm(receiving, payload.len() as u32, imm)?;
+                }
+                if header.ack {
+                    self.reply(FrameHeader::new(FrameKind::WriteAck, header.sequence), 0, |_| Ok(0))?;
+                }
+                Ok(())
+            }
+            FrameKind::ReadMemory => {
+                let region = remote(wanted as u64, Need::Read)?;
+                self.reply(reply, wanted, |out| {
+                    region.memory.read(header.offset as usize, out);
+                    Ok(wanted)
+                })
+            }
+            FrameKind::ReadFile | FrameKind::ReadBitmap => {
+                let target = self.file_target.read().clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
+                let owner = self.core.owner();
+                if owner.0 == 0 {
+                    return Err(End::Refused(WcStatus::RemoteAccess));
+                }
+                let filekey = FileKey(header.key);
+                if header.kind == FrameKind::ReadFile {
+                    self.reply(reply, wanted, |out| target.read_file(owner, filekey, header.offset, out))
+                } else if !header.offset.is_multiple_of(8) {
+                    Err(End::Refused(WcStatus::RemoteInvalid))
+                } else {
+                    self.reply(reply, wanted, |out| {
+                        target.read_bitmap(owner, filekey, header.offset, out).map(|()| wanted)
+                    })
+                }
+            }
+            FrameKind::CompareSwap | FrameKind::FetchAdd => {
+                let region = remote(8, Need::Atomic)?;
+                let word = region.memory.atomic_u64(header.offset as usize);
+                let mut reply = FrameHeader::new(FrameKind::AtomicReply, header.sequence);
+                reply.first = if header.kind == FrameKind::FetchAdd {
+                    word.fetch_add(header.first, Ordering::AcqRel)
+                } else {
+                    word.compare_exchange(header.first, header.second, Ordering::AcqRel, Ordering::Acquire)
+                        .unwrap_or_else(|old| old)
+                };
+                self.reply(reply, 0, |_| Ok(0))
+            }
+            _ => Err(End::Broken(format!("a {:?} frame came inside the connection", header.kind))),
+        }
+    }
+
+    /// Builds a reply with room for `room` bytes, of which `fill` says how many are sent.
+    pub(super) fn reply(
+        &self,
+        mut header: FrameHeader,
+        room: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, WcStatus>,
+    ) -> Result<(), End> {
+        SCRATCH.with_borrow_mut(|frame| {
+            prepare(frame, room);
+            let len = fill(&mut frame[FRAME_HEADER_LEN..]).map_err(End::Refused)?.min(room);
+            frame.truncate(FRAME_HEADER_LEN + len);
+            header.payload_len = len as u32;
+            header.seal(frame);
+            self.put(&mut self.send.lock(), frame)
+        })
+    }
+
+    /// Hands a message to the oldest receive, or parks it.
+    fn deliver(&self, receiving: &mut Receiving, payload: &[u8], imm: Option<u32>) -> Result<(), End> {
+        let receive = if receiving.parked.is_empty() { self.core.take_receive() } else { None };
+        match receive {
+            Some(receive) => self.fill(receive, payload, imm),
+            None => self.park(receiving, Parked::Message(payload.to_vec(), imm)),
+        }
+    }
+
+    fn deliver_write_imm(&self, receiving: &mut Receiving, len: u32, imm: u32) -> Result<(), End> {
+        let receive = if receiving.parked.is_empty() { self.core.take_receive() } else { None };
+        match receive {
+            Some(receive) => {
+                self.core.complete_receive(receive.wr_id, WcStatus::Success, len, Some(imm));
+                Ok(())
+            }
+            None => self.park(receiving, Parked::WriteImm(len, imm)),
+        }
+    }
+
+    fn fill(&self, receive: PostedReceive, payload: &[u8], imm: Option<u32>) -> Result<(), End> {
+        if payload.len() > receive.local.len {
+            self.core.become_state(QpState::Error);
+            self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
+            return Err(End::Failed(WcStatus::LocalLength));
+        }
+        receive.local.write(payload);
+        self.core.complete_receive(receive.wr_id, WcStatus::Success, payload.len() as u32, imm);
+        Ok(())
+    }
+
+    fn park(&self, receiving: &mut Receiving, message: Parked) -> Result<(), End> {
+        if receiving.parked.len() >= PARKED_MESSAGES_MAX {
+            return Err(End::Broken(format!(
+                "{PARKED_MESSAGES_MAX} messages wait for a receive to be posted"
+            )));
+        }
+        receiving.parked.push_back(message);
+        self.parked.store(receiving.parked.len(), Ordering::Release);
+        // A receive posted just now looked before the count moved.
+        self.unpark(receiving)
+    }
+
+    pub(super) fn unpark(&self, receiving: &mut Receiving) -> Result<(), End> {
+        while !receiving.parked.is_empty() && self.core.is_ready() {
+            let Some(receive) = self.core.take_receive() else {
+                break;
+            };
+            match receiving.parked.pop_front() {
+                Some(Parked::Message(payload, imm)) => self.fill(receive, &payload, imm)?,
+                Some(Parked::WriteImm(len, imm)) => {
+                    self.core.complete_receive(receive.wr_id, WcStatus::Success, len, Some(imm));
+                }
+                None => break,
+            }
+        }
+        self.parked.store(receiving.parked.len(), Ordering::Release);
+        Ok(())
+    }
+}

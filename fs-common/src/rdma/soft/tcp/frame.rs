@@ -1,0 +1,372 @@
+//! Frames of the `tcp` link: a fixed header of 64 bytes and a payload.
+//!
+//! | offset | bytes | field    | meaning |
+//! |-------:|------:|----------|---------|
+//! | 0      | 4     | magic    | `CFNF` |
+//! | 4      | 1     | version  | `FRAME_VERSION` |
+//! | 5      | 1     | kind     | [`FrameKind`] |
+//! | 6      | 2     | flags    | 1: immediate data; 2: acknowledge when done |
+//! | 8      | 4     | length   | bytes of payload that follow |
+//! | 12     | 4     | crc      | CRC32C of the header, with this field zero, and the payload |
+//! | 16     | 8     | sequence | counts a side's requests from 1; a reply repeats its request's |
+//! | 24     | 8     | key      | rkey or filekey |
+//! | 32     | 8     | offset   | byte offset in the region or file; of a bitmap, its first page |
+//! | 40     | 8     | first    | expected value, addend, or an atomic's old value |
+//! | 48     | 8     | second   | value to swap in |
+//! | 56     | 4     | imm      | immediate data; of a Nak, the status |
+//! | 60     | 4     | wanted   | bytes a READ asks for |
+//!
+//! Which fields a kind uses is in `FrameKind::uses`; all others must be zero.
+
+use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+use crate::rdma::verbs::WcStatus;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Version of the frame protocol. 1: the first.
+pub const FRAME_VERSION: u8 = 1;
+/// Bytes of a header.
+pub const FRAME_HEADER_LEN: usize = 64;
+/// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
+pub const HELLO_LEN: usize = 16;
+/// Longest reason in a Refuse.
+pub const MAX_REASON_LEN: usize = 256;
+const MAGIC: [u8; 4] = *b"CFNF";
+const FLAG_IMM: u16 = 1;
+const FLAG_ACK: u16 = 2;
+const CRC_AT: usize = 12;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// Client's first frame.
+    Hello = 1,
+    /// Server accepts.
+    Welcome = 2,
+    /// Server refuses; the payload says why.
+    Refuse = 3,
+    /// Two-sided message.
+    Send = 4,
+    /// One-sided write to memory; with immediate data it consumes a receive.
+    Write = 5,
+    /// One-sided read of memory.
+    ReadMemory = 6,
+    /// One-sided read of a file.
+    ReadFile = 7,
+    /// One-sided read of a file's page bitmap.
+    ReadBitmap = 8,
+    /// Compare and swap.
+    CompareSwap = 9,
+    /// Fetch and add.
+    FetchAdd = 10,
+    /// Bytes of a READ.
+    ReadReply = 11,
+    /// Old value of an atomic.
+    AtomicReply = 12,
+    /// A write was done.
+    WriteAck = 13,
+    /// A request was refused; the connection ends behind it.
+    Nak = 14,
+}
+
+/// Which fields a kind uses.
+struct Uses {
+    imm: bool,
+    ack: bool,
+    max_payload: u32,
+    key: bool,
+    offset: bool,
+    first: bool,
+    second: bool,
+    wanted: bool,
+}
+
+const NOTHING: Uses = Uses {
+    imm: false,
+    ack: false,
+    max_payload: 0,
+    key: false,
+    offset: false,
+    first: false,
+    second: false,
+    wanted: false,
+};
+
+impl FrameKind {
+    fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Hello,
+            2 => Self::Welcome,
+            3 => Self::Refuse,
+            4 => Self::Send,
+            5 => Self::Write,
+            6 => Self::ReadMemory,
+            7 => Self::ReadFile,
+            8 => Self::ReadBitmap,
+            9 => Self::CompareSwap,
+            10 => Self::FetchAdd,
+            11 => Self::ReadReply,
+            12 => Self::AtomicReply,
+            13 => Self::WriteAck,
+            14 => Self::Nak,
+            _ => return None,
+        })
+    }
+
+    /// The table of fields by kind.
+    const fn uses(self) -> Uses {
+        match self {
+            Self::Hello | Self::Welcome => Uses { max_payload: HELLO_LEN as u32, ..NOTHING },
+            Self::Refuse => Uses { max_payload: MAX_REASON_LEN as u32, ..NOTHING },
+            Self::Send => Uses { imm: true, max_payload: MAX_MESSAGE_BYTES, ..NOTHING },
+            Self::Write => Uses {
+                imm: true,
+                ack: true,
+                max_payload: MAX_TRANSFER_BYTES,
+                key: true,
+                offset: true,
+                ..NOTHING
+            },
+            Self::ReadMemory | Self::ReadFile | Self::ReadBitmap => {
+                Uses { key: true, offset: true, wanted: true, ..NOTHING }
+            }
+            Self::CompareSwap => Uses { key: true, offset: true, first: true, second: true, ..NOTHING },
+            Self::FetchAdd => Uses { key: true, offset: true, first: true, ..NOTHING },
+            Self::ReadReply => Uses { max_payload: MAX_TRANSFER_BYTES, ..NOTHING },
+            Self::AtomicReply => Uses { first: true, ..NOTHING },
+            Self::WriteAck => NOTHING,
+            Self::Nak => NOTHING,
+        }
+    }
+
+    /// Whether this is a request (and takes a sequence number), not a reply or part of the handshake.
+    pub const fn is_request(self) -> bool {
+        (self as u8) >= (Self::Send as u8) && (self as u8) <= (Self::FetchAdd as u8)
+    }
+}
+
+/// A parsed frame header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What it is.
+    pub kind: FrameKind,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// The sender wants to hear when it is done.
+    pub ack: bool,
+    /// Bytes of payload.
+    pub payload_len: u32,
+    /// Number of the request.
+    pub sequence: u64,
+    /// rkey or filekey.
+    pub key: u64,
+    /// Offset in the region or file.
+    pub offset: u64,
+    /// Expected value, addend or old value.
+    pub first: u64,
+    /// Value to swap in.
+    pub second: u64,
+    /// Of a Nak.
+    pub status: Option<WcStatus>,
+    /// Bytes a READ asks for.
+    pub wanted: u32,
+}
+
+/// Why bytes are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Fewer bytes than a header has.
+    #[error("{0} bytes are shorter than a frame header")]
+    Truncated(usize),
+    /// Not this protocol.
+    #[error("wrong magic; the peer does not speak cuttlefs")]
+    Magic,
+    /// Another version.
+    #[error("the peer speaks frame version {0}, this side {FRAME_VERSION}; run the same release on both")]
+    Version(u8),
+    /// A kind this side does not know.
+    #[error("unknown frame kind {0}")]
+    Kind(u8),
+    /// A field the kind does not use, or an impossible value.
+    #[error("frame field `{0}` has an impossible value")]
+    Field(&'static str),
+    /// More payload, or more asked for, than the kind may have.
+    #[error("a frame with {0} bytes is oversized")]
+    Oversized(u32),
+    /// Damaged on the way.
+    #[error("the checksum does not match")]
+    Checksum,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Raw {
+    magic: [u8; 4],
+    version: u8,
+    kind: u8,
+    flags: U16,
+    length: U32,
+    crc: U32,
+    sequence: U64,
+    key: U64,
+    offset: U64,
+    first: U64,
+    second: U64,
+    imm: U32,
+    wanted: U32,
+}
+const _: () = assert!(size_of::<Raw>() == FRAME_HEADER_LEN);
+
+fn status_number(status: WcStatus) -> u32 {
+    match status {
+        WcStatus::RemoteInvalid => 2,
+        _ => 1,
+    }
+}
+
+fn checksum(header: &[u8], payload: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&header[..CRC_AT]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    let crc = crc32c::crc32c_append(crc, &header[CRC_AT + 4..FRAME_HEADER_LEN]);
+    crc32c::crc32c_append(crc, payload)
+}
+
+impl FrameHeader {
+    /// A frame with only a kind and a sequence number.
+    pub const fn new(kind: FrameKind, sequence: u64) -> Self {
+        Self {
+            kind,
+            imm: None,
+            ack: false,
+            payload_len: 0,
+            sequence,
+            key: 0,
+            offset: 0,
+            first: 0,
+            second: 0,
+            status: None,
+            wanted: 0,
+        }
+    }
+
+    /// Writes the header in front of the payload that stands in `frame` already, with its checksum.
+    pub fn seal(&self, frame: &mut [u8]) {
+        let flags = if self.imm.is_some() { FLAG_IMM } else { 0 } | if self.ack { FLAG_ACK } else { 0 };
+        let raw = Raw {
+            magic: MAGIC,
+            version: FRAME_VERSION,
+            kind: self.kind as u8,
+            flags: flags.into(),
+            length: self.payload_len.into(),
+            crc: 0.into(),
+            sequence: self.sequence.into(),
+            key: self.key.into(),
+            offset: self.offset.into(),
+            first: self.first.into(),
+            second: self.second.into(),
+            imm: self.imm.or(self.status.map(status_number)).unwrap_or(0).into(),
+            wanted: self.wanted.into(),
+        };
+        let (header, payload) = frame.split_at_mut(FRAME_HEADER_LEN);
+        assert_eq!(payload.len(), self.payload_len as usize, "a frame is sealed whole");
+        header.copy_from_slice(raw.as_bytes());
+        let crc = checksum(header, payload);
+        header[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Parses a header. Its checksum is checked by [`verify`], once the payload is there; lengths are bounded here,
+    /// so that nobody waits or makes room for what will not be accepted.
+    ///
+    /// # Errors
+    /// `FrameError`, for a log line.
+    pub fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
+        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| FrameError::Truncated(bytes.len()))?;
+        if raw.magic != MAGIC {
+            return Err(FrameError::Magic);
+        }
+        if raw.version != FRAME_VERSION {
+            return Err(FrameError::Version(raw.version));
+        }
+        let kind = FrameKind::from_number(raw.kind).ok_or(FrameError::Kind(raw.kind))?;
+        let uses = kind.uses();
+        let flags = raw.flags.get();
+        let allowed = if uses.imm { FLAG_IMM } else { 0 } | if uses.ack { FLAG_ACK } else { 0 };
+        if flags & !allowed != 0 {
+            return Err(FrameError::Field("flags"));
+        }
+        if raw.length.get() > uses.max_payload {
+            return Err(FrameError::Oversized(raw.length.get()));
+        }
+        if matches!(kind, FrameKind::Hello | FrameKind::Welcome) && raw.length.get() as usize != HELLO_LEN {
+            return Err(FrameError::Field("length"));
+        }
+        if raw.wanted.get() > MAX_TRANSFER_BYTES {
+            return Err(FrameError::Oversized(raw.wanted.get()));
+        }
+        let handshake = (kind as u8) < FrameKind::Send as u8;
+        let unused = [
+            ("sequence", handshake, raw.sequence.get()),
+            ("key", !uses.key, raw.key.get()),
+            ("offset", !uses.offset, raw.offset.get()),
+            ("first", !uses.first, raw.first.get()),
+            ("second", !uses.second, raw.second.get()),
+            ("wanted", !uses.wanted, raw.wanted.get().into()),
+            ("imm", flags & FLAG_IMM == 0 && kind != FrameKind::Nak, raw.imm.get().into()),
+        ];
+        if let Some((name, ..)) = unused.iter().find(|(_, unused, value)| *unused && *value != 0) {
+            return Err(FrameError::Field(name));
+        }
+        let status = match (kind, raw.imm.get()) {
+            (FrameKind::Nak, 1) => Some(WcStatus::RemoteAccess),
+            (FrameKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
+            (FrameKind::Nak, _) => return Err(FrameError::Field("imm")),
+            _ => None,
+        };
+        Ok(Self {
+            kind,
+            imm: (flags & FLAG_IMM != 0).then_some(raw.imm.get()),
+            ack: flags & FLAG_ACK != 0,
+            payload_len: raw.length.get(),
+            sequence: raw.sequence.get(),
+            key: raw.key.get(),
+            offset: raw.offset.get(),
+            first: raw.first.get(),
+            second: raw.second.get(),
+            status,
+            wanted: raw.wanted.get(),
+        })
+    }
+}
+
+/// Checks the checksum of a whole frame: header and payload.
+///
+/// # Errors
+/// `FrameError::Truncated` or `FrameError::Checksum`.
+pub fn verify(frame: &[u8]) -> Result<(), FrameError> {
+    let (header, payload) =
+        frame.split_at_checked(FRAME_HEADER_LEN).ok_or(FrameError::Truncated(frame.len()))?;
+    let stated = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
+    if stated == checksum(header, payload) { Ok(()) } else { Err(FrameError::Checksum) }
+}
+
+/// A whole frame with a payload.
+pub fn build(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
+    header.payload_len = payload.len() as u32;
+    let mut frame = vec![0; FRAME_HEADER_LEN + payload.len()];
+    frame[FRAME_HEADER_LEN..].copy_from_slice(payload);
+    header.seal(&mut frame);
+    frame
+}
+
+/// Payload of Hello and Welcome.
+pub fn hello_payload() -> [u8; HELLO_LEN] {
+    let mut payload = [0; HELLO_LEN];
+    payload[..4].copy_from_slice(&MAX_MESSAGE_BYTES.to_le_bytes());
+    payload[4..8].copy_from_slice(&MAX_TRANSFER_BYTES.to_le_bytes());
+    payload
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

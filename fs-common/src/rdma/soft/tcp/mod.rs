@@ -1,0 +1,19 @@
+//! Link `tcp`: the target's NIC engine executes one-sided requests; the same bytes also flow over Unix sockets.
+//!
+//! # How it works
+//! Accepted connections are read by the device's engine thread (`engine`), which executes READ, WRITE and
+//! atomics itself and hands messages to the completion queues of the server's workers. Connections made by
+//! `connect` have no thread: whoever polls or waits on their completion queue reads the socket, so a one-sided
+//! read costs the client no context switch beyond its own sleep.
+//!
+//! Requests are executed in the order of their frames, replies come in that order. A SEND, and an unsignalled
+//! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
+//! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
+
+mod connection;
+pub(super) mod engine;
+pub mod frame;
+mod handshake;
+
+pub(super) use connection::FileTargetCell;
+pub(super) use handshake::{HelloReader, TcpIncoming, connect_tcp, connect_unix, refuse, tune_tcp};

@@ -1,0 +1,111 @@
+//! Endpoints: where a server listens, as a person writes it.
+//!
+//! `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket), `shm:///path` (shared memory, set up
+//! over a Unix socket at that path).
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The port when a `tcp://` endpoint names none.
+pub const DEFAULT_PORT: u16 = 7950;
+
+/// Where a server can be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// Software RNIC over TCP.
+    Tcp {
+        /// Name or address; IPv6 without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// Software RNIC's TCP protocol over a Unix socket.
+    Unix(PathBuf),
+    /// Software RNIC over shared memory.
+    Shm(PathBuf),
+}
+
+/// Why a string is no endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{input}` is no endpoint: {reason}; write tcp://HOST:PORT, unix:///PATH or shm:///PATH")]
+pub struct EndpointError {
+    input: String,
+    reason: &'static str,
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        let error = |reason| EndpointError { input: input.to_owned(), reason };
+        let Some((scheme, rest)) = input.split_once("://") else {
+            return Err(error("it has no scheme"));
+        };
+        match scheme {
+            "tcp" => {
+                let rest = rest.strip_suffix('/').unwrap_or(rest);
+                let (host, port) = match rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
+                    Some((host, "")) => (host, DEFAULT_PORT),
+                    Some((host, tail)) => {
+                        let port = tail.strip_prefix(':').ok_or_else(|| error("junk after `]`"))?;
+                        (host, port.parse().map_err(|_| error("the port is no number below 65536"))?)
+                    }
+                    None => match rest.rsplit_once(':') {
+                        Some((host, _)) if host.contains(':') => {
+                            return Err(error("an IPv6 address needs brackets"));
+                        }
+                        Some((host, port)) => {
+                            (host, port.parse().map_err(|_| error("the port is no number below 65536"))?)
+                        }
+                        None => (rest, DEFAULT_PORT),
+                    },
+                };
+                if host.is_empty() {
+                    return Err(error("the host is missing"));
+                }
+                Ok(Self::Tcp { host: host.to_owned(), port })
+            }
+            "unix" | "shm" => {
+                if !rest.starts_with('/') {
+                    return Err(error("the path must be absolute"));
+                }
+                let path = PathBuf::from(rest);
+                Ok(if scheme == "shm" { Self::Shm(path) } else { Self::Unix(path) })
+            }
+            _ => Err(error("the scheme is not known")),
+        }
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Shm(path) => write!(f, "shm://{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_round_trip() {
+        for text in ["tcp://127.0.0.1:7950", "tcp://[::1]:80", "unix:///run/a.sock", "shm:///run/a.sock"] {
+            assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), text);
+        }
+        assert_eq!("tcp://box".parse::<Endpoint>().expect("host").to_string(), "tcp://box:7950");
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        for text in ["", "box", "tcp://", "tcp://a:b", "tcp://::1:5", "unix://rel", "ftp://x", "tcp://[::1]x"]
+        {
+            let error = text.parse::<Endpoint>().expect_err(text).to_string();
+            assert!(error.contains("tcp://HOST:PORT"), "{error}");
+        }
+    }
+}

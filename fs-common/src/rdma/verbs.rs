@@ -1,0 +1,541 @@
+//! Traits and types of the verbs-shaped API.
+//!
+//! # How it works
+//! As with libibverbs: memory is registered and named by keys; work requests are posted to queue pairs, many
+//! with one ring of the doorbell; completions are polled from completion queues. Connections are made as with
+//! rdma_cm: a listener, a connect, private data with both.
+//!
+//! # Invariants
+//! * Work requests of one queue pair execute in the order posted; completions of one queue pair come in that order.
+//! * A buffer named by a posted work request belongs to the provider until its completion is polled.
+//! * A bad key, a range past the region or a missing right completes at the initiator with `RemoteAccess`, puts
+//!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
+//! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
+//! * Unsignalled work requests complete silently unless they fail.
+//!
+//! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
+
+use super::url::Endpoint;
+use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
+use crate::memory::SharedMemory;
+use std::any::Any;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The poster's name for a work request; it comes back in the completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WrId(pub u64);
+
+/// Rights of a registration, after `ibv_access_flags`. Local reading is always allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The local RNIC may write it (receives, READ targets).
+    pub local_write: bool,
+    /// Peers may READ it.
+    pub remote_read: bool,
+    /// Peers may WRITE it.
+    pub remote_write: bool,
+    /// Peers may do atomics on it.
+    pub remote_atomic: bool,
+}
+
+impl Access {
+    /// Everything.
+    pub const ALL: Self =
+        Self { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
+    /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
+    pub const LOCAL: Self =
+        Self { local_write: true, remote_read: false, remote_write: false, remote_atomic: false };
+}
+
+/// A range of locally registered memory: one scatter-gather element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// Which registration.
+    pub lkey: Lkey,
+    /// Offset inside it, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+impl Sge {
+    /// No bytes at all, for sends without a payload.
+    pub const EMPTY: Self = Self { lkey: Lkey(0), offset: 0, len: 0 };
+}
+
+/// What a one-sided work request names at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remote {
+    /// A range of a plain memory region; `offset` counts from the region's start.
+    Memory {
+        /// The region's remote key.
+        rkey: Rkey,
+        /// Byte offset inside it.
+        offset: u64,
+    },
+    /// A range of a file (FileMR section 3): the target translates. Pages on SSD come back as the magic
+    /// pattern. A READ past the end of the file completes with fewer bytes.
+    File {
+        /// Key of the open file.
+        filekey: FileKey,
+        /// File offset.
+        offset: u64,
+    },
+    /// The page bitmap of a file: one bit a file page from `first_page` (a multiple of 8) on, set if the page
+    /// needs no SSD: resident, hole or unwritten (TeRM section 4.2).
+    Bitmap {
+        /// Key of the open file.
+        filekey: FileKey,
+        /// First file page; a multiple of 8.
+        first_page: u64,
+    },
+}
+
+/// The operation of a send work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// Two-sided message.
+    Send,
+    /// Two-sided message with 32 bits of immediate data.
+    SendImm(u32),
+    /// One-sided read into the local range.
+    Read(Remote),
+    /// One-sided write from the local range. Only to `Remote::Memory`.
+    Write(Remote),
+    /// One-sided write that also consumes a receive at the peer and hands it the immediate.
+    WriteImm(Remote, u32),
+    /// 64-bit compare and swap at an 8-byte aligned place; the old value lands in the local range (8 bytes).
+    CompareSwap {
+        /// Where.
+        remote: Remote,
+        /// Swap only if this is there.
+        expect: u64,
+        /// What to put.
+        swap: u64,
+    },
+    /// 64-bit fetch and add; the old value lands in the local range (8 bytes).
+    FetchAdd {
+        /// Where.
+        remote: Remote,
+        /// What to add.
+        add: u64,
+    },
+}
+
+/// A send work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendWr {
+    /// Comes back in the completion.
+    pub wr_id: WrId,
+    /// What to do.
+    pub op: SendOp,
+    /// Local bytes: source of sends and writes, target of reads and atomics.
+    pub local: Sge,
+    /// Whether success makes a completion, too.
+    pub signaled: bool,
+}
+
+/// A receive work request: where the next incoming message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecvWr {
+    /// Comes back in the completion.
+    pub wr_id: WrId,
+    /// Room for the message.
+    pub local: Sge,
+}
+
+/// How a work request ended, after `ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WcStatus {
+    /// Done.
+    Success,
+    /// A message was longer than the receive buffer, or a reply than the local range.
+    LocalLength,
+    /// The local key or range is not registered, or not for this use.
+    LocalProtection,
+    /// The target refused: key, range, right.
+    RemoteAccess,
+    /// The target does not do this operation.
+    RemoteInvalid,
+    /// The queue pair went into `Error` before this request was done.
+    Flushed,
+    /// The connection is gone.
+    Disconnected,
+}
+
+/// What kind of work request completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum CompletionKind {
+    Send,
+    Recv,
+    RecvWithImm,
+    Read,
+    Write,
+    CompareSwap,
+    FetchAdd,
+}
+
+/// One completion, after `ibv_wc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Of the work request.
+    pub wr_id: WrId,
+    /// The queue pair it was posted to.
+    pub qp: QpNumber,
+    /// What it was.
+    pub kind: CompletionKind,
+    /// How it ended.
+    pub status: WcStatus,
+    /// Bytes that arrived: of a receive or a read (a file read may stop at the end of the file).
+    pub byte_len: u32,
+    /// Immediate data, if any came.
+    pub imm: Option<u32>,
+}
+
+/// States of a queue pair, after `ibv_qp_state`. The connection manager drives Reset to ReadyToSend.
+///
+/// | from        | event                       | to          |
+/// |-------------|-----------------------------|-------------|
+/// | Init        | handshake done              | ReadyToSend |
+/// | Init        | handshake failed, closed    | Error       |
+/// | ReadyToSend | access error, cut, close    | Error       |
+/// | Error       | anything                    | Error       |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Receives may be posted; not connected yet.
+    Init,
+    /// Connected.
+    ReadyToSend,
+    /// Broken for good; make a new one.
+    Error,
+}
+
+impl QpState {
+    /// Whether the state machine above has this edge.
+    pub const fn may_become(self, next: QpState) -> bool {
+        matches!(
+            (self, next),
+            (QpState::Init, QpState::ReadyToSend | QpState::Error)
+                | (QpState::ReadyToSend | QpState::Error, QpState::Error)
+        )
+    }
+}
+
+/// Why a post was refused; nothing was posted from the named request on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// The queue is full: poll completions first.
+    #[error("the work queue is full after {posted} requests; poll completions, then post the rest")]
+    QueueFull {
+        /// How many requests of the list were posted.
+        posted: usize,
+    },
+    /// The queue pair cannot take this in its state.
+    #[error("the queue pair is in state {state:?}; make a new connection")]
+    BadState {
+        /// The state it is in.
+        state: QpState,
+    },
+}
+
+/// Errors of set-up calls.
+#[derive(Debug, thiserror::Error)]
+pub enum RdmaError {
+    /// The operating system refused.
+    #[error("{action} {endpoint}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        endpoint: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The peer speaks another protocol or version, or broke the handshake.
+    #[error("handshake with {endpoint} failed: {reason}")]
+    Handshake {
+        /// With whom.
+        endpoint: String,
+        /// What was wrong and what to do.
+        reason: String,
+    },
+    /// The peer will not have us.
+    #[error("{endpoint} refused the connection: {reason}")]
+    Refused {
+        /// Who.
+        endpoint: String,
+        /// Why, in the peer's words.
+        reason: String,
+    },
+    /// This device cannot do that.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The listener or device was shut down.
+    #[error("shut down")]
+    Closed,
+}
+
+/// What a device can do beyond plain verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The target translates `Remote::File` and `Remote::Bitmap`.
+    pub file_regions: bool,
+    /// `Connected::windows` holds the target's exported windows, for initiator translation.
+    pub windows: bool,
+    /// Largest two-sided message in bytes.
+    pub max_message_bytes: u32,
+    /// Largest one-sided transfer in bytes.
+    pub max_transfer_bytes: u32,
+    /// Largest depth of a queue.
+    pub max_queue_depth: u32,
+}
+
+/// Which link carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkKind {
+    /// Software RNIC over shared memory.
+    Shm,
+    /// Software RNIC over TCP.
+    Tcp,
+    /// Software RNIC, the TCP protocol over a Unix socket.
+    Unix,
+    /// Both ends in one thread, for simulation.
+    Sim,
+}
+
+/// Who is at the other end, as far as the link knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerIdentity {
+    /// A process of this machine (`SO_PEERCRED`).
+    Local {
+        /// Its user.
+        uid: u32,
+        /// Its process.
+        pid: i32,
+    },
+    /// An address; nothing is proven about it.
+    Remote(String),
+}
+
+/// The session a connection's one-sided file requests are checked against; 0: none, everything is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RegionOwner(pub u64);
+
+/// Names a window the target exports whole for initiator translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WindowId {
+    /// The frames (magic frame first).
+    Frames = 1,
+    /// The residency table.
+    Residency = 2,
+    /// The file table.
+    FileTable = 3,
+}
+
+impl WindowId {
+    /// All windows, in handshake order.
+    pub const ALL: [WindowId; 3] = [WindowId::Frames, WindowId::Residency, WindowId::FileTable];
+}
+
+/// The target's side of target translation: how the NIC engine reads files without an RPC worker.
+pub trait FileTarget: Send + Sync {
+    /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are
+    /// not resident (or will not hold still) as the magic pattern. Returns how many bytes precede the end of the
+    /// file. Never blocks on disk, network or a lock held across one.
+    ///
+    /// # Errors
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read.
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus>;
+
+    /// Fills `out` with the page bitmap from `first_page` on; see [`Remote::Bitmap`]. Pages past the end are clear.
+    ///
+    /// # Errors
+    /// As `read_file`.
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus>;
+}
+
+/// Memory of the target that an initiator may read whole, one-sidedly. Everything read is untrusted bytes.
+pub trait RemoteWindow: Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Whether there is nothing to read.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The mapped memory, where plain loads reach it.
+    fn mapped(&self) -> Option<&Arc<SharedMemory>>;
+}
+
+/// A registered range of memory, after `ibv_mr`. Deregistered when the last reference goes.
+pub trait MemoryRegion: Send + Sync {
+    /// For local use.
+    fn lkey(&self) -> Lkey;
+    /// To tell peers.
+    fn rkey(&self) -> Rkey;
+    /// The memory itself.
+    fn memory(&self) -> &Arc<SharedMemory>;
+
+    /// A local range for a work request.
+    fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge { lkey: self.lkey(), offset, len }
+    }
+}
+
+/// Queues' sizes and where completions go.
+#[derive(Clone)]
+pub struct QpConfig {
+    /// Completions of send work requests.
+    pub send_cq: Arc<dyn CompletionQueue>,
+    /// Completions of receives.
+    pub recv_cq: Arc<dyn CompletionQueue>,
+    /// Outstanding send work requests.
+    pub send_depth: u32,
+    /// Outstanding receives.
+    pub recv_depth: u32,
+}
+
+/// A reliable connection.
+pub trait QueuePair: Send + Sync {
+    /// Number within the device.
+    fn number(&self) -> QpNumber;
+    /// Where the state machine is.
+    fn state(&self) -> QpState;
+    /// Which link carries it.
+    fn link(&self) -> LinkKind;
+    /// Who is at the other end.
+    fn peer(&self) -> PeerIdentity;
+    /// Posts requests and rings the doorbell once.
+    ///
+    /// # Errors
+    /// `PostError` says how many were taken.
+    fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError>;
+    /// Posts receive buffers.
+    ///
+    /// # Errors
+    /// As `post_send`.
+    fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError>;
+    /// Target side: whose filekeys the peer's file requests may name from now on.
+    fn set_region_owner(&self, owner: RegionOwner);
+    /// Disconnects; outstanding requests are flushed. Idempotent.
+    fn close(&self);
+}
+
+/// Where completions are polled from, after `ibv_cq` with a completion channel. `Any`, so that a provider knows its
+/// own queues again when a queue pair is made with them.
+pub trait CompletionQueue: Any + Send + Sync {
+    /// Appends up to `max` completions to `out` and returns how many. Never blocks. Also drives the provider
+    /// where it has no thread of its own.
+    fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize;
+    /// Asks for an event when the next completion arrives, and returns whether the queue is still empty; if
+    /// `false`, poll again instead of sleeping. A poll or a taken event disarms: arm again before sleeping.
+    fn arm(&self) -> bool;
+    /// Readable (POLLIN) once an armed queue has a completion. Wait for it with poll(2), io_uring or epoll.
+    fn event_fd(&self) -> BorrowedFd<'_>;
+    /// Takes the event, so that `event_fd` is no longer readable.
+    fn take_event(&self);
+    /// Blocks until a completion may be there, `timeout` is over, or a queue pair broke; spins briefly first.
+    /// Spurious returns are allowed.
+    fn wait(&self, timeout: Duration);
+}
+
+/// What protects memory regions from queue pairs of others, after `ibv_pd`.
+pub trait ProtectionDomain: Send + Sync {
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// `RdmaError` if the device cannot take it.
+    fn register(&self, memory: Arc<SharedMemory>, access: Access)
+    -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Connects to a listener; the queue pair is ready to send when this returns. Blocking, bounded by
+    /// `options.timeout`.
+    ///
+    /// # Errors
+    /// `RdmaError`, saying what to do.
+    fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError>;
+    /// Listens on an endpoint.
+    ///
+    /// # Errors
+    /// `RdmaError`, saying what to do.
+    fn listen(&self, endpoint: &Endpoint) -> Result<Box<dyn Listener>, RdmaError>;
+}
+
+/// What a connect needs.
+pub struct ConnectOptions {
+    /// Queues.
+    pub qp: QpConfig,
+    /// Receives to post before the peer can send.
+    pub receives: Vec<RecvWr>,
+    /// How long to try.
+    pub timeout: Duration,
+}
+
+/// A new connection, at the side that connected.
+pub struct Connected {
+    /// Ready to send.
+    pub qp: Arc<dyn QueuePair>,
+    /// Windows the target exports over this link, in `WindowId::ALL` order; empty where the target translates.
+    pub windows: Vec<Arc<dyn RemoteWindow>>,
+}
+
+/// A connection that asks to be accepted.
+pub trait Incoming: Send {
+    /// Who asks.
+    fn peer(&self) -> PeerIdentity;
+    /// Which link.
+    fn link(&self) -> LinkKind;
+    /// Accepts: the queue pair is ready to send when this returns.
+    ///
+    /// # Errors
+    /// `RdmaError` if the peer went away or broke the handshake; nobody else is harmed.
+    fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError>;
+    /// Refuses, telling the peer why.
+    fn refuse(self: Box<Self>, reason: &str);
+}
+
+/// A listening endpoint.
+pub trait Listener: Send + Sync {
+    /// What it listens on, with the port the system chose if none was asked for.
+    fn endpoint(&self) -> Endpoint;
+    /// Blocks for the next peer that got through the link's own checks.
+    ///
+    /// # Errors
+    /// `RdmaError::Closed` after `close`.
+    fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError>;
+    /// Stops listening; a blocked `accept` returns.
+    fn close(&self);
+}
+
+/// An RNIC, real or software.
+pub trait Device: Send + Sync {
+    /// For status.
+    fn name(&self) -> &str;
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+    /// A new protection domain.
+    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain>;
+    /// A completion queue for `depth` completions.
+    ///
+    /// # Errors
+    /// `RdmaError` if the device cannot.
+    fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError>;
+    /// Target side: who serves `Remote::File` and `Remote::Bitmap`.
+    fn set_file_target(&self, target: Arc<dyn FileTarget>);
+    /// Target side: memory to export whole to peers that may have it.
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);
+}

@@ -1,0 +1,127 @@
+//! The file table: one 64-byte slot for each open file, read one-sidedly by initiators (DESIGN section 2).
+//!
+//! | offset | bytes | field      | meaning |
+//! |-------:|------:|------------|---------|
+//! | 0      | 8     | generation | moves on with every change of the file's layout; 0: the slot is free |
+//! | 8      | 8     | size       | file length in bytes |
+//! | 16     | 8     | ino        | inode number, for debugging |
+//! | 24     | 40    | reserved   | zero |
+//!
+//! Generations come from one counter of the server, so a slot that is given to another file never shows a
+//! generation a client could have cached.
+//!
+//! # Ordering
+//! Server writes size, then generation, with release. A reader loads generation, then size (acquire), copies,
+//! and loads generation again behind an acquire fence; an unchanged generation means its cached layout held
+//! throughout, so every page it copied was mapped to this file.
+
+use crate::ids::{FileSlot, InodeNo};
+use crate::memory::SharedMemory;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// Bytes of one slot: a cache line, so that two files' writers do not disturb each other.
+pub const FILE_SLOT_LEN: usize = 64;
+const GENERATION: usize = 0;
+const SIZE: usize = 8;
+const INO: usize = 16;
+
+/// What a reader sees of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSlotView {
+    /// Version of the layout; 0 if the slot is free.
+    pub generation: u64,
+    /// File length in bytes.
+    pub size: u64,
+}
+
+/// The table of open files, in shared memory.
+#[derive(Clone, Debug)]
+pub struct FileTable {
+    memory: Arc<SharedMemory>,
+}
+
+impl FileTable {
+    /// A table of `slots` free slots.
+    pub fn new(slots: u32) -> io::Result<Self> {
+        let len = slots as usize * FILE_SLOT_LEN;
+        Ok(Self { memory: Arc::new(SharedMemory::new("cuttlefs-files", len)?) })
+    }
+
+    /// Looks at a table somebody else owns.
+    pub fn over(memory: Arc<SharedMemory>) -> Self {
+        Self { memory }
+    }
+
+    /// The memory, to export to clients.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        (self.memory.len() / FILE_SLOT_LEN) as u32
+    }
+
+    fn at(&self, slot: FileSlot, field: usize) -> usize {
+        slot.0 as usize * FILE_SLOT_LEN + field
+    }
+
+    /// Loads a slot before the copies it guards.
+    pub fn load(&self, slot: FileSlot) -> FileSlotView {
+        let generation = self.memory.load_u64(self.at(slot, GENERATION));
+        let size = self.memory.load_u64(self.at(slot, SIZE));
+        FileSlotView { generation, size }
+    }
+
+    /// Loads the generation after the copies it validates.
+    pub fn generation_after_copy(&self, slot: FileSlot) -> u64 {
+        fence(Ordering::Acquire);
+        self.memory.atomic_u64(self.at(slot, GENERATION)).load(Ordering::Relaxed)
+    }
+
+    /// Gives the slot to a file. Server only.
+    pub fn publish(&self, slot: FileSlot, ino: InodeNo, generation: u64, size: u64) {
+        assert_ne!(generation, 0, "generation 0 means free");
+        self.memory.atomic_u64(self.at(slot, INO)).store(ino.0, Ordering::Relaxed);
+        self.set_size(slot, size);
+        self.set_generation(slot, generation);
+    }
+
+    /// Changes the file's length. Server only. Shrinking also needs a new generation.
+    pub fn set_size(&self, slot: FileSlot, size: u64) {
+        self.memory.atomic_u64(self.at(slot, SIZE)).store(size, Ordering::Release);
+    }
+
+    /// Says that the layout changed. Server only; before any page that left the file is used for another.
+    pub fn set_generation(&self, slot: FileSlot, generation: u64) {
+        self.memory.atomic_u64(self.at(slot, GENERATION)).store(generation, Ordering::SeqCst);
+    }
+
+    /// Frees the slot. Server only.
+    pub fn retire(&self, slot: FileSlot) {
+        self.set_generation(slot, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_slot_bytes() {
+        let table = FileTable::new(2).expect("table");
+        table.publish(FileSlot(1), InodeNo(0x11), 0x22, 0x33);
+        let mut bytes = [0xffu8; FILE_SLOT_LEN];
+        table.memory().read(FILE_SLOT_LEN, &mut bytes);
+        let mut expected = [0u8; FILE_SLOT_LEN];
+        expected[0] = 0x22;
+        expected[8] = 0x33;
+        expected[16] = 0x11;
+        assert_eq!(bytes, expected);
+        assert_eq!(table.load(FileSlot(1)), FileSlotView { generation: 0x22, size: 0x33 });
+        table.retire(FileSlot(1));
+        assert_eq!(table.generation_after_copy(FileSlot(1)), 0);
+    }
+}

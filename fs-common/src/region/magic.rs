@@ -1,0 +1,70 @@
+//! The magic pattern and byte detection (TeRM section 4.2).
+//!
+//! Pages that are not resident are served from the magic frame, which repeats a pattern drawn at random at
+//! each server start, so that no client can make data that always collides. Detection looks at every byte
+//! that was read: a part of a page is Missing exactly if all of it equals the pattern at its place in the page.
+//! A false positive costs one RPC and is never wrong.
+
+use crate::ids::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+
+/// Bytes after which the pattern repeats. It divides the page, so a place in a page fixes the pattern byte.
+pub const PATTERN_LEN: usize = 32;
+const _: () = assert!(PAGE_SIZE.is_multiple_of(PATTERN_LEN));
+
+/// The pattern that covers the magic frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MagicPattern([u8; PATTERN_LEN]);
+
+impl MagicPattern {
+    /// A pattern from random bytes.
+    pub const fn new(bytes: [u8; PATTERN_LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// Writes the pattern as it stands at `offset_in_page` (any offset; it repeats).
+    pub fn fill(&self, offset_in_page: usize, out: &mut [u8]) {
+        for (index, byte) in out.iter_mut().enumerate() {
+            *byte = self.0[(offset_in_page + index) % PATTERN_LEN];
+        }
+    }
+
+    /// Whether every byte of `part`, which starts at `offset_in_page`, is the pattern's. An empty part is not.
+    pub fn covers(&self, offset_in_page: usize, part: &[u8]) -> bool {
+        // Nearly every part that is data differs in its first bytes, so the common case is one comparison.
+        let phase = offset_in_page % PATTERN_LEN;
+        let mut rotated = [0u8; PATTERN_LEN];
+        rotated[..PATTERN_LEN - phase].copy_from_slice(&self.0[phase..]);
+        rotated[PATTERN_LEN - phase..].copy_from_slice(&self.0[..phase]);
+        !part.is_empty() && part.chunks(PATTERN_LEN).all(|chunk| chunk == &rotated[..chunk.len()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_was_filled_is_detected_and_one_changed_byte_is_not(
+            seed in any::<[u8; PATTERN_LEN]>(),
+            offset in 0usize..PAGE_SIZE,
+            len in 1usize..PAGE_SIZE,
+            flip in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let pattern = MagicPattern::new(seed);
+            let mut part = vec![0u8; len];
+            pattern.fill(offset, &mut part);
+            prop_assert!(pattern.covers(offset, &part));
+            part[flip.index(len)] ^= 1 << bit;
+            prop_assert!(!pattern.covers(offset, &part));
+        }
+    }
+
+    #[test]
+    fn nothing_read_is_nothing_missing() {
+        assert!(!MagicPattern::new([0; PATTERN_LEN]).covers(0, &[]));
+    }
+}

@@ -1,0 +1,576 @@
+//! The closed set of requests and replies.
+//!
+//! The order of enum variants and struct fields is the wire format (golden bytes below lock it). Requests borrow
+//! their names and data from the receive buffer. Limits a peer must keep are constants here; the server checks
+//! them in `fs-server/src/rpc/admit.rs` before anything is done.
+//!
+//! `Request` is also what the redo log will hold: a mutation is replayed by handing the same value to the same
+//! `apply` (DESIGN section 5).
+
+use crate::attr::{Attr, FileKind, SetAttr};
+use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey};
+use crate::region::{Extent, MagicPattern, PageSet};
+use serde::{Deserialize, Serialize};
+
+/// Largest message either side sends, header included. Directory pages and inline data fit.
+pub const MAX_MESSAGE_BYTES: u32 = 64 * 1024;
+/// Largest payload a write carries inside its message; larger ones are pulled by RDMA READ
+/// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
+/// rings of receive buffers stay small.
+pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+/// Largest read, write or copy of one request: what FUSE sends at most.
+pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
+/// Largest extended attribute value (Linux's `XATTR_SIZE_MAX` is 64 KiB; ours must fit one message).
+pub const XATTR_VALUE_MAX: usize = 60 * 1024;
+/// Longest extended attribute name (Linux's `XATTR_NAME_MAX`).
+pub const XATTR_NAME_MAX: usize = NAME_MAX;
+/// Files one request reclaims at most: the reply, with the longest encoding of each file's attributes, fits one message.
+pub const RECLAIM_FILES_MAX: usize = 256;
+/// Session slots of one client: how many requests it can have in flight.
+pub const SLOTS_PER_SESSION: u16 = 64;
+
+/// Room in the client's registered memory that the server reads from or writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteBuffer {
+    /// The client's region.
+    pub rkey: Rkey,
+    /// Byte offset inside it.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Rights a filekey is bound with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rights {
+    /// May read.
+    pub read: bool,
+    /// May write, truncate and allocate.
+    pub write: bool,
+}
+
+/// Bytes of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Payload<'a> {
+    /// In the message.
+    Inline(&'a [u8]),
+    /// In the client's memory, to be pulled by RDMA READ.
+    Pull(RemoteBuffer),
+}
+
+/// Where the bytes of a read go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sink {
+    /// Into the reply.
+    Inline,
+    /// Into the client's memory, by RDMA WRITE before the reply is sent. Only pages of the fetch's set are
+    /// touched, each at its place in the request.
+    Push(RemoteBuffer),
+}
+
+/// What `fallocate` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Allocate {
+    /// Reserve space; extend the file unless `keep_size`.
+    Reserve {
+        /// Do not change the file's length.
+        keep_size: bool,
+    },
+    /// Give the space back; reads give zeros; the length stays.
+    PunchHole,
+    /// Reads give zeros; space stays reserved.
+    ZeroRange {
+        /// Do not change the file's length.
+        keep_size: bool,
+    },
+}
+
+/// What to seek for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SeekFor {
+    /// The next byte that is data.
+    Data,
+    /// The next byte of a hole; the end of the file counts as one.
+    Hole,
+}
+
+/// Which durability a sync asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SyncScope {
+    /// Contents and all attributes of one inode; of a directory, its entries.
+    Inode(InodeNo),
+    /// Contents of one inode and the attributes needed to read them.
+    InodeContents(InodeNo),
+    /// Everything.
+    All,
+}
+
+/// How `setxattr` treats an existing value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Create or replace.
+    Any,
+    /// Fail if it exists.
+    Create,
+    /// Fail if it does not.
+    Replace,
+}
+
+/// How `rename` treats an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace it.
+    Replace,
+    /// Fail if it exists.
+    NoReplace,
+    /// Exchange the two names.
+    Exchange,
+}
+
+/// What a new inode is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewNode<'a> {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symlink with this target.
+    Symlink(&'a [u8]),
+    /// A device, fifo or socket; `kind` is none of the above.
+    Special {
+        /// Which.
+        kind: FileKind,
+        /// Device number.
+        rdev: u32,
+    },
+}
+
+/// An open file a client reclaims after the server restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reclaim {
+    /// The inode.
+    pub ino: InodeNo,
+    /// As it was opened.
+    pub rights: Rights,
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request<'a> {
+    /// First message on every connection: opens or joins the client's session.
+    Attach {
+        /// The client's identity.
+        client: ClientId,
+        /// For people: host name and mount point.
+        label: &'a str,
+        /// Directory of the export to see as root; empty: the export's root.
+        subtree: &'a [u8],
+    },
+    /// Keeps the session alive. Any request does.
+    Heartbeat,
+    /// Ends the session: everything open is closed.
+    Detach,
+    /// Opens files again after a restart of the server; replies in the same order.
+    Reclaim {
+        /// What was open. A list too long for one message is sent in parts.
+        files: Vec<Reclaim>,
+    },
+    /// Finds a name.
+    Lookup {
+        /// Directory.
+        parent: InodeNo,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// Reads attributes.
+    GetAttr {
+        /// Inode.
+        ino: InodeNo,
+    },
+    /// Changes attributes, truncation included.
+    SetAttr {
+        /// Inode.
+        ino: InodeNo,
+        /// What to change.
+        set: SetAttr,
+    },
+    /// Makes a name and its inode.
+    Make {
+        /// Directory.
+        parent: InodeNo,
+        /// Name to make.
+        name: &'a [u8],
+        /// What.
+        node: NewNode<'a>,
+        /// Permission bits, umask applied.
+        mode: u16,
+    },
+    /// Makes a regular file and opens it; opens an existing one unless `exclusive`.
+    Create {
+        /// Directory.
+        parent: InodeNo,
+        /// Name to make.
+        name: &'a [u8],
+        /// Permission bits, umask applied.
+        mode: u16,
+        /// Fail if the name exists.
+        exclusive: bool,
+        /// How to open.
+        rights: Rights,
+    },
+    /// Makes another name for an inode.
+    Link {
+        /// Inode.
+        ino: InodeNo,
+        /// Directory of the new name.
+        parent: InodeNo,
+        /// The new name.
+        name: &'a [u8],
+    },
+    /// Removes a name of something that is no directory.
+    Unlink {
+        /// Directory.
+        parent: InodeNo,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// Removes an empty directory.
+    Rmdir {
+        /// Directory.
+        parent: InodeNo,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// Moves a name.
+    Rename {
+        /// Source directory.
+        parent: InodeNo,
+        /// Source name.
+        name: &'a [u8],
+        /// Target directory.
+        new_parent: InodeNo,
+        /// Target name.
+        new_name: &'a [u8],
+        /// What if the target exists.
+        mode: RenameMode,
+    },
+    /// Reads a symlink.
+    ReadLink {
+        /// Inode.
+        ino: InodeNo,
+    },
+    /// Lists a directory from a cookie on.
+    ReadDir {
+        /// Directory.
+        ino: InodeNo,
+        /// Entries after this one; 0: from the start.
+        cookie: u64,
+        /// Bytes of reply body wanted at most.
+        max_bytes: u32,
+        /// Whether attributes are wanted.
+        plus: bool,
+    },
+    /// Opens a file: binds a filekey.
+    Open {
+        /// Inode.
+        ino: InodeNo,
+        /// What for.
+        rights: Rights,
+        /// Cut to length 0 (`O_TRUNC`).
+        truncate: bool,
+    },
+    /// Closes files: filekeys end.
+    Close {
+        /// Which.
+        filekeys: Vec<FileKey>,
+    },
+    /// Asks for the file's layout, for initiator translation.
+    Layout {
+        /// Open file.
+        filekey: FileKey,
+        /// First page of interest.
+        first_page: FilePage,
+        /// Extents wanted at most.
+        max_extents: u32,
+    },
+    /// Sparse fetch (TeRM section 4.2): reads only the pages of the set.
+    Fetch {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+        /// Which of the request's pages are wanted.
+        pages: PageSet,
+        /// Where they go.
+        sink: Sink,
+    },
+    /// Writes.
+    Write {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset; ignored for an append.
+        offset: u64,
+        /// At the end of the file, wherever that is by then (`O_APPEND`).
+        append: bool,
+        /// The bytes.
+        payload: Payload<'a>,
+    },
+    /// Makes durable.
+    Sync(SyncScope),
+    /// Allocates, punches or zeroes.
+    Allocate {
+        /// Open file.
+        filekey: FileKey,
+        /// File offset.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// What to do.
+        how: Allocate,
+    },
+    /// `SEEK_DATA`, `SEEK_HOLE`.
+    Seek {
+        /// Open file.
+        filekey: FileKey,
+        /// From where.
+        offset: u64,
+        /// What for.
+        seek: SeekFor,
+    },
+    /// Copies within the server.
+    CopyRange {
+        /// Source file.
+        from: FileKey,
+        /// Source offset.
+        from_offset: u64,
+        /// Target file.
+        to: FileKey,
+        /// Target offset.
+        to_offset: u64,
+        /// Bytes; the server may copy fewer.
+        len: u64,
+    },
+    /// Reads one extended attribute.
+    GetXattr {
+        /// Inode.
+        ino: InodeNo,
+        /// Attribute.
+        name: &'a [u8],
+    },
+    /// Lists extended attributes.
+    ListXattr {
+        /// Inode.
+        ino: InodeNo,
+    },
+    /// Sets one extended attribute.
+    SetXattr {
+        /// Inode.
+        ino: InodeNo,
+        /// Attribute.
+        name: &'a [u8],
+        /// Value.
+        value: &'a [u8],
+        /// What if it exists or not.
+        mode: XattrMode,
+    },
+    /// Removes one extended attribute.
+    RemoveXattr {
+        /// Inode.
+        ino: InodeNo,
+        /// Attribute.
+        name: &'a [u8],
+    },
+    /// Space and inode figures.
+    StatFs,
+    /// The server's status as JSON, for people; needs no session.
+    Status,
+}
+
+/// What `Attach` tells a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// Changes when the server restarts.
+    pub server_epoch: u64,
+    /// Names the session; another number than before means that the old session is gone and that open files
+    /// must be reclaimed.
+    pub session: u64,
+    /// Without any request for so long the session ends.
+    pub lease_ms: u32,
+    /// Slots the client may use.
+    pub slots: u16,
+    /// Inode of the directory the client sees as root.
+    pub root: InodeNo,
+    /// Covers what is on SSD.
+    pub magic: MagicPattern,
+    /// Mutations will be refused.
+    pub read_only: bool,
+}
+
+/// An opened file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Names the open file from now on.
+    pub filekey: FileKey,
+    /// Its slot in the file table; `None` when the table is full: then read by RPC.
+    pub slot: Option<FileSlot>,
+    /// Attributes at open.
+    pub attr: Attr,
+}
+
+/// One directory entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry<'a> {
+    /// Where to go on after this entry; stable for the entry's life.
+    pub cookie: u64,
+    /// Inode.
+    pub ino: InodeNo,
+    /// Type.
+    pub kind: FileKind,
+    /// Name.
+    #[serde(borrow)]
+    pub name: &'a [u8],
+    /// Attributes, if they were asked for.
+    pub attr: Option<Attr>,
+}
+
+/// A file's layout, or part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Generation of the file's slot that this layout belongs to.
+    pub generation: u64,
+    /// Extents in file order from the one at or after the page asked for; gaps are holes.
+    pub extents: Vec<Extent>,
+    /// The layout is whole up to this page; `None`: to the end of the file.
+    pub known_until: Option<FilePage>,
+}
+
+/// Space figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Pages of the pool.
+    pub pool_pages: u64,
+    /// Pages not in use, exact.
+    pub free_pages: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+/// A successful reply; which variant belongs to which request is said beside it. Failures carry a status in the
+/// header and no body.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply<'a> {
+    /// Heartbeat, Detach, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
+    Done,
+    /// Attach.
+    Attached(Attached),
+    /// Reclaim: for each file its new filekey, or `None` if it is gone.
+    Reclaimed(Vec<Option<Opened>>),
+    /// Lookup, GetAttr, SetAttr, Make, Link.
+    Attr(Attr),
+    /// Open, Create.
+    Opened(Opened),
+    /// ReadLink, GetXattr, ListXattr (names, each ended by NUL).
+    Bytes(&'a [u8]),
+    /// ReadDir.
+    Entries {
+        /// In cookie order.
+        #[serde(borrow)]
+        entries: Vec<DirEntry<'a>>,
+        /// Nothing follows.
+        end: bool,
+    },
+    /// Layout.
+    Layout(Layout),
+    /// Fetch: how many bytes of the request precede the end of the file. With `Sink::Inline` the wanted pages'
+    /// bytes follow, one after the other.
+    Fetched {
+        /// Bytes before the end of the file.
+        valid_len: u32,
+        /// Inline bytes.
+        inline: &'a [u8],
+    },
+    /// Write.
+    Written {
+        /// Where the bytes went (for appends).
+        offset: u64,
+        /// Bytes written; all of them, or the request failed.
+        len: u32,
+        /// The file's length now.
+        size: u64,
+        /// The file's change counter now.
+        change: u64,
+    },
+    /// Seek: the offset found.
+    Offset(u64),
+    /// CopyRange: bytes copied.
+    Copied(u64),
+    /// StatFs.
+    Space(Space),
+    /// Status: JSON.
+    Status(&'a str),
+}
+
+/// Bytes that are no message body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// Not in the format.
+    #[error("the message body does not parse")]
+    Malformed,
+    /// Bytes remain after the body.
+    #[error("{0} bytes follow the message body")]
+    Trailing(usize),
+    /// The message does not fit its buffer.
+    #[error("the message does not fit {0} bytes")]
+    TooLarge(usize),
+}
+
+impl<'a> Request<'a> {
+    /// Writes the body into `out` and returns its length.
+    ///
+    /// # Errors
+    /// `TooLarge` if `out` is too short.
+    pub fn encode(&self, out: &mut [u8]) -> Result<usize, BodyError> {
+        encode(self, out)
+    }
+
+    /// Parses a body; all of it must be used.
+    ///
+    /// # Errors
+    /// [`BodyError`].
+    pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
+        parse(body)
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// Writes the body into `out` and returns its length.
+    ///
+    /// # Errors
+    /// `TooLarge` if `out` is too short.
+    pub fn encode(&self, out: &mut [u8]) -> Result<usize, BodyError> {
+        encode(self, out)
+    }
+
+    /// Parses a body; all of it must be used.
+    ///
+    /// # Errors
+    /// [`BodyError`].
+    pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
+        parse(body)
+    }
+}
+
+fn encode<T: Serialize>(message: &T, out: &mut [u8]) -> Result<usize, BodyError> {
+    let room = out.len();
+    postcard::to_slice(message, out).map(|used| used.len()).map_err(|_| BodyError::TooLarge(room))
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BodyError> {
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(BodyError::Trailing(rest.len())),
+        Err(_) => Err(BodyError::Malformed),
+    }
+}

@@ -1,0 +1,299 @@
+//! Peers that do not keep to the protocol: their connection ends, everybody else's goes on.
+
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::soft::shm::wire::ShmMessage;
+use cuttlefs_common::rdma::soft::tcp::frame::{
+    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload,
+};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Listener, MemoryRegion,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus,
+    WrId,
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+struct Served {
+    pd: Arc<dyn ProtectionDomain>,
+    mr: Arc<dyn MemoryRegion>,
+    listener: Arc<dyn Listener>,
+    accepted: Receiver<Arc<dyn QueuePair>>,
+    cq: Arc<dyn CompletionQueue>,
+    device: Arc<SoftDevice>,
+}
+
+fn serve(endpoint: &Endpoint) -> Served {
+    let device = SoftDevice::new(SoftOptions::default());
+    let pd = device.alloc_pd();
+    let cq = device.create_cq(16).expect("cq");
+    let memory = Arc::new(SharedMemory::new("server", 65536).expect("memory"));
+    memory.write(0, &[7; 8]);
+    let mr = pd.register(memory, Access::ALL).expect("register");
+    let listener: Arc<dyn Listener> = Arc::from(pd.listen(endpoint).expect("listen"));
+    let (give, accepted) = channel();
+    let (loop_listener, loop_cq, loop_mr) = (listener.clone(), cq.clone(), mr.clone());
+    std::thread::spawn(move || {
+        loop {
+            let incoming = match loop_listener.accept() {
+                Ok(incoming) => incoming,
+                Err(RdmaError::Closed) => return,
+                Err(error) => panic!("accept: {error}"),
+            };
+            let config =
+                QpConfig { send_cq: loop_cq.clone(), recv_cq: loop_cq.clone(), send_depth: 8, recv_depth: 8 };
+            let receive = RecvWr { wr_id: WrId(1), local: loop_mr.sge(4096, 64) };
+            if let Ok(qp) = incoming.accept(config, vec![receive])
+                && give.send(qp).is_err()
+            {
+                return;
+            }
+        }
+    });
+    Served { pd, mr, listener, accepted, cq, device }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.listener.close();
+    }
+}
+
+impl Served {
+    fn connect(&self) -> Arc<dyn QueuePair> {
+        let cq = self.device.create_cq(16).expect("cq");
+        self.connect_with(&cq)
+    }
+
+    fn connect_with(&self, cq: &Arc<dyn CompletionQueue>) -> Arc<dyn QueuePair> {
+        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
+        let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
+        self.pd.connect(&self.listener.endpoint(), options).expect("connect").qp
+    }
+
+    fn accepted(&self) -> Arc<dyn QueuePair> {
+        self.accepted.recv_timeout(Duration::from_secs(10)).expect("accepted")
+    }
+}
+
+fn next(cq: &dyn CompletionQueue) -> Completion {
+    let mut out = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while cq.poll(&mut out, 1) == 0 {
+        assert!(Instant::now() < deadline, "no completion");
+        cq.wait(Duration::from_millis(200));
+    }
+    out[0]
+}
+
+fn tcp() -> Served {
+    serve(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 })
+}
+
+fn raw(served: &Served) -> TcpStream {
+    let Endpoint::Tcp { host, port } = served.listener.endpoint() else { panic!("tcp") };
+    let stream = TcpStream::connect((host.as_str(), port)).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+    stream
+}
+
+/// A raw connection that has shaken hands.
+fn greeted(served: &Served) -> (TcpStream, Arc<dyn QueuePair>) {
+    let mut stream = raw(served);
+    stream.write_all(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())).expect("hello");
+    let mut welcome = vec![0; FRAME_HEADER_LEN + hello_payload().len()];
+    stream.read_exact(&mut welcome).expect("welcome");
+    assert_eq!(welcome, build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload()));
+    (stream, served.accepted())
+}
+
+fn wait_for_error(qp: &dyn QueuePair) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while qp.state() != QpState::Error {
+        assert!(Instant::now() < deadline, "the connection still stands");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn read(sequence: u64, rkey: u32, wanted: u32) -> FrameHeader {
+    FrameHeader { key: rkey.into(), wanted, ..FrameHeader::new(FrameKind::ReadMemory, sequence) }
+}
+
+#[test]
+fn broken_frames_end_their_connection_only() {
+    let served = tcp();
+    let client_cq = served.device.create_cq(16).expect("cq");
+    let good = served.connect_with(&client_cq);
+    let _good_server = served.accepted();
+    let rkey = served.mr.rkey().0;
+    let mut corrupt = build(FrameHeader::new(FrameKind::Send, 1), b"message");
+    corrupt[FRAME_HEADER_LEN] ^= 1;
+    let mut oversized = build(FrameHeader::new(FrameKind::Send, 1), b"");
+    oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    let mut version = build(read(1, rkey, 8), b"");
+    version[4] = 2;
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("garbage", vec![0xa5; 4096]),
+        ("corrupt payload", corrupt),
+        ("oversized", oversized),
+        ("unknown version", version),
+        ("unknown kind", {
+            let mut frame = build(read(1, rkey, 8), b"");
+            frame[5] = 200;
+            frame
+        }),
+        ("out of order", build(read(2, rkey, 8), b"")),
+        ("second hello", build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())),
+        ("reply to nothing", build(FrameHeader::new(FrameKind::ReadReply, 1), b"bytes")),
+        ("ack of nothing", build(FrameHeader::new(FrameKind::WriteAck, 1), b"")),
+        (
+            "nak of nothing",
+            build(
+                FrameHeader { status: Some(WcStatus::RemoteAccess), ..FrameHeader::new(FrameKind::Nak, 1) },
+                b"",
+            ),
+        ),
+    ];
+    for (name, bytes) in cases {
+        let (mut stream, qp) = greeted(&served);
+        stream.write_all(&bytes).expect(name);
+        wait_for_error(&*qp);
+        let mut rest = Vec::new();
+        // Ended by the server: end of file, or a reset if it had not read all of the garbage.
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "{name}: {rest:?}");
+        // A read on the other connection still works.
+        let local = served.mr.sge(8192, 8);
+        let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
+        good.post_send(&[SendWr { wr_id: WrId(5), op: SendOp::Read(remote), local, signaled: true }])
+            .expect("post");
+        assert_eq!(next(&*client_cq).status, WcStatus::Success, "{name}");
+    }
+}
+
+#[test]
+fn a_frame_in_many_pieces_is_one_frame() {
+    let served = tcp();
+    let (mut stream, _qp) = greeted(&served);
+    let frames =
+        [build(read(1, served.mr.rkey().0, 8), b""), build(read(2, served.mr.rkey().0, 4), b"")].concat();
+    for byte in frames {
+        stream.write_all(&[byte]).expect("write");
+        stream.flush().expect("flush");
+    }
+    for (sequence, len) in [(1, 8usize), (2, 4)] {
+        let mut reply = vec![0; FRAME_HEADER_LEN + len];
+        stream.read_exact(&mut reply).expect("reply");
+        assert_eq!(reply, build(FrameHeader::new(FrameKind::ReadReply, sequence), &[7; 8][..len]));
+    }
+}
+
+#[test]
+fn a_refused_request_is_named_and_what_follows_is_not_executed() {
+    let served = tcp();
+    let (mut stream, qp) = greeted(&served);
+    let write = FrameHeader { key: served.mr.rkey().0.into(), ..FrameHeader::new(FrameKind::Write, 2) };
+    stream.write_all(&[build(read(1, 99, 8), b""), build(write, b"never")].concat()).expect("write");
+    let mut reply = vec![0; FRAME_HEADER_LEN];
+    stream.read_exact(&mut reply).expect("nak");
+    let header = FrameHeader::parse(&reply).expect("frame");
+    assert_eq!(
+        (header.kind, header.sequence, header.status),
+        (FrameKind::Nak, 1, Some(WcStatus::RemoteAccess))
+    );
+    assert_eq!(stream.read(&mut reply).expect("end"), 0);
+    wait_for_error(&*qp);
+    let mut bytes = [0; 8];
+    served.mr.memory().read(0, &mut bytes);
+    assert_eq!(bytes, [7; 8]);
+}
+
+#[test]
+fn a_peer_that_asks_and_never_reads_is_held_back() {
+    let served = tcp();
+    let memory = Arc::new(SharedMemory::new("large", 1 << 20).expect("memory"));
+    let large = served.pd.register(memory, Access::ALL).expect("register");
+    let (mut stream, qp) = greeted(&served);
+    stream.set_write_timeout(Some(Duration::from_millis(500))).expect("timeout");
+    // Asks for far more than any bound allows to be buffered; the engine stops reading at some point.
+    for sequence in 1..200 {
+        if stream.write_all(&build(read(sequence, large.rkey().0, 1 << 20), b"")).is_err() {
+            break;
+        }
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(qp.state(), QpState::ReadyToSend, "held back, not broken");
+    // Others are served meanwhile.
+    let cq = served.device.create_cq(16).expect("cq");
+    let other = served.connect_with(&cq);
+    let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
+    let local = served.mr.sge(8192, 8);
+    other
+        .post_send(&[SendWr { wr_id: WrId(5), op: SendOp::Read(remote), local, signaled: true }])
+        .expect("post");
+    assert_eq!(next(&*cq).status, WcStatus::Success);
+    // And when it reads after all, it gets what it asked for, in order.
+    for sequence in 1..=20 {
+        let mut reply = vec![0; FRAME_HEADER_LEN + (1 << 20)];
+        stream.read_exact(&mut reply).expect("reply");
+        let header = FrameHeader::parse(&reply).expect("frame");
+        assert_eq!((header.kind, header.sequence), (FrameKind::ReadReply, sequence));
+    }
+}
+
+#[test]
+fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
+    let served = tcp();
+    let _silent: Vec<_> = (0..70).map(|_| raw(&served)).collect();
+    let mut version = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
+    version[4] = 9;
+    for (bytes, why) in [
+        (version, "version 9"),
+        (b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something-long-enough-to-fill\r\n\r\n".to_vec(), "magic"),
+        (build(FrameHeader::new(FrameKind::Send, 1), b"x"), "no hello"),
+    ] {
+        let mut stream = raw(&served);
+        stream.write_all(&bytes).expect("write");
+        let mut answer = Vec::new();
+        // The end may be a reset: what we sent beyond a hello was never read.
+        let _ = stream.read_to_end(&mut answer);
+        let header = FrameHeader::parse(&answer).expect("refusal");
+        assert_eq!(header.kind, FrameKind::Refuse);
+        let reason = String::from_utf8_lossy(&answer[FRAME_HEADER_LEN..]);
+        assert!(reason.contains(why), "{reason}");
+    }
+    let qp = served.connect();
+    assert_eq!(qp.state(), QpState::ReadyToSend);
+}
+
+#[test]
+fn shm_refuses_nonsense_and_serves_the_next() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("shm.sock");
+    let served = serve(&Endpoint::Shm(path.clone()));
+    let hello = ShmMessage::Hello { page_len: 4096 }.encode();
+    // Without descriptors, with too short a message, with another size, with garbage.
+    for bytes in
+        [hello.clone(), hello[..40].to_vec(), ShmMessage::Hello { page_len: 8192 }.encode(), vec![9; 80]]
+    {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("socket");
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&path).expect("address")).expect("connect");
+        rustix::net::send(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL).expect("send");
+        let mut answer = [0; 512];
+        let (_, len) =
+            rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::empty()).expect("answer");
+        assert!(
+            matches!(ShmMessage::parse(&answer[..len]), Ok(ShmMessage::Refuse { .. })),
+            "{:?}",
+            &answer[..len]
+        );
+    }
+    let qp = served.connect();
+    let _server = served.accepted();
+    assert_eq!(qp.state(), QpState::ReadyToSend);
+    assert!(served.cq.arm());
+}

@@ -1,0 +1,171 @@
+//! Every reply beside its bytes; the format is told in `golden_requests`.
+
+use crate::{joined, room};
+use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
+use cuttlefs_common::rpc::{Attached, DirEntry, HEADER_LEN, Layout, Opened, RECLAIM_FILES_MAX, Reply, Space};
+
+/// How many kinds of reply there are.
+const KINDS: usize = 14;
+
+/// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
+fn kind(reply: &Reply<'_>) -> usize {
+    match reply {
+        Reply::Done => 0,
+        Reply::Attached(_) => 1,
+        Reply::Reclaimed(_) => 2,
+        Reply::Attr(_) => 3,
+        Reply::Opened(_) => 4,
+        Reply::Bytes(_) => 5,
+        Reply::Entries { .. } => 6,
+        Reply::Layout(_) => 7,
+        Reply::Fetched { .. } => 8,
+        Reply::Written { .. } => 9,
+        Reply::Offset(_) => 10,
+        Reply::Copied(_) => 11,
+        Reply::Space(_) => 12,
+        Reply::Status(_) => 13,
+    }
+}
+
+const ATTR: Attr = Attr {
+    ino: InodeNo(9),
+    kind: FileKind::Socket,
+    mode: 0o644,
+    nlink: 1,
+    uid: 2,
+    gid: 3,
+    rdev: 4,
+    size: 5000,
+    allocated_bytes: 8192,
+    atime: Timestamp { secs: -1, nanos: 999_999_999 },
+    mtime: Timestamp { secs: 1, nanos: 0 },
+    ctime: Timestamp { secs: 2, nanos: 0 },
+    btime: Timestamp { secs: i64::MIN, nanos: 0 },
+    change: 6,
+};
+
+fn attr_bytes() -> Vec<u8> {
+    joined(&[
+        &[9],                                                          // inode
+        &[6],                                                          // kind
+        &[0xa4, 0x03],                                                 // mode
+        &[1, 2, 3, 4],                                                 // links, owner, group, device
+        &[0x88, 0x27],                                                 // size
+        &[0x80, 0x40],                                                 // allocated
+        &[1, 0xff, 0x93, 0xeb, 0xdc, 3],                               // atime
+        &[2, 0],                                                       // mtime
+        &[4, 0],                                                       // ctime
+        &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0], // btime
+        &[6],                                                          // change counter
+    ])
+}
+
+const OPENED: Opened = Opened { filekey: FileKey(300), slot: Some(FileSlot(2)), attr: ATTR };
+
+fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
+    let attr = attr_bytes();
+    let magic: [u8; 32] = std::array::from_fn(|index| 0xe0 + index as u8);
+    let extent = |file_page, pool_page, len_pages, state| Extent {
+        file_page: FilePage(file_page),
+        pool_page: PoolPage(pool_page),
+        len_pages,
+        state,
+    };
+    let named = |attr| DirEntry { cookie: 128, ino: InodeNo(9), kind: FileKind::File, name: b"\xfff", attr };
+    vec![
+        (Reply::Done, vec![0]),
+        (
+            Reply::Attached(Attached {
+                server_epoch: 1,
+                session: 2,
+                lease_ms: 30_000,
+                slots: 64,
+                root: InodeNo::ROOT,
+                magic: MagicPattern::new(magic),
+                read_only: true,
+            }),
+            joined(&[&[1], &[1], &[2], &[0xb0, 0xea, 1], &[64], &[1], &magic, &[1]]),
+        ),
+        (Reply::Reclaimed(vec![None, Some(OPENED)]), joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr])),
+        (Reply::Attr(ATTR), joined(&[&[3], &attr])),
+        (Reply::Opened(OPENED), joined(&[&[4], &[0xac, 2], &[1, 2], &attr])),
+        (Reply::Opened(Opened { slot: None, ..OPENED }), joined(&[&[4], &[0xac, 2], &[0], &attr])),
+        (Reply::Bytes(b"user.a\0"), joined(&[&[5], b"\x07user.a\0"])),
+        (Reply::Entries { entries: Vec::new(), end: true }, vec![6, 0, 1]),
+        (
+            Reply::Entries { entries: vec![named(None), named(Some(ATTR))], end: false },
+            joined(&[
+                &[6, 2],
+                &[0x80, 1, 9, 0, 2, 0xff, b'f', 0],
+                &[0x80, 1, 9, 0, 2, 0xff, b'f', 1],
+                &attr,
+                &[0],
+            ]),
+        ),
+        (
+            Reply::Layout(Layout {
+                generation: 7,
+                extents: vec![
+                    extent(0, 10, 2, ExtentState::Written),
+                    extent(5, 300, 1, ExtentState::Unwritten),
+                ],
+                known_until: Some(FilePage(6)),
+            }),
+            joined(&[&[7], &[7], &[2], &[0, 10, 2, 0], &[5, 0xac, 2, 1, 1], &[1, 6]]),
+        ),
+        (Reply::Layout(Layout { generation: 0, extents: Vec::new(), known_until: None }), vec![7, 0, 0, 0]),
+        (Reply::Fetched { valid_len: 3, inline: b"abc" }, joined(&[&[8], &[3], b"\x03abc"])),
+        (
+            Reply::Written { offset: 5, len: 4096, size: 5000, change: 7 },
+            joined(&[&[9], &[5], &[0x80, 0x20], &[0x88, 0x27], &[7]]),
+        ),
+        (Reply::Offset(5), vec![10, 5]),
+        (Reply::Copied(5), vec![11, 5]),
+        (
+            Reply::Space(Space { pool_pages: 300, free_pages: 2, inodes: 1 }),
+            joined(&[&[12], &[0xac, 2], &[2], &[1]]),
+        ),
+        (Reply::Status("{}"), joined(&[&[13], b"\x02{}"])),
+    ]
+}
+
+/// The server binds filekeys before it encodes them: an answer that does not fit would leave them to nobody.
+#[test]
+fn the_longest_answer_to_a_reclaim_fits_one_message() {
+    let time = Timestamp { secs: i64::MIN, nanos: u32::MAX };
+    let attr = Attr {
+        ino: InodeNo(u64::MAX),
+        mode: u16::MAX,
+        nlink: u32::MAX,
+        uid: u32::MAX,
+        gid: u32::MAX,
+        rdev: u32::MAX,
+        size: u64::MAX,
+        allocated_bytes: u64::MAX,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        change: u64::MAX,
+        ..ATTR
+    };
+    let opened = Opened { filekey: FileKey(u64::MAX), slot: Some(FileSlot(u32::MAX)), attr };
+    let reply = Reply::Reclaimed(vec![Some(opened); RECLAIM_FILES_MAX]);
+    assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
+}
+
+#[test]
+fn every_reply_has_these_bytes() {
+    let mut seen = [false; KINDS];
+    let mut buffer = room();
+    for (reply, golden) in cases() {
+        let len = reply.encode(&mut buffer).expect("it fits");
+        assert_eq!(&buffer[..len], golden, "{reply:?}");
+        assert_eq!(Reply::parse(&golden).as_ref(), Ok(&reply));
+        assert_eq!(usize::from(golden[0]), kind(&reply), "{reply:?}");
+        seen[kind(&reply)] = true;
+    }
+    assert!(seen.iter().all(|seen| *seen), "kinds without golden bytes: {seen:?}");
+}

@@ -1,0 +1,303 @@
+//! Random requests and replies, each kind as likely as another.
+//!
+//! Messages borrow their names and data, so what is drawn is leaked: a few hundred short buffers a test run.
+
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
+use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
+use cuttlefs_common::rpc::{
+    Allocate, Attached, DirEntry, Layout, NewNode, Opened, Payload, Reclaim, RemoteBuffer, RenameMode, Reply,
+    Request, Rights, SeekFor, Sink, Space, SyncScope, XattrMode,
+};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::strategy::Union;
+
+fn bytes() -> impl Strategy<Value = &'static [u8]> {
+    vec(any::<u8>(), 0..300).prop_map(|bytes| &*bytes.leak())
+}
+
+fn text() -> impl Strategy<Value = &'static str> {
+    ".{0,60}".prop_map(|text: String| &*text.leak())
+}
+
+fn ino() -> impl Strategy<Value = InodeNo> {
+    any::<u64>().prop_map(InodeNo)
+}
+
+fn filekey() -> impl Strategy<Value = FileKey> {
+    any::<u64>().prop_map(FileKey)
+}
+
+fn rights() -> impl Strategy<Value = Rights> {
+    any::<(bool, bool)>().prop_map(|(read, write)| Rights { read, write })
+}
+
+fn kind() -> impl Strategy<Value = FileKind> {
+    select(vec![
+        FileKind::File,
+        FileKind::Directory,
+        FileKind::Symlink,
+        FileKind::BlockDevice,
+        FileKind::CharDevice,
+        FileKind::Fifo,
+        FileKind::Socket,
+    ])
+}
+
+fn timestamp() -> impl Strategy<Value = Timestamp> {
+    any::<(i64, u32)>().prop_map(|(secs, nanos)| Timestamp { secs, nanos })
+}
+
+fn set_time() -> impl Strategy<Value = SetTime> {
+    prop_oneof![Just(SetTime::Now), timestamp().prop_map(SetTime::At)]
+}
+
+fn set_attr() -> impl Strategy<Value = SetAttr> {
+    let numbers = any::<(Option<u16>, Option<u32>, Option<u32>, Option<u64>)>();
+    let times = (option::of(set_time()), option::of(set_time()), option::of(timestamp()));
+    (numbers, times).prop_map(|((mode, uid, gid, size), (atime, mtime, ctime))| SetAttr {
+        mode,
+        uid,
+        gid,
+        size,
+        atime,
+        mtime,
+        ctime,
+    })
+}
+
+fn attr() -> impl Strategy<Value = Attr> {
+    let numbers = any::<(u16, u32, u32, u32, u32, u64, u64, u64)>();
+    let times = (timestamp(), timestamp(), timestamp(), timestamp());
+    (ino(), kind(), numbers, times).prop_map(|(ino, kind, numbers, (atime, mtime, ctime, btime))| {
+        let (mode, nlink, uid, gid, rdev, size, allocated_bytes, change) = numbers;
+        Attr {
+            ino,
+            kind,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            allocated_bytes,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            change,
+        }
+    })
+}
+
+fn opened() -> impl Strategy<Value = Opened> {
+    (filekey(), any::<Option<u32>>(), attr()).prop_map(|(filekey, slot, attr)| Opened {
+        filekey,
+        slot: slot.map(FileSlot),
+        attr,
+    })
+}
+
+fn buffer() -> impl Strategy<Value = RemoteBuffer> {
+    any::<(u32, u64, u32)>().prop_map(|(rkey, offset, len)| RemoteBuffer { rkey: Rkey(rkey), offset, len })
+}
+
+fn pages() -> impl Strategy<Value = PageSet> {
+    vec(any::<bool>(), 0..300).prop_map(|wanted| {
+        let mut set = PageSet::none(wanted.len());
+        wanted.iter().enumerate().filter(|(_, wanted)| **wanted).for_each(|(index, _)| set.insert(index));
+        set
+    })
+}
+
+fn node() -> impl Strategy<Value = NewNode<'static>> {
+    prop_oneof![
+        Just(NewNode::File),
+        Just(NewNode::Directory),
+        bytes().prop_map(NewNode::Symlink),
+        (kind(), any::<u32>()).prop_map(|(kind, rdev)| NewNode::Special { kind, rdev }),
+    ]
+}
+
+fn payload() -> impl Strategy<Value = Payload<'static>> {
+    prop_oneof![bytes().prop_map(Payload::Inline), buffer().prop_map(Payload::Pull)]
+}
+
+fn sink() -> impl Strategy<Value = Sink> {
+    prop_oneof![Just(Sink::Inline), buffer().prop_map(Sink::Push)]
+}
+
+fn scope() -> impl Strategy<Value = SyncScope> {
+    prop_oneof![
+        ino().prop_map(SyncScope::Inode),
+        ino().prop_map(SyncScope::InodeContents),
+        Just(SyncScope::All),
+    ]
+}
+
+fn allocate() -> impl Strategy<Value = Allocate> {
+    prop_oneof![
+        any::<bool>().prop_map(|keep_size| Allocate::Reserve { keep_size }),
+        Just(Allocate::PunchHole),
+        any::<bool>().prop_map(|keep_size| Allocate::ZeroRange { keep_size }),
+    ]
+}
+
+fn extent() -> impl Strategy<Value = Extent> {
+    (any::<(u64, u64, u64)>(), select(vec![ExtentState::Written, ExtentState::Unwritten])).prop_map(
+        |((file_page, pool_page, len_pages), state)| Extent {
+            file_page: FilePage(file_page),
+            pool_page: PoolPage(pool_page),
+            len_pages,
+            state,
+        },
+    )
+}
+
+fn entry() -> impl Strategy<Value = DirEntry<'static>> {
+    (any::<u64>(), ino(), kind(), bytes(), option::of(attr()))
+        .prop_map(|(cookie, ino, kind, name, attr)| DirEntry { cookie, ino, kind, name, attr })
+}
+
+/// Any request.
+pub fn request() -> impl Strategy<Value = Request<'static>> {
+    let rename_mode = || select(vec![RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]);
+    let xattr_mode = || select(vec![XattrMode::Any, XattrMode::Create, XattrMode::Replace]);
+    let seek_for = || select(vec![SeekFor::Data, SeekFor::Hole]);
+    let reclaim = || (ino(), rights()).prop_map(|(ino, rights)| Reclaim { ino, rights });
+    Union::new(vec![
+        (any::<u128>(), text(), bytes())
+            .prop_map(|(client, label, subtree)| Request::Attach { client: ClientId(client), label, subtree })
+            .boxed(),
+        select(vec![Request::Heartbeat, Request::Detach, Request::StatFs, Request::Status]).boxed(),
+        vec(reclaim(), 0..20).prop_map(|files| Request::Reclaim { files }).boxed(),
+        (ino(), bytes()).prop_map(|(parent, name)| Request::Lookup { parent, name }).boxed(),
+        ino().prop_map(|ino| Request::GetAttr { ino }).boxed(),
+        (ino(), set_attr()).prop_map(|(ino, set)| Request::SetAttr { ino, set }).boxed(),
+        (ino(), bytes(), node(), any::<u16>())
+            .prop_map(|(parent, name, node, mode)| Request::Make { parent, name, node, mode })
+            .boxed(),
+        (ino(), bytes(), any::<(u16, bool)>(), rights())
+            .prop_map(|(parent, name, (mode, exclusive), rights)| Request::Create {
+                parent,
+                name,
+                mode,
+                exclusive,
+                rights,
+            })
+            .boxed(),
+        (ino(), ino(), bytes()).prop_map(|(ino, parent, name)| Request::Link { ino, parent, name }).boxed(),
+        (ino(), bytes()).prop_map(|(parent, name)| Request::Unlink { parent, name }).boxed(),
+        (ino(), bytes()).prop_map(|(parent, name)| Request::Rmdir { parent, name }).boxed(),
+        (ino(), bytes(), ino(), bytes(), rename_mode())
+            .prop_map(|(parent, name, new_parent, new_name, mode)| Request::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                mode,
+            })
+            .boxed(),
+        ino().prop_map(|ino| Request::ReadLink { ino }).boxed(),
+        (ino(), any::<(u64, u32, bool)>())
+            .prop_map(|(ino, (cookie, max_bytes, plus))| Request::ReadDir { ino, cookie, max_bytes, plus })
+            .boxed(),
+        (ino(), rights(), any::<bool>())
+            .prop_map(|(ino, rights, truncate)| Request::Open { ino, rights, truncate })
+            .boxed(),
+        vec(filekey(), 0..20).prop_map(|filekeys| Request::Close { filekeys }).boxed(),
+        (filekey(), any::<(u64, u32)>())
+            .prop_map(|(filekey, (first_page, max_extents))| Request::Layout {
+                filekey,
+                first_page: FilePage(first_page),
+                max_extents,
+            })
+            .boxed(),
+        (filekey(), any::<(u64, u32)>(), pages(), sink())
+            .prop_map(|(filekey, (offset, len), pages, sink)| Request::Fetch {
+                filekey,
+                offset,
+                len,
+                pages,
+                sink,
+            })
+            .boxed(),
+        (filekey(), any::<(u64, bool)>(), payload())
+            .prop_map(|(filekey, (offset, append), payload)| Request::Write {
+                filekey,
+                offset,
+                append,
+                payload,
+            })
+            .boxed(),
+        scope().prop_map(Request::Sync).boxed(),
+        (filekey(), any::<(u64, u64)>(), allocate())
+            .prop_map(|(filekey, (offset, len), how)| Request::Allocate { filekey, offset, len, how })
+            .boxed(),
+        (filekey(), any::<u64>(), seek_for())
+            .prop_map(|(filekey, offset, seek)| Request::Seek { filekey, offset, seek })
+            .boxed(),
+        (filekey(), filekey(), any::<(u64, u64, u64)>())
+            .prop_map(|(from, to, (from_offset, to_offset, len))| Request::CopyRange {
+                from,
+                from_offset,
+                to,
+                to_offset,
+                len,
+            })
+            .boxed(),
+        (ino(), bytes()).prop_map(|(ino, name)| Request::GetXattr { ino, name }).boxed(),
+        ino().prop_map(|ino| Request::ListXattr { ino }).boxed(),
+        (ino(), bytes(), bytes(), xattr_mode())
+            .prop_map(|(ino, name, value, mode)| Request::SetXattr { ino, name, value, mode })
+            .boxed(),
+        (ino(), bytes()).prop_map(|(ino, name)| Request::RemoveXattr { ino, name }).boxed(),
+    ])
+}
+
+/// Any reply.
+pub fn reply() -> impl Strategy<Value = Reply<'static>> {
+    Union::new(vec![
+        Just(Reply::Done).boxed(),
+        (any::<(u64, u64, u32, u16, u64, bool)>(), any::<[u8; 32]>())
+            .prop_map(|((server_epoch, session, lease_ms, slots, root, read_only), magic)| {
+                Reply::Attached(Attached {
+                    server_epoch,
+                    session,
+                    lease_ms,
+                    slots,
+                    root: InodeNo(root),
+                    magic: MagicPattern::new(magic),
+                    read_only,
+                })
+            })
+            .boxed(),
+        vec(option::of(opened()), 0..8).prop_map(Reply::Reclaimed).boxed(),
+        attr().prop_map(Reply::Attr).boxed(),
+        opened().prop_map(Reply::Opened).boxed(),
+        bytes().prop_map(Reply::Bytes).boxed(),
+        (vec(entry(), 0..8), any::<bool>())
+            .prop_map(|(entries, end)| Reply::Entries { entries, end })
+            .boxed(),
+        (any::<u64>(), vec(extent(), 0..20), any::<Option<u64>>())
+            .prop_map(|(generation, extents, known_until)| {
+                Reply::Layout(Layout { generation, extents, known_until: known_until.map(FilePage) })
+            })
+            .boxed(),
+        (any::<u32>(), bytes()).prop_map(|(valid_len, inline)| Reply::Fetched { valid_len, inline }).boxed(),
+        any::<(u64, u32, u64, u64)>()
+            .prop_map(|(offset, len, size, change)| Reply::Written { offset, len, size, change })
+            .boxed(),
+        any::<u64>().prop_map(Reply::Offset).boxed(),
+        any::<u64>().prop_map(Reply::Copied).boxed(),
+        any::<(u64, u64, u64)>()
+            .prop_map(|(pool_pages, free_pages, inodes)| {
+                Reply::Space(Space { pool_pages, free_pages, inodes })
+            })
+            .boxed(),
+        text().prop_map(Reply::Status).boxed(),
+    ])
+}

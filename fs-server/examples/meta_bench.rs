@@ -1,0 +1,179 @@
+//! How fast metadata is on sled: creates, lookups, listings, data commits, unlinks, flushes.
+//!
+//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY]`
+//! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
+
+use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
+use cuttlefs_common::rpc::NewNode;
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::SystemClock;
+use cuttlefs_server::meta::{
+    Caller, DataCommit, Format, HashKey, Meta, Operation, RangeUpdate, SledOptions, SledStore, Store,
+};
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Files of one directory, as a source tree or a mail store might have.
+const FILES_PER_DIRECTORY: usize = 1000;
+const NOBODY: Caller = Caller { uid: 1000, gid: 1000 };
+
+fn report(what: &str, count: usize, took: Duration) {
+    let each_us = took.as_secs_f64() * 1e6 / count as f64;
+    println!("{what:<28} {:>10.0}/s {each_us:>9.2} us each", count as f64 / took.as_secs_f64());
+}
+
+fn timed<T>(
+    what: &str,
+    count: usize,
+    run: impl FnOnce() -> Result<T, Box<dyn Error>>,
+) -> Result<T, Box<dyn Error>> {
+    let start = Instant::now();
+    let value = run()?;
+    report(what, count, start.elapsed());
+    Ok(value)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let files: usize = arguments.next().map_or(Ok(50_000), |count| count.parse())?;
+    let directory = match arguments.next() {
+        Some(below) => tempfile::tempdir_in(below)?,
+        None => tempfile::tempdir()?,
+    };
+    let store = Arc::new(SledStore::open(&directory.path().join("meta"), SledOptions::default())?);
+    let clock = Arc::new(SystemClock::new());
+    let format = Format { uuid: [1; 16], hash_key: HashKey([2; 16]), root: NOBODY, root_mode: 0o755 };
+    Meta::format(&*store, &*clock, &format)?;
+    let meta = Meta::open(store.clone(), clock)?;
+    let closed = |_: InodeNo| false;
+
+    let mut parents = Vec::new();
+    for index in 0..files.div_ceil(FILES_PER_DIRECTORY) {
+        let name = format!("directory-{index}");
+        let make = Operation::Make {
+            parent: InodeNo::ROOT,
+            name: name.as_bytes(),
+            node: NewNode::Directory,
+            mode: 0o755,
+        };
+        parents.extend(meta.execute(NOBODY, &make, &closed)?.attr.map(|attr| attr.ino));
+    }
+    let place = |index: usize| (parents[index / FILES_PER_DIRECTORY], format!("some-file-name-{index}.rs"));
+
+    let inos = timed("create", files, || {
+        let mut inos = Vec::with_capacity(files);
+        for index in 0..files {
+            let (parent, name) = place(index);
+            let create = Operation::Create { parent, name: name.as_bytes(), mode: 0o644, exclusive: true };
+            inos.extend(meta.execute(NOBODY, &create, &closed)?.attr.map(|attr| attr.ino));
+        }
+        Ok(inos)
+    })?;
+    timed("flush after creates", 1, || Ok(meta.flush()?))?;
+    timed("lookup", files, || {
+        for index in 0..files {
+            let (parent, name) = place(index * 7919 % files);
+            meta.lookup(parent, name.as_bytes())?;
+        }
+        Ok(())
+    })?;
+    timed("lookup of a missing name", files, || {
+        for index in 0..files {
+            let (parent, name) = place(index);
+            if meta.lookup(parent, &name.as_bytes()[1..]).is_ok() {
+                return Err("found what is not there".into());
+            }
+        }
+        Ok(())
+    })?;
+    timed("attr", files, || {
+        for index in 0..files {
+            meta.attr(inos[index * 7919 % files])?;
+        }
+        Ok(())
+    })?;
+    for (what, plus) in [("listed entry", false), ("listed entry with attr", true)] {
+        timed(what, files, || {
+            for parent in &parents {
+                meta.read_dir(*parent, 0, plus, &mut |_| true)?;
+            }
+            Ok(())
+        })?;
+    }
+    timed("data commit, 32 a batch", files, || {
+        for (batch, inos) in inos.chunks(32).enumerate() {
+            let commit = |(index, ino): (usize, &InodeNo)| DataCommit {
+                ino: *ino,
+                ranges: vec![RangeUpdate {
+                    first: FilePage(0),
+                    end: FilePage(1),
+                    extents: vec![Extent {
+                        file_page: FilePage(0),
+                        pool_page: PoolPage((batch * 32 + index) as u64 * 2),
+                        len_pages: 1,
+                        state: ExtentState::Written,
+                    }],
+                }],
+                size: 4096,
+            };
+            let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
+            meta.commit_data(&commits)?;
+        }
+        Ok(())
+    })?;
+    timed("flush of one create", 100, || {
+        for index in 0..100 {
+            let name = format!("flushed-{index}");
+            let create = Operation::Create {
+                parent: InodeNo::ROOT,
+                name: name.as_bytes(),
+                mode: 0o644,
+                exclusive: true,
+            };
+            meta.execute(NOBODY, &create, &closed)?;
+            meta.flush()?;
+        }
+        Ok(())
+    })?;
+    let stop = AtomicBool::new(false);
+    let worst = std::thread::scope(|scope| -> Result<Duration, Box<dyn Error>> {
+        let flusher = scope.spawn(|| -> Result<(), Status> {
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(100));
+                meta.flush()?;
+            }
+            Ok(())
+        });
+        let mut worst = Duration::ZERO;
+        let created = timed("create beside flushes", files, || {
+            for index in 0..files {
+                let (parent, name) = place(index);
+                let name = &name.as_bytes()[1..];
+                let create = Operation::Create { parent, name, mode: 0o644, exclusive: true };
+                let start = Instant::now();
+                meta.execute(NOBODY, &create, &closed)?;
+                worst = worst.max(start.elapsed());
+            }
+            Ok(())
+        });
+        stop.store(true, Ordering::Relaxed);
+        flusher.join().map_err(|_| "the flushing thread panicked")??;
+        created.map(|()| worst)
+    })?;
+    println!("{:<28} {worst:>10.2?}", "slowest of them");
+    timed("unlink", files, || {
+        for index in 0..files {
+            let (parent, name) = place(index);
+            meta.execute(NOBODY, &Operation::Unlink { parent, name: name.as_bytes() }, &closed)?;
+        }
+        Ok(())
+    })?;
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let resident = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or("");
+    println!("{:<28} {resident}", "most memory resident");
+    println!("{:<28} {:>10} bytes", "on disk at the end", store.size_on_disk_bytes()?);
+    Ok(())
+}

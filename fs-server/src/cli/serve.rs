@@ -1,0 +1,109 @@
+//! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
+
+use crate::config::LEAST_MEMORY_BYTES;
+use crate::export::{self, Export};
+use crate::meta::{Meta, SledOptions, SledStore};
+use crate::pool;
+use crate::serve::{Parts, RunningServer, ServeOptions};
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::size::ByteSize;
+use cuttlefs_common::world::{SystemClock, SystemRandom};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// More workers than this gain nothing on one machine's metadata store.
+const MOST_WORKERS: usize = 64;
+
+#[derive(Args)]
+pub(super) struct ServeArgs {
+    /// Directory of the pool
+    #[arg(long, value_name = "DIR")]
+    pool: PathBuf,
+    /// DRAM for file pages, never exceeded [default: `memory` of cuttlefs.toml, 1G]
+    #[arg(long)]
+    memory: Option<ByteSize>,
+    /// Where to listen: tcp://HOST:PORT, unix:///PATH or shm:///PATH; may be given several times
+    /// [default: `listen` of cuttlefs.toml]
+    #[arg(long, value_name = "ENDPOINT")]
+    listen: Vec<Endpoint>,
+    /// Worker threads for RPCs [default: one for two cores, at most 8]
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Listen on addresses other machines can reach, although clients are not authenticated yet
+    #[arg(long)]
+    insecure: bool,
+}
+
+pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
+    // Before any thread, so that no signal gets lost between.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
+    let opened = pool::open(&args.pool)?;
+    let config = opened.config().clone();
+    let listen = if args.listen.is_empty() { config.server.listen.clone() } else { args.listen };
+    if listen.is_empty() {
+        bail!("nothing to listen on; give --listen, such as --listen tcp://127.0.0.1:7950");
+    }
+    let memory = args.memory.map_or(config.server.memory, |size| size.0);
+    ensure!(
+        memory >= LEAST_MEMORY_BYTES,
+        "--memory {} is too little; give {} or more",
+        ByteSize(memory),
+        ByteSize(LEAST_MEMORY_BYTES)
+    );
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
+    let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
+    ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
+    let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
+    let clock = Arc::new(SystemClock::new());
+    let meta =
+        Arc::new(Meta::open(Arc::new(store), clock.clone()).context("cannot open the pool's metadata")?);
+    ensure!(
+        meta.uuid() == opened.uuid().0,
+        "the metadata in {} belongs to another pool; put the right one back",
+        opened.meta_dir().display()
+    );
+    let parts = Parts {
+        meta,
+        data: opened.data_files().clone(),
+        device: SoftDevice::new(SoftOptions { allow_insecure_listen: args.insecure }),
+        clock,
+        random: Arc::new(SystemRandom),
+    };
+    let subtree = export::components(config.export.subtree.as_bytes())
+        .map_err(|_| anyhow::anyhow!("`subtree` in cuttlefs.toml must not contain `..`"))?;
+    let options = ServeOptions {
+        memory_bytes: memory,
+        listen,
+        workers,
+        lease: Duration::from_millis(config.server.lease_ms),
+        export: Export {
+            read_only: config.export.read_only,
+            root_squash: config.export.root_squash.map(|squash| (squash.uid, squash.gid)),
+            subtree,
+        },
+    };
+    let running = RunningServer::start(parts, options)?;
+    for endpoint in running.endpoints() {
+        tracing::info!(%endpoint, "listening");
+    }
+    tracing::info!(
+        pool = %opened.uuid(),
+        pages = opened.pages(),
+        memory = %ByteSize(memory),
+        workers,
+        "serving"
+    );
+    if let Some(signal) = signals.forever().next() {
+        tracing::info!(signal, "stopping; writing everything back");
+    }
+    running.stop();
+    tracing::info!("stopped");
+    Ok(())
+}

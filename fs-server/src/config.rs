@@ -1,0 +1,381 @@
+//! `cuttlefs.toml`: what a pool is made of, and how it is served.
+//!
+//! The file is written by `cuttlefsd format`, with a comment at each key, and edited by people. The pool's own part
+//! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:
+//! a misspelt `read_only` must not serve a writable export.
+
+use crate::pool::PoolUuid;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::size::ByteSize;
+use serde::{Deserialize, Deserializer};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Name of the file in the pool's directory.
+pub const CONFIG_FILE: &str = "cuttlefs.toml";
+/// Largest file that is read: a pool's is about 2 KiB.
+const MOST_CONFIG_BYTES: u64 = 1 << 20;
+/// Least memory a server runs with: the reserved frames and some to work in.
+pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
+/// Least lease: below it, a busy machine's scheduling looks like a dead client.
+pub const LEAST_LEASE_MS: u64 = 1_000;
+/// Longest lease: a dead client's locks are held as long.
+pub const MOST_LEASE_MS: u64 = 3_600_000;
+
+/// All of `cuttlefs.toml`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What the pool is made of.
+    pub pool: PoolConfig,
+    /// How it is served.
+    #[serde(default)]
+    pub server: ServerConfig,
+    /// To whom, and with which rights.
+    #[serde(default)]
+    pub export: ExportConfig,
+}
+
+/// What the pool is made of. Written by `format`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolConfig {
+    /// The pool's identity, as in its superblocks.
+    #[serde(deserialize_with = "parsed")]
+    pub uuid: PoolUuid,
+    /// Space for files in bytes, all data files together.
+    #[serde(deserialize_with = "size")]
+    pub size: u64,
+    /// Data files and devices in order; relative to the pool's directory.
+    pub data: Vec<PathBuf>,
+}
+
+/// How the pool is served.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// DRAM for pages in bytes.
+    #[serde(deserialize_with = "size")]
+    pub memory: u64,
+    /// Endpoints to listen on.
+    #[serde(deserialize_with = "endpoints")]
+    pub listen: Vec<Endpoint>,
+    /// How long a client may be silent, in milliseconds.
+    pub lease_ms: u64,
+    /// When an operation is durable.
+    pub durability: Durability,
+}
+
+/// When an operation is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// When fsync, fdatasync, syncfs or O_SYNC says so.
+    #[default]
+    Fsync,
+}
+
+/// What clients may do.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ExportConfig {
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// As whom clients' root acts; `None`: as root.
+    #[serde(deserialize_with = "optional_squash")]
+    pub root_squash: Option<Squash>,
+    /// The directory clients see as the root.
+    pub subtree: String,
+}
+
+/// A user and group that stand for root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Squash {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self { memory: 1 << 30, listen: Vec::new(), lease_ms: 20_000, durability: Durability::Fsync }
+    }
+}
+
+impl Default for ExportConfig {
+    fn default() -> Self {
+        Self { read_only: false, root_squash: None, subtree: "/".to_owned() }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or has a key or value that is not known.
+    #[error("{path} is wrong: {reason}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and what, in the parser's words.
+        reason: String,
+    },
+    /// A value is out of range.
+    #[error("{path} is wrong: {reason}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Which, and what would be right.
+        reason: String,
+    },
+    /// A path cannot be written to the file.
+    #[error("the path {0:?} is not UTF-8; rename it")]
+    NotUtf8(PathBuf),
+}
+
+impl Config {
+    /// A pool's configuration with everything else as usual.
+    pub fn new(pool: PoolConfig) -> Self {
+        Self { pool, server: ServerConfig::default(), export: ExportConfig::default() }
+    }
+
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// `ConfigError` naming the file, the place and what would be right.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let read = |source| ConfigError::Read { path: path.to_owned(), source };
+        let len = std::fs::metadata(path).map_err(read)?.len();
+        if len > MOST_CONFIG_BYTES {
+            let reason = format!("it has {len} bytes; is it the right file?");
+            return Err(ConfigError::Value { path: path.to_owned(), reason });
+        }
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        Self::parse(&text, path)
+    }
+
+    /// Parses and checks a file's text; `path` is for messages. Pure.
+    ///
+    /// # Errors
+    /// As `load`.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
+            .map_err(|error| ConfigError::Syntax { path: path.to_owned(), reason: error.to_string() })?;
+        config.check().map_err(|reason| ConfigError::Value { path: path.to_owned(), reason })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.pool.data.is_empty() {
+            return Err("pool.data names no data file".to_owned());
+        }
+        if self.server.memory < LEAST_MEMORY_BYTES {
+            let least = ByteSize(LEAST_MEMORY_BYTES);
+            return Err(format!("server.memory is {}; give {least} at least", ByteSize(self.server.memory)));
+        }
+        let lease = self.server.lease_ms;
+        if !(LEAST_LEASE_MS..=MOST_LEASE_MS).contains(&lease) {
+            return Err(format!("server.lease_ms is {lease}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}"));
+        }
+        let subtree = &self.export.subtree;
+        let goes_up = subtree.split('/').any(|part| part == "..");
+        if !subtree.starts_with('/') || goes_up || subtree.contains('\0') {
+            return Err(format!("export.subtree is {subtree:?}; give a path from /, without `..`"));
+        }
+        Ok(())
+    }
+
+    /// The file's text, with a comment at each key.
+    ///
+    /// # Errors
+    /// `NotUtf8` if a path cannot be written.
+    pub fn render(&self) -> Result<String, ConfigError> {
+        let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
+        let list = |items: Vec<String>| format!("[{}]", items.join(", "));
+        let mut data = Vec::new();
+        for path in &self.pool.data {
+            let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
+            data.push(quoted(text));
+        }
+        let listen = self.server.listen.iter().map(|one| quoted(&one.to_string())).collect();
+        let squash = match self.export.root_squash {
+            Some(squash) => format!("root_squash = {}", quoted(&squash.to_string())),
+            None => "# root_squash = \"65534:65534\"".to_owned(),
+        };
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "# A cuttlefs pool. Unknown keys are refused. Sizes take K, M, G and T.\n\
+             \n\
+             [pool] # written by `cuttlefsd format`; do not change\n\
+             uuid = {uuid}\n\
+             size = {size} # space for files, all data files together\n\
+             data = {data} # files and devices, relative to this directory\n\
+             \n\
+             [server] # options of `cuttlefsd serve` override these\n\
+             memory = {memory} # DRAM for pages\n\
+             listen = {listen} # tcp://HOST:PORT, unix:///PATH, shm:///PATH\n\
+             lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
+             durability = \"fsync\" # data and names are durable when fsync, fdatasync, syncfs or O_SYNC says so\n\
+             \n\
+             [export]\n\
+             read_only = {read_only} # nothing can be changed\n\
+             {squash} # as which uid:gid clients' root acts; without it, as root\n\
+             subtree = {subtree} # the directory clients see as the root\n",
+            uuid = quoted(&self.pool.uuid.to_string()),
+            size = quoted(&exact(self.pool.size)),
+            data = list(data),
+            memory = quoted(&exact(self.server.memory)),
+            listen = list(listen),
+            lease_ms = self.server.lease_ms,
+            read_only = self.export.read_only,
+            subtree = quoted(&self.export.subtree),
+        );
+        Ok(text)
+    }
+}
+
+impl std::fmt::Display for Squash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.uid, self.gid)
+    }
+}
+
+impl FromStr for Squash {
+    type Err = String;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        let parts = input.split_once(':').map(|(uid, gid)| (uid.parse(), gid.parse()));
+        match parts {
+            // 2^32 - 1 is no user: chown takes it as "leave it".
+            Some((Ok(uid), Ok(gid))) if uid != u32::MAX && gid != u32::MAX => Ok(Self { uid, gid }),
+            _ => Err(format!("`{input}` is no UID:GID; write two numbers, such as 65534:65534")),
+        }
+    }
+}
+
+/// A size as people write it, if that is exact; bytes if not.
+fn exact(bytes: u64) -> String {
+    let text = ByteSize(bytes).to_string();
+    match text.parse() {
+        Ok(ByteSize(parsed)) if parsed == bytes => text,
+        _ => bytes.to_string(),
+    }
+}
+
+fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr,
+    T::Err: std::fmt::Display,
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(serde::de::Error::custom)
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a size such as \"8G\", or a number of bytes")]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Size::deserialize(deserializer)? {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Text(text) => text.parse().map(|ByteSize(bytes)| bytes).map_err(serde::de::Error::custom),
+    }
+}
+
+fn endpoints<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Endpoint>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn optional_squash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Squash>, D::Error> {
+    parsed(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Config {
+        let uuid = PoolUuid(*b"0123456789abcdef");
+        Config::new(PoolConfig { uuid, size: 8 << 30, data: vec!["data".into()] })
+    }
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("/pool/cuttlefs.toml"))
+    }
+
+    #[test]
+    fn what_is_rendered_parses_to_the_same() {
+        let plain = example();
+        let text = plain.render().expect("UTF-8");
+        assert!(text.contains("size = \"8G\"") && text.contains("memory = \"1G\""), "{text}");
+        assert_eq!(parse(&text).expect("its own text"), plain);
+        let mut odd = example();
+        odd.pool.size = (1 << 30) + 4096;
+        odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
+        odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
+        odd.export = ExportConfig {
+            read_only: true,
+            root_squash: Some(Squash { uid: 1, gid: 2 }),
+            subtree: "/a b".into(),
+        };
+        assert_eq!(parse(&odd.render().expect("UTF-8")).expect("its own text"), odd);
+        use std::os::unix::ffi::OsStrExt;
+        odd.pool.data = vec![std::ffi::OsStr::from_bytes(b"\xff").into()];
+        assert!(matches!(odd.render(), Err(ConfigError::NotUtf8(_))));
+    }
+
+    #[test]
+    fn everything_but_the_pool_has_a_default() {
+        let pool =
+            "[pool]\nuuid = \"30313233-3435-3637-3839-616263646566\"\nsize = 8589934592\ndata = [\"data\"]\n";
+        assert_eq!(parse(pool).expect("enough"), example());
+        let partial = format!("{pool}[server]\nlease_ms = 5000\n[export]\nread_only = true\n");
+        let config = parse(&partial).expect("enough");
+        assert_eq!((config.server.lease_ms, config.server.memory), (5000, 1 << 30));
+        assert!(config.export.read_only);
+    }
+
+    #[test]
+    fn wrong_keys_and_values_are_refused_and_named() {
+        let good = example().render().expect("UTF-8");
+        let changes = [
+            ("read_only", "readonly", "readonly"),
+            ("memory = \"1G\"", "memory = \"much\"", "no size"),
+            ("memory = \"1G\"", "memory = \"4K\"", "server.memory"),
+            ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
+            ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
+            ("durability = \"fsync\"", "durability = \"ack\"", "ack"),
+            ("subtree = \"/\"", "subtree = \"a/b\"", "export.subtree"),
+            ("subtree = \"/\"", "subtree = \"/a/../b\"", "export.subtree"),
+            ("listen = []", "listen = [\"http://x\"]", "no endpoint"),
+            ("# root_squash = \"65534:65534\"", "root_squash = \"nobody\"", "UID:GID"),
+            ("data = [\"data\"]", "data = []", "pool.data"),
+            ("uuid = \"3031", "uuid = \"303", "no UUID"),
+            ("[export]", "[exports]", "exports"),
+            ("[pool]", "[pool", "pool"),
+        ];
+        for (from, to, named) in changes {
+            assert!(good.contains(from), "{from}");
+            let error = parse(&good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(named) && error.contains("/pool/cuttlefs.toml"), "{error}");
+        }
+        assert!(parse("").is_err());
+        let missing = Config::load(Path::new("/nowhere/cuttlefs.toml")).expect_err("missing");
+        assert!(missing.to_string().contains("/nowhere"));
+    }
+}

@@ -1,0 +1,109 @@
+//! Every figure the server counts, by name, for `status`.
+
+use cuttlefs_common::rpc::Request;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! rpc_kinds {
+    ($($name:literal => $pattern:pat),* $(,)?) => {
+        /// Names of RPC kinds, in the order they are counted.
+        pub const RPC_KINDS: &[&str] = &[$($name),*];
+
+        fn kind_of(request: &Request<'_>) -> usize {
+            let mut index = 0;
+            $(
+                if matches!(request, $pattern) {
+                    return index;
+                }
+                index += 1;
+            )*
+            index
+        }
+    };
+}
+
+rpc_kinds! {
+    "attach" => Request::Attach { .. },
+    "heartbeat" => Request::Heartbeat,
+    "detach" => Request::Detach,
+    "reclaim" => Request::Reclaim { .. },
+    "lookup" => Request::Lookup { .. },
+    "getattr" => Request::GetAttr { .. },
+    "setattr" => Request::SetAttr { .. },
+    "make" => Request::Make { .. },
+    "create" => Request::Create { .. },
+    "link" => Request::Link { .. },
+    "unlink" => Request::Unlink { .. },
+    "rmdir" => Request::Rmdir { .. },
+    "rename" => Request::Rename { .. },
+    "readlink" => Request::ReadLink { .. },
+    "readdir" => Request::ReadDir { .. },
+    "open" => Request::Open { .. },
+    "close" => Request::Close { .. },
+    "layout" => Request::Layout { .. },
+    "fetch" => Request::Fetch { .. },
+    "write" => Request::Write { .. },
+    "sync" => Request::Sync(_),
+    "allocate" => Request::Allocate { .. },
+    "seek" => Request::Seek { .. },
+    "copy_range" => Request::CopyRange { .. },
+    "getxattr" => Request::GetXattr { .. },
+    "listxattr" => Request::ListXattr { .. },
+    "setxattr" => Request::SetXattr { .. },
+    "removexattr" => Request::RemoveXattr { .. },
+    "statfs" => Request::StatFs,
+    "status" => Request::Status,
+}
+
+/// Figures since the server started. Written by workers, read by status; relaxed.
+pub struct ServerCounters {
+    rpc: Vec<AtomicU64>,
+    /// Messages that did not parse.
+    pub bad_messages: AtomicU64,
+    /// Connections accepted.
+    pub connections: AtomicU64,
+    /// Bytes written by clients.
+    pub written_bytes: AtomicU64,
+    /// Bytes fetched by clients by RPC.
+    pub fetched_bytes: AtomicU64,
+}
+
+impl Default for ServerCounters {
+    fn default() -> Self {
+        Self {
+            rpc: RPC_KINDS.iter().map(|_| AtomicU64::new(0)).collect(),
+            bad_messages: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            written_bytes: AtomicU64::new(0),
+            fetched_bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl ServerCounters {
+    /// Counts a request.
+    pub fn count_rpc(&self, request: &Request<'_>) {
+        if let Some(counter) = self.rpc.get(kind_of(request)) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests by kind.
+    pub fn rpc(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        RPC_KINDS.iter().zip(&self.rpc).map(|(name, count)| (*name, count.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_counted_apart() {
+        let counters = ServerCounters::default();
+        counters.count_rpc(&Request::StatFs);
+        counters.count_rpc(&Request::Heartbeat);
+        counters.count_rpc(&Request::Heartbeat);
+        let counts: Vec<_> = counters.rpc().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counts, [("heartbeat", 2), ("statfs", 1)]);
+    }
+}

@@ -1,0 +1,32 @@
+//! The cuttlefs server: pool, metadata, file regions, tiering IO, sessions and RPC.
+//!
+//! See `docs/ARCHITECTURE.md` for the way of a read and of a write through these modules.
+
+/// The `cuttlefsd` command.
+pub mod cli;
+/// Metadata's flushes, for all who wait.
+pub mod committer;
+/// `cuttlefs.toml`.
+pub mod config;
+/// Figures for status.
+pub mod counters;
+/// What the server enforces whatever a client's kernel thinks.
+pub mod export;
+/// Names, inodes, extents, attributes, orphans: records of one ordered store.
+pub mod meta;
+/// The SSD space and how its bytes are reached.
+pub mod pool;
+/// Frames, residency, mappings of files, filekeys.
+pub mod region;
+/// Decode, admit, call, reply.
+pub mod rpc;
+/// Threads, links, start and stop.
+pub mod serve;
+/// What all workers share.
+pub mod server;
+/// Clients, leases, slots.
+pub mod session;
+/// Tiering IO.
+pub mod tier;
+/// One thread's executor and reactor.
+pub mod worker;

@@ -1,0 +1,200 @@
+//! Operations on an inode's attributes, plain and extended.
+
+use super::super::draft::Draft;
+use super::super::error::MetaError;
+use super::super::extent_edit;
+use super::super::key;
+use super::super::operation::{ApplyContext, DataCommit, Outcome, XATTR_PIECE_BYTES, XATTRS_PER_INODE_MAX};
+use super::super::record::{self, BytesRecord, InodeRecord, XattrHead, is_valid_time};
+use super::{data, touch_inode};
+use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
+use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::rpc::{XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrMode};
+use cuttlefs_common::status::Status;
+
+const S_ISUID: u16 = 0o4000;
+const S_ISGID: u16 = 0o2000;
+const EXECUTE: u16 = 0o111;
+const GROUP_EXECUTE: u16 = 0o010;
+const MODE: u16 = 0o7777;
+const ROOT_USER: u32 = 0;
+/// Pieces of the largest value.
+const XATTR_PIECES_MAX: usize = XATTR_VALUE_MAX.div_ceil(XATTR_PIECE_BYTES);
+// A piece's number is one byte of its key.
+const _: () = assert!(XATTR_PIECES_MAX <= u8::MAX as usize + 1);
+
+pub(super) fn set_attr(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    set: &SetAttr,
+    commit: Option<&DataCommit>,
+) -> Result<Outcome, MetaError> {
+    let record = draft.inode(ino)?;
+    if *set == SetAttr::default() && commit.is_none() {
+        // POSIX leaves open whether `chown(-1, -1)` marks the times; nothing changed, so nothing is written.
+        return Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() });
+    }
+    check_times(set)?;
+    let mut outcome = Outcome::default();
+    let allocated_pages = match (set.size, commit) {
+        (None, None) => record.allocated_pages,
+        (None, Some(_)) => return Err(Status::Invalid.into()),
+        (Some(size), commit) => truncate(draft, ino, &record, size, commit, &mut outcome)?,
+    };
+    let record = draft.edit_inode(ino, |record| {
+        record.allocated_pages = allocated_pages;
+        change(record, context, set);
+        if let Some(commit) = commit {
+            record.size = commit.size;
+        }
+    })?;
+    outcome.attr = Some(record.attr(ino));
+    Ok(outcome)
+}
+
+fn check_times(set: &SetAttr) -> Result<(), Status> {
+    let given = |time: Option<SetTime>| match time {
+        Some(SetTime::At(time)) => Some(time),
+        _ => None,
+    };
+    let times = [given(set.atime), given(set.mtime), set.ctime];
+    if times.into_iter().flatten().all(is_valid_time) { Ok(()) } else { Err(Status::Invalid) }
+}
+
+/// Edits the extents for a new size; gives the pages then allocated.
+fn truncate(
+    draft: &mut Draft<'_>,
+    ino: InodeNo,
+    record: &InodeRecord,
+    size: u64,
+    commit: Option<&DataCommit>,
+    outcome: &mut Outcome,
+) -> Result<u64, MetaError> {
+    match record.kind {
+        FileKind::File => {}
+        FileKind::Directory => return Err(Status::IsDirectory.into()),
+        _ => return Err(Status::Invalid.into()),
+    }
+    if size > MAX_FILE_SIZE {
+        return Err(Status::TooLarge.into());
+    }
+    match commit {
+        // The durable length stays below the new one while data before it is not durable.
+        Some(commit) if commit.ino != ino || commit.size > size => Err(Status::Invalid.into()),
+        Some(commit) => data::edit_ranges(draft, ino, record.allocated_pages, &commit.ranges),
+        None if record.allocated_pages == 0 => Ok(0),
+        None => {
+            let end = FilePage(size.div_ceil(PAGE_SIZE_U64));
+            let (update, freed) = extent_edit::trim(draft.view, ino, end)?;
+            outcome.freed = freed;
+            data::edit_ranges(draft, ino, record.allocated_pages, &[update])
+        }
+    }
+}
+
+fn change(record: &mut InodeRecord, context: &ApplyContext<'_>, set: &SetAttr) {
+    let at = |time: SetTime| -> Timestamp {
+        match time {
+            SetTime::Now => context.now,
+            SetTime::At(time) => time,
+        }
+    };
+    touch_inode(record, context);
+    if let Some(size) = set.size {
+        record.size = size;
+        // Also when the length stays: `ftruncate` marks both times on success.
+        record.mtime = context.now;
+    }
+    if set.uid.is_some() || set.gid.is_some() {
+        record.uid = set.uid.unwrap_or(record.uid);
+        record.gid = set.gid.unwrap_or(record.gid);
+        let runs_as_owner = record.kind == FileKind::File && record.mode & EXECUTE != 0;
+        if runs_as_owner && context.caller.uid != ROOT_USER {
+            record.mode &= !S_ISUID;
+            // Without group execute the bit means mandatory locking, and stays.
+            if record.mode & GROUP_EXECUTE != 0 {
+                record.mode &= !S_ISGID;
+            }
+        }
+    }
+    if let Some(mode) = set.mode {
+        record.mode = mode & MODE;
+    }
+    record.atime = set.atime.map_or(record.atime, at);
+    record.mtime = set.mtime.map_or(record.mtime, at);
+    record.ctime = set.ctime.unwrap_or(record.ctime);
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Status> {
+    if name.is_empty() || name.contains(&0) {
+        return Err(Status::Invalid);
+    }
+    if name.len() > XATTR_NAME_MAX { Err(Status::NameTooLong) } else { Ok(()) }
+}
+
+pub(super) fn set_xattr(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+) -> Result<Outcome, MetaError> {
+    let record = draft.inode(ino)?;
+    check_xattr_name(name)?;
+    if value.len() > XATTR_VALUE_MAX {
+        return Err(Status::ValueTooLarge.into());
+    }
+    // An inode that counts none has none: no scan for the usual first one.
+    let old = if record.xattrs == 0 { Vec::new() } else { draft.view.keys(&key::all_of_xattr(ino, name))? };
+    let is_new = old.is_empty();
+    match mode {
+        XattrMode::Create if !is_new => return Err(Status::Exists.into()),
+        XattrMode::Replace if is_new => return Err(Status::NoAttribute.into()),
+        _ => {}
+    }
+    if is_new && record.xattrs >= XATTRS_PER_INODE_MAX {
+        return Err(Status::NoSpace.into());
+    }
+    for key in old {
+        draft.batch.remove(key);
+    }
+    let (first, rest) = value.split_at(value.len().min(XATTR_PIECE_BYTES));
+    let head = XattrHead { len_bytes: value.len() as u32, bytes: first };
+    draft.batch.put(key::xattr(ino, name, 0), record::encode(&head));
+    for (index, piece) in rest.chunks(XATTR_PIECE_BYTES).enumerate() {
+        let piece = record::encode(&BytesRecord { bytes: piece });
+        draft.batch.put(key::xattr(ino, name, index as u8 + 1), piece);
+    }
+    let record = draft.edit_inode(ino, |record| {
+        record.xattrs += u32::from(is_new);
+        touch_inode(record, context);
+    })?;
+    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+}
+
+pub(super) fn remove_xattr(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    name: &[u8],
+) -> Result<Outcome, MetaError> {
+    let record = draft.inode(ino)?;
+    check_xattr_name(name)?;
+    let old = draft.view.keys(&key::all_of_xattr(ino, name))?;
+    if old.is_empty() {
+        return Err(Status::NoAttribute.into());
+    }
+    if record.xattrs == 0 {
+        return Err(MetaError::Inconsistent { what: "attributes are not counted", ino: ino.0 });
+    }
+    for key in old {
+        draft.batch.remove(key);
+    }
+    let record = draft.edit_inode(ino, |record| {
+        record.xattrs -= 1;
+        touch_inode(record, context);
+    })?;
+    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+}

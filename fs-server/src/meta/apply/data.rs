@@ -1,0 +1,145 @@
+//! Operations on what files hold: data that became durable, and files that lost their last name.
+
+use super::super::draft::Draft;
+use super::super::error::MetaError;
+use super::super::key;
+use super::super::operation::{
+    ApplyContext, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS, RangeUpdate,
+};
+use super::super::record::{self, BytesRecord, InodeRecord};
+use super::super::store::Direction;
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE};
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::status::Status;
+
+/// Edits a file's extents; gives the pages then allocated.
+pub(super) fn edit_ranges(
+    draft: &mut Draft<'_>,
+    ino: InodeNo,
+    allocated_pages: u64,
+    ranges: &[RangeUpdate],
+) -> Result<u64, MetaError> {
+    let (edit, view) = draft.extents(ino);
+    let before = edit.allocated_delta();
+    for update in ranges {
+        edit.replace(view, ino, update)?;
+    }
+    let allocated = i128::from(allocated_pages) + edit.allocated_delta() - before;
+    u64::try_from(allocated)
+        .map_err(|_| MetaError::Inconsistent { what: "fewer pages allocated than extents hold", ino: ino.0 })
+}
+
+pub(super) fn commit_data(
+    draft: &mut Draft<'_>,
+    commits: &[DataCommit],
+    stamps: &[Option<DataStamp>],
+) -> Result<Outcome, MetaError> {
+    if stamps.len() != commits.len() {
+        return Err(Status::Invalid.into());
+    }
+    for (commit, stamp) in commits.iter().zip(stamps) {
+        let Some(mut record) = draft.inode_if_any(commit.ino)? else {
+            continue;
+        };
+        if record.kind != FileKind::File {
+            return Err(Status::Invalid.into());
+        }
+        if commit.size > MAX_FILE_SIZE {
+            return Err(Status::TooLarge.into());
+        }
+        record.allocated_pages = edit_ranges(draft, commit.ino, record.allocated_pages, &commit.ranges)?;
+        record.size = commit.size;
+        if let Some(stamp) = stamp {
+            (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
+        }
+        draft.put_inode(commit.ino, record);
+    }
+    Ok(Outcome::default())
+}
+
+/// The last `limit` extents of a file, from its end.
+fn last_extents(draft: &Draft<'_>, ino: InodeNo, limit: usize) -> Result<Vec<Extent>, MetaError> {
+    let mut extents = Vec::new();
+    draft.view.extents(ino, FilePage(0), FilePage(u64::MAX), Direction::Reverse, &mut |extent| {
+        extents.push(extent);
+        extents.len() < limit
+    })?;
+    Ok(extents)
+}
+
+/// `ino` lost its last name: it goes at once if it is small and nobody has it open, or becomes an orphan.
+pub(super) fn lose(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    record: &InodeRecord,
+    outcome: &mut Outcome,
+) -> Result<(), MetaError> {
+    if !(context.is_open)(ino) {
+        let extents = match record.allocated_pages {
+            0 => Vec::new(),
+            _ => last_extents(draft, ino, INLINE_REAP_EXTENTS + 1)?,
+        };
+        if extents.len() <= INLINE_REAP_EXTENTS {
+            free(draft, ino, record, &extents)?;
+            outcome.reaped = Some(ino);
+            outcome.freed = extents;
+            return Ok(());
+        }
+    }
+    draft.batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
+    outcome.orphaned = Some(ino);
+    Ok(())
+}
+
+/// Removes an inode and everything of it; `extents` are all it has.
+fn free(
+    draft: &mut Draft<'_>,
+    ino: InodeNo,
+    record: &InodeRecord,
+    extents: &[Extent],
+) -> Result<(), MetaError> {
+    for extent in extents {
+        draft.batch.remove(key::extent(ino, extent.file_page));
+    }
+    if record.xattrs > 0 {
+        for key in draft.view.xattr_keys(ino)? {
+            draft.batch.remove(key);
+        }
+    }
+    if record.kind == FileKind::Symlink {
+        draft.batch.remove(key::symlink(ino));
+    }
+    draft.remove_inode(ino);
+    Ok(())
+}
+
+pub(super) fn reap_orphan(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+) -> Result<Outcome, MetaError> {
+    let Some(record) = draft.inode_if_any(ino)? else {
+        draft.batch.remove(key::orphan(ino));
+        return Ok(Outcome::default());
+    };
+    if record.nlink > 0 {
+        return Err(Status::Invalid.into());
+    }
+    if (context.is_open)(ino) {
+        return Err(Status::Busy.into());
+    }
+    let extents = last_extents(draft, ino, REAP_BATCH_EXTENTS)?;
+    if extents.len() < REAP_BATCH_EXTENTS {
+        free(draft, ino, &record, &extents)?;
+        draft.batch.remove(key::orphan(ino));
+        return Ok(Outcome { reaped: Some(ino), freed: extents, ..Outcome::default() });
+    }
+    for extent in &extents {
+        draft.batch.remove(key::extent(ino, extent.file_page));
+    }
+    let pages: u64 = extents.iter().map(|extent| extent.len_pages).sum();
+    draft.edit_inode(ino, |record| record.allocated_pages = record.allocated_pages.saturating_sub(pages))?;
+    Ok(Outcome { freed: extents, more: true, ..Outcome::default() })
+}

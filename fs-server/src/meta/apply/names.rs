@@ -1,0 +1,335 @@
+//! Operations on names: make, create, link, unlink, rmdir, rename.
+
+use super::super::draft::Draft;
+use super::super::error::MetaError;
+use super::super::key;
+use super::super::name;
+use super::super::operation::{ApplyContext, LINK_MAX, Outcome};
+use super::super::record::{self, BytesRecord, InodeRecord};
+use super::data;
+use super::{touch_contents, touch_inode};
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, SYMLINK_MAX};
+use cuttlefs_common::rpc::{NewNode, RenameMode};
+use cuttlefs_common::status::Status;
+
+const S_ISGID: u16 = 0o2000;
+/// Directories' set-id bits come from their parent, never from the caller.
+const DIRECTORY_MODE: u16 = 0o1777;
+const MODE: u16 = 0o7777;
+/// Steps from a directory to the root before the tree is taken to be broken: deeper than any path can name
+/// (each step needs two bytes of a path, and trees are made by paths, if in several turns).
+const DEPTH_MAX: usize = 1 << 20;
+
+/// What a directory's `stat` says about its length. Its entries are records, so any page multiple is as true.
+const DIRECTORY_SIZE: u64 = PAGE_SIZE_U64;
+
+pub(super) fn make(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+    node: &NewNode<'_>,
+    mode: u16,
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    name::check(name)?;
+    if draft.find(parent, name)?.is_some() {
+        return Err(Status::Exists.into());
+    }
+    new_inode(draft, context, parent, name, node, mode)
+}
+
+pub(super) fn create(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+    mode: u16,
+    exclusive: bool,
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    name::check(name)?;
+    match draft.find(parent, name)? {
+        None => new_inode(draft, context, parent, name, &NewNode::File, mode),
+        Some(_) if exclusive => Err(Status::Exists.into()),
+        Some(found) => match found.kind {
+            FileKind::File => {
+                let record = draft.inode_of_entry(found.ino)?;
+                Ok(Outcome { attr: Some(record.attr(found.ino)), ..Outcome::default() })
+            }
+            FileKind::Directory => Err(Status::IsDirectory.into()),
+            // Made by another client since this one looked: it follows links and opens devices itself.
+            _ => Err(Status::Exists.into()),
+        },
+    }
+}
+
+fn new_inode(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+    node: &NewNode<'_>,
+    mode: u16,
+) -> Result<Outcome, MetaError> {
+    let ino = context.new_ino;
+    let directory = draft.inode(parent)?;
+    let inherits_group = directory.mode & S_ISGID != 0;
+    let mut record = InodeRecord {
+        kind: FileKind::File,
+        mode: mode & MODE,
+        nlink: 1,
+        uid: context.caller.uid,
+        gid: if inherits_group { directory.gid } else { context.caller.gid },
+        rdev: 0,
+        size: 0,
+        allocated_pages: 0,
+        atime: context.now,
+        mtime: context.now,
+        ctime: context.now,
+        btime: context.now,
+        change: context.next_change(0),
+        parent: InodeNo(0),
+        xattrs: 0,
+    };
+    match *node {
+        NewNode::File => {}
+        NewNode::Directory => {
+            record.kind = FileKind::Directory;
+            record.mode = mode & DIRECTORY_MODE | if inherits_group { S_ISGID } else { 0 };
+            record.nlink = 2;
+            record.size = DIRECTORY_SIZE;
+            record.parent = parent;
+        }
+        NewNode::Symlink(target) => {
+            if target.len() > SYMLINK_MAX {
+                return Err(Status::NameTooLong.into());
+            }
+            if target.is_empty() || target.contains(&0) {
+                return Err(Status::Invalid.into());
+            }
+            record.kind = FileKind::Symlink;
+            record.mode = 0o777;
+            record.size = target.len() as u64;
+            draft.batch.put(key::symlink(ino), record::encode(&BytesRecord { bytes: target }));
+        }
+        NewNode::Special { kind, rdev } => {
+            record.kind = kind;
+            record.rdev = match kind {
+                FileKind::BlockDevice | FileKind::CharDevice => rdev,
+                FileKind::Fifo | FileKind::Socket => 0,
+                _ => return Err(Status::Invalid.into()),
+            };
+        }
+    }
+    draft.add_entry(parent, name, ino, record.kind)?;
+    draft.put_inode(ino, record);
+    let gained = u32::from(record.is_directory());
+    draft.edit_inode(parent, |directory| {
+        directory.nlink = directory.nlink.saturating_add(gained);
+        touch_contents(directory, context);
+    })?;
+    Ok(Outcome { attr: Some(record.attr(ino)), created: true, ..Outcome::default() })
+}
+
+pub(super) fn link(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    parent: InodeNo,
+    name: &[u8],
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    name::check(name)?;
+    let record = draft.inode(ino)?;
+    if draft.find(parent, name)?.is_some() {
+        return Err(Status::Exists.into());
+    }
+    match record.nlink {
+        _ if record.is_directory() => return Err(Status::NotPermitted.into()),
+        // Its last name went; giving it a new one would bring back what is about to be reaped.
+        0 => return Err(Status::NotFound.into()),
+        LINK_MAX.. => return Err(Status::TooManyLinks.into()),
+        _ => {}
+    }
+    draft.add_entry(parent, name, ino, record.kind)?;
+    let record = draft.edit_inode(ino, |record| {
+        record.nlink += 1;
+        touch_inode(record, context);
+    })?;
+    draft.edit_inode(parent, |directory| touch_contents(directory, context))?;
+    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+}
+
+pub(super) fn unlink(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    name::check(name)?;
+    let found = draft.find_existing(parent, name)?;
+    if found.kind == FileKind::Directory {
+        return Err(Status::IsDirectory.into());
+    }
+    draft.remove_entry(parent, name)?;
+    draft.edit_inode(parent, |directory| touch_contents(directory, context))?;
+    let mut outcome = Outcome::default();
+    drop_name(draft, context, found.ino, &mut outcome)?;
+    Ok(outcome)
+}
+
+pub(super) fn rmdir(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    name::check(name)?;
+    let found = draft.find_existing(parent, name)?;
+    if found.kind != FileKind::Directory {
+        return Err(Status::NotDirectory.into());
+    }
+    if !draft.view.is_empty_directory(found.ino)? {
+        return Err(Status::NotEmpty.into());
+    }
+    draft.remove_entry(parent, name)?;
+    draft.edit_inode(parent, |directory| {
+        directory.nlink = directory.nlink.saturating_sub(1);
+        touch_contents(directory, context);
+    })?;
+    let mut outcome = Outcome::default();
+    drop_name(draft, context, found.ino, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// An entry of `ino` is gone.
+fn drop_name(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    outcome: &mut Outcome,
+) -> Result<(), MetaError> {
+    let record = draft.edit_inode(ino, |record| {
+        // A directory has one name; its other links are its own `.` and its children's `..`.
+        record.nlink = if record.is_directory() { 0 } else { record.nlink.saturating_sub(1) };
+        touch_inode(record, context);
+    })?;
+    if record.nlink == 0 {
+        data::lose(draft, context, ino, &record, outcome)?;
+    }
+    Ok(())
+}
+
+/// Whether `directory` is `ancestor` or below it.
+fn is_below(draft: &Draft<'_>, directory: InodeNo, ancestor: InodeNo) -> Result<bool, MetaError> {
+    let mut at = directory;
+    for _ in 0..DEPTH_MAX {
+        if at == ancestor {
+            return Ok(true);
+        }
+        if at == InodeNo::ROOT {
+            return Ok(false);
+        }
+        at = draft.inode_of_entry(at)?.parent;
+    }
+    Err(MetaError::Inconsistent { what: "directories form a loop", ino: directory.0 })
+}
+
+pub(super) fn rename(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    (parent, name): (InodeNo, &[u8]),
+    (new_parent, new_name): (InodeNo, &[u8]),
+    mode: RenameMode,
+) -> Result<Outcome, MetaError> {
+    draft.directory(parent)?;
+    draft.directory(new_parent)?;
+    name::check(name)?;
+    name::check(new_name)?;
+    let source = draft.find_existing(parent, name)?;
+    let target = draft.find(new_parent, new_name)?;
+    let source_is_directory = source.kind == FileKind::Directory;
+    match (mode, target) {
+        (RenameMode::NoReplace, Some(_)) => return Err(Status::Exists.into()),
+        (RenameMode::Exchange, None) => return Err(Status::NotFound.into()),
+        _ => {}
+    }
+    let moves = parent != new_parent;
+    if moves && source_is_directory && is_below(draft, new_parent, source.ino)? {
+        return Err(Status::Invalid.into());
+    }
+    let mut outcome = Outcome::default();
+    // Directories the two parents lose and gain.
+    let (mut from_parent, mut to_new_parent) = (0i64, 0i64);
+    if source_is_directory {
+        from_parent -= 1;
+        to_new_parent += 1;
+    }
+    match target {
+        // Two names of one file: POSIX says to do nothing.
+        Some(target) if target.ino == source.ino => {
+            let record = draft.inode_of_entry(source.ino)?;
+            return Ok(Outcome { attr: Some(record.attr(source.ino)), ..Outcome::default() });
+        }
+        Some(target) if mode == RenameMode::Exchange => {
+            let target_is_directory = target.kind == FileKind::Directory;
+            if moves && target_is_directory && is_below(draft, parent, target.ino)? {
+                return Err(Status::Invalid.into());
+            }
+            draft.point_entry(parent, name, target.ino, target.kind)?;
+            draft.point_entry(new_parent, new_name, source.ino, source.kind)?;
+            if target_is_directory {
+                from_parent += 1;
+                to_new_parent -= 1;
+            }
+            arrive(draft, context, target.ino, parent)?;
+        }
+        Some(target) => {
+            match (source_is_directory, target.kind == FileKind::Directory) {
+                (false, true) => return Err(Status::IsDirectory.into()),
+                (true, false) => return Err(Status::NotDirectory.into()),
+                (true, true) if !draft.view.is_empty_directory(target.ino)? => {
+                    return Err(Status::NotEmpty.into());
+                }
+                (true, true) => to_new_parent -= 1,
+                (false, false) => {}
+            }
+            draft.point_entry(new_parent, new_name, source.ino, source.kind)?;
+            draft.remove_entry(parent, name)?;
+            drop_name(draft, context, target.ino, &mut outcome)?;
+        }
+        None => {
+            draft.remove_entry(parent, name)?;
+            draft.add_entry(new_parent, new_name, source.ino, source.kind)?;
+        }
+    }
+    let moved = arrive(draft, context, source.ino, new_parent)?;
+    for (directory, gained) in [(parent, from_parent), (new_parent, to_new_parent)] {
+        draft.edit_inode(directory, |record| {
+            record.nlink = (i64::from(record.nlink) + gained).clamp(0, i64::from(u32::MAX)) as u32;
+            // The second touch of one directory is of no consequence but for its counter.
+            touch_contents(record, context);
+        })?;
+    }
+    outcome.attr = Some(moved.attr(source.ino));
+    Ok(outcome)
+}
+
+/// An inode got another name, perhaps elsewhere.
+fn arrive(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    parent: InodeNo,
+) -> Result<InodeRecord, MetaError> {
+    draft.edit_inode(ino, |record| {
+        if record.is_directory() {
+            record.parent = parent;
+        }
+        touch_inode(record, context);
+    })
+}

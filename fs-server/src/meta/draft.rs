@@ -1,0 +1,224 @@
+//! What an operation is about to change: typed edits over a `View`, read back by later steps of the same
+//! operation, and turned into one batch at the end.
+
+use super::error::MetaError;
+use super::extent_edit::ExtentEdit;
+use super::key;
+use super::name::{Cookie, SLOTS_PER_BUCKET};
+use super::operation::{ApplyContext, Outcome};
+use super::record::{self, BucketRecord, CounterRecord, EntryRecord, InodeRecord};
+use super::store::{Batch, VALUE_MAX_BYTES};
+use super::view::{Found, View};
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::status::Status;
+use std::collections::BTreeMap;
+
+/// The result of `apply`: nothing has happened yet.
+#[derive(Debug)]
+pub struct Applied {
+    /// What to commit; empty if nothing changes.
+    pub batch: Batch,
+    /// What to answer once it is.
+    pub outcome: Outcome,
+    /// Inodes as the batch leaves them; `None`: removed.
+    pub inodes: BTreeMap<InodeNo, Option<InodeRecord>>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    slot: u8,
+    ino: InodeNo,
+    kind: FileKind,
+    name: Vec<u8>,
+}
+
+/// Edits in progress.
+pub(super) struct Draft<'v> {
+    pub view: View<'v>,
+    pub batch: Batch,
+    inodes: BTreeMap<InodeNo, Option<InodeRecord>>,
+    buckets: BTreeMap<(InodeNo, u64), Vec<Entry>>,
+    extents: BTreeMap<InodeNo, ExtentEdit>,
+}
+
+impl<'v> Draft<'v> {
+    pub fn new(view: View<'v>) -> Self {
+        Self {
+            view,
+            batch: Batch::default(),
+            inodes: BTreeMap::new(),
+            buckets: BTreeMap::new(),
+            extents: BTreeMap::new(),
+        }
+    }
+
+    pub fn inode_if_any(&self, ino: InodeNo) -> Result<Option<InodeRecord>, MetaError> {
+        match self.inodes.get(&ino) {
+            Some(record) => Ok(*record),
+            None => self.view.inode(ino),
+        }
+    }
+
+    /// An inode a client named: gone means its handle is stale.
+    pub fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+        self.inode_if_any(ino)?.ok_or(MetaError::Refused(Status::Stale))
+    }
+
+    /// An inode an entry names: it must be there.
+    pub fn inode_of_entry(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+        self.inode_if_any(ino)?.ok_or(MetaError::Inconsistent { what: "an entry names no inode", ino: ino.0 })
+    }
+
+    /// A directory that can be worked in.
+    pub fn directory(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+        let record = self.inode(ino)?;
+        match (record.is_directory(), record.nlink) {
+            (false, _) => Err(Status::NotDirectory.into()),
+            // Removed, but still somebody's working directory.
+            (true, 0) => Err(Status::NotFound.into()),
+            (true, _) => Ok(record),
+        }
+    }
+
+    pub fn put_inode(&mut self, ino: InodeNo, record: InodeRecord) {
+        self.inodes.insert(ino, Some(record));
+    }
+
+    pub fn remove_inode(&mut self, ino: InodeNo) {
+        self.inodes.insert(ino, None);
+    }
+
+    /// Changes an inode that was read before.
+    pub fn edit_inode(
+        &mut self,
+        ino: InodeNo,
+        edit: impl FnOnce(&mut InodeRecord),
+    ) -> Result<InodeRecord, MetaError> {
+        let mut record = self.inode_of_entry(ino)?;
+        edit(&mut record);
+        self.put_inode(ino, record);
+        Ok(record)
+    }
+
+    fn bucket(&mut self, parent: InodeNo, hash: u64) -> Result<&mut Vec<Entry>, MetaError> {
+        use std::collections::btree_map::Entry as Slot;
+        match self.buckets.entry((parent, hash)) {
+            Slot::Occupied(known) => Ok(known.into_mut()),
+            Slot::Vacant(unknown) => {
+                let mut entries = Vec::new();
+                if let Some(value) = self.view.bucket(parent, hash)? {
+                    let bucket = record::parse_bucket(&value)
+                        .map_err(MetaError::record(&key::bucket(parent, hash)))?;
+                    entries.extend(bucket.entries.iter().map(|entry| Entry {
+                        slot: entry.slot,
+                        ino: entry.ino,
+                        kind: entry.kind,
+                        name: entry.name.to_vec(),
+                    }));
+                }
+                Ok(unknown.insert(entries))
+            }
+        }
+    }
+
+    pub fn find(&mut self, parent: InodeNo, name: &[u8]) -> Result<Option<Found>, MetaError> {
+        let hash = self.view.hash(name);
+        let entry = self.bucket(parent, hash)?.iter().find(|entry| entry.name == name);
+        Ok(entry.map(|entry| Found {
+            ino: entry.ino,
+            kind: entry.kind,
+            cookie: Cookie::new(hash, entry.slot),
+        }))
+    }
+
+    pub fn find_existing(&mut self, parent: InodeNo, name: &[u8]) -> Result<Found, MetaError> {
+        self.find(parent, name)?.ok_or(MetaError::Refused(Status::NotFound))
+    }
+
+    /// Adds an entry in the bucket's first free slot; the caller knows that the name is free.
+    pub fn add_entry(
+        &mut self,
+        parent: InodeNo,
+        name: &[u8],
+        ino: InodeNo,
+        kind: FileKind,
+    ) -> Result<(), MetaError> {
+        let hash = self.view.hash(name);
+        let entries = self.bucket(parent, hash)?;
+        // In slot order, so the first place where slot and index part is free.
+        let free = entries.iter().enumerate().find(|(index, entry)| usize::from(entry.slot) != *index);
+        let index = free.map_or(entries.len(), |(index, _)| index);
+        if index >= SLOTS_PER_BUCKET {
+            return Err(Status::NoSpace.into());
+        }
+        entries.insert(index, Entry { slot: index as u8, ino, kind, name: name.to_vec() });
+        Ok(())
+    }
+
+    pub fn remove_entry(&mut self, parent: InodeNo, name: &[u8]) -> Result<(), MetaError> {
+        let hash = self.view.hash(name);
+        self.bucket(parent, hash)?.retain(|entry| entry.name != name);
+        Ok(())
+    }
+
+    /// Makes an entry name another inode; it keeps its slot.
+    pub fn point_entry(
+        &mut self,
+        parent: InodeNo,
+        name: &[u8],
+        ino: InodeNo,
+        kind: FileKind,
+    ) -> Result<(), MetaError> {
+        let hash = self.view.hash(name);
+        for entry in self.bucket(parent, hash)? {
+            if entry.name == name {
+                (entry.ino, entry.kind) = (ino, kind);
+            }
+        }
+        Ok(())
+    }
+
+    /// The extents of a file, to edit.
+    pub fn extents(&mut self, ino: InodeNo) -> (&mut ExtentEdit, View<'v>) {
+        (self.extents.entry(ino).or_default(), self.view)
+    }
+
+    /// The batch. Allocation follows the extents' edits.
+    pub fn finish(mut self, context: &ApplyContext<'_>, outcome: Outcome) -> Result<Applied, MetaError> {
+        for (ino, edit) in &self.extents {
+            edit.write(*ino, &mut self.batch);
+        }
+        for ((parent, hash), entries) in &self.buckets {
+            let key = key::bucket(*parent, *hash);
+            let entries: Vec<_> = entries
+                .iter()
+                .map(|entry| EntryRecord {
+                    slot: entry.slot,
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: &entry.name,
+                })
+                .collect();
+            if entries.is_empty() {
+                self.batch.remove(key);
+                continue;
+            }
+            let value = record::encode(&BucketRecord { entries });
+            if value.len() > VALUE_MAX_BYTES {
+                return Err(Status::NoSpace.into());
+            }
+            self.batch.put(key, value);
+        }
+        for (ino, record) in &self.inodes {
+            match record {
+                Some(record) => self.batch.put(key::inode(*ino), record::encode(record)),
+                None => self.batch.remove(key::inode(*ino)),
+            }
+        }
+        if let (Some(seq), false) = (context.log_seq, self.batch.is_empty()) {
+            self.batch.put(key::APPLIED, record::encode(&CounterRecord::from(seq)));
+        }
+        Ok(Applied { batch: self.batch, outcome, inodes: self.inodes })
+    }
+}

@@ -1,0 +1,215 @@
+//! Keys of the metadata records. All numbers are big-endian, so that key order is number order and a range of
+//! numbers is one scan.
+//!
+//! | key | record |
+//! |-----|--------|
+//! | `I ino:8` | inode |
+//! | `D parent:8 hash:7` | directory bucket: the entries whose names have that hash |
+//! | `X ino:8 file_page:8` | extent |
+//! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
+//! | `S ino:8` | symlink target |
+//! | `O ino:8` | orphan |
+//! | `C client:16` | session |
+//! | `M name` | superblock |
+//!
+//! There is no record of free space: it is what no extent names.
+
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo};
+
+/// First byte of each kind of key.
+pub mod tag {
+    #![allow(missing_docs)]
+    pub const XATTR: u8 = b'A';
+    pub const CLIENT: u8 = b'C';
+    pub const ENTRY: u8 = b'D';
+    pub const INODE: u8 = b'I';
+    pub const ORPHAN: u8 = b'O';
+    pub const SYMLINK: u8 = b'S';
+    pub const EXTENT: u8 = b'X';
+}
+
+/// `M` records.
+pub const SUPERBLOCK: &[u8] = b"Msuper";
+/// The first inode number that was not reserved yet.
+pub const NEXT_INO: &[u8] = b"Mnext_ino";
+/// How often the store was opened.
+pub const STARTS: &[u8] = b"Mstarts";
+/// Sequence number of the last log record whose effect is in the store.
+pub const APPLIED: &[u8] = b"Mapplied";
+
+fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
+    let mut key = [tag; 9];
+    key[1..].copy_from_slice(&ino.0.to_be_bytes());
+    key
+}
+
+/// Inode.
+pub fn inode(ino: InodeNo) -> [u8; 9] {
+    tagged(tag::INODE, ino)
+}
+
+/// Symlink target.
+pub fn symlink(ino: InodeNo) -> [u8; 9] {
+    tagged(tag::SYMLINK, ino)
+}
+
+/// Orphan.
+pub fn orphan(ino: InodeNo) -> [u8; 9] {
+    tagged(tag::ORPHAN, ino)
+}
+
+/// Directory bucket; `hash` has 56 bits.
+pub fn bucket(parent: InodeNo, hash: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..9].copy_from_slice(&tagged(tag::ENTRY, parent));
+    key[9..].copy_from_slice(&hash.to_be_bytes()[1..]);
+    key
+}
+
+/// Extent.
+pub fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
+    let mut key = [0; 17];
+    key[..9].copy_from_slice(&tagged(tag::EXTENT, ino));
+    key[9..].copy_from_slice(&page.0.to_be_bytes());
+    key
+}
+
+/// Piece of an extended attribute. The name's length comes first, so that no name's pieces are among another's.
+/// Names are at most 255 bytes long.
+pub fn xattr(ino: InodeNo, name: &[u8], piece: u8) -> Vec<u8> {
+    [&tagged(tag::XATTR, ino)[..], &[name.len() as u8], name, &[piece]].concat()
+}
+
+/// All pieces of one extended attribute.
+pub fn all_of_xattr(ino: InodeNo, name: &[u8]) -> KeyRange {
+    let mut first = xattr(ino, name, 0);
+    first.pop();
+    prefixed(&first)
+}
+
+/// Session.
+pub fn client(client: ClientId) -> [u8; 17] {
+    let mut key = [tag::CLIENT; 17];
+    key[1..].copy_from_slice(&client.0.to_be_bytes());
+    key
+}
+
+/// A range of keys: `from <= key < to`.
+pub struct KeyRange {
+    /// First key.
+    pub from: Vec<u8>,
+    /// First key past the range.
+    pub to: Vec<u8>,
+}
+
+fn prefixed(prefix: &[u8]) -> KeyRange {
+    // The tags are ASCII, so the carry ends at the first byte at the latest.
+    let mut to = prefix.to_vec();
+    while let Some(last) = to.pop() {
+        if last < u8::MAX {
+            to.push(last + 1);
+            break;
+        }
+    }
+    KeyRange { from: prefix.to_vec(), to }
+}
+
+/// All keys of one kind.
+pub fn all(tag: u8) -> KeyRange {
+    prefixed(&[tag])
+}
+
+/// All keys of one kind that belong to one inode.
+pub fn all_of(tag: u8, ino: InodeNo) -> KeyRange {
+    prefixed(&tagged(tag, ino))
+}
+
+fn parse_u64(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// The inode number of an `I`, `O` or `S` key.
+pub fn parse_ino(key: &[u8]) -> Option<InodeNo> {
+    Some(InodeNo(parse_u64(key.get(1..)?)?))
+}
+
+/// Parent and hash of a `D` key.
+pub fn parse_bucket(key: &[u8]) -> Option<(InodeNo, u64)> {
+    let hash: [u8; 7] = key.get(9..)?.try_into().ok()?;
+    let mut wide = [0; 8];
+    wide[1..].copy_from_slice(&hash);
+    Some((InodeNo(parse_u64(key.get(1..9)?)?), u64::from_be_bytes(wide)))
+}
+
+/// Inode and page of an `X` key.
+pub fn parse_extent(key: &[u8]) -> Option<(InodeNo, FilePage)> {
+    Some((InodeNo(parse_u64(key.get(1..9)?)?), FilePage(parse_u64(key.get(9..)?)?)))
+}
+
+/// Inode, name and piece of an `A` key.
+pub fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
+    let (len, rest) = key.get(9..)?.split_first()?;
+    let (piece, name) = rest.split_last()?;
+    (name.len() == usize::from(*len)).then_some((InodeNo(parse_u64(key.get(1..9)?)?), name, *piece))
+}
+
+/// Client of a `C` key.
+pub fn parse_client(key: &[u8]) -> Option<ClientId> {
+    Some(ClientId(u128::from_be_bytes(key.get(1..)?.try_into().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let ino = InodeNo(0x0102_0304_0506_0708);
+        assert_eq!(&inode(ino), b"I\x01\x02\x03\x04\x05\x06\x07\x08");
+        assert_eq!(&symlink(ino), b"S\x01\x02\x03\x04\x05\x06\x07\x08");
+        assert_eq!(&orphan(ino), b"O\x01\x02\x03\x04\x05\x06\x07\x08");
+        assert_eq!(
+            &bucket(ino, 0x00a1_a2a3_a4a5_a6a7),
+            b"D\x01\x02\x03\x04\x05\x06\x07\x08\xa1\xa2\xa3\xa4\xa5\xa6\xa7"
+        );
+        assert_eq!(
+            &extent(ino, FilePage(0x1112_1314_1516_1718)),
+            b"X\x01\x02\x03\x04\x05\x06\x07\x08\x11\x12\x13\x14\x15\x16\x17\x18"
+        );
+        assert_eq!(xattr(ino, b"user.a", 2), b"A\x01\x02\x03\x04\x05\x06\x07\x08\x06user.a\x02");
+        assert_eq!(
+            &client(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)),
+            b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10"
+        );
+        assert_eq!(
+            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED],
+            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied"]
+        );
+    }
+
+    #[test]
+    fn keys_parse_back() {
+        let ino = InodeNo(77);
+        assert_eq!(parse_ino(&inode(ino)), Some(ino));
+        assert_eq!(parse_bucket(&bucket(ino, (1 << 56) - 1)), Some((ino, (1 << 56) - 1)));
+        assert_eq!(parse_extent(&extent(ino, FilePage(9))), Some((ino, FilePage(9))));
+        assert_eq!(parse_xattr(&xattr(ino, b"n", 3)), Some((ino, &b"n"[..], 3)));
+        assert_eq!(parse_client(&client(ClientId(5))), Some(ClientId(5)));
+        assert_eq!(parse_ino(b"I123"), None);
+        assert_eq!(parse_bucket(b"D"), None);
+        assert_eq!(parse_extent(b""), None);
+    }
+
+    #[test]
+    fn ranges_cover_their_prefix_and_no_more() {
+        for ino in [0, 1, 0xff, 0xffff, u64::MAX - 1, u64::MAX].map(InodeNo) {
+            let KeyRange { from, to } = all_of(tag::EXTENT, ino);
+            assert!(from.as_slice() <= &extent(ino, FilePage(0))[..]);
+            assert!(&extent(ino, FilePage(u64::MAX))[..] < to.as_slice());
+            if ino.0 < u64::MAX {
+                assert!(to.as_slice() <= &extent(InodeNo(ino.0 + 1), FilePage(0))[..]);
+            }
+        }
+        assert_eq!(all(tag::INODE).to, b"J");
+    }
+}

@@ -1,0 +1,225 @@
+//! The façade's reads. None takes the writer's mutex.
+
+use super::error::MetaError;
+use super::key;
+use super::metadata::Meta;
+use super::name::{self, Cookie};
+use super::record::{self, BytesRecord, InodeRecord, RecordError};
+use super::store::Direction;
+use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::rpc::DirEntry;
+use cuttlefs_common::status::Status;
+
+/// How often a lookup starts over when the inode it found went away before it was read. Each time means that
+/// somebody replaced the name in between.
+const LOOKUP_TRIES: usize = 8;
+
+impl Meta {
+    fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+        // Held over the load: see `live`.
+        let shard = self.live.read(ino);
+        let record = match shard.get(&ino) {
+            Some(live) => Some(live.record),
+            None => self.stored().inode(ino)?,
+        };
+        record.ok_or(MetaError::Refused(Status::Stale))
+    }
+
+    /// Attributes, with live size and times.
+    ///
+    /// # Errors
+    /// `Stale` if there is no such inode, `Io`.
+    pub fn attr(&self, ino: InodeNo) -> Result<Attr, Status> {
+        self.inode(ino).map(|record| record.attr(ino)).map_err(|e| self.fail("attr", e))
+    }
+
+    /// The directory a directory is in; the root is in itself.
+    ///
+    /// # Errors
+    /// `Stale`, `NotDirectory`, `Io`.
+    pub fn parent(&self, ino: InodeNo) -> Result<InodeNo, Status> {
+        let record = self.inode(ino).map_err(|e| self.fail("parent", e))?;
+        if record.is_directory() { Ok(record.parent) } else { Err(Status::NotDirectory) }
+    }
+
+    /// Finds a name; also `.` and `..`. Whether `..` may leave an export is the caller's to check.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, `NameTooLong`, `Stale` if the directory is gone, `Io`.
+    pub fn lookup(&self, parent: InodeNo, name: &[u8]) -> Result<Attr, Status> {
+        match name {
+            b"." => return self.parent(parent).and_then(|_| self.attr(parent)),
+            b".." => return self.parent(parent).and_then(|above| self.attr(above)),
+            _ if name.len() > NAME_MAX => return Err(Status::NameTooLong),
+            _ => {}
+        }
+        self.find(parent, name).map_err(|e| self.fail("lookup", e))
+    }
+
+    fn find(&self, parent: InodeNo, name: &[u8]) -> Result<Attr, MetaError> {
+        for _ in 0..LOOKUP_TRIES {
+            let Some(found) = self.stored().find(parent, name)? else {
+                // Why? Only now does the directory itself matter.
+                let directory = self.inode(parent)?;
+                let status = if directory.is_directory() { Status::NotFound } else { Status::NotDirectory };
+                return Err(status.into());
+            };
+            match self.inode(found.ino) {
+                Ok(record) => return Ok(record.attr(found.ino)),
+                Err(MetaError::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // The same name without an inode so many times is no race.
+        Err(MetaError::Inconsistent { what: "an entry names no inode", ino: parent.0 })
+    }
+
+    /// Lists a directory behind `cookie` (0: from the start), in cookie order, until the visitor returns `false`:
+    /// that entry was not taken. Without `.` and `..`. An entry that is there all the time is listed once,
+    /// whatever happens to others. Gives whether the end was reached.
+    ///
+    /// # Errors
+    /// `Invalid` for a cookie that was never given, `Stale`, `NotDirectory`, `Io`.
+    pub fn read_dir(
+        &self,
+        ino: InodeNo,
+        cookie: u64,
+        plus: bool,
+        visit: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<bool, Status> {
+        let cookie = Cookie::parse(cookie)?;
+        self.parent(ino)?;
+        let mut end = true;
+        let listed = self.stored().entries_after(ino, cookie, &mut |found, name| {
+            let attr = match plus.then(|| self.inode(found.ino)) {
+                None => None,
+                Some(Ok(record)) => Some(record.attr(found.ino)),
+                // Unlinked since its bucket was read.
+                Some(Err(MetaError::Refused(_))) => return Ok(true),
+                Some(Err(error)) => return Err(error),
+            };
+            let entry = DirEntry { cookie: found.cookie.get(), ino: found.ino, kind: found.kind, name, attr };
+            let taken = visit(&entry);
+            end &= taken;
+            Ok(taken)
+        });
+        listed.map(|()| end).map_err(|e| self.fail("read_dir", e))
+    }
+
+    /// A symlink's target.
+    ///
+    /// # Errors
+    /// `Stale`, `Invalid` if it is no symlink, `Io`.
+    pub fn read_link(&self, ino: InodeNo) -> Result<Vec<u8>, Status> {
+        let read = || {
+            if self.inode(ino)?.kind != FileKind::Symlink {
+                return Err(Status::Invalid.into());
+            }
+            match self.stored().symlink(ino)? {
+                Some(target) => Ok(target),
+                // Gone since, or never whole.
+                None => {
+                    self.inode(ino)?;
+                    Err(MetaError::Inconsistent { what: "a symlink has no target", ino: ino.0 })
+                }
+            }
+        };
+        read().map_err(|e| self.fail("read_link", e))
+    }
+
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoAttribute`, `Stale`, `Io`.
+    pub fn xattr(&self, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, Status> {
+        let read = || {
+            let before = self.inode(ino)?;
+            if before.xattrs == 0 || name.is_empty() || name.len() > NAME_MAX {
+                return Err(Status::NoAttribute.into());
+            }
+            let value = self.stored().xattr(ino, name);
+            // A value is several records. If the inode changed meanwhile they may be of two values, which can look
+            // like damage too: read again, with the writers kept out.
+            let value = if self.inode(ino)?.change == before.change {
+                value
+            } else {
+                let _still = self.writer.lock();
+                self.stored().xattr(ino, name)
+            };
+            value?.ok_or(MetaError::Refused(Status::NoAttribute))
+        };
+        read().map_err(|e| self.fail("xattr", e))
+    }
+
+    /// Names of an inode's extended attributes, each ended by NUL.
+    ///
+    /// # Errors
+    /// `Stale`, `Io`.
+    pub fn xattr_names(&self, ino: InodeNo) -> Result<Vec<u8>, Status> {
+        let read = || {
+            let mut names = Vec::new();
+            if self.inode(ino)?.xattrs > 0 {
+                self.stored().xattr_names(ino, &mut |name| {
+                    names.extend_from_slice(name);
+                    names.push(0);
+                })?;
+            }
+            Ok(names)
+        };
+        read().map_err(|e| self.fail("xattr_names", e))
+    }
+
+    /// The durable range table of a file, in file order. Whoever commits data of the file meanwhile keeps the two
+    /// apart.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
+        let mut extents = Vec::new();
+        let all = (FilePage(0), FilePage(u64::MAX));
+        self.stored()
+            .extents(ino, all.0, all.1, Direction::Forward, &mut |extent| {
+                extents.push(extent);
+                true
+            })
+            .map_err(|e| self.fail("extents", e))?;
+        Ok(extents)
+    }
+
+    /// Visits every extent of every inode, orphans included: what is not visited is free. For start-up.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn all_extents(&self, visit: &mut dyn FnMut(InodeNo, Extent)) -> Result<(), Status> {
+        self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
+    }
+
+    /// The sessions that were kept.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn clients(&self) -> Result<Vec<(ClientId, Vec<u8>)>, Status> {
+        let mut clients = Vec::new();
+        let range = key::all(key::tag::CLIENT);
+        self.stored()
+            .scan(&range.from, &range.to, Direction::Forward, &mut |key, value| {
+                let malformed = || MetaError::record(key)(RecordError::Malformed);
+                let client = key::parse_client(key).ok_or_else(malformed)?;
+                let session: BytesRecord<'_> = record::parse(value).map_err(MetaError::record(key))?;
+                clients.push((client, session.bytes.to_vec()));
+                Ok(true)
+            })
+            .map_err(|e| self.fail("clients", e))?;
+        Ok(clients)
+    }
+
+    /// Whether a name may be given to an entry; for callers that must know before `execute` does.
+    ///
+    /// # Errors
+    /// `NameTooLong`, `Invalid`.
+    pub fn check_name(name: &[u8]) -> Result<(), Status> {
+        name::check(name)
+    }
+}

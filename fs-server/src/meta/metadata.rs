@@ -1,0 +1,381 @@
+//! The façade: who may change metadata when, and what is live beside it.
+//!
+//! One mutex orders mutations: apply, commit, settle. Readers do not take it. Everything may be called from any
+//! thread; `flush` blocks on the device, the rest on memory only (and on reads of the store that miss its cache).
+
+use super::apply::apply;
+use super::error::MetaError;
+use super::key;
+use super::live::{LiveInodes, SettleKind};
+use super::name::HashKey;
+use super::operation::{ApplyContext, Caller, Operation, Outcome};
+use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, SuperRecord};
+use super::store::{Batch, Direction, Store};
+use super::view::View;
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::Clock;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Inode numbers reserved at a time. A number is used only below a durable bound, and the bound is moved in the
+/// batch of a create when half of the block is left; so a flush a second keeps ahead of 30 thousand creates a
+/// second, and faster ones pay one flush each block. A crash skips at most two blocks of 2^64 numbers.
+const INO_BLOCK: u64 = 1 << 16;
+/// Change counters of one start of the server lie in one block of so many.
+const CHANGES_PER_START_BITS: u32 = 32;
+
+/// What a new store is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Format {
+    /// The pool's identity.
+    pub uuid: [u8; 16],
+    /// Secret of the name hash, from the system's random numbers.
+    pub hash_key: HashKey,
+    /// Owner of the root directory.
+    pub root: Caller,
+    /// Permission bits of the root directory.
+    pub root_mode: u16,
+}
+
+/// State only the holder of the writer's mutex changes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// The next number to give out.
+    next_ino: u64,
+}
+
+/// The metadata of a pool.
+pub struct Meta {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) hash_key: HashKey,
+    pub(super) live: LiveInodes,
+    pub(super) clock: Arc<dyn Clock>,
+    uuid: [u8; 16],
+    pub(super) change_floor: u64,
+    pub(super) writer: Mutex<Writer>,
+    /// Bound of reserved inode numbers in the store. Written under the writer's mutex, after the commit; read by
+    /// `flush` before the store's. Release and acquire: what is read was committed.
+    reserved: AtomicU64,
+    /// Bound of reserved inode numbers that is durable: only ever raised (`fetch_max`). Release and acquire as
+    /// above, with the flush between.
+    durable_reserved: AtomicU64,
+    pub(super) orphans: Mutex<BTreeSet<InodeNo>>,
+    /// A figure for people; relaxed.
+    inodes: AtomicU64,
+    /// Store failures and records that did not parse; relaxed.
+    damage: AtomicU64,
+}
+
+impl std::fmt::Debug for Meta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meta").field("reserved", &self.reserved).field("inodes", &self.inodes).finish()
+    }
+}
+
+fn counter(store: &dyn Store, key: &[u8]) -> Result<Option<u64>, MetaError> {
+    let Some(value) = store.get(key)? else {
+        return Ok(None);
+    };
+    let CounterRecord(number) = record::parse(&value).map_err(MetaError::record(key))?;
+    Ok(Some(number))
+}
+
+fn superblock(store: &dyn Store) -> Result<SuperRecord, MetaError> {
+    let value = store.get(key::SUPERBLOCK)?.ok_or(MetaError::NotFormatted)?;
+    let superblock: SuperRecord = record::parse(&value).map_err(MetaError::record(key::SUPERBLOCK))?;
+    if superblock.format_version != FORMAT_VERSION {
+        return Err(MetaError::Format { found: superblock.format_version, expected: FORMAT_VERSION });
+    }
+    Ok(superblock)
+}
+
+impl Meta {
+    /// Makes an empty file system in an empty store, durably.
+    ///
+    /// # Errors
+    /// [`MetaError::AlreadyFormatted`], or the store's.
+    pub fn format(store: &dyn Store, clock: &dyn Clock, format: &Format) -> Result<(), MetaError> {
+        if store.get(key::SUPERBLOCK)?.is_some() {
+            return Err(MetaError::AlreadyFormatted);
+        }
+        let now = clock.now();
+        let root = InodeRecord {
+            kind: FileKind::Directory,
+            mode: format.root_mode & 0o7777,
+            nlink: 2,
+            uid: format.root.uid,
+            gid: format.root.gid,
+            rdev: 0,
+            size: PAGE_SIZE_U64,
+            allocated_pages: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: 1,
+            parent: InodeNo::ROOT,
+            xattrs: 0,
+        };
+        let superblock = SuperRecord {
+            format_version: FORMAT_VERSION,
+            uuid: format.uuid,
+            hash_key: format.hash_key,
+            created: now,
+        };
+        let mut batch = Batch::default();
+        batch.put(key::SUPERBLOCK, record::encode(&superblock));
+        batch.put(key::NEXT_INO, record::encode(&CounterRecord(InodeNo::ROOT.0 + 1)));
+        batch.put(key::STARTS, record::encode(&CounterRecord(0)));
+        batch.put(key::inode(InodeNo::ROOT), record::encode(&root));
+        store.commit(batch)?;
+        store.flush()?;
+        Ok(())
+    }
+
+    /// Opens a formatted store. Counts its inodes and collects its orphans, which is one pass over each.
+    ///
+    /// # Errors
+    /// [`MetaError`].
+    pub fn open(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Self, MetaError> {
+        let superblock = superblock(&*store)?;
+        let next_ino = counter(&*store, key::NEXT_INO)?.ok_or(MetaError::NotFormatted)?;
+        let starts = counter(&*store, key::STARTS)?.ok_or(MetaError::NotFormatted)? + 1;
+        let mut batch = Batch::default();
+        batch.put(key::NEXT_INO, record::encode(&CounterRecord(next_ino + INO_BLOCK)));
+        batch.put(key::STARTS, record::encode(&CounterRecord(starts)));
+        store.commit(batch)?;
+        store.flush()?;
+        let meta = Self {
+            hash_key: superblock.hash_key,
+            live: LiveInodes::default(),
+            clock,
+            uuid: superblock.uuid,
+            change_floor: starts << CHANGES_PER_START_BITS,
+            writer: Mutex::new(Writer { next_ino }),
+            reserved: AtomicU64::new(next_ino + INO_BLOCK),
+            durable_reserved: AtomicU64::new(next_ino + INO_BLOCK),
+            orphans: Mutex::new(BTreeSet::new()),
+            inodes: AtomicU64::new(0),
+            damage: AtomicU64::new(0),
+            store,
+        };
+        *meta.orphans.lock() = meta.all_inos(key::tag::ORPHAN)?.into_iter().collect();
+        meta.inodes.store(meta.count(key::tag::INODE)?, Ordering::Relaxed);
+        Ok(meta)
+    }
+
+    fn count(&self, tag: u8) -> Result<u64, MetaError> {
+        let mut count = 0;
+        let range = key::all(tag);
+        self.store.scan(&range.from, &range.to, Direction::Forward, &mut |_, _| {
+            count += 1;
+            true
+        })?;
+        Ok(count)
+    }
+
+    fn all_inos(&self, tag: u8) -> Result<Vec<InodeNo>, MetaError> {
+        let keys = self.stored().keys(&key::all(tag))?;
+        let parse = |key: Vec<u8>| {
+            key::parse_ino(&key).ok_or_else(|| MetaError::record(&key)(record::RecordError::Malformed))
+        };
+        keys.into_iter().map(parse).collect()
+    }
+
+    /// What is stored, without what is live.
+    pub(super) fn stored(&self) -> View<'_> {
+        View::of_store(&*self.store, self.hash_key)
+    }
+
+    /// Turns an error into a status; damage is logged and counted, here and nowhere else.
+    pub(super) fn fail(&self, operation: &'static str, error: MetaError) -> Status {
+        let advice = match &error {
+            MetaError::Refused(status) => return *status,
+            MetaError::Store(_) => "check the pool's device and its free space, then restart the server",
+            _ => "stop the server, copy meta/ away, and restore it from a backup; other files are unharmed",
+        };
+        self.damage.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(operation, %error, advice, "metadata failed");
+        Status::Io
+    }
+
+    /// The pool's identity.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    /// Inodes there are, orphans included.
+    pub fn inode_count(&self) -> u64 {
+        self.inodes.load(Ordering::Relaxed)
+    }
+
+    /// Inodes whose data is not wholly durable.
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Store failures and damaged records met since the start.
+    pub fn damage_count(&self) -> u64 {
+        self.damage.load(Ordering::Relaxed)
+    }
+
+    /// Does an operation: one batch, visible when this returns, durable with the next `flush`.
+    ///
+    /// `is_open` says whether an inode that loses its last name must be kept. It is asked under the writer's
+    /// mutex, so it must not call back here; and whoever opens a file registers that *before* reading its
+    /// attributes, so that the file is either seen as open or found gone.
+    ///
+    /// # Errors
+    /// As POSIX says; `Io` if the metadata cannot be read or written.
+    pub fn execute(
+        &self,
+        caller: Caller,
+        operation: &Operation<'_>,
+        is_open: &dyn Fn(InodeNo) -> bool,
+    ) -> Result<Outcome, Status> {
+        let mut writer = self.writer.lock();
+        self.execute_locked(&mut writer, caller, operation, is_open)
+            .map_err(|e| self.fail(name_of(operation), e))
+    }
+
+    pub(super) fn execute_locked(
+        &self,
+        writer: &mut Writer,
+        caller: Caller,
+        operation: &Operation<'_>,
+        is_open: &dyn Fn(InodeNo) -> bool,
+    ) -> Result<Outcome, MetaError> {
+        if matches!(operation, Operation::Make { .. } | Operation::Create { .. }) {
+            self.ensure_number(writer)?;
+        }
+        let context = ApplyContext {
+            now: self.clock.now(),
+            caller,
+            log_seq: None,
+            new_ino: InodeNo(writer.next_ino),
+            change_floor: self.change_floor,
+            is_open,
+        };
+        let changed = |ino| self.live.get(ino).map(|live| live.writable());
+        let view = View::new(&*self.store, self.hash_key, &changed);
+        let mut applied = apply(&view, operation, &context)?;
+        let reserve = applied.outcome.created.then(|| self.reserve(writer, &mut applied.batch)).flatten();
+        if !applied.batch.is_empty() {
+            self.store.commit(applied.batch)?;
+        }
+        if let Some(bound) = reserve {
+            self.reserved.store(bound, Ordering::Release);
+        }
+        let kind = match operation {
+            Operation::CommitData { .. } => SettleKind::DataCommit,
+            Operation::SetAttr { set: SetAttr { size: Some(size), .. }, .. } => SettleKind::Truncation(*size),
+            _ => SettleKind::Other,
+        };
+        for (ino, record) in &applied.inodes {
+            self.live.settle(*ino, record.as_ref(), kind);
+        }
+        let mut outcome = applied.outcome;
+        self.account(writer, &outcome);
+        if let Some(attr) = &mut outcome.attr
+            && let Some(live) = self.live.get(attr.ino)
+        {
+            *attr = live.record.attr(attr.ino);
+        }
+        Ok(outcome)
+    }
+
+    fn account(&self, writer: &mut Writer, outcome: &Outcome) {
+        if outcome.created {
+            writer.next_ino += 1;
+            self.inodes.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(ino) = outcome.orphaned {
+            self.orphans.lock().insert(ino);
+        }
+        if let Some(ino) = outcome.reaped {
+            self.orphans.lock().remove(&ino);
+            self.inodes.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds a reservation to the batch when half of the block is left; gives the new bound.
+    fn reserve(&self, writer: &Writer, batch: &mut Batch) -> Option<u64> {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        if reserved.saturating_sub(writer.next_ino) > INO_BLOCK / 2 {
+            return None;
+        }
+        let bound = reserved.max(writer.next_ino) + INO_BLOCK;
+        batch.put(key::NEXT_INO, record::encode(&CounterRecord(bound)));
+        Some(bound)
+    }
+
+    /// Makes sure that the next number is below the durable bound.
+    fn ensure_number(&self, writer: &Writer) -> Result<(), MetaError> {
+        if writer.next_ino < self.durable_reserved.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        if let Some(bound) = self.reserve(writer, &mut batch) {
+            self.store.commit(batch)?;
+            self.reserved.store(bound, Ordering::Release);
+        }
+        self.flush_store()
+    }
+
+    fn flush_store(&self) -> Result<(), MetaError> {
+        let reserved = self.reserved.load(Ordering::Acquire);
+        self.store.flush()?;
+        self.durable_reserved.fetch_max(reserved, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Blocks until everything done so far is durable.
+    ///
+    /// # Errors
+    /// `Io`; final: the store takes no further batch until the server restarts.
+    pub fn flush(&self) -> Result<(), Status> {
+        self.flush_store().map_err(|e| self.fail("flush", e))
+    }
+
+    /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing
+    /// calls any more; what comes later all the same works.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn close(&self) -> Result<(), Status> {
+        let writer = self.writer.lock();
+        let mut batch = Batch::default();
+        batch.put(key::NEXT_INO, record::encode(&CounterRecord(writer.next_ino)));
+        let close = || {
+            // Lowered first: a later create must reserve again.
+            self.durable_reserved.store(writer.next_ino, Ordering::Release);
+            self.reserved.store(writer.next_ino, Ordering::Release);
+            self.store.commit(batch)?;
+            self.flush_store()
+        };
+        close().map_err(|e| self.fail("close", e))
+    }
+}
+
+fn name_of(operation: &Operation<'_>) -> &'static str {
+    match operation {
+        Operation::Make { .. } => "make",
+        Operation::Create { .. } => "create",
+        Operation::Link { .. } => "link",
+        Operation::Unlink { .. } => "unlink",
+        Operation::Rmdir { .. } => "rmdir",
+        Operation::Rename { .. } => "rename",
+        Operation::SetAttr { .. } => "set_attr",
+        Operation::SetXattr { .. } => "set_xattr",
+        Operation::RemoveXattr { .. } => "remove_xattr",
+        Operation::CommitData { .. } => "commit_data",
+        Operation::ReapOrphan { .. } => "reap",
+        Operation::PutClient { .. } => "put_client",
+        Operation::RemoveClient { .. } => "remove_client",
+    }
+}

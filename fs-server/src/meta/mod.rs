@@ -1,0 +1,60 @@
+//! Metadata: names, inodes, extents, attributes, orphans and sessions, as records of one ordered store.
+//!
+//! * `store` the narrow trait; `sled_store` and `memory_store` implement it
+//! * `key`, `record`, `name` the formats
+//! * `operation` what can be done; `apply` one operation -> one batch, pure
+//! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
+//! * `live` inodes whose data changed and is not durable yet
+//! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
+//! * `check` whether a store's records agree with each other
+//!
+//! # Invariants
+//! * One operation is one batch; the store never holds a part of one (invariant 5 rides on that).
+//! * An inode record's size and extents cover only bytes that are durable ("What is durable when").
+//! * Inode numbers are never given out twice, also not across a crash: only numbers below a durable bound are
+//!   used, and a start of the server begins behind it.
+//! * Each entry names an inode; each inode has as many names as it counts, or is an orphan.
+//!
+//! # On failure
+//! A refusal is a `Status`. Damage and a failing store are logged with what to do, counted, and answered with
+//! `Status::Io`; nothing is guessed or repaired in passing.
+
+mod apply;
+mod check;
+mod draft;
+mod error;
+mod extent_edit;
+mod file_data;
+mod key;
+mod live;
+mod lookups;
+mod memory_store;
+mod metadata;
+mod name;
+mod operation;
+mod record;
+mod sled_journal;
+mod sled_store;
+mod sled_tail;
+mod store;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use apply::apply;
+pub use check::{Problem, check};
+pub use draft::Applied;
+pub use error::MetaError;
+pub use live::NoteData;
+pub use memory_store::MemoryStore;
+pub use metadata::{Format, Meta};
+pub use name::{Cookie, HashKey};
+pub use operation::{
+    ApplyContext, CLIENT_RECORD_MAX_BYTES, Caller, DataCommit, DataStamp, LINK_MAX, Operation, Outcome,
+    RangeUpdate, XATTRS_PER_INODE_MAX,
+};
+pub use record::{FORMAT_VERSION, InodeRecord, RecordError};
+pub use sled_store::{SledOptions, SledStore};
+pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
+pub use view::{EntryVisitor, Found, RecordVisitor, View};

@@ -1,0 +1,226 @@
+//! What can be done to metadata: the closed set of operations. They serialise, because the redo log will hold
+//! them and replay them through the same `apply`.
+
+use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq};
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Most names an inode can have. Linux's tools expect 65000 or less of `LINK_MAX` on common file systems.
+/// Subdirectories do not count against it.
+pub const LINK_MAX: u32 = 65_000;
+/// Extended attributes an inode can have: as many as fit one listing reply with the longest names.
+pub const XATTRS_PER_INODE_MAX: u32 = 240;
+/// Bytes of an extended attribute kept in one record.
+pub const XATTR_PIECE_BYTES: usize = 4096;
+/// Largest session record.
+pub const CLIENT_RECORD_MAX_BYTES: usize = 4096;
+/// An unlinked file with at most so many extents goes in the batch that unlinks it; larger ones become orphans
+/// first, so that no batch grows with a file.
+pub const INLINE_REAP_EXTENTS: usize = 64;
+/// Extents one batch of a reap removes.
+pub const REAP_BATCH_EXTENTS: usize = 1024;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// A part of a file's range table that becomes durable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RangeUpdate {
+    /// First page of the range.
+    pub first: FilePage,
+    /// One past its last page.
+    pub end: FilePage,
+    /// All extents inside the range from now on: in order, apart, not empty. Gaps are holes.
+    pub extents: Vec<Extent>,
+}
+
+/// A file's data that became durable: what the store may say from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataCommit {
+    /// File.
+    pub ino: InodeNo,
+    /// Where its range table changed.
+    pub ranges: Vec<RangeUpdate>,
+    /// Its durable length.
+    pub size: u64,
+}
+
+/// Times and counter of the inode when its data was committed. The façade fills it in from the live inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataStamp {
+    /// Last change of contents.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Change counter.
+    pub change: u64,
+}
+
+/// An operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation<'a> {
+    /// Makes a name and its inode.
+    Make {
+        /// Directory.
+        parent: InodeNo,
+        /// Name to make.
+        #[serde(borrow)]
+        name: &'a [u8],
+        /// What.
+        #[serde(borrow)]
+        node: NewNode<'a>,
+        /// Permission bits, umask applied.
+        mode: u16,
+    },
+    /// Makes a regular file, or finds it.
+    Create {
+        /// Directory.
+        parent: InodeNo,
+        /// Name to make.
+        name: &'a [u8],
+        /// Permission bits, umask applied.
+        mode: u16,
+        /// Fail if the name exists.
+        exclusive: bool,
+    },
+    /// Makes another name for an inode.
+    Link {
+        /// Inode.
+        ino: InodeNo,
+        /// Directory of the new name.
+        parent: InodeNo,
+        /// The new name.
+        name: &'a [u8],
+    },
+    /// Removes a name of something that is no directory.
+    Unlink {
+        /// Directory.
+        parent: InodeNo,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// Removes an empty directory.
+    Rmdir {
+        /// Directory.
+        parent: InodeNo,
+        /// Name.
+        name: &'a [u8],
+    },
+    /// Moves a name.
+    Rename {
+        /// Source directory.
+        parent: InodeNo,
+        /// Source name.
+        name: &'a [u8],
+        /// Target directory.
+        new_parent: InodeNo,
+        /// Target name.
+        new_name: &'a [u8],
+        /// What if the target exists.
+        mode: RenameMode,
+    },
+    /// Changes attributes. With a size, `commit` tells what the truncation does to the extents; without it,
+    /// the records past the new end are trimmed.
+    SetAttr {
+        /// Inode.
+        ino: InodeNo,
+        /// What to change.
+        set: SetAttr,
+        /// The truncation, prepared by the file's region.
+        commit: Option<DataCommit>,
+    },
+    /// Sets an extended attribute.
+    SetXattr {
+        /// Inode.
+        ino: InodeNo,
+        /// Attribute.
+        name: &'a [u8],
+        /// Value.
+        value: &'a [u8],
+        /// What if it exists or not.
+        mode: XattrMode,
+    },
+    /// Removes an extended attribute.
+    RemoveXattr {
+        /// Inode.
+        ino: InodeNo,
+        /// Attribute.
+        name: &'a [u8],
+    },
+    /// Data of some files became durable. Files that are gone meanwhile are skipped: nothing of them is left to
+    /// be made durable.
+    CommitData {
+        /// Which, and what.
+        commits: Cow<'a, [DataCommit]>,
+        /// Of each, its stamp; `None` leaves times and counter as recorded.
+        stamps: Vec<Option<DataStamp>>,
+    },
+    /// Frees an orphan, or a part of it.
+    ReapOrphan {
+        /// Inode.
+        ino: InodeNo,
+    },
+    /// Keeps a session.
+    PutClient {
+        /// Whose.
+        client: ClientId,
+        /// What the session layer wants back.
+        record: &'a [u8],
+    },
+    /// Forgets a session.
+    RemoveClient {
+        /// Whose.
+        client: ClientId,
+    },
+}
+
+/// What `apply` needs to know besides metadata.
+#[derive(Clone, Copy)]
+pub struct ApplyContext<'a> {
+    /// Time of the operation.
+    pub now: Timestamp,
+    /// Who asks.
+    pub caller: Caller,
+    /// The log record this is, if there is a log.
+    pub log_seq: Option<LogSeq>,
+    /// Number for an inode that is made. It is used up if, and only if, `Outcome::created` says so.
+    pub new_ino: InodeNo,
+    /// Change counters go to at least this. It moves with every start of the server, so that a counter whose
+    /// change was lost in a crash never stands for other contents again.
+    pub change_floor: u64,
+    /// Whether somebody has the inode open (or holds dirty data of it): then it is not reaped with its last name.
+    pub is_open: &'a dyn Fn(InodeNo) -> bool,
+}
+
+impl ApplyContext<'_> {
+    /// The counter after a change.
+    pub(super) fn next_change(&self, change: u64) -> u64 {
+        (change + 1).max(self.change_floor)
+    }
+}
+
+/// What an operation did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The inode made, found, linked or changed; for a rename, the one moved.
+    pub attr: Option<Attr>,
+    /// A new inode was made.
+    pub created: bool,
+    /// This inode lost its last name, and is kept as an orphan: `reap` it when nobody has it open.
+    pub orphaned: Option<InodeNo>,
+    /// This inode is gone, with everything of it.
+    pub reaped: Option<InodeNo>,
+    /// Extents no record names any more. Their pages may be used again only after a flush (invariant 3).
+    pub freed: Vec<Extent>,
+    /// A reap is not finished: do it again.
+    pub more: bool,
+}

@@ -1,0 +1,354 @@
+//! Values of the metadata records: a version byte, then postcard. Golden bytes below lock each of them.
+//!
+//! What comes back from the store is bytes until a parse returns one of these types: the parse checks every
+//! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
+
+use super::name::{self, HashKey, SLOTS_PER_BUCKET};
+use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
+use serde::{Deserialize, Serialize};
+
+/// First byte of every value. Another number means another format.
+const RECORD_VERSION: u8 = 1;
+/// The format of the whole store, in the superblock record.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Why a value is not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Another version than this server writes.
+    #[error("record version {0} is not known")]
+    Version(u8),
+    /// No record of this kind.
+    #[error("the record does not parse")]
+    Malformed,
+    /// It parses, but cannot be.
+    #[error("the record contradicts itself: {0}")]
+    Impossible(&'static str),
+}
+
+/// An inode. `parent` is the directory a directory is in; 0 for everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeRecord {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission, set-id and sticky bits.
+    pub mode: u16,
+    /// Entries naming it; of a directory, 2 plus its subdirectories; 0: an orphan.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Length in bytes. On disk it covers only bytes that are durable.
+    pub size: u64,
+    /// Pages its extents hold. On disk: those of its extent records.
+    pub allocated_pages: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of contents.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Creation.
+    pub btime: Timestamp,
+    /// Change counter.
+    pub change: u64,
+    /// For directories: where it is.
+    pub parent: InodeNo,
+    /// How many extended attributes it has.
+    pub xattrs: u32,
+}
+
+impl InodeRecord {
+    /// As it crosses the wire.
+    pub fn attr(&self, ino: InodeNo) -> Attr {
+        Attr {
+            ino,
+            kind: self.kind,
+            mode: self.mode,
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            size: self.size,
+            allocated_bytes: self.allocated_pages.saturating_mul(PAGE_SIZE_U64),
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
+            change: self.change,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+}
+
+/// One entry of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryRecord<'a> {
+    /// Its place in the bucket, for life.
+    pub slot: u8,
+    /// What it names.
+    pub ino: InodeNo,
+    /// Type of that inode.
+    pub kind: FileKind,
+    /// Name.
+    #[serde(borrow)]
+    pub name: &'a [u8],
+}
+
+/// The entries of one directory whose names have one hash, in slot order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketRecord<'a> {
+    /// Never empty in the store: a bucket without entries is removed.
+    #[serde(borrow)]
+    pub entries: Vec<EntryRecord<'a>>,
+}
+
+/// An extent; its first file page is in its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtentRecord {
+    /// Where it lies.
+    pub pool_page: PoolPage,
+    /// Pages; never 0.
+    pub len_pages: u64,
+    /// Whether the pages hold the file's bytes.
+    pub state: ExtentState,
+}
+
+impl ExtentRecord {
+    /// With its place in the file.
+    pub fn at(&self, file_page: FilePage) -> Extent {
+        Extent { file_page, pool_page: self.pool_page, len_pages: self.len_pages, state: self.state }
+    }
+
+    /// Parses, and checks against the page in the key.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    pub fn parse(file_page: FilePage, value: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = parse(value)?;
+        let file_end = file_page.0.checked_add(record.len_pages);
+        let pool_end = record.pool_page.0.checked_add(record.len_pages);
+        match (record.len_pages, file_end, pool_end) {
+            (0, ..) => Err(RecordError::Impossible("an extent of no pages")),
+            (_, Some(_), Some(_)) => Ok(record),
+            _ => Err(RecordError::Impossible("an extent past the last page")),
+        }
+    }
+}
+
+/// First piece of an extended attribute's value; the others are bare bytes after the version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XattrHead<'a> {
+    /// Length of the whole value.
+    pub len_bytes: u32,
+    /// The value's first bytes.
+    #[serde(borrow)]
+    pub bytes: &'a [u8],
+}
+
+/// A symlink's target, an orphan's mark (empty), a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BytesRecord<'a> {
+    /// The bytes.
+    #[serde(borrow)]
+    pub bytes: &'a [u8],
+}
+
+/// What identifies the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SuperRecord {
+    /// [`FORMAT_VERSION`].
+    pub format_version: u32,
+    /// The pool's identity.
+    pub uuid: [u8; 16],
+    /// Key of the name hash.
+    pub hash_key: HashKey,
+    /// When it was made.
+    pub created: Timestamp,
+}
+
+/// A counter of the superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CounterRecord(pub u64);
+
+impl From<LogSeq> for CounterRecord {
+    fn from(seq: LogSeq) -> Self {
+        Self(seq.0)
+    }
+}
+
+/// The bytes of a record.
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(96);
+    bytes.push(RECORD_VERSION);
+    // The types here have known lengths and no maps, and the vector grows: nothing is left that can fail.
+    postcard::to_extend(record, bytes).expect("records always serialise")
+}
+
+/// Parses a record whose fields need no further check; all bytes must be used.
+///
+/// # Errors
+/// [`RecordError`].
+pub fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, RecordError> {
+    match value.split_first() {
+        Some((&RECORD_VERSION, body)) => match postcard::take_from_bytes(body) {
+            Ok((record, [])) => Ok(record),
+            _ => Err(RecordError::Malformed),
+        },
+        Some((version, _)) => Err(RecordError::Version(*version)),
+        None => Err(RecordError::Malformed),
+    }
+}
+
+/// Parses an inode.
+///
+/// # Errors
+/// [`RecordError`].
+pub fn parse_inode(value: &[u8]) -> Result<InodeRecord, RecordError> {
+    let record: InodeRecord = parse(value)?;
+    if record.mode > 0o7777 {
+        return Err(RecordError::Impossible("mode bits"));
+    }
+    if [record.atime, record.mtime, record.ctime, record.btime].iter().any(|time| !is_valid_time(*time)) {
+        return Err(RecordError::Impossible("nanoseconds"));
+    }
+    if record.is_directory() != (record.parent.0 != 0) {
+        return Err(RecordError::Impossible("a directory without parent or a parent without directory"));
+    }
+    Ok(record)
+}
+
+/// Parses a bucket.
+///
+/// # Errors
+/// [`RecordError`].
+pub fn parse_bucket(value: &[u8]) -> Result<BucketRecord<'_>, RecordError> {
+    let record: BucketRecord<'_> = parse(value)?;
+    let in_order = record.entries.windows(2).all(|pair| pair[0].slot < pair[1].slot);
+    let in_range = record.entries.last().is_some_and(|last| usize::from(last.slot) < SLOTS_PER_BUCKET);
+    if !in_order || !in_range {
+        return Err(RecordError::Impossible("slots"));
+    }
+    if record.entries.iter().any(|entry| name::check(entry.name).is_err()) {
+        return Err(RecordError::Impossible("a name that cannot be"));
+    }
+    Ok(record)
+}
+
+/// Whether the nanoseconds are in range.
+pub fn is_valid_time(time: Timestamp) -> bool {
+    time.nanos < 1_000_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn golden<T: Serialize + for<'a> Deserialize<'a> + PartialEq + std::fmt::Debug>(record: T, bytes: &[u8]) {
+        assert_eq!(encode(&record), bytes);
+        assert_eq!(parse::<T>(bytes), Ok(record));
+    }
+
+    fn inode() -> InodeRecord {
+        let time = |secs| Timestamp { secs, nanos: 1 };
+        InodeRecord {
+            kind: FileKind::Directory,
+            mode: 0o755,
+            nlink: 2,
+            uid: 3,
+            gid: 4,
+            rdev: 5,
+            size: 6,
+            allocated_pages: 7,
+            atime: time(8),
+            mtime: time(-9),
+            ctime: time(10),
+            btime: time(11),
+            change: 12,
+            parent: InodeNo(13),
+            xattrs: 14,
+        }
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let bytes = [
+            1, // version
+            1, // kind: directory
+            0xed, 3, // mode 0755, varint
+            2, 3, 4, 5, 6, 7, // nlink, uid, gid, rdev, size, allocated
+            16, 1, 17, 1, 20, 1, 22, 1, // times: zigzag seconds, nanoseconds
+            12, 13, 14, // change, parent, xattrs
+        ];
+        golden(inode(), &bytes);
+        golden(
+            ExtentRecord { pool_page: PoolPage(300), len_pages: 2, state: ExtentState::Unwritten },
+            &[1, 0xac, 2, 2, 1],
+        );
+        golden(CounterRecord(128), &[1, 0x80, 1]);
+        golden(
+            SuperRecord {
+                format_version: 1,
+                uuid: [0xaa; 16],
+                hash_key: HashKey([0xbb; 16]),
+                created: Timestamp { secs: 1, nanos: 2 },
+            },
+            &[&[1, 1][..], &[0xaa; 16], &[0xbb; 16], &[2, 2]].concat(),
+        );
+        let bucket = BucketRecord {
+            entries: vec![
+                EntryRecord { slot: 0, ino: InodeNo(5), kind: FileKind::File, name: b"ab" },
+                EntryRecord { slot: 3, ino: InodeNo(6), kind: FileKind::Symlink, name: b"c" },
+            ],
+        };
+        let bytes = [1, 2, 0, 5, 0, 2, b'a', b'b', 3, 6, 2, 1, b'c'];
+        assert_eq!(encode(&bucket), bytes);
+        assert_eq!(parse_bucket(&bytes), Ok(bucket));
+        assert_eq!(encode(&BytesRecord { bytes: b"to" }), [1, 2, b't', b'o']);
+        assert_eq!(encode(&XattrHead { len_bytes: 9, bytes: b"v" }), [1, 9, 1, b'v']);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert_eq!(parse::<CounterRecord>(&[]), Err(RecordError::Malformed));
+        assert_eq!(parse::<CounterRecord>(&[2, 1]), Err(RecordError::Version(2)));
+        assert_eq!(parse::<CounterRecord>(&[1, 1, 1]), Err(RecordError::Malformed));
+        let bad_mode = InodeRecord { mode: 0o10000, ..inode() };
+        assert!(matches!(parse_inode(&encode(&bad_mode)), Err(RecordError::Impossible(_))));
+        let bad_time = InodeRecord { mtime: Timestamp { secs: 0, nanos: 1_000_000_000 }, ..inode() };
+        assert!(matches!(parse_inode(&encode(&bad_time)), Err(RecordError::Impossible(_))));
+        let no_parent = InodeRecord { parent: InodeNo(0), ..inode() };
+        assert!(matches!(parse_inode(&encode(&no_parent)), Err(RecordError::Impossible(_))));
+        let entry = |slot| EntryRecord { slot, ino: InodeNo(5), kind: FileKind::File, name: b"n" };
+        for slots in [&[1, 1][..], &[2, 1], &[128], &[]] {
+            let entries = slots.iter().map(|slot| entry(*slot)).collect();
+            assert!(parse_bucket(&encode(&BucketRecord { entries })).is_err(), "{slots:?}");
+        }
+        for (page, pool, len) in [(0, 0, 0), (u64::MAX, 0, 1), (0, u64::MAX, 1)] {
+            let record =
+                ExtentRecord { pool_page: PoolPage(pool), len_pages: len, state: ExtentState::Written };
+            assert!(ExtentRecord::parse(FilePage(page), &encode(&record)).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = parse_inode(&bytes);
+            let _ = parse_bucket(&bytes);
+            let _ = ExtentRecord::parse(FilePage(u64::MAX), &bytes);
+            let _ = parse::<SuperRecord>(&bytes);
+            let _ = parse::<XattrHead<'_>>(&bytes);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The narrow trait metadata is stored through: ordered keys, atomic batches, an explicit flush.
+//!
+//! # What an implementation promises
+//! * `commit` is atomic: a reader and a crash see all of a batch or none of it.
+//! * Batches are kept in order: after a crash the store holds a prefix of them.
+//! * `flush` returns when every batch whose `commit` returned before the call survives a power loss.
+//! * A failed `commit` or `flush` leaves the store refusing further batches until it is opened again: after a
+//!   failed sync nobody can tell what is on the device, so it is never retried.
+//!
+//! `scan` sees each record whole, but a batch committed while it runs may be seen in part.
+
+use std::collections::BTreeMap;
+
+/// Largest value a record may have. Engines are fast and careful with small values only; whatever is larger is
+/// kept in pieces.
+pub const VALUE_MAX_BYTES: usize = 6 * 1024;
+
+/// Which way a scan goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the smallest key on.
+    Forward,
+    /// From the largest key on.
+    Reverse,
+}
+
+/// A step the store failed in.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The engine or the device below it failed.
+    #[error("metadata store: {operation} failed: {source}")]
+    Backend {
+        /// What was tried.
+        operation: &'static str,
+        /// What the engine said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An earlier failure left the store in doubt.
+    #[error("metadata store: closed after an earlier failure; restart the server")]
+    Poisoned,
+}
+
+/// Puts and removes that become visible and durable together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    changes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl Batch {
+    /// Sets a record; the last change of a key counts.
+    pub fn put(&mut self, key: impl Into<Vec<u8>>, value: Vec<u8>) {
+        self.changes.insert(key.into(), Some(value));
+    }
+
+    /// Removes a record, if it is there.
+    pub fn remove(&mut self, key: impl Into<Vec<u8>>) {
+        self.changes.insert(key.into(), None);
+    }
+
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// The changes in key order; `None` removes.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+
+    /// As [`Batch::iter`], giving the bytes away.
+    pub fn into_changes(self) -> impl Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> {
+        self.changes.into_iter()
+    }
+}
+
+/// What a scan hands each record to: key, value; `false` ends the scan.
+pub type Visitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
+
+/// An ordered store of records. See the module for what is promised.
+pub trait Store: Send + Sync {
+    /// One record.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// Visits the records of `from <= key < to`. The visitor may call the store.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        direction: Direction,
+        visit: Visitor<'_>,
+    ) -> Result<(), StoreError>;
+
+    /// Applies a batch, all or nothing. It survives the process at once or never; a power loss only after `flush`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn commit(&self, batch: Batch) -> Result<(), StoreError>;
+
+    /// Blocks until every batch committed so far is durable.
+    ///
+    /// # Errors
+    /// [`StoreError`]; final, see the module.
+    fn flush(&self) -> Result<(), StoreError>;
+
+    /// Bytes the store takes on its device.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn size_on_disk_bytes(&self) -> Result<u64, StoreError>;
+}

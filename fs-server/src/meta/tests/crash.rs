@@ -1,0 +1,329 @@
+//! Restarts and crashes: what is there afterwards, and which numbers are never used again.
+
+use super::super::sled_store::{SledOptions, SledStore};
+use super::super::{HashKey, MemoryStore, Meta, MetaError, NoteData, Operation, Store, check};
+use super::{HASH_KEY, ROOT_USER, World, format};
+use cuttlefs_common::ids::{ClientId, InodeNo};
+use cuttlefs_common::rpc::{NewNode, RenameMode};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ROOT: InodeNo = InodeNo::ROOT;
+
+fn sled(path: &Path) -> Arc<SledStore> {
+    Arc::new(SledStore::open(path, SledOptions { cache_bytes: 8 << 20 }).expect("open sled"))
+}
+
+#[test]
+fn sled_keeps_everything_over_a_restart() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let tree = {
+        let store = sled(&path);
+        format(&*store);
+        let world = World::on(store);
+        let below = world.directory(ROOT, "below");
+        world.file(below, "file");
+        world.make(below, "link", NewNode::Symlink(b"file")).expect("symlink");
+        // Larger than a journal record: goes by a file.
+        let many: Vec<_> = (0..5000).map(|index| super::extent(index * 2, index * 2, 1)).collect();
+        let update = super::super::RangeUpdate { first: 0.into(), end: 10_000.into(), extents: many };
+        let ino = world.file(below, "large");
+        let commit = super::super::DataCommit { ino, ranges: vec![update], size: 10_000 * 4096 };
+        world.meta.commit_data(&[commit]).expect("commit");
+        world.meta.flush().expect("flush");
+        assert!(matches!(
+            SledStore::open(&path, SledOptions::default()).map(|_| ()),
+            Err(super::super::StoreError::Backend { .. })
+        ));
+        (world.attr(below), world.names(below), world.meta.inode_count(), world.meta.extents(ino))
+    };
+    let world = World::on(sled(&path));
+    let below = world.meta.lookup(ROOT, b"below").expect("lookup");
+    let large = world.meta.lookup(below.ino, b"large").expect("lookup").ino;
+    let again = (below, world.names(below.ino), world.meta.inode_count(), world.meta.extents(large));
+    assert_eq!(again, tree);
+    world.assert_sound();
+}
+
+#[test]
+fn an_unfinished_snapshot_does_not_keep_sled_from_opening() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    {
+        let world = {
+            let store = sled(&path);
+            format(&*store);
+            World::on(store)
+        };
+        world.file(ROOT, "file");
+        world.meta.flush().expect("flush");
+    }
+    std::fs::write(path.join("snap.FFFFFFFFFFFFFFFF.generating"), b"half").expect("write");
+    let world = World::on(sled(&path));
+    assert_eq!(world.names(ROOT), ["file"]);
+}
+
+#[test]
+fn damaged_records_are_io_and_counted_and_harm_no_other() {
+    let world = World::new();
+    let (bad, good) = (world.file(ROOT, "bad"), world.file(ROOT, "good"));
+    let mut batch = super::super::Batch::default();
+    batch.put(super::super::key::inode(bad), vec![1, 2, 3]);
+    world.store.commit(batch).expect("commit");
+    assert_eq!(world.meta.attr(bad), Err(Status::Io));
+    assert_eq!(world.unlink(ROOT, "bad"), Err(Status::Io));
+    assert_eq!(world.meta.damage_count(), 2);
+    assert_eq!(world.attr(good).nlink, 1);
+    world.file(ROOT, "another");
+    // An entry without inode is damage as well, not "no such file".
+    let mut batch = super::super::Batch::default();
+    batch.remove(super::super::key::inode(bad));
+    world.store.commit(batch).expect("commit");
+    assert_eq!(world.meta.lookup(ROOT, b"bad"), Err(Status::Io));
+    assert!(!check(&*world.store, HASH_KEY).expect("parses").is_empty());
+}
+
+#[test]
+fn what_is_no_store_is_refused() {
+    let clock = Arc::new(SystemClock::new());
+    let open = |store: &Arc<MemoryStore>| Meta::open(store.clone(), clock.clone()).map(|_| ());
+    let store = Arc::new(MemoryStore::new());
+    assert!(matches!(open(&store), Err(MetaError::NotFormatted)));
+    format(&*store);
+    open(&store).expect("open");
+    let again =
+        super::super::Format { uuid: [0; 16], hash_key: HashKey([0; 16]), root: ROOT_USER, root_mode: 0o755 };
+    assert!(matches!(Meta::format(&*store, &*clock, &again), Err(MetaError::AlreadyFormatted)));
+    let mut superblock = store.get(super::super::key::SUPERBLOCK).expect("get").expect("there");
+    superblock[1] = 2;
+    let mut batch = super::super::Batch::default();
+    batch.put(super::super::key::SUPERBLOCK, superblock);
+    store.commit(batch).expect("commit");
+    assert!(matches!(open(&store), Err(MetaError::Format { found: 2, expected: 1 })));
+}
+
+#[test]
+fn any_prefix_of_batches_is_sound_and_no_number_comes_back() {
+    let store = Arc::new(MemoryStore::new());
+    format(&*store);
+    let world = World::on(store.clone());
+    let directory = world.directory(ROOT, "directory");
+    let mut last = directory;
+    for index in 0..20 {
+        last = world.file(directory, &format!("file{index}"));
+        let link =
+            Operation::Link { ino: last, parent: ROOT, name: format!("link{index}").into_bytes().leak() };
+        world.run(&link).expect("link");
+        if index % 3 == 0 {
+            world.unlink(directory, &format!("file{index}")).expect("unlink");
+        }
+        let rename = Operation::Rename {
+            parent: ROOT,
+            name: b"link0",
+            new_parent: ROOT,
+            new_name: b"moved",
+            mode: RenameMode::Replace,
+        };
+        let _ = world.run(&rename);
+    }
+    let change =
+        world.meta.note_data(last, NoteData { modified: true, ..NoteData::default() }).expect("note").change;
+    let batches = store.unflushed_batches();
+    assert!(batches > 40);
+    for kept in 0..=batches {
+        let world = World::on(Arc::new(store.crashed(kept)));
+        world.assert_sound();
+        let fresh = world.make(ROOT, "fresh", NewNode::File).expect("make");
+        assert!(fresh.ino > last, "{} was given out before", fresh.ino);
+        assert!(fresh.change > change, "a change counter came back");
+    }
+}
+
+#[test]
+fn numbers_go_on_past_a_block_without_a_flush_of_ones_own() {
+    let store = Arc::new(MemoryStore::new());
+    format(&*store);
+    let world = World::on(store.clone());
+    let mut last = ROOT;
+    for _ in 0..140_000 {
+        let made = world.file(ROOT, "file");
+        assert_eq!(made.0, last.0 + 1);
+        last = made;
+        world.unlink(ROOT, "file").expect("unlink");
+    }
+    assert!(last.0 >= 140_000);
+    let crashed = World::on(Arc::new(store.crashed(0)));
+    assert!(crashed.file(ROOT, "fresh") > last);
+    // A clean stop gives the rest of the block back.
+    world.meta.close().expect("close");
+    let reopened = World::on(store);
+    assert_eq!(reopened.file(ROOT, "next").0, last.0 + 1);
+    world.assert_sound();
+}
+
+#[test]
+fn sessions_are_kept() {
+    let world = World::new();
+    let put = |client, record| world.run(&Operation::PutClient { client: ClientId(client), record });
+    put(1, b"one").expect("put");
+    put(u128::MAX, b"two").expect("put");
+    put(1, b"three").expect("put");
+    assert_eq!(put(2, &[0; 4097]).err(), Some(Status::ValueTooLarge));
+    let world = World::on(world.store.clone());
+    let expected = vec![(ClientId(1), b"three".to_vec()), (ClientId(u128::MAX), b"two".to_vec())];
+    assert_eq!(world.meta.clients(), Ok(expected));
+    world.run(&Operation::RemoveClient { client: ClientId(1) }).expect("remove");
+    assert_eq!(world.meta.clients().map(|clients| clients.len()), Ok(1));
+}
+
+const CHILD: &str = "CUTTLEFS_TEST_CRASH_STORE";
+
+/// Not a test by itself: the process that the next one kills. It says which directories it has made.
+#[test]
+fn crash_child() {
+    use std::io::Write;
+    let Some(path) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let world = World::on(sled(Path::new(&path)));
+    let start = world.attr(ROOT).change;
+    for index in 0u64.. {
+        let (name, renamed) = (format!("{start:x}-{index}"), format!("{start:x}-{index}-renamed"));
+        let directory = world.directory(ROOT, &name);
+        for entry in 0..3 {
+            world.file(directory, &format!("file{entry}"));
+        }
+        world.unlink(directory, "file0").expect("unlink");
+        let rename = Operation::Rename {
+            parent: ROOT,
+            name: name.as_bytes(),
+            new_parent: ROOT,
+            new_name: renamed.as_bytes(),
+            mode: RenameMode::NoReplace,
+        };
+        world.run(&rename).expect("rename");
+        if index % 16 == 0 {
+            world.meta.flush().expect("flush");
+        }
+        println!("acknowledged {renamed}");
+        std::io::stdout().flush().expect("flush");
+    }
+}
+
+#[test]
+fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
+    const ROUNDS: u64 = 12;
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    format(&*sled(&path));
+    let mut acknowledged: Vec<String> = Vec::new();
+    for round in 0..ROUNDS {
+        let output = directory.path().join("output");
+        let mut child = Command::new(std::env::current_exe().expect("this test's binary"))
+            .args(["--exact", "meta::tests::crash::crash_child", "--nocapture", "--test-threads=1"])
+            .env(CHILD, &path)
+            .stdout(std::fs::File::create(&output).expect("output"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("child");
+        std::thread::sleep(Duration::from_millis(60 + round * 37));
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        let said = std::fs::read_to_string(&output).expect("output");
+        // The last line may be cut, and libtest writes its own words before the first.
+        let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        acknowledged.extend(
+            whole
+                .lines()
+                .filter_map(|line| line.split_once("acknowledged "))
+                .map(|(_, name)| name.to_owned()),
+        );
+        let store = sled(&path);
+        let world = World::on(store);
+        world.assert_sound();
+        for name in &acknowledged {
+            let found = world.meta.lookup(ROOT, name.as_bytes()).expect("what was acknowledged is there");
+            assert_eq!(world.names(found.ino), ["file1", "file2"]);
+        }
+    }
+    assert!(acknowledged.len() as u64 > ROUNDS, "the child got nothing done: {acknowledged:?}");
+}
+
+/// Copies a store's files as they are, without the lock.
+fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to.join("blobs")).expect("directory");
+    for entry in std::fs::read_dir(from).expect("list") {
+        let entry = entry.expect("entry");
+        if entry.file_type().expect("type").is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copy");
+        }
+    }
+}
+
+/// Power is lost: of the sectors written since the last flush any may be on the device, and any not.
+#[test]
+fn power_loss_keeps_what_was_flushed() {
+    const SECTOR: usize = 512;
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = sled(&path);
+    format(&*store);
+    let world = World::on(store);
+    let churn = |round: usize| {
+        for index in 0..1500 {
+            let name = format!("file{}", index % 700);
+            let _ = world.make(ROOT, &name, NewNode::File);
+            if (index + round).is_multiple_of(3) {
+                world.unlink(ROOT, &name).expect("unlink");
+            }
+        }
+    };
+    for round in 0..4 {
+        churn(round);
+        let marker = format!("flushed{round}");
+        world.directory(ROOT, &marker);
+        world.meta.flush().expect("flush");
+        let (flushed, later) = (
+            directory.path().join(format!("flushed{round}")),
+            directory.path().join(format!("later{round}")),
+        );
+        copy_files(&path, &flushed);
+        churn(round + 1);
+        // Gives the log's writers a moment, so that there is something to lose.
+        std::thread::sleep(Duration::from_millis(20));
+        copy_files(&path, &later);
+        let before = std::fs::read(flushed.join("db")).expect("read");
+        let after = std::fs::read(later.join("db")).expect("read");
+        for seed in 0..6u64 {
+            let random = SeededRandom::new(seed + 100 * round as u64);
+            let mut image = before.clone();
+            image.resize(after.len().max(before.len()), 0);
+            // From few sectors that made it to nearly all.
+            let kept_in_8 = seed + 1;
+            let mut differing = 0;
+            for (sector, new) in image.chunks_mut(SECTOR).zip(after.chunks(SECTOR)) {
+                let differs = sector[..new.len()] != *new;
+                differing += usize::from(differs);
+                if differs && random.next_u64() % 8 < kept_in_8 {
+                    sector[..new.len()].copy_from_slice(new);
+                }
+            }
+            assert!(differing > 100, "nothing was written since the flush");
+            let lost = directory.path().join(format!("lost{round}-{seed}"));
+            copy_files(&flushed, &lost);
+            std::fs::write(lost.join("db"), &image).expect("write");
+            let found = World::on(sled(&lost));
+            found.assert_sound();
+            for known in 0..=round {
+                let marker = format!("flushed{known}");
+                let kept = found.meta.lookup(ROOT, marker.as_bytes());
+                assert!(kept.is_ok(), "round {round} seed {seed}: {marker} is {kept:?}");
+            }
+        }
+    }
+}

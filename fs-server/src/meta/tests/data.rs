@@ -1,0 +1,235 @@
+//! Live data and data commits.
+
+use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
+use super::{USER, World, extent};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{FilePage, InodeNo};
+use cuttlefs_common::region::{Extent, ExtentState};
+use cuttlefs_common::status::Status;
+
+const ROOT: InodeNo = InodeNo::ROOT;
+
+fn commit(ino: InodeNo, first: u64, end: u64, extents: Vec<Extent>, size: u64) -> DataCommit {
+    DataCommit {
+        ino,
+        ranges: vec![RangeUpdate { first: FilePage(first), end: FilePage(end), extents }],
+        size,
+    }
+}
+
+fn size(size: u64) -> SetAttr {
+    SetAttr { size: Some(size), ..SetAttr::default() }
+}
+
+#[test]
+fn notes_are_seen_and_not_stored() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    let before = world.attr(file);
+    world.tick();
+    let note = NoteData { size: Some(10_000), allocated_pages: Some(3), modified: true };
+    let noted = world.meta.note_data(file, note).expect("note");
+    assert_eq!((noted.size, noted.allocated_bytes), (10_000, 12_288));
+    assert!(noted.mtime > before.mtime && noted.ctime == noted.mtime && noted.change > before.change);
+    assert_eq!(world.attr(file), noted);
+    assert_eq!(world.meta.lookup(ROOT, b"file"), Ok(noted));
+    assert_eq!(World::on(world.store.clone()).attr(file).size, 0);
+    assert_eq!(world.meta.note_data(ROOT, note), Err(Status::Invalid));
+    assert_eq!(world.meta.note_data(InodeNo(99), note), Err(Status::Stale));
+}
+
+#[test]
+fn other_operations_store_the_durable_size_and_keep_the_live_one() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    let note = NoteData { size: Some(10_000), allocated_pages: Some(3), modified: true };
+    let noted = world.meta.note_data(file, note).expect("note");
+    world.tick();
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let changed = world.meta.set_attr(USER, file, &set, None).expect("chmod");
+    assert_eq!((changed.size, changed.allocated_bytes, changed.mode), (10_000, 12_288, 0o600));
+    assert!(changed.mtime == noted.mtime && changed.ctime > noted.ctime && changed.change > noted.change);
+    let link = Operation::Link { ino: file, parent: ROOT, name: b"link" };
+    let linked = world.run(&link).expect("link").attr.expect("attr");
+    assert_eq!((linked.size, linked.nlink), (10_000, 2));
+    let stored = World::on(world.store.clone()).attr(file);
+    assert_eq!((stored.size, stored.allocated_bytes, stored.mode, stored.nlink), (0, 0, 0o600, 2));
+    world.assert_sound();
+}
+
+#[test]
+fn a_commit_stores_what_it_covers_and_ends_liveness_when_nothing_is_left() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    let note = NoteData { size: Some(10_000), allocated_pages: Some(3), modified: true };
+    let noted = world.meta.note_data(file, note).expect("note");
+    world.tick();
+    world.meta.commit_data(&[commit(file, 0, 2, vec![extent(0, 50, 2)], 8192)]).expect("commit");
+    assert_eq!(world.attr(file), noted);
+    assert_eq!(world.meta.live_count(), 1);
+    let stored = World::on(world.store.clone()).attr(file);
+    assert_eq!((stored.size, stored.allocated_bytes), (8192, 8192));
+    assert_eq!((stored.mtime, stored.change), (noted.mtime, noted.change));
+    world.meta.commit_data(&[commit(file, 2, 3, vec![extent(2, 52, 1)], 10_000)]).expect("commit");
+    assert_eq!(world.meta.live_count(), 0);
+    assert_eq!(world.attr(file), noted);
+    // Contiguous in file and pool: one record.
+    assert_eq!(world.meta.extents(file), Ok(vec![extent(0, 50, 3)]));
+    world.assert_sound();
+}
+
+#[test]
+fn ranges_cut_split_and_join() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    let set = |first, end, extents| {
+        world.meta.commit_data(&[commit(file, first, end, extents, 1 << 20)]).map(|()| {
+            world.assert_sound();
+            world.meta.extents(file).expect("extents")
+        })
+    };
+    assert_eq!(set(0, 10, vec![extent(0, 100, 10)]), Ok(vec![extent(0, 100, 10)]));
+    // A hole in the middle.
+    assert_eq!(set(4, 6, vec![]), Ok(vec![extent(0, 100, 4), extent(6, 106, 4)]));
+    // Filled with what was there: whole again.
+    assert_eq!(set(4, 6, vec![extent(4, 104, 2)]), Ok(vec![extent(0, 100, 10)]));
+    let unwritten = Extent { state: ExtentState::Unwritten, ..extent(4, 104, 2) };
+    assert_eq!(set(4, 6, vec![unwritten]), Ok(vec![extent(0, 100, 4), unwritten, extent(6, 106, 4)]));
+    assert_eq!(
+        set(3, 7, vec![extent(3, 200, 4)]),
+        Ok(vec![extent(0, 100, 3), extent(3, 200, 4), extent(7, 107, 3)])
+    );
+    assert_eq!(set(0, u64::MAX, vec![]), Ok(vec![]));
+    assert_eq!(world.attr(file).allocated_bytes, 0);
+    assert_eq!(set(5, 5, vec![]), Ok(vec![]));
+    for (first, end, extents) in [
+        (6, 5, vec![]),
+        (0, 1, vec![extent(0, 1, 2)]),
+        (1, 2, vec![extent(0, 1, 1)]),
+        (0, 9, vec![extent(0, 1, 0)]),
+        (0, 9, vec![extent(4, 1, 2), extent(5, 9, 1)]),
+        (0, 9, vec![extent(4, u64::MAX, 2)]),
+        (0, u64::MAX, vec![extent(u64::MAX, 1, 2)]),
+    ] {
+        assert_eq!(set(first, end, extents), Err(Status::Invalid));
+    }
+    assert_eq!(world.meta.extents(file), Ok(vec![]));
+}
+
+#[test]
+fn one_batch_for_many_files_and_ranges_and_the_gone_are_skipped() {
+    let world = World::new();
+    let (one, two, gone) = (world.file(ROOT, "one"), world.file(ROOT, "two"), world.file(ROOT, "gone"));
+    world.unlink(ROOT, "gone").expect("unlink");
+    let ranges = vec![
+        RangeUpdate { first: FilePage(0), end: FilePage(2), extents: vec![extent(0, 10, 2)] },
+        RangeUpdate { first: FilePage(2), end: FilePage(4), extents: vec![extent(2, 12, 2)] },
+        RangeUpdate { first: FilePage(1), end: FilePage(2), extents: vec![] },
+    ];
+    let many = DataCommit { ino: one, ranges, size: 16_384 };
+    let commits =
+        [many, commit(gone, 0, 1, vec![extent(0, 90, 1)], 1), commit(two, 0, 1, vec![extent(0, 20, 1)], 5)];
+    world.meta.commit_data(&commits).expect("commit");
+    assert_eq!(world.meta.extents(one), Ok(vec![extent(0, 10, 1), extent(2, 12, 2)]));
+    assert_eq!(world.meta.extents(two), Ok(vec![extent(0, 20, 1)]));
+    let mut all = Vec::new();
+    world.meta.all_extents(&mut |ino, extent| all.push((ino, extent))).expect("all");
+    assert_eq!(all, [(one, extent(0, 10, 1)), (one, extent(2, 12, 2)), (two, extent(0, 20, 1))]);
+    assert_eq!(world.meta.commit_data(&[commit(ROOT, 0, 0, vec![], 0)]), Err(Status::Invalid));
+    world.assert_sound();
+}
+
+#[test]
+fn truncation_by_the_region_and_without_it() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    world.meta.commit_data(&[commit(file, 0, 10, vec![extent(0, 100, 10)], 40_960)]).expect("commit");
+    // Three pages more in memory.
+    let note = NoteData { size: Some(53_248), allocated_pages: Some(13), modified: true };
+    world.meta.note_data(file, note).expect("note");
+    let cut = commit(file, 5, u64::MAX, vec![], 20_000);
+    let attr = world.meta.set_attr(USER, file, &size(20_000), Some(cut.clone())).expect("truncate");
+    assert_eq!((attr.size, attr.allocated_bytes), (20_000, 8 * 4096));
+    let note = NoteData { allocated_pages: Some(5), ..NoteData::default() };
+    world.meta.note_data(file, note).expect("note");
+    world.meta.commit_data(&[commit(file, 0, 0, vec![], 20_000)]).expect("commit");
+    assert_eq!(world.meta.live_count(), 0);
+    assert_eq!(world.meta.extents(file), Ok(vec![extent(0, 100, 5)]));
+    assert_eq!(world.meta.set_attr(USER, file, &size(1), Some(cut.clone())), Err(Status::Invalid));
+    assert_eq!(world.meta.set_attr(USER, file, &SetAttr::default(), Some(cut)), Err(Status::Invalid));
+    let outcome =
+        world.run(&Operation::SetAttr { ino: file, set: size(4097), commit: None }).expect("truncate");
+    assert_eq!(outcome.freed, [extent(2, 102, 3)]);
+    assert_eq!(world.attr(file).allocated_bytes, 8192);
+    world.meta.set_attr(USER, file, &size(1 << 40), None).expect("extend");
+    assert_eq!((world.attr(file).size, world.attr(file).allocated_bytes), (1 << 40, 8192));
+    world.assert_sound();
+}
+
+#[test]
+fn small_files_go_with_their_name_and_large_ones_in_turns() {
+    let world = World::new();
+    let fill = |name, count: u64, pool: u64| {
+        let file = world.file(ROOT, name);
+        let extents = (0..count).map(|index| extent(index * 2, pool + index * 2, 1)).collect();
+        world.meta.commit_data(&[commit(file, 0, count * 2, extents, count * 8192)]).expect("commit");
+        file
+    };
+    let small = fill("small", 64, 0);
+    let gone = world.unlink(ROOT, "small").expect("unlink");
+    assert_eq!((gone.reaped, gone.orphaned, gone.freed.len()), (Some(small), None, 64));
+    let large = fill("large", 3000, 10_000);
+    let kept = world.unlink(ROOT, "large").expect("unlink");
+    assert_eq!((kept.reaped, kept.orphaned, kept.freed.len()), (None, Some(large), 0));
+    world.assert_sound();
+    let first = world.run(&Operation::ReapOrphan { ino: large }).expect("reap");
+    assert!(first.more && first.freed.len() == 1024);
+    world.assert_sound();
+    // A restart in the middle goes on.
+    let world = World::on(world.store.clone());
+    assert_eq!(world.meta.orphans(), [large]);
+    let freed = world.meta.reap(large).expect("reap");
+    assert_eq!(freed.len(), 3000 - 1024);
+    assert_eq!((world.meta.orphans(), world.meta.inode_count()), (vec![], 1));
+    world.assert_sound();
+}
+
+#[test]
+fn notes_race_with_other_operations_and_none_is_lost() {
+    let world = World::new();
+    let file = world.file(ROOT, "file");
+    const TURNS: u64 = 2000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 1..=TURNS {
+                let note = NoteData { size: Some(turn), allocated_pages: Some(1), modified: true };
+                let noted = world.meta.note_data(file, note).expect("note");
+                assert_eq!(noted.size, turn);
+            }
+        });
+        scope.spawn(|| {
+            for turn in 0..TURNS {
+                let set = SetAttr { mode: Some((turn % 512) as u16), ..SetAttr::default() };
+                let changed = world.meta.set_attr(USER, file, &set, None).expect("chmod");
+                assert_eq!(changed.mode, (turn % 512) as u16);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..TURNS {
+                world.meta.commit_data(&[commit(file, 0, 1, vec![extent(0, 9, 1)], 1)]).expect("commit");
+            }
+        });
+        let mut change = 0;
+        for _ in 0..TURNS {
+            let attr = world.attr(file);
+            assert!(attr.change >= change, "the counter went back");
+            change = attr.change;
+        }
+    });
+    let attr = world.attr(file);
+    assert_eq!((attr.size, attr.mode), (TURNS, ((TURNS - 1) % 512) as u16));
+    world.meta.commit_data(&[commit(file, 0, 0, vec![], TURNS)]).expect("commit");
+    assert_eq!(world.meta.live_count(), 0);
+    assert_eq!(world.attr(file), attr);
+    world.assert_sound();
+}

@@ -1,0 +1,623 @@
+//! A reference model: the same random operations on a file system of maps, every answer and the whole tree
+//! compared, on both stores.
+
+use super::super::sled_store::{SledOptions, SledStore};
+use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
+use super::{HASH_KEY, MemoryStore, Store, USER, World, check, format};
+use cuttlefs_common::attr::{FileKind, SetAttr, Timestamp};
+use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
+use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::Clock;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Steps between comparisons of everything.
+const COMPARE_EVERY: usize = 8;
+const NAMES: [&str; 5] = ["a", "b", "c", "d", ".."];
+
+/// An operation by places: inodes by the order in which they were made, names by index.
+#[derive(Clone, Debug)]
+enum Step {
+    Make { parent: usize, name: usize, kind: FileKind, sticky: bool },
+    Create { parent: usize, name: usize, exclusive: bool },
+    Link { ino: usize, parent: usize, name: usize },
+    Unlink { parent: usize, name: usize },
+    Rmdir { parent: usize, name: usize },
+    Rename { parent: usize, name: usize, new_parent: usize, new_name: usize, mode: RenameMode },
+    Chmod { ino: usize, mode: u16 },
+    Chown { ino: usize, gid: u32 },
+    Truncate { ino: usize, pages: u64, extra: u64 },
+    SetXattr { ino: usize, name: usize, len: usize, mode: XattrMode },
+    RemoveXattr { ino: usize, name: usize },
+    Note { ino: usize, size: u64 },
+    Commit { ino: usize, first: u64, hole: bool, lens: Vec<u64>, size: u64 },
+    Reap { ino: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ino = || 0usize..24;
+    // Mostly the first directories, so that trees grow deep.
+    let parent = || prop_oneof![8 => 0usize..3, 1 => 0usize..24];
+    let name = || prop_oneof![60 => 0usize..3, 2 => Just(3usize), 1 => Just(4usize)];
+    let kind = prop_oneof![
+        Just(FileKind::File),
+        Just(FileKind::Directory),
+        Just(FileKind::Directory),
+        Just(FileKind::Symlink),
+        Just(FileKind::Fifo)
+    ];
+    let mode = prop_oneof![
+        3 => Just(RenameMode::Replace), 1 => Just(RenameMode::NoReplace), 2 => Just(RenameMode::Exchange)
+    ];
+    let xattr_mode = prop_oneof![Just(XattrMode::Any), Just(XattrMode::Create), Just(XattrMode::Replace)];
+    prop_oneof![
+        6 => (parent(), name(), kind, any::<bool>())
+            .prop_map(|(parent, name, kind, sticky)| Step::Make { parent, name, kind, sticky }),
+        2 => (parent(), name(), any::<bool>())
+            .prop_map(|(parent, name, exclusive)| Step::Create { parent, name, exclusive }),
+        2 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
+        3 => (parent(), name()).prop_map(|(parent, name)| Step::Unlink { parent, name }),
+        2 => (parent(), name()).prop_map(|(parent, name)| Step::Rmdir { parent, name }),
+        6 => (parent(), name(), parent(), name(), mode).prop_map(|(parent, name, new_parent, new_name, mode)| {
+            Step::Rename { parent, name, new_parent, new_name, mode }
+        }),
+        1 => (ino(), 0u16..0o10000).prop_map(|(ino, mode)| Step::Chmod { ino, mode }),
+        1 => (ino(), 0u32..9).prop_map(|(ino, gid)| Step::Chown { ino, gid }),
+        2 => (ino(), 0u64..12, 0u64..2).prop_map(|(ino, pages, extra)| Step::Truncate { ino, pages, extra }),
+        2 => (ino(), 0usize..3, 0usize..9000, xattr_mode)
+            .prop_map(|(ino, name, len, mode)| Step::SetXattr { ino, name, len, mode }),
+        1 => (ino(), 0usize..3).prop_map(|(ino, name)| Step::RemoveXattr { ino, name }),
+        2 => (ino(), 0u64..100_000).prop_map(|(ino, size)| Step::Note { ino, size }),
+        4 => (ino(), 0u64..12, any::<bool>(), prop::collection::vec(1u64..4, 0..4), 0u64..100_000)
+            .prop_map(|(ino, first, hole, lens, size)| Step::Commit { ino, first, hole, lens, size }),
+        2 => ino().prop_map(|ino| Step::Reap { ino }),
+    ]
+}
+
+/// An inode of the model. Its link count is counted, never kept.
+#[derive(Clone, Debug)]
+struct Node {
+    kind: FileKind,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    live_size: u64,
+    durable_size: u64,
+    mtime: Timestamp,
+    ctime: Timestamp,
+    entries: BTreeMap<String, InodeNo>,
+    xattrs: BTreeMap<String, Vec<u8>>,
+    pages: BTreeMap<u64, u64>,
+}
+
+#[derive(Default)]
+struct Model {
+    nodes: BTreeMap<InodeNo, Node>,
+    made: Vec<InodeNo>,
+}
+
+/// Every third inode is open.
+fn is_open(ino: InodeNo) -> bool {
+    ino.0.is_multiple_of(3)
+}
+
+type Answer = Result<(), Status>;
+
+impl Model {
+    fn pick(&self, index: usize) -> InodeNo {
+        // Also some that were never made.
+        self.made.get(index).copied().unwrap_or(InodeNo(u64::MAX - index as u64))
+    }
+
+    fn node(&self, ino: InodeNo) -> Result<&Node, Status> {
+        self.nodes.get(&ino).ok_or(Status::Stale)
+    }
+
+    fn change(&mut self, ino: InodeNo, change: impl FnOnce(&mut Node)) {
+        change(self.nodes.get_mut(&ino).expect("the model knows it"));
+    }
+
+    fn nlink(&self, ino: InodeNo) -> u32 {
+        let names =
+            self.nodes.values().flat_map(|node| node.entries.values()).filter(|named| **named == ino).count();
+        let node = &self.nodes[&ino];
+        let names = names as u32 + u32::from(ino == InodeNo::ROOT);
+        if node.kind != FileKind::Directory || names == 0 {
+            return names;
+        }
+        let is_directory = |child: &&InodeNo| self.nodes[*child].kind == FileKind::Directory;
+        2 + node.entries.values().filter(is_directory).count() as u32
+    }
+
+    fn directory(&self, ino: InodeNo) -> Result<&Node, Status> {
+        let node = self.node(ino)?;
+        match node.kind {
+            FileKind::Directory if self.nlink(ino) == 0 => Err(Status::NotFound),
+            FileKind::Directory => Ok(node),
+            _ => Err(Status::NotDirectory),
+        }
+    }
+
+    fn place(&self, parent: InodeNo, name: &str) -> Result<Option<InodeNo>, Status> {
+        let node = self.directory(parent)?;
+        if name == ".." { Err(Status::Invalid) } else { Ok(node.entries.get(name).copied()) }
+    }
+
+    fn touch(&mut self, directory: InodeNo, now: Timestamp) {
+        self.change(directory, |node| (node.mtime, node.ctime) = (now, now));
+    }
+
+    fn dropped(&mut self, ino: InodeNo, now: Timestamp) {
+        self.change(ino, |node| node.ctime = now);
+        if self.nlink(ino) == 0 && !is_open(ino) {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    fn below(&self, ino: InodeNo, ancestor: InodeNo) -> bool {
+        ino == ancestor || self.nodes[&ancestor].entries.values().any(|child| self.below(ino, *child))
+    }
+
+    fn add(&mut self, parent: InodeNo, name: &str, ino: InodeNo, kind: FileKind, mode: u16, now: Timestamp) {
+        let directory = &self.nodes[&parent];
+        let inherits = directory.mode & 0o2000 != 0;
+        let gid = if inherits { directory.gid } else { USER.gid };
+        let (mode, size) = match kind {
+            FileKind::Directory => (mode & 0o1777 | if inherits { 0o2000 } else { 0 }, 4096),
+            FileKind::Symlink => (0o777, 6),
+            _ => (mode, 0),
+        };
+        let node = Node {
+            kind,
+            mode,
+            uid: USER.uid,
+            gid,
+            live_size: size,
+            durable_size: size,
+            mtime: now,
+            ctime: now,
+            entries: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+            pages: BTreeMap::new(),
+        };
+        self.nodes.insert(ino, node);
+        self.made.push(ino);
+        self.change(parent, |node| {
+            node.entries.insert(name.to_owned(), ino);
+        });
+        self.touch(parent, now);
+    }
+
+    fn rename(
+        &mut self,
+        (parent, name): (InodeNo, &str),
+        (new_parent, new_name): (InodeNo, &str),
+        mode: RenameMode,
+        now: Timestamp,
+    ) -> Answer {
+        self.directory(parent)?;
+        self.directory(new_parent)?;
+        let (source, target) = match (self.place(parent, name), self.place(new_parent, new_name)) {
+            (Err(status), _) | (_, Err(status)) => return Err(status),
+            (Ok(source), Ok(target)) => (source.ok_or(Status::NotFound)?, target),
+        };
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Status::Exists),
+            (RenameMode::Exchange, None) => return Err(Status::NotFound),
+            _ => {}
+        }
+        if self.below(new_parent, source) {
+            return Err(Status::Invalid);
+        }
+        if target == Some(source) {
+            return Ok(());
+        }
+        let is_directory = |ino: InodeNo| self.nodes[&ino].kind == FileKind::Directory;
+        if let (Some(target), RenameMode::Replace) = (target, mode) {
+            match (is_directory(source), is_directory(target)) {
+                (true, false) => return Err(Status::NotDirectory),
+                (false, true) => return Err(Status::IsDirectory),
+                (true, true) if !self.nodes[&target].entries.is_empty() => {
+                    return Err(Status::NotEmpty);
+                }
+                _ => {}
+            }
+        }
+        if let (Some(target), RenameMode::Exchange) = (target, mode)
+            && self.below(parent, target)
+        {
+            return Err(Status::Invalid);
+        }
+        self.change(parent, |node| {
+            node.entries.remove(name);
+        });
+        if let (Some(target), RenameMode::Exchange) = (target, mode) {
+            self.change(parent, |node| {
+                node.entries.insert(name.to_owned(), target);
+            });
+        }
+        self.change(new_parent, |node| {
+            node.entries.insert(new_name.to_owned(), source);
+        });
+        self.change(source, |node| node.ctime = now);
+        self.touch(parent, now);
+        self.touch(new_parent, now);
+        if let Some(target) = target {
+            self.dropped(target, now);
+        }
+        Ok(())
+    }
+}
+
+/// Both, side by side.
+struct Pair {
+    world: World,
+    model: Model,
+    next_pool_page: u64,
+}
+
+impl Pair {
+    fn new(store: Arc<dyn Store>) -> Self {
+        format(&*store);
+        let world = World::on(store);
+        let mut model = Model::default();
+        let root = world.attr(InodeNo::ROOT);
+        let node = Node {
+            kind: FileKind::Directory,
+            mode: root.mode,
+            uid: 0,
+            gid: 0,
+            live_size: 4096,
+            durable_size: 4096,
+            mtime: root.mtime,
+            ctime: root.ctime,
+            entries: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+            pages: BTreeMap::new(),
+        };
+        model.nodes.insert(InodeNo::ROOT, node);
+        model.made.push(InodeNo::ROOT);
+        Self { world, model, next_pool_page: 0 }
+    }
+
+    fn run(&mut self, step: &Step) {
+        self.world.tick();
+        let now = self.world.clock.now();
+        let execute =
+            |world: &World, operation: &Operation<'_>| world.meta.execute(USER, operation, &is_open);
+        let world = &self.world;
+        let model = &mut self.model;
+        let (real, expected): (Answer, Answer) = match step {
+            Step::Make { parent, name, kind, sticky } => {
+                let (parent, name) = (model.pick(*parent), NAMES[*name]);
+                let mode = if *sticky { 0o3755 } else { 0o644 };
+                let node = match kind {
+                    FileKind::File => NewNode::File,
+                    FileKind::Directory => NewNode::Directory,
+                    FileKind::Symlink => NewNode::Symlink(b"target"),
+                    kind => NewNode::Special { kind: *kind, rdev: 0 },
+                };
+                let real = execute(world, &Operation::Make { parent, name: name.as_bytes(), node, mode });
+                let expected = model.place(parent, name).and_then(|taken| match taken {
+                    Some(_) => Err(Status::Exists),
+                    None => Ok(()),
+                });
+                if let (Ok(outcome), Ok(())) = (&real, expected) {
+                    model.add(parent, name, outcome.attr.expect("attr").ino, *kind, mode, now);
+                }
+                (real.map(|_| ()), expected)
+            }
+            Step::Create { parent, name, exclusive } => {
+                let (parent, name) = (model.pick(*parent), NAMES[*name]);
+                let create =
+                    Operation::Create { parent, name: name.as_bytes(), mode: 0o600, exclusive: *exclusive };
+                let real = execute(world, &create);
+                let expected = model.place(parent, name).and_then(|taken| match taken {
+                    None => Ok(None),
+                    Some(_) if *exclusive => Err(Status::Exists),
+                    Some(ino) => match model.nodes[&ino].kind {
+                        FileKind::File => Ok(Some(ino)),
+                        FileKind::Directory => Err(Status::IsDirectory),
+                        _ => Err(Status::Exists),
+                    },
+                });
+                if let (Ok(outcome), Ok(taken)) = (&real, expected) {
+                    let ino = outcome.attr.expect("attr").ino;
+                    match taken {
+                        Some(taken) => assert_eq!((ino, outcome.created), (taken, false)),
+                        None => model.add(parent, name, ino, FileKind::File, 0o600, now),
+                    }
+                }
+                (real.map(|_| ()), expected.map(|_| ()))
+            }
+            Step::Link { ino, parent, name } => {
+                let (ino, parent, name) = (model.pick(*ino), model.pick(*parent), NAMES[*name]);
+                let real = execute(world, &Operation::Link { ino, parent, name: name.as_bytes() });
+                let expected = model.place(parent, name).and_then(|taken| match (model.node(ino)?, taken) {
+                    (_, Some(_)) => Err(Status::Exists),
+                    (node, _) if node.kind == FileKind::Directory => Err(Status::NotPermitted),
+                    _ if model.nlink(ino) == 0 => Err(Status::NotFound),
+                    _ => Ok(()),
+                });
+                if expected.is_ok() {
+                    model.change(parent, |node| {
+                        node.entries.insert(name.to_owned(), ino);
+                    });
+                    model.touch(parent, now);
+                    model.change(ino, |node| node.ctime = now);
+                }
+                (real.map(|_| ()), expected)
+            }
+            Step::Unlink { parent, name } | Step::Rmdir { parent, name } => {
+                let (parent, name) = (model.pick(*parent), NAMES[*name]);
+                let wants_directory = matches!(step, Step::Rmdir { .. });
+                let operation = if wants_directory {
+                    Operation::Rmdir { parent, name: name.as_bytes() }
+                } else {
+                    Operation::Unlink { parent, name: name.as_bytes() }
+                };
+                let real = execute(world, &operation);
+                let expected = model.place(parent, name).and_then(|taken| {
+                    let ino = taken.ok_or(Status::NotFound)?;
+                    let node = &model.nodes[&ino];
+                    match (wants_directory, node.kind == FileKind::Directory) {
+                        (false, true) => Err(Status::IsDirectory),
+                        (true, false) => Err(Status::NotDirectory),
+                        (true, true) if !node.entries.is_empty() => Err(Status::NotEmpty),
+                        _ => Ok(ino),
+                    }
+                });
+                if let Ok(ino) = expected {
+                    model.change(parent, |node| {
+                        node.entries.remove(name);
+                    });
+                    model.touch(parent, now);
+                    model.dropped(ino, now);
+                }
+                (real.map(|_| ()), expected.map(|_| ()))
+            }
+            Step::Rename { parent, name, new_parent, new_name, mode } => {
+                let (from, to) =
+                    ((model.pick(*parent), NAMES[*name]), (model.pick(*new_parent), NAMES[*new_name]));
+                let rename = Operation::Rename {
+                    parent: from.0,
+                    name: from.1.as_bytes(),
+                    new_parent: to.0,
+                    new_name: to.1.as_bytes(),
+                    mode: *mode,
+                };
+                (execute(world, &rename).map(|_| ()), model.rename(from, to, *mode, now))
+            }
+            Step::Chmod { ino, mode } => {
+                let ino = model.pick(*ino);
+                let set = SetAttr { mode: Some(*mode), ..SetAttr::default() };
+                let expected = model.node(ino).map(|_| ());
+                if expected.is_ok() {
+                    model.change(ino, |node| (node.mode, node.ctime) = (*mode, now));
+                }
+                (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
+            }
+            Step::Chown { ino, gid } => {
+                let ino = model.pick(*ino);
+                let set = SetAttr { gid: Some(*gid), ..SetAttr::default() };
+                let expected = model.node(ino).map(|_| ());
+                if expected.is_ok() {
+                    model.change(ino, |node| {
+                        (node.gid, node.ctime) = (*gid, now);
+                        if node.kind == FileKind::File && node.mode & 0o111 != 0 {
+                            node.mode &= if node.mode & 0o010 != 0 { 0o1777 } else { 0o3777 };
+                        }
+                    });
+                }
+                (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
+            }
+            Step::Truncate { ino, pages, extra } => {
+                let ino = model.pick(*ino);
+                let size = pages * 4096 + extra;
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let expected = model.node(ino).and_then(|node| match node.kind {
+                    FileKind::File => Ok(()),
+                    FileKind::Directory => Err(Status::IsDirectory),
+                    _ => Err(Status::Invalid),
+                });
+                if expected.is_ok() {
+                    model.change(ino, |node| {
+                        (node.live_size, node.durable_size) = (size, size);
+                        (node.mtime, node.ctime) = (now, now);
+                        node.pages.retain(|page, _| *page < pages + extra);
+                    });
+                }
+                (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
+            }
+            Step::SetXattr { ino, name, len, mode } => {
+                let (ino, name) = (model.pick(*ino), NAMES[*name]);
+                let value: Vec<u8> = (0..*len).map(|index| (index * 7) as u8).collect();
+                let set = Operation::SetXattr { ino, name: name.as_bytes(), value: &value, mode: *mode };
+                let real = execute(world, &set);
+                let expected =
+                    model.node(ino).and_then(|node| match (mode, node.xattrs.contains_key(name)) {
+                        (XattrMode::Create, true) => Err(Status::Exists),
+                        (XattrMode::Replace, false) => Err(Status::NoAttribute),
+                        _ => Ok(()),
+                    });
+                if expected.is_ok() {
+                    model.change(ino, |node| {
+                        node.xattrs.insert(name.to_owned(), value.clone());
+                        node.ctime = now;
+                    });
+                }
+                (real.map(|_| ()), expected)
+            }
+            Step::RemoveXattr { ino, name } => {
+                let (ino, name) = (model.pick(*ino), NAMES[*name]);
+                let real = execute(world, &Operation::RemoveXattr { ino, name: name.as_bytes() });
+                let expected = model.node(ino).and_then(|node| match node.xattrs.contains_key(name) {
+                    true => Ok(()),
+                    false => Err(Status::NoAttribute),
+                });
+                if expected.is_ok() {
+                    model.change(ino, |node| {
+                        node.xattrs.remove(name);
+                        node.ctime = now;
+                    });
+                }
+                (real.map(|_| ()), expected)
+            }
+            Step::Note { ino, size } => {
+                let ino = model.pick(*ino);
+                let note = NoteData { size: Some(*size), allocated_pages: None, modified: true };
+                let expected = model.node(ino).and_then(|node| match node.kind {
+                    FileKind::File => Ok(()),
+                    _ => Err(Status::Invalid),
+                });
+                if expected.is_ok() {
+                    model.change(ino, |node| (node.live_size, node.mtime, node.ctime) = (*size, now, now));
+                }
+                (world.meta.note_data(ino, note).map(|_| ()), expected)
+            }
+            Step::Commit { ino, first, hole, lens, size } => {
+                let ino = model.pick(*ino);
+                let mut extents = Vec::new();
+                let mut at = *first;
+                for len in lens {
+                    // Now and then a gap in the pool, so that some join and some do not.
+                    self.next_pool_page += u64::from(len % 2 == 0);
+                    extents.push(Extent {
+                        file_page: FilePage(at),
+                        pool_page: PoolPage(self.next_pool_page),
+                        len_pages: *len,
+                        state: ExtentState::Written,
+                    });
+                    self.next_pool_page += len;
+                    at += len + u64::from(*hole);
+                }
+                let update =
+                    RangeUpdate { first: FilePage(*first), end: FilePage(at), extents: extents.clone() };
+                let commit = DataCommit { ino, ranges: vec![update], size: *size };
+                let expected = match model.node(ino).map(|node| node.kind) {
+                    Ok(FileKind::File) => {
+                        model.change(ino, |node| {
+                            let was_live = node.live_size != node.durable_size;
+                            node.durable_size = *size;
+                            // Without live data the commit is all that is known.
+                            if !was_live {
+                                node.live_size = *size;
+                            }
+                            node.pages.retain(|page, _| !(*first..at).contains(page));
+                            for extent in &extents {
+                                let pages = (0..extent.len_pages)
+                                    .map(|page| (extent.file_page.0 + page, extent.pool_page.0 + page));
+                                node.pages.extend(pages);
+                            }
+                        });
+                        Ok(())
+                    }
+                    Ok(_) => Err(Status::Invalid),
+                    Err(_) => Ok(()),
+                };
+                (world.meta.commit_data(&[commit]), expected)
+            }
+            Step::Reap { ino } => {
+                let ino = model.pick(*ino);
+                let expected = match model.nodes.contains_key(&ino) && model.nlink(ino) > 0 {
+                    true => Err(Status::Invalid),
+                    false => Ok(()),
+                };
+                if expected.is_ok() {
+                    model.nodes.remove(&ino);
+                }
+                (world.meta.reap(ino).map(|_| ()), expected)
+            }
+        };
+        assert_eq!(real, expected, "{step:?}");
+    }
+
+    /// Everything that can be seen of the world, against the model.
+    fn compare(&self, durable: bool) {
+        let world = if durable { &World::on(self.world.store.clone()) } else { &self.world };
+        assert_eq!(check(&*world.store, HASH_KEY).expect("records parse"), []);
+        assert_eq!(world.meta.damage_count(), 0);
+        assert_eq!(world.meta.inode_count(), self.model.nodes.len() as u64);
+        let orphans: Vec<_> =
+            self.model.nodes.keys().copied().filter(|ino| self.model.nlink(*ino) == 0).collect();
+        assert_eq!(world.meta.orphans(), orphans);
+        for ino in self.model.made.iter().filter(|ino| !self.model.nodes.contains_key(ino)) {
+            assert_eq!(world.meta.attr(*ino), Err(Status::Stale));
+        }
+        for (ino, node) in &self.model.nodes {
+            let attr = world.attr(*ino);
+            let size = if durable { node.durable_size } else { node.live_size };
+            assert_eq!(
+                (attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size),
+                (node.kind, node.mode, node.uid, node.gid, self.model.nlink(*ino), size),
+                "inode {ino}"
+            );
+            if !durable {
+                assert_eq!((attr.mtime, attr.ctime), (node.mtime, node.ctime), "inode {ino}");
+            }
+            if node.kind == FileKind::Directory {
+                let names: Vec<_> = node.entries.keys().cloned().collect();
+                assert_eq!(world.names(*ino), names);
+                for (name, child) in &node.entries {
+                    assert_eq!(world.meta.lookup(*ino, name.as_bytes()).map(|attr| attr.ino), Ok(*child));
+                }
+            }
+            for (name, value) in &node.xattrs {
+                assert_eq!(world.meta.xattr(*ino, name.as_bytes()).as_ref(), Ok(value));
+            }
+            let listed = world.meta.xattr_names(*ino).expect("names");
+            assert_eq!(listed.iter().filter(|byte| **byte == 0).count(), node.xattrs.len());
+            let extents = world.meta.extents(*ino).expect("extents");
+            let pages: BTreeMap<u64, u64> = extents
+                .iter()
+                .flat_map(|extent| {
+                    (0..extent.len_pages).map(|page| (extent.file_page.0 + page, extent.pool_page.0 + page))
+                })
+                .collect();
+            assert_eq!(pages, node.pages, "inode {ino}");
+            for pair in extents.windows(2) {
+                let joined = pair[0].file_end() == pair[1].file_page
+                    && pair[0].pool_page.0 + pair[0].len_pages == pair[1].pool_page.0
+                    && pair[0].state == pair[1].state;
+                assert!(!joined, "neighbours were not joined: {pair:?}");
+            }
+        }
+    }
+}
+
+fn walk(store: Arc<dyn Store>, steps: &[Step]) {
+    let mut pair = Pair::new(store);
+    for (index, step) in steps.iter().enumerate() {
+        pair.run(step);
+        // What one step breaks a later one may remove.
+        if index % COMPARE_EVERY == 0 {
+            pair.compare(false);
+        }
+    }
+    pair.compare(false);
+    pair.compare(true);
+}
+
+proptest! {
+
+    #[test]
+    fn memory_store_behaves_as_the_model(steps in prop::collection::vec(step(), 1..120)) {
+        walk(Arc::new(MemoryStore::new()), &steps);
+    }
+}
+
+proptest! {
+    // A case on disk costs as much as ten in memory; `PROPTEST_CASES` scales both.
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
+
+    #[test]
+    fn sled_store_behaves_as_the_model(steps in prop::collection::vec(step(), 1..200)) {
+        let directory = tempfile::tempdir().expect("directory");
+        let options = SledOptions { cache_bytes: 4 << 20 };
+        let store = SledStore::open(&directory.path().join("meta"), options).expect("open");
+        walk(Arc::new(store), &steps);
+    }
+}

@@ -1,0 +1,287 @@
+//! An open pool: its directory, lock, configuration and data files.
+//!
+//! ```text
+//! DIR/cuttlefs.toml        what the pool is made of; its presence says that the pool is whole
+//!     data                 the data file, if no others were named
+//!     meta/  log/          metadata and redo log
+//!     lock                 flock of the process that has the pool open, with its number inside
+//!     format-unfinished    there while `format` runs; holds the new pool's UUID
+//! ```
+//!
+//! # Invariants
+//! * While a `PoolDirectory` lives, no other process of this release has the pool open: the lock file and every
+//!   regular data file are flocked, block devices are open with O_EXCL, which also keeps the kernel from mounting them.
+//! * Every data file has been checked: it is this pool's, at this place, and long enough.
+
+use super::PoolError;
+use super::aligned_buf::AlignedBuf;
+use super::data_files::DataFiles;
+use super::error::at;
+use super::superblock::{SUPERBLOCK_BYTES, Superblock};
+use super::uuid::PoolUuid;
+use crate::config::{CONFIG_FILE, Config};
+use cuttlefs_common::ids::PAGE_SIZE_U64;
+use rustix::fs::{FlockOperation, OFlags};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Metadata's directory.
+pub const META_DIR: &str = "meta";
+/// The redo log's directory.
+pub const LOG_DIR: &str = "log";
+/// The data file if no other is named.
+pub const DATA_FILE: &str = "data";
+/// How long a lock that is held is waited for. A process that just ended, or a child between fork and exec, holds
+/// it for some milliseconds more; who holds it longer really has the pool.
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+pub(super) const LOCK_FILE: &str = "lock";
+pub(super) const UNFINISHED_FILE: &str = "format-unfinished";
+
+/// A pool that this process has open, alone.
+#[derive(Debug)]
+pub struct PoolDirectory {
+    dir: PathBuf,
+    config: Config,
+    files: Arc<DataFiles>,
+    created_seconds: i64,
+    /// Closing it lets the next one in.
+    _lock: File,
+}
+
+/// Opens a pool: takes its lock, and checks every data file.
+///
+/// # Errors
+/// `PoolError`, saying what to do.
+pub fn open(dir: &Path) -> Result<PoolDirectory, PoolError> {
+    let unfinished = dir.join(UNFINISHED_FILE).exists();
+    let config_path = dir.join(CONFIG_FILE);
+    if !config_path.exists() && !unfinished {
+        return Err(PoolError::NoPool(dir.to_owned()));
+    }
+    // First the lock: what is there may be changing under a `format`.
+    let lock = lock(dir)?;
+    if dir.join(UNFINISHED_FILE).exists() || !config_path.exists() {
+        return Err(PoolError::Unfinished(dir.to_owned()));
+    }
+    let config = Config::load(&config_path)?;
+    for name in [META_DIR, LOG_DIR] {
+        let path = dir.join(name);
+        if !path.is_dir() {
+            return Err(PoolError::MissingDirectory(path));
+        }
+    }
+    let mut files = DataFiles::new();
+    let mut created_seconds = 0;
+    for (index, path) in config.pool.data.iter().enumerate() {
+        let path = dir.join(path);
+        let opened = open_data_file(&path).map_err(|error| match error {
+            PoolError::Io { source, .. } if is_missing(&source) => {
+                PoolError::MissingDevice { index, path: path.clone() }
+            }
+            other => other,
+        })?;
+        let superblock = read_superblock(&opened, &path)?;
+        check_place(&superblock, &config, index, files.pages(), &path)?;
+        let needed = superblock.file_bytes();
+        if opened.len < needed {
+            return Err(PoolError::Shrunk { path, found: opened.len, needed });
+        }
+        created_seconds = superblock.created_seconds;
+        files.push(path, opened.file, superblock.pages, opened.direct);
+    }
+    let files = Arc::new(files);
+    Ok(PoolDirectory { dir: dir.to_owned(), config, files, created_seconds, _lock: lock })
+}
+
+impl PoolDirectory {
+    /// The pool's directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What `cuttlefs.toml` says.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The pool's identity.
+    pub fn uuid(&self) -> PoolUuid {
+        self.config.pool.uuid
+    }
+
+    /// When it was formatted, seconds since the epoch.
+    pub fn created_seconds(&self) -> i64 {
+        self.created_seconds
+    }
+
+    /// Number of pool pages.
+    pub fn pages(&self) -> u64 {
+        self.files.pages()
+    }
+
+    /// The data files, for disks.
+    pub fn data_files(&self) -> &Arc<DataFiles> {
+        &self.files
+    }
+
+    /// Where metadata lives.
+    pub fn meta_dir(&self) -> PathBuf {
+        self.dir.join(META_DIR)
+    }
+
+    /// Where the redo log lives.
+    pub fn log_dir(&self) -> PathBuf {
+        self.dir.join(LOG_DIR)
+    }
+}
+
+/// A data file as it was found.
+#[derive(Debug)]
+pub(super) struct OpenedData {
+    pub(super) file: File,
+    /// Bytes of the file or device.
+    pub(super) len: u64,
+    pub(super) direct: bool,
+    pub(super) is_device: bool,
+}
+
+/// Opens a data file or device for this process alone.
+pub(super) fn open_data_file(path: &Path) -> Result<OpenedData, PoolError> {
+    let kind = std::fs::metadata(path).map_err(at("open", path))?.file_type();
+    let is_device = kind.is_block_device();
+    if !is_device && !kind.is_file() {
+        return Err(PoolError::WrongKind(path.to_owned()));
+    }
+    // Without O_CREAT, O_EXCL means: fail if the kernel or anyone else holds this block device.
+    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+    let try_open = |flags: OFlags| {
+        OpenOptions::new().read(true).write(true).custom_flags((flags | exclusive).bits() as i32).open(path)
+    };
+    let (opened, direct) = match try_open(OFlags::DIRECT) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(
+                path = %path.display(),
+                "this file system has no direct IO; the kernel caches the pool a second time"
+            );
+            (try_open(OFlags::empty()), false)
+        }
+        other => (other, true),
+    };
+    let mut file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) if is_device => PoolError::DeviceBusy(path.to_owned()),
+        _ => at("open", path)(error),
+    })?;
+    // Also devices: two processes of ours that lost track of a device's name.
+    if !flock(&file, path)? {
+        return Err(PoolError::InUse { path: path.to_owned(), pid: None });
+    }
+    // Of a device, the metadata's length is zero and the end's offset is not.
+    let len = file.seek(SeekFrom::End(0)).map_err(at("find the length of", path))?;
+    Ok(OpenedData { file, len, direct, is_device })
+}
+
+/// Reads the first bytes of a data file, fewer at its end.
+pub(super) fn read_head(opened: &OpenedData, path: &Path, bytes: usize) -> Result<AlignedBuf, PoolError> {
+    let mut buffer = AlignedBuf::zeroed(bytes);
+    let mut done = 0;
+    while done < buffer.len() {
+        match opened.file.read_at(&mut buffer.as_mut_slice()[done..], done as u64) {
+            Ok(0) => break,
+            // A direct read that ends inside a sector ends at the file's end.
+            Ok(count) if opened.direct && count % 512 != 0 => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(at("read", path)(error)),
+        }
+    }
+    Ok(buffer)
+}
+
+fn read_superblock(opened: &OpenedData, path: &Path) -> Result<Superblock, PoolError> {
+    let head = read_head(opened, path, SUPERBLOCK_BYTES)?;
+    let bytes = head.as_slice().first_chunk().expect("a buffer of one superblock");
+    let parsed = Superblock::parse(bytes);
+    parsed.map_err(|source| PoolError::Superblock { path: path.to_owned(), source })
+}
+
+fn check_place(
+    superblock: &Superblock,
+    config: &Config,
+    index: usize,
+    first_page: u64,
+    path: &Path,
+) -> Result<(), PoolError> {
+    let count = config.pool.data.len();
+    let wrong = |reason: String| {
+        Err(PoolError::WrongDataFile { path: path.to_owned(), index, uuid: config.pool.uuid, reason })
+    };
+    if superblock.pool_uuid != config.pool.uuid {
+        return wrong(format!("it belongs to pool {}", superblock.pool_uuid));
+    }
+    if superblock.file_index as usize != index {
+        return wrong(format!("it is data file {}", superblock.file_index));
+    }
+    if superblock.file_count as usize != count {
+        return wrong(format!("the pool has {} data files and {count} are named", superblock.file_count));
+    }
+    if superblock.first_page != first_page {
+        return wrong(format!("its pages begin at {} and not at {first_page}", superblock.first_page));
+    }
+    let pages = first_page + superblock.pages;
+    if index + 1 == count && pages * PAGE_SIZE_U64 != config.pool.size {
+        return wrong(format!("the pool ends at page {pages} and pool.size says {} bytes", config.pool.size));
+    }
+    Ok(())
+}
+
+/// Takes the lock of a pool's directory.
+pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
+    let path = dir.join(LOCK_FILE);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(at("open", &path))?;
+    if !flock(&file, &path)? {
+        let mut text = String::new();
+        let read = (&mut file).take(32).read_to_string(&mut text);
+        let pid = read.ok().and_then(|_| text.trim().parse().ok());
+        return Err(PoolError::InUse { path: dir.to_owned(), pid });
+    }
+    // Only for the message above: the lock is what counts, so the number need not be durable.
+    let write = |file: &mut File| {
+        file.set_len(0)?;
+        file.seek(SeekFrom::Start(0))?;
+        writeln!(file, "{}", std::process::id())
+    };
+    write(&mut file).map_err(at("write", &path))?;
+    Ok(file)
+}
+
+/// Whether the file is now locked by this process.
+fn flock(file: &File, path: &Path) -> Result<bool, PoolError> {
+    let give_up = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= give_up => return Ok(false),
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(at("lock", path)(error.into())),
+        }
+    }
+}
+
+/// Whether an error says that there is no such file or device.
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM))
+}

@@ -1,0 +1,352 @@
+//! Making a pool.
+//!
+//! # How it works
+//! First everything is looked at and nothing changed: the lock, the directory, every data file. Then:
+//!
+//! | step | on disk after it | a crash here leaves |
+//! | --- | --- | --- |
+//! | 1 | `format-unfinished` with the new UUID | unfinished: `format` again, no force needed |
+//! | 2 | `cuttlefs.toml` of an old pool removed | as above |
+//! | 3 | `meta/`, `log/` emptied or made | as above |
+//! | 4 | data files at their length, superblocks written and synced | as above |
+//! | 5 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 6 |
+//! | 6 | `format-unfinished` removed, directory synced | a whole pool |
+//!
+//! `format-unfinished` makes data files with its UUID known as this pool's, so that a second try does not take
+//! them for another pool's. `open` refuses a pool while it is there.
+
+use super::AlignedBuf;
+use super::PoolError;
+use super::data_files::DATA_START;
+use super::directory::{
+    DATA_FILE, LOG_DIR, META_DIR, OpenedData, UNFINISHED_FILE, lock, open_data_file, read_head,
+};
+use super::error::at;
+use super::signature::{HEAD_BYTES, signature_of};
+use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock};
+use super::uuid::PoolUuid;
+use crate::config::{CONFIG_FILE, Config, PoolConfig};
+use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::size::ByteSize;
+use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
+use rustix::fs::FallocateFlags;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Least space of a data file: what is smaller holds nothing worth serving.
+pub const LEAST_FILE_BYTES: u64 = 1 << 20;
+const CONFIG_TEMPORARY: &str = "cuttlefs.toml.new";
+
+/// What to make.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// The pool's directory; made if it is not there.
+    pub dir: PathBuf,
+    /// Space for files in bytes, split evenly over the data *files*. Devices give all they have beyond it. Not
+    /// needed if all are devices.
+    pub size: u64,
+    /// Data files and block devices; empty: `DIR/data`. Relative to the current directory.
+    pub data: Vec<PathBuf>,
+    /// Destroy a pool that is there, and what data files hold.
+    pub force: bool,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormatReport {
+    /// The pool's identity.
+    pub uuid: PoolUuid,
+    /// Its pages.
+    pub pages: u64,
+    /// Data files with their pages.
+    pub data: Vec<(PathBuf, u64)>,
+    /// Whether a pool was destroyed.
+    pub replaced: bool,
+}
+
+/// A data file that was looked at.
+struct Candidate {
+    path: PathBuf,
+    /// As `cuttlefs.toml` names it.
+    named: PathBuf,
+    /// Open, if it is there.
+    opened: Option<OpenedData>,
+    pages: u64,
+}
+
+/// Makes a pool.
+///
+/// # Errors
+/// `PoolError`, saying what to do. What was refused was not changed.
+pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
+    let dir = options.dir.as_path();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at("make", dir))?;
+    let _lock = lock(dir)?;
+    let config_path = dir.join(CONFIG_FILE);
+    let replaced = config_path.exists();
+    let begun = unfinished_uuid(dir)?;
+    if replaced && begun.is_none() && !options.force {
+        return Err(PoolError::AlreadyThere { dir: dir.to_owned() });
+    }
+    if !replaced && begun.is_none() {
+        refuse_foreign_directories(dir)?;
+    }
+    let ours = begun.flatten();
+    let mut candidates = look_at_data(options, dir, ours)?;
+    let pages = share_out(options, &mut candidates)?;
+
+    let uuid = ours.unwrap_or_else(|| PoolUuid::draw(&SystemRandom));
+    write_durably(dir, UNFINISHED_FILE, UNFINISHED_FILE, uuid.to_string().as_bytes())?;
+    if replaced {
+        fs::remove_file(&config_path).map_err(at("remove", &config_path))?;
+        sync_directory(dir)?;
+    }
+    for name in [META_DIR, LOG_DIR] {
+        let path = dir.join(name);
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(at("empty", &path))?;
+        }
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(at("make", &path))?;
+    }
+    let mut superblock = Superblock {
+        pool_uuid: uuid,
+        file_index: 0,
+        file_count: candidates.len() as u32,
+        first_page: 0,
+        pages: 0,
+        created_seconds: SystemClock::new().now().secs,
+    };
+    let mut data = Vec::new();
+    for (index, candidate) in candidates.iter_mut().enumerate() {
+        superblock.file_index = index as u32;
+        superblock.pages = candidate.pages;
+        lay_out(candidate, &superblock)?;
+        superblock.first_page += candidate.pages;
+        data.push((candidate.path.clone(), candidate.pages));
+    }
+    let named = candidates.iter().map(|candidate| candidate.named.clone()).collect();
+    let config = Config::new(PoolConfig { uuid, size: pages * PAGE_SIZE_U64, data: named });
+    write_durably(dir, CONFIG_TEMPORARY, CONFIG_FILE, config.render()?.as_bytes())?;
+    let marker = dir.join(UNFINISHED_FILE);
+    fs::remove_file(&marker).map_err(at("remove", &marker))?;
+    sync_directory(dir)?;
+    tracing::info!(dir = %dir.display(), %uuid, pages, "pool formatted");
+    Ok(FormatReport { uuid, pages, data, replaced })
+}
+
+/// The UUID of a format that was begun; `Some(None)` if not even that was written whole.
+fn unfinished_uuid(dir: &Path) -> Result<Option<Option<PoolUuid>>, PoolError> {
+    let path = dir.join(UNFINISHED_FILE);
+    match fs::read(&path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            Ok(Some(text.trim().parse().ok()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(at("read", &path)(error)),
+    }
+}
+
+/// `meta` and `log` will be emptied: never those of a directory that is no pool, such as `/var`.
+fn refuse_foreign_directories(dir: &Path) -> Result<(), PoolError> {
+    for name in [META_DIR, LOG_DIR] {
+        let path = dir.join(name);
+        match fs::read_dir(&path) {
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    return Err(PoolError::ForeignDirectory(path));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(at("list", &path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Opens every data file there is and refuses those that hold something.
+fn look_at_data(
+    options: &FormatOptions,
+    dir: &Path,
+    ours: Option<PoolUuid>,
+) -> Result<Vec<Candidate>, PoolError> {
+    let count = options.data.len();
+    if count > MOST_DATA_FILES as usize {
+        return Err(PoolError::Size(format!("{count} data files; a pool has {MOST_DATA_FILES} at most")));
+    }
+    let default = [dir.join(DATA_FILE)];
+    let paths = if options.data.is_empty() { &default[..] } else { &options.data[..] };
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for path in paths {
+        let absolute = std::path::absolute(path).map_err(at("find", path))?;
+        // The directory must be there, before anything is destroyed; the file need not.
+        let path = match (absolute.parent(), absolute.file_name()) {
+            (Some(parent), Some(name)) => {
+                fs::canonicalize(parent).map_err(at("find the directory", parent))?.join(name)
+            }
+            _ => return Err(PoolError::WrongKind(absolute)),
+        };
+        let path = fs::canonicalize(&path).unwrap_or(path);
+        if candidates.iter().any(|other| other.path == path) {
+            return Err(PoolError::NamedTwice(path));
+        }
+        let named = match (fs::canonicalize(dir), path.file_name()) {
+            (Ok(dir), Some(name)) if path.parent() == Some(&dir) => PathBuf::from(name),
+            _ => path.clone(),
+        };
+        if named.to_str().is_none() {
+            return Err(crate::config::ConfigError::NotUtf8(named).into());
+        }
+        let opened = match open_data_file(&path) {
+            Ok(opened) => Some(opened),
+            Err(PoolError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(opened) = &opened
+            && !options.force
+        {
+            refuse_occupied(opened, &path, ours)?;
+        }
+        candidates.push(Candidate { path, named, opened, pages: 0 });
+    }
+    Ok(candidates)
+}
+
+fn refuse_occupied(opened: &OpenedData, path: &Path, ours: Option<PoolUuid>) -> Result<(), PoolError> {
+    let head = read_head(opened, path, HEAD_BYTES)?;
+    let head = head.as_slice();
+    let occupied = |what: String| Err(PoolError::Occupied { path: path.to_owned(), what });
+    let superblock = head.first_chunk::<SUPERBLOCK_BYTES>().map(Superblock::parse);
+    if let Some(Ok(superblock)) = superblock {
+        if Some(superblock.pool_uuid) == ours {
+            return Ok(());
+        }
+        return occupied(format!("data of cuttlefs pool {}", superblock.pool_uuid));
+    }
+    if let Some(what) = signature_of(head) {
+        return occupied(what.to_owned());
+    }
+    // A device that was used before has bytes of no meaning. A file's bytes were put there by someone.
+    if !opened.is_device && head.iter().any(|byte| *byte != 0) {
+        return occupied("bytes that are not cuttlefs's".to_owned());
+    }
+    Ok(())
+}
+
+/// Gives each data file its pages; the pool's pages in all.
+fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u64, PoolError> {
+    let is_device = |candidate: &Candidate| candidate.opened.as_ref().is_some_and(|opened| opened.is_device);
+    let files = candidates.iter().filter(|candidate| !is_device(candidate)).count() as u64;
+    let least = ByteSize(LEAST_FILE_BYTES);
+    let pages_in_all = options.size.div_ceil(PAGE_SIZE_U64);
+    if files > 0 && options.size / files < LEAST_FILE_BYTES {
+        let size = ByteSize(options.size);
+        return Err(PoolError::Size(format!(
+            "--size {size} is less than {least} for each of {files} data files"
+        )));
+    }
+    if options.size > i64::MAX as u64 / 2 {
+        return Err(PoolError::Size(format!(
+            "--size {} is more than a file can have",
+            ByteSize(options.size)
+        )));
+    }
+    let (mut total, mut files_seen) = (0u64, 0);
+    for candidate in candidates {
+        candidate.pages = match candidate.opened.as_ref().filter(|opened| opened.is_device) {
+            Some(device) => {
+                let usable = device.len.saturating_sub(DATA_START);
+                if usable < LEAST_FILE_BYTES {
+                    let path = candidate.path.display();
+                    return Err(PoolError::Size(format!(
+                        "{path} has less than {least}; name a larger device"
+                    )));
+                }
+                usable / PAGE_SIZE_U64
+            }
+            None => {
+                files_seen += 1;
+                // The first files take what does not divide evenly.
+                pages_in_all / files + u64::from(files_seen <= pages_in_all % files)
+            }
+        };
+        total += candidate.pages;
+    }
+    Ok(total)
+}
+
+/// Brings a data file to its length and writes its superblock, durably.
+fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), PoolError> {
+    let path = candidate.path.as_path();
+    let fresh = candidate.opened.is_none();
+    if fresh {
+        let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        created.map_err(at("make", path))?;
+        candidate.opened = Some(open_data_file(path)?);
+    }
+    let opened = candidate.opened.as_ref().expect("it was just opened");
+    if !opened.is_device {
+        let len = superblock.file_bytes();
+        if let Err(error) = reserve(&opened.file, len) {
+            let full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT));
+            if fresh {
+                // Half a file would keep the room that was missing.
+                let _ = fs::remove_file(path);
+            }
+            return Err(match full {
+                true => PoolError::NoRoom { path: path.to_owned(), needed: len },
+                false => at("extend", path)(error),
+            });
+        }
+    }
+    let mut block = AlignedBuf::zeroed(DATA_START as usize);
+    block.as_mut_slice()[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode()[..]);
+    opened.file.write_all_at(block.as_slice(), 0).map_err(at("write the superblock of", path))?;
+    opened.file.sync_all().map_err(at("sync", path))?;
+    match path.parent() {
+        Some(parent) if fresh => sync_directory(parent),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the file just `len` bytes long, with its blocks reserved, so that a write to the pool never finds the file
+/// system below full.
+fn reserve(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)?;
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                tracing::warn!("the file system below cannot reserve space; keep enough of it free");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Writes a file under a temporary name, renames it, and makes both durable.
+fn write_durably(dir: &Path, temporary: &str, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
+    let path = dir.join(temporary);
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(at("write", &path))?;
+    if temporary != name {
+        fs::rename(&path, dir.join(name)).map_err(at("rename", &path))?;
+    }
+    sync_directory(dir)
+}
+
+fn sync_directory(dir: &Path) -> Result<(), PoolError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(at("sync", dir))
+}
+
+#[cfg(test)]
+#[path = "format_tests.rs"]
+mod tests;

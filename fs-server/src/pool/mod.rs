@@ -1,0 +1,42 @@
+//! The pool: the SSD space of a server, and how its bytes are reached.
+//!
+//! `Space` says which pages are free, a `Disk` moves pages between the device and memory. Neither knows
+//! what a page holds.
+
+/// Page-aligned memory for direct IO.
+pub mod aligned_buf;
+mod batch;
+/// The open data files as one row of pages.
+pub mod data_files;
+/// An open pool.
+pub mod directory;
+/// The trait the storage comes in through.
+pub mod disk;
+/// Why a pool cannot be formatted or opened.
+pub mod error;
+/// Making a pool.
+pub mod format;
+/// Marks of what else lives on disks.
+pub mod signature;
+/// Storage in memory, with faults.
+pub mod simdisk;
+/// Which pages are free.
+pub mod space;
+/// The first 4 KiB of a data file.
+pub mod superblock;
+/// Storage through io_uring.
+pub mod uring;
+/// A pool's identity.
+pub mod uuid;
+
+pub use aligned_buf::{AlignedBuf, BufferPool};
+pub use data_files::{DATA_START, DataFile, DataFiles, Place};
+pub use directory::{PoolDirectory, open};
+pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
+pub use error::PoolError;
+pub use format::{FormatOptions, FormatReport, format};
+pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
+pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
+pub use superblock::{Superblock, SuperblockError};
+pub use uring::{UringCounters, UringDisk};
+pub use uuid::PoolUuid;

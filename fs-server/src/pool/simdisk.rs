@@ -1,0 +1,474 @@
+//! Storage in memory, seeded, with the faults of a real device.
+//!
+//! Owns a medium: what is durable of each page, and the writes since that a power loss may still take. Clones share
+//! the medium, so that each worker thread has its own `Disk`, and so that a test keeps the medium while the server
+//! on top of it dies and starts again (`SimDisk::attach` gives the next server's frames).
+//!
+//! # How it works
+//! *At once*: IOs are done when submitted. *Deferred*: they wait until `SimDisk::step` does one, drawn at random,
+//! so that completions come late and in any order; the bytes move at that moment, as a device's DMA may.
+//!
+//! A write makes a new version of each page it covers. A sync makes the newest version that had completed when the
+//! sync was submitted durable. `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and
+//! all later ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions.
+//! A page that was never written reads as `UNWRITTEN_BYTE`: code that reads a page nobody wrote must show.
+//!
+//! # What each fault promises
+//! | fault | effect |
+//! | --- | --- |
+//! | read fault | the IO fails; pages before the bad one may have been read |
+//! | write fault | the IO fails; pages before the bad one are written |
+//! | failed sync | versions it should have made durable stay at risk for ever, as with a page cache that drops what it could not write; only a newer write of the page, synced, cures it |
+//! | crash | IOs in flight never complete; unsynced versions are mixed as above |
+
+use super::batch::{Batch, Ticket};
+use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
+use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::world::{Random, SeededRandom};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What every byte of a page that was never written reads as.
+pub const UNWRITTEN_BYTE: u8 = 0xA5;
+/// What a device writes whole or not at all.
+pub const SECTOR_BYTES: usize = 512;
+/// Unsynced versions of one page that are kept. The oldest go first; that narrows what a crash may show and never
+/// makes it show anything that could not be.
+const MOST_VERSIONS: usize = 8;
+
+type PageBytes = Box<[u8; PAGE_SIZE]>;
+
+/// When IOs are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SimMode {
+    /// When they are submitted.
+    AtOnce,
+    /// When `step` picks them.
+    Deferred,
+}
+
+/// An error to give to IOs that touch some pages.
+#[derive(Clone, Debug)]
+pub struct SimFault {
+    /// Pool pages.
+    pub pages: Range<u64>,
+    /// Only reads or only writes; `None` for both.
+    pub kind: Option<IoKind>,
+    /// What the device says.
+    pub errno: i32,
+    /// How many IOs fail before the fault goes away.
+    pub times: u32,
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounters {
+    /// Read requests.
+    pub reads: u64,
+    /// Pages they read.
+    pub pages_read: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Pages they wrote.
+    pub pages_written: u64,
+    /// Syncs.
+    pub syncs: u64,
+}
+
+/// A disk in memory.
+#[derive(Clone, Debug)]
+pub struct SimDisk {
+    medium: Arc<Mutex<Medium>>,
+    frames: Arc<SharedMemory>,
+}
+
+#[derive(Debug)]
+struct Medium {
+    pages: u64,
+    random: SeededRandom,
+    mode: SimMode,
+    content: BTreeMap<u64, PageHistory>,
+    /// Moves with every write that is done.
+    last_write: u64,
+    pending: Vec<Pending>,
+    faults: Vec<SimFault>,
+    sync_errors: Vec<i32>,
+    counters: SimCounters,
+}
+
+#[derive(Debug, Default)]
+struct PageHistory {
+    durable: Option<PageBytes>,
+    /// Later writes, oldest first.
+    versions: Vec<Version>,
+}
+
+#[derive(Debug)]
+struct Version {
+    number: u64,
+    bytes: PageBytes,
+    /// A sync that should have covered it failed.
+    doomed: bool,
+}
+
+#[derive(Debug)]
+enum Pending {
+    Io { batch: Batch, index: usize, request: IoRequest, frames: Arc<SharedMemory> },
+    Sync { ticket: Ticket, up_to: u64 },
+}
+
+impl SimDisk {
+    /// An unwritten disk of `pages` that does everything at once.
+    pub fn new(pages: u64, frames: Arc<SharedMemory>) -> Self {
+        Self::seeded(pages, frames, 0)
+    }
+
+    /// An unwritten disk whose choices come from `seed`.
+    pub fn seeded(pages: u64, frames: Arc<SharedMemory>, seed: u64) -> Self {
+        let medium = Medium {
+            pages,
+            random: SeededRandom::new(seed),
+            mode: SimMode::AtOnce,
+            content: BTreeMap::new(),
+            last_write: 0,
+            pending: Vec::new(),
+            faults: Vec::new(),
+            sync_errors: Vec::new(),
+            counters: SimCounters::default(),
+        };
+        Self { medium: Arc::new(Mutex::new(medium)), frames }
+    }
+
+    /// The same medium for other frames: another server, after this one is gone.
+    pub fn attach(&self, frames: Arc<SharedMemory>) -> Self {
+        Self { medium: self.medium.clone(), frames }
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> u64 {
+        self.medium.lock().pages
+    }
+
+    /// From now on. What is pending stays pending.
+    pub fn set_mode(&self, mode: SimMode) {
+        self.medium.lock().mode = mode;
+    }
+
+    /// Does one pending IO or sync, drawn at random; `false` if there is none.
+    pub fn step(&self) -> bool {
+        let mut medium = self.medium.lock();
+        if medium.pending.is_empty() {
+            return false;
+        }
+        let index = (medium.random.next_u64() % medium.pending.len() as u64) as usize;
+        let pending = medium.pending.swap_remove(index);
+        let finished = medium.perform(pending);
+        // Wakers run other people's code: not under the lock.
+        drop(medium);
+        finished.tell();
+        true
+    }
+
+    /// Number of pending IOs and syncs.
+    pub fn pending(&self) -> usize {
+        self.medium.lock().pending.len()
+    }
+
+    /// Power loss: IOs in flight never complete, and each sector written since the last sync holds any of the
+    /// versions it may hold.
+    pub fn crash(&self, random: &dyn Random) {
+        let mut medium = self.medium.lock();
+        let pending = std::mem::take(&mut medium.pending);
+        for one in &pending {
+            if let Pending::Io { request, frames, .. } = one
+                && request.kind == IoKind::Write
+                && medium.check(request).is_ok()
+            {
+                for (page, bytes) in pages_of(request, frames) {
+                    medium.put(page, bytes);
+                }
+            }
+        }
+        for history in medium.content.values_mut() {
+            history.crash(random);
+        }
+        drop(medium);
+        // Buffers are freed and futures stay unresolved, outside the lock.
+        drop(pending);
+    }
+
+    /// Injects an error.
+    pub fn inject(&self, fault: SimFault) {
+        self.medium.lock().faults.push(fault);
+    }
+
+    /// Makes the next sync fail.
+    pub fn fail_next_sync(&self, errno: i32) {
+        self.medium.lock().sync_errors.push(errno);
+    }
+
+    /// Takes all injected errors away.
+    pub fn clear_faults(&self) {
+        let mut medium = self.medium.lock();
+        medium.faults.clear();
+        medium.sync_errors.clear();
+    }
+
+    /// What a read of this page would give now.
+    pub fn peek(&self, page: u64) -> Vec<u8> {
+        self.medium.lock().current(page).to_vec()
+    }
+
+    /// Changes a page behind everyone's back (bit rot); durable at once.
+    pub fn poke(&self, page: u64, bytes: &[u8; PAGE_SIZE]) {
+        let mut medium = self.medium.lock();
+        assert!(page < medium.pages, "page {page} is past the disk's end");
+        let history = PageHistory { durable: Some(Box::new(*bytes)), versions: Vec::new() };
+        medium.content.insert(page, history);
+    }
+
+    /// Pages with writes that a crash may take.
+    pub fn unsynced_pages(&self) -> usize {
+        let medium = self.medium.lock();
+        medium.content.values().filter(|history| !history.versions.is_empty()).count()
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> SimCounters {
+        self.medium.lock().counters
+    }
+}
+
+impl Disk for SimDisk {
+    fn submit(&self, requests: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>> {
+        let (batch, future) = Batch::new(requests.len());
+        let mut medium = self.medium.lock();
+        let at_once = medium.mode == SimMode::AtOnce;
+        let mut finished = Vec::new();
+        for (index, request) in requests.into_iter().enumerate() {
+            let frames = self.frames.clone();
+            let pending = Pending::Io { batch: batch.clone(), index, request, frames };
+            if at_once {
+                finished.push(medium.perform(pending));
+            } else {
+                medium.pending.push(pending);
+            }
+        }
+        drop(medium);
+        finished.into_iter().for_each(Finished::tell);
+        Box::pin(future)
+    }
+
+    fn sync(&self) -> LocalFuture<'static, io::Result<()>> {
+        let (ticket, future) = Ticket::new();
+        let mut medium = self.medium.lock();
+        let pending = Pending::Sync { ticket, up_to: medium.last_write };
+        if medium.mode == SimMode::AtOnce {
+            let finished = medium.perform(pending);
+            drop(medium);
+            finished.tell();
+        } else {
+            medium.pending.push(pending);
+        }
+        Box::pin(future)
+    }
+}
+
+/// A result on its way to its future.
+enum Finished {
+    Io(Batch, usize, IoDone),
+    Sync(Ticket, io::Result<()>),
+}
+
+impl Finished {
+    fn tell(self) {
+        match self {
+            Self::Io(batch, index, done) => batch.finish(index, done),
+            Self::Sync(ticket, result) => ticket.finish(result),
+        }
+    }
+}
+
+impl Medium {
+    fn perform(&mut self, pending: Pending) -> Finished {
+        match pending {
+            Pending::Io { batch, index, mut request, frames } => {
+                let result = match request.kind {
+                    IoKind::Read => self.read(&mut request, &frames),
+                    IoKind::Write => self.write(&request, &frames),
+                };
+                let result = result.map_err(|source| IoError {
+                    kind: request.kind,
+                    offset: request.offset,
+                    len: len_bytes(&request.buffer),
+                    source,
+                });
+                Finished::Io(batch, index, IoDone { buffer: request.buffer, result })
+            }
+            Pending::Sync { ticket, up_to } => {
+                self.counters.syncs += 1;
+                let error = (!self.sync_errors.is_empty()).then(|| self.sync_errors.remove(0));
+                for history in self.content.values_mut() {
+                    match error {
+                        None => history.make_durable(up_to),
+                        Some(_) => history.doom(up_to),
+                    }
+                }
+                let result = error.map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)));
+                Finished::Sync(ticket, result)
+            }
+        }
+    }
+
+    /// What the kernel would refuse with EINVAL.
+    fn check(&self, request: &IoRequest) -> io::Result<Range<u64>> {
+        let len = len_bytes(&request.buffer) as u64;
+        let end = request.offset.checked_add(len);
+        let inside = end.is_some_and(|end| end <= self.pages * PAGE_SIZE_U64);
+        let whole = request.offset.is_multiple_of(PAGE_SIZE_U64) && len.is_multiple_of(PAGE_SIZE_U64);
+        if len == 0 || !inside || !whole {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let first = request.offset / PAGE_SIZE_U64;
+        Ok(first..first + len / PAGE_SIZE_U64)
+    }
+
+    fn read(&mut self, request: &mut IoRequest, frames: &SharedMemory) -> io::Result<()> {
+        let pages = self.check(request)?;
+        self.counters.reads += 1;
+        let (good, error) = self.hit_fault(pages, IoKind::Read);
+        for (index, page) in good.enumerate() {
+            let bytes = self.current(page);
+            match &mut request.buffer {
+                IoBuffer::Owned(buffer) => {
+                    buffer.as_mut_slice()[index * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(&bytes[..]);
+                }
+                IoBuffer::Frames(indices) => frames.write(frame_offset(indices[index]), &bytes[..]),
+            }
+            self.counters.pages_read += 1;
+        }
+        error
+    }
+
+    fn write(&mut self, request: &IoRequest, frames: &SharedMemory) -> io::Result<()> {
+        let pages = self.check(request)?;
+        self.counters.writes += 1;
+        let (good, error) = self.hit_fault(pages, IoKind::Write);
+        for (page, bytes) in pages_of(request, frames).take_while(|(page, _)| good.contains(page)) {
+            self.put(page, bytes);
+            self.counters.pages_written += 1;
+        }
+        error
+    }
+
+    /// The pages before the first bad one, and the error.
+    fn hit_fault(&mut self, pages: Range<u64>, kind: IoKind) -> (Range<u64>, io::Result<()>) {
+        let hit = self.faults.iter_mut().find(|fault| {
+            fault.times > 0
+                && fault.kind.is_none_or(|only| only == kind)
+                && fault.pages.start < pages.end
+                && pages.start < fault.pages.end
+        });
+        match hit {
+            None => (pages, Ok(())),
+            Some(fault) => {
+                fault.times -= 1;
+                let bad = fault.pages.start.max(pages.start);
+                (pages.start..bad, Err(io::Error::from_raw_os_error(fault.errno)))
+            }
+        }
+    }
+
+    fn current(&self, page: u64) -> PageBytes {
+        let history = self.content.get(&page);
+        let newest = history.and_then(|history| {
+            history.versions.last().map(|version| &version.bytes).or(history.durable.as_ref())
+        });
+        newest.cloned().unwrap_or_else(unwritten)
+    }
+
+    fn put(&mut self, page: u64, bytes: PageBytes) {
+        self.last_write += 1;
+        let history = self.content.entry(page).or_default();
+        if history.versions.len() == MOST_VERSIONS {
+            history.versions.remove(0);
+        }
+        history.versions.push(Version { number: self.last_write, bytes, doomed: false });
+    }
+}
+
+impl PageHistory {
+    fn make_durable(&mut self, up_to: u64) {
+        let newest = self.versions.iter().rposition(|one| one.number <= up_to && !one.doomed);
+        if let Some(index) = newest {
+            let synced = self.versions.drain(..=index).next_back();
+            self.durable = synced.map(|version| version.bytes);
+        }
+    }
+
+    fn doom(&mut self, up_to: u64) {
+        self.versions.iter_mut().filter(|one| one.number <= up_to).for_each(|one| one.doomed = true);
+    }
+
+    fn crash(&mut self, random: &dyn Random) {
+        if self.versions.is_empty() {
+            return;
+        }
+        let durable = self.durable.take().unwrap_or_else(unwritten);
+        let choices: Vec<&PageBytes> =
+            std::iter::once(&durable).chain(self.versions.iter().map(|one| &one.bytes)).collect();
+        let any = || choices[(random.next_u64() % choices.len() as u64) as usize];
+        let mut after = any().clone();
+        // Half of the pages hold one version whole, half are torn.
+        if random.next_u64().is_multiple_of(2) {
+            for start in (0..PAGE_SIZE).step_by(SECTOR_BYTES) {
+                let sector = start..start + SECTOR_BYTES;
+                after[sector.clone()].copy_from_slice(&any()[sector]);
+            }
+        }
+        self.versions.clear();
+        self.durable = Some(after);
+    }
+}
+
+fn unwritten() -> PageBytes {
+    Box::new([UNWRITTEN_BYTE; PAGE_SIZE])
+}
+
+fn len_bytes(buffer: &IoBuffer) -> usize {
+    match buffer {
+        IoBuffer::Owned(buffer) => buffer.len(),
+        IoBuffer::Frames(indices) => indices.len() * PAGE_SIZE,
+    }
+}
+
+fn frame_offset(index: FrameIndex) -> usize {
+    index.0 as usize * PAGE_SIZE
+}
+
+/// The pool pages of a write with their bytes.
+fn pages_of<'a>(
+    request: &'a IoRequest,
+    frames: &'a SharedMemory,
+) -> impl Iterator<Item = (u64, PageBytes)> + 'a {
+    let first = request.offset / PAGE_SIZE_U64;
+    let count = len_bytes(&request.buffer) / PAGE_SIZE;
+    (0..count).map(move |index| {
+        let mut bytes = unwritten();
+        match &request.buffer {
+            IoBuffer::Owned(buffer) => {
+                bytes.copy_from_slice(&buffer.as_slice()[index * PAGE_SIZE..][..PAGE_SIZE]);
+            }
+            IoBuffer::Frames(indices) => frames.read(frame_offset(indices[index]), &mut bytes[..]),
+        }
+        (first + index as u64, bytes)
+    })
+}
+
+#[cfg(test)]
+#[path = "simdisk_tests.rs"]
+mod tests;

@@ -1,0 +1,257 @@
+//! Free space against a bitmap.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+fn run(first: u64, len: u64) -> Run {
+    Run { first: PoolPage(first), len }
+}
+
+fn figures(free: u64, used: u64, quarantined: u64) -> SpaceFigures {
+    SpaceFigures { pages: free + used + quarantined, free, used, quarantined }
+}
+
+#[test]
+fn starts_from_what_metadata_names_in_any_order() {
+    let used = [(PoolPage(8), 2), (PoolPage(0), 3), (PoolPage(3), 1), (PoolPage(5), 0)];
+    let space = Space::new(10, used).expect("no overlap");
+    assert_eq!(space.figures(), figures(4, 6, 0));
+    assert_eq!(space.allocate(4, None).expect("four are free"), [run(4, 4)]);
+    assert_eq!(space.allocate(1, None), Err(NoSpace { wanted: 1, free: 0, quarantined: 0 }));
+}
+
+#[test]
+fn wrong_metadata_is_refused() {
+    let twice = Space::new(10, [(PoolPage(4), 3), (PoolPage(2), 3)]);
+    assert_eq!(twice.err(), Some(SpaceError::NamedTwice { page: PoolPage(4) }));
+    for (first, len) in [(8, 3), (10, 1), (u64::MAX, 2)] {
+        let first = PoolPage(first);
+        let past = Space::new(10, [(first, len)]);
+        assert_eq!(past.err(), Some(SpaceError::OutOfRange { first, len, pages: 10 }));
+    }
+    assert!(Space::new(0, []).expect("an empty pool").allocate(1, None).is_err());
+}
+
+#[test]
+fn goes_on_where_the_file_ends() {
+    let space = Space::new(100, [(PoolPage(50), 1)]).expect("no overlap");
+    assert_eq!(space.allocate(10, Some(PoolPage(51))), Ok(vec![run(51, 10)]));
+    // 61..100 is free, 39 pages: the hint's run first, then elsewhere.
+    assert_eq!(space.allocate(40, Some(PoolPage(61))), Ok(vec![run(61, 39), run(0, 1)]));
+    // The hint is taken by someone else: best fit.
+    assert_eq!(space.allocate(2, Some(PoolPage(55))), Ok(vec![run(1, 2)]));
+    assert_eq!(space.allocate(2, Some(PoolPage(5000))), Ok(vec![run(3, 2)]));
+    assert_eq!(space.allocate(0, Some(PoolPage(10))), Ok(vec![]));
+    // In the middle of a run: both ends stay free.
+    assert_eq!(space.allocate(5, Some(PoolPage(20))), Ok(vec![run(20, 5)]));
+    assert_eq!((space.free_runs(), space.figures()), (2, figures(40, 60, 0)));
+}
+
+#[test]
+fn best_fit_keeps_large_runs() {
+    let used = [(PoolPage(4), 1), (PoolPage(10), 1), (PoolPage(90), 10)];
+    let space = Space::new(100, used).expect("no overlap");
+    assert_eq!(space.allocate(4, None), Ok(vec![run(0, 4)]));
+    assert_eq!(space.allocate(79, None), Ok(vec![run(11, 79)]));
+    assert_eq!(space.allocate(5, None), Ok(vec![run(5, 5)]));
+}
+
+#[test]
+fn a_fragmented_pool_still_gives_its_last_page() {
+    let pages = 20_000;
+    let space = Space::new(pages, (0..pages).step_by(2).map(|page| (PoolPage(page), 1))).expect("no overlap");
+    assert_eq!(space.free_runs() as u64, pages / 2);
+    assert_eq!(
+        space.allocate(pages / 2 + 1, None),
+        Err(NoSpace { wanted: pages / 2 + 1, free: pages / 2, quarantined: 0 })
+    );
+    let runs = space.allocate(pages / 2, None).expect("exactly what is free");
+    assert_eq!(runs.len() as u64, pages / 2);
+    assert_eq!(space.figures(), figures(0, pages, 0));
+    space.give_back(&runs);
+    let evens: Vec<Run> = (0..pages).step_by(2).map(|page| run(page, 1)).collect();
+    space.give_back(&evens);
+    assert_eq!((space.free_runs(), space.figures()), (1, figures(pages, 0, 0)));
+}
+
+#[test]
+fn quarantined_pages_come_back_only_when_released() {
+    let space = Space::new(10, []).expect("empty");
+    let runs = space.allocate(10, None).expect("all");
+    assert_eq!(runs, [run(0, 10)]);
+    let first = space.quarantine(&[run(0, 4)]);
+    let mark = space.quarantine_mark();
+    let second = space.quarantine(&[run(4, 2)]);
+    assert!(first < second && first == mark);
+    assert_eq!(space.allocate(1, None), Err(NoSpace { wanted: 1, free: 0, quarantined: 6 }));
+    assert_eq!(space.figures(), figures(0, 4, 6));
+    assert_eq!(space.release_quarantined(mark), 4);
+    assert_eq!(space.release_quarantined(mark), 0);
+    assert_eq!(space.figures(), figures(4, 4, 2));
+    assert_eq!(space.release_quarantined(QuarantineSeq(u64::MAX)), 2);
+    assert_eq!((space.free_runs(), space.figures()), (1, figures(6, 4, 0)));
+}
+
+#[test]
+#[should_panic(expected = "is free")]
+fn freeing_a_free_page_stops_the_server() {
+    let space = Space::new(10, [(PoolPage(3), 2)]).expect("no overlap");
+    space.give_back(&[run(4, 2)]);
+}
+
+#[test]
+#[should_panic(expected = "is quarantined")]
+fn freeing_a_page_twice_stops_the_server() {
+    let space = Space::new(10, [(PoolPage(0), 10)]).expect("no overlap");
+    space.quarantine(&[run(3, 4)]);
+    space.quarantine(&[run(2, 3)]);
+}
+
+#[test]
+fn threads_never_get_the_same_page() {
+    let space = Space::new(1 << 12, []).expect("empty");
+    let owners: Vec<std::sync::atomic::AtomicU32> =
+        (0..1 << 12).map(|_| std::sync::atomic::AtomicU32::new(0)).collect();
+    std::thread::scope(|scope| {
+        for thread in 1..=4u32 {
+            let (space, owners) = (&space, &owners);
+            scope.spawn(move || {
+                for round in 0..500u64 {
+                    let near = (round % 3 == 0).then_some(PoolPage(round * 7));
+                    let Ok(runs) = space.allocate(1 + round % 900, near) else {
+                        continue;
+                    };
+                    let pages = || runs.iter().flat_map(|run| run.first.0..run.end().0);
+                    for page in pages() {
+                        let before = owners[page as usize].swap(thread, std::sync::atomic::Ordering::SeqCst);
+                        assert_eq!(before, 0, "page {page} has two owners");
+                    }
+                    for page in pages() {
+                        owners[page as usize].store(0, std::sync::atomic::Ordering::SeqCst);
+                    }
+                    if round % 2 == 0 {
+                        space.give_back(&runs);
+                    } else {
+                        space.quarantine(&runs);
+                        space.release_quarantined(space.quarantine_mark());
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!((space.free_runs(), space.figures()), (1, figures(1 << 12, 0, 0)));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { pages: u64, near: Option<u64> },
+    GiveBack { which: usize },
+    Quarantine { which: usize },
+    Release { ago: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u64..40, proptest::option::of(0u64..220))
+            .prop_map(|(pages, near)| Step::Allocate { pages, near }),
+        1 => any::<usize>().prop_map(|which| Step::GiveBack { which }),
+        2 => any::<usize>().prop_map(|which| Step::Quarantine { which }),
+        1 => (0u64..4).prop_map(|ago| Step::Release { ago }),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    Free,
+    Used,
+    Quarantined(QuarantineSeq),
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_bitmap(
+        taken in proptest::collection::btree_set(0u64..200, 0..60),
+        steps in proptest::collection::vec(step(), 1..120),
+    ) {
+        const PAGES: u64 = 200;
+        let space = Space::new(PAGES, taken.iter().map(|&page| (PoolPage(page), 1))).expect("no overlap");
+        let mut model = vec![Page::Free; PAGES as usize];
+        for &page in &taken {
+            model[page as usize] = Page::Used;
+        }
+        let mut owned: Vec<Vec<Run>> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Allocate { pages, near } => {
+                    let free = model.iter().filter(|page| **page == Page::Free).count() as u64;
+                    match space.allocate(pages, near.map(PoolPage)) {
+                        Ok(runs) => {
+                            prop_assert!(pages <= free);
+                            prop_assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), pages);
+                            if let Some(near) = near
+                                && pages > 0
+                                && model.get(near as usize) == Some(&Page::Free)
+                            {
+                                prop_assert_eq!(runs[0].first, PoolPage(near));
+                            }
+                            for page in runs.iter().flat_map(|run| run.first.0..run.end().0) {
+                                prop_assert_eq!(model[page as usize], Page::Free);
+                                model[page as usize] = Page::Used;
+                            }
+                            owned.push(runs);
+                        }
+                        Err(error) => {
+                            prop_assert!(pages > free);
+                            prop_assert_eq!((error.wanted, error.free), (pages, free));
+                        }
+                    }
+                }
+                Step::GiveBack { which } if !owned.is_empty() => {
+                    let runs = owned.swap_remove(which % owned.len());
+                    space.give_back(&runs);
+                    for page in runs.iter().flat_map(|run| run.first.0..run.end().0) {
+                        model[page as usize] = Page::Free;
+                    }
+                }
+                Step::Quarantine { which } if !owned.is_empty() => {
+                    let runs = owned.swap_remove(which % owned.len());
+                    let seq = space.quarantine(&runs);
+                    for page in runs.iter().flat_map(|run| run.first.0..run.end().0) {
+                        model[page as usize] = Page::Quarantined(seq);
+                    }
+                }
+                Step::GiveBack { .. } | Step::Quarantine { .. } => {}
+                Step::Release { ago } => {
+                    let up_to = QuarantineSeq(space.quarantine_mark().0.saturating_sub(ago));
+                    space.release_quarantined(up_to);
+                    for page in &mut model {
+                        if matches!(page, Page::Quarantined(seq) if *seq <= up_to) {
+                            *page = Page::Free;
+                        }
+                    }
+                }
+            }
+            let mut counts: HashMap<&str, u64> = HashMap::new();
+            for page in &model {
+                let kind = match page {
+                    Page::Free => "free",
+                    Page::Used => "used",
+                    Page::Quarantined(_) => "quarantined",
+                };
+                *counts.entry(kind).or_default() += 1;
+            }
+            let count = |kind| counts.get(kind).copied().unwrap_or(0);
+            prop_assert_eq!(space.figures(), SpaceFigures {
+                pages: PAGES,
+                free: count("free"),
+                used: count("used"),
+                quarantined: count("quarantined"),
+            });
+            let edges = (0..PAGES as usize)
+                .filter(|&page| model[page] == Page::Free && (page == 0 || model[page - 1] != Page::Free))
+                .count();
+            prop_assert_eq!(space.free_runs(), edges, "free runs are merged");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Block locks: who may change a pool page's bytes or place (the page protocol in docs/ARCHITECTURE.md).
+//!
+//! A fixed array of async mutexes, hashed by pool page. Two pages may share a lock; that costs time only.
+//!
+//! # Invariants
+//! * Several locks are only ever taken through [`BlockLocks::lock_many`], which sorts and deduplicates, and nobody
+//!   waits for a lock while holding one taken otherwise: no cycle can form.
+//! * Eviction only tries; it never waits.
+
+use async_lock::{Mutex, MutexGuard};
+use cuttlefs_common::ids::PoolPage;
+
+/// How many locks there are. Many times the pages of the largest request (257), so that two requests on different
+/// pages seldom meet; a power of two, so that the hash is a shift. 4096 mutexes take 64 KiB.
+pub const BLOCK_LOCKS: usize = 4096;
+const _: () = assert!(BLOCK_LOCKS.is_power_of_two());
+
+/// The block locks of a pool.
+#[derive(Debug)]
+pub struct BlockLocks {
+    locks: Box<[Mutex<()>]>,
+}
+
+/// Held block locks; released together.
+pub type BlockGuards<'a> = Vec<MutexGuard<'a, ()>>;
+
+impl Default for BlockLocks {
+    fn default() -> Self {
+        Self::new(BLOCK_LOCKS)
+    }
+}
+
+impl BlockLocks {
+    /// `count` locks (a power of two); tests shrink it so that pages collide.
+    pub fn new(count: usize) -> Self {
+        assert!(count.is_power_of_two(), "the hash masks");
+        Self { locks: (0..count).map(|_| Mutex::new(())).collect() }
+    }
+
+    fn index(&self, page: PoolPage) -> usize {
+        // Neighbouring pages get neighbouring locks: requests are runs of pages, and a run then never meets itself.
+        page.0 as usize & (self.locks.len() - 1)
+    }
+
+    /// Takes the lock of one page if nobody has it.
+    pub fn try_lock(&self, page: PoolPage) -> Option<MutexGuard<'_, ()>> {
+        self.locks[self.index(page)].try_lock()
+    }
+
+    /// Waits for the locks of all pages, in lock order. The caller holds no other block lock.
+    pub async fn lock_many(&self, pages: impl IntoIterator<Item = PoolPage>) -> BlockGuards<'_> {
+        let mut indexes: Vec<usize> = pages.into_iter().map(|page| self.index(page)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        let mut guards = Vec::with_capacity(indexes.len());
+        for index in indexes {
+            guards.push(self.locks[index].lock().await);
+        }
+        guards
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_lite::future::block_on;
+
+    #[test]
+    fn pages_that_share_a_lock_are_locked_once_and_all_are_released() {
+        let locks = BlockLocks::new(4);
+        let guards = block_on(locks.lock_many([9, 1, 5, 2, 2].map(PoolPage)));
+        assert_eq!(guards.len(), 2);
+        assert!(locks.try_lock(PoolPage(13)).is_none());
+        assert!(locks.try_lock(PoolPage(6)).is_none());
+        assert!(locks.try_lock(PoolPage(3)).is_some());
+        drop(guards);
+        assert!(locks.try_lock(PoolPage(13)).is_some());
+    }
+
+    #[test]
+    fn opposite_orders_do_not_deadlock() {
+        let locks = std::sync::Arc::new(BlockLocks::new(8));
+        let threads: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let locks = locks.clone();
+                std::thread::spawn(move || {
+                    for round in 0..2000u64 {
+                        let mut pages: Vec<_> = (0..6).map(|i| PoolPage(i * 3 + thread + round)).collect();
+                        if thread % 2 == 0 {
+                            pages.reverse();
+                        }
+                        drop(block_on(locks.lock_many(pages)));
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+    }
+}

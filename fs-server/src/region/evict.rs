@@ -1,0 +1,227 @@
+//! Making frames clean and free: write-out of dirty frames and CLOCK eviction.
+//!
+//! # How it works
+//! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
+//! pool go as one IO. Eviction walks the frames with a second-chance hand, takes block locks only if they are free,
+//! and gives a frame back after its entry has moved to the magic frame.
+//!
+//! Nothing here needs a file's locks: a dirty frame is right on SSD whoever owns the page. That is also why a writer
+//! that meets too many dirty frames can help itself (`relieve`) without any chance of deadlock.
+//!
+//! # Failure
+//! A page whose write fails stays dirty in its frame; it is counted and logged, and tried again later.
+
+use super::{Regions, add};
+use crate::pool::disk::{Disk, IoBuffer, IoError, IoKind, IoRequest};
+use cuttlefs_common::ids::{FrameIndex, PoolPage};
+use std::sync::atomic::Ordering;
+
+/// Pages of one IO at most: 256 KiB, beyond which an SSD gains nothing and others wait longer.
+const MAX_IO_PAGES: usize = 64;
+/// Pages of one batch at most: bounds how many block locks write-out holds at once.
+pub(crate) const MAX_BATCH_PAGES: usize = 256;
+
+impl Regions {
+    /// Writes frames to their pool pages. The caller holds the pages' block locks. Returns for each page whether the
+    /// SSD has it now.
+    async fn write_frames(&self, disk: &dyn Disk, pages: &[(PoolPage, FrameIndex)]) -> Vec<bool> {
+        let mut order: Vec<usize> = (0..pages.len()).collect();
+        order.sort_unstable_by_key(|index| pages[*index].0);
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for index in order {
+            match groups.last_mut() {
+                Some(group)
+                    if group.len() < MAX_IO_PAGES
+                        && group.last().is_some_and(|last| pages[*last].0.0 + 1 == pages[index].0.0) =>
+                {
+                    group.push(index);
+                }
+                _ => groups.push(vec![index]),
+            }
+        }
+        let mut written = vec![false; pages.len()];
+        let mut again = Vec::new();
+        for (group, result) in self.write_groups(disk, pages, groups).await {
+            match result {
+                Ok(()) => group.into_iter().for_each(|index| written[index] = true),
+                // One bad page must not keep its neighbours, which may be other files', from the SSD.
+                Err(_) if group.len() > 1 => again.extend(group.into_iter().map(|index| vec![index])),
+                Err(error) => {
+                    add(&self.counters.write_errors, 1);
+                    tracing::error!(%error, "a dirty page could not be written back");
+                }
+            }
+        }
+        if !again.is_empty() {
+            for (group, result) in self.write_groups(disk, pages, again).await {
+                match result {
+                    Ok(()) => group.into_iter().for_each(|index| written[index] = true),
+                    Err(error) => {
+                        add(&self.counters.write_errors, 1);
+                        tracing::error!(%error, "a dirty page could not be written back");
+                    }
+                }
+            }
+        }
+        add(&self.counters.written_back, written.iter().filter(|written| **written).count() as u64);
+        written
+    }
+
+    /// One batch, one IO for each group of neighbours.
+    async fn write_groups(
+        &self,
+        disk: &dyn Disk,
+        pages: &[(PoolPage, FrameIndex)],
+        groups: Vec<Vec<usize>>,
+    ) -> Vec<(Vec<usize>, Result<(), IoError>)> {
+        let batch = groups
+            .iter()
+            .map(|group| IoRequest {
+                kind: IoKind::Write,
+                offset: pages[group[0]].0.byte_offset(),
+                buffer: IoBuffer::Frames(group.iter().map(|index| pages[*index].1).collect()),
+            })
+            .collect();
+        let done = disk.submit(batch).await;
+        groups.into_iter().zip(done).map(|(group, done)| (group, done.result)).collect()
+    }
+
+    /// Makes these pages clean, waiting for whoever changes them. Returns those that could not be written.
+    pub(crate) async fn write_out(&self, disk: &dyn Disk, mut pages: Vec<PoolPage>) -> Vec<PoolPage> {
+        pages.sort_unstable();
+        pages.dedup();
+        let mut failed = Vec::new();
+        for chunk in pages.chunks(MAX_BATCH_PAGES) {
+            let guards = self.locks.lock_many(chunk.iter().copied()).await;
+            let dirty: Vec<_> = chunk
+                .iter()
+                .map(|page| (*page, self.residency.load(*page)))
+                .filter(|(_, entry)| entry.is_dirty())
+                .map(|(page, entry)| (page, entry.frame()))
+                .collect();
+            if !dirty.is_empty() {
+                let written = self.write_frames(disk, &dirty).await;
+                for ((page, _), written) in dirty.into_iter().zip(written) {
+                    if written {
+                        self.residency.mark_clean(page);
+                    } else {
+                        failed.push(page);
+                    }
+                }
+            }
+            drop(guards);
+        }
+        failed
+    }
+
+    /// Frees up to `wanted` frames, the coldest first, and returns how many. Never waits for a lock.
+    pub async fn evict(&self, disk: &dyn Disk, wanted: u32) -> u32 {
+        // Two rounds: the first may do nothing but take second chances away.
+        let mut steps = self.frames().usable().saturating_mul(2);
+        let mut freed = 0;
+        while freed < wanted {
+            let mut dirty = Vec::new();
+            let mut guards = Vec::new();
+            while dirty.len() < MAX_IO_PAGES && freed + (dirty.len() as u32) < wanted {
+                let Some((frame, page)) = self.frames().next_victim(&mut steps) else {
+                    break;
+                };
+                // Busy, or its lock is one this batch holds already: another time.
+                let Some(guard) = self.locks.try_lock(page) else {
+                    continue;
+                };
+                let entry = self.residency.load(page);
+                if entry.frame() != frame || entry.is_changing() {
+                    continue;
+                }
+                if entry.is_dirty() {
+                    dirty.push((page, frame));
+                    guards.push(guard);
+                } else {
+                    self.residency.vacate(page);
+                    freed += 1;
+                    add(&self.counters.evicted, 1);
+                }
+            }
+            if dirty.is_empty() {
+                break;
+            }
+            let written = self.write_frames(disk, &dirty).await;
+            for ((page, _), _) in dirty.iter().zip(&written).filter(|(_, written)| **written) {
+                // Clean now, and gone in the same breath.
+                self.residency.vacate(*page);
+                freed += 1;
+                add(&self.counters.evicted, 1);
+            }
+        }
+        freed
+    }
+
+    /// Makes up to `wanted` dirty frames clean, whoever's they are, and returns how many. Never waits for a lock.
+    pub(crate) async fn clean(&self, disk: &dyn Disk, wanted: usize) -> usize {
+        let usable = u64::from(self.frames().usable());
+        let mut dirty = Vec::new();
+        let mut guards = Vec::new();
+        for _ in 0..usable {
+            if dirty.len() >= wanted.min(MAX_BATCH_PAGES) {
+                break;
+            }
+            let at = self.clean_hand.fetch_add(1, Ordering::Relaxed) % usable;
+            let frame = FrameIndex(FrameIndex::FIRST_USABLE.0 + at as u32);
+            let Some(page) = self.frames().owner(frame) else {
+                continue;
+            };
+            let entry = self.residency.load(page);
+            if entry.frame() != frame || !entry.is_dirty() {
+                continue;
+            }
+            let Some(guard) = self.locks.try_lock(page) else {
+                continue;
+            };
+            let entry = self.residency.load(page);
+            if entry.frame() == frame && entry.is_dirty() && !entry.is_changing() {
+                dirty.push((page, frame));
+                guards.push(guard);
+            }
+        }
+        if dirty.is_empty() {
+            return 0;
+        }
+        let written = self.write_frames(disk, &dirty).await;
+        let mut cleaned = 0;
+        for ((page, _), _) in dirty.iter().zip(&written).filter(|(_, written)| **written) {
+            self.residency.mark_clean(*page);
+            cleaned += 1;
+        }
+        cleaned
+    }
+}
+
+/// Keeps some frames free, in the background, so that nobody replaces a page on the critical path. Runs until
+/// `stopped` is set and `Regions::wake_eviction` was called. One for each worker is fine; one in all is enough.
+pub async fn run_eviction(regions: &Regions, disk: &dyn Disk, stopped: &std::sync::atomic::AtomicBool) {
+    loop {
+        // Listen before looking, or a notification in between is lost.
+        let low = regions.frames_low.listen();
+        if stopped.load(Ordering::Acquire) {
+            return;
+        }
+        let free = regions.frames().free();
+        let mark = regions.low_water();
+        if free < mark {
+            // Up to twice the mark, so that one wake-up lasts a while.
+            if regions.evict(disk, 2 * mark - free).await > 0 {
+                futures_lite::future::yield_now().await;
+                continue;
+            }
+        }
+        low.await;
+    }
+}
+
+impl Regions {
+    /// Wakes the eviction task, to look again or to end.
+    pub fn wake_eviction(&self) {
+        self.frames_low.notify(usize::MAX);
+    }
+}

@@ -1,0 +1,199 @@
+//! One active file: its live mapping and length, and who may change them.
+//!
+//! Owns the range table, the live size, the generation and slot under which clients see them, and the list of
+//! pages that were written in frames since the last write-back.
+//!
+//! # Locks, in the order they are taken
+//! 1. `order` (async): shared by overwrites that change neither mapping nor length, exclusive for everything that does.
+//!    Reads take no lock but as the last resort.
+//! 2. `settle` (async): held by a write-back from its snapshot to its commit, and by whatever takes pages away from
+//!    the file, so that a commit never names a page that has left.
+//! 3. block locks (`BlockLocks`).
+//! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it.
+//!
+//! # Invariants
+//! * Bytes of the last page past the end of the file are zeros once `tail_is_zero`; it is made so before growth.
+//! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
+//! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
+
+use super::range_table::{PieceState, RangeTable};
+use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
+use cuttlefs_common::ids::{FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::FileTable;
+use cuttlefs_common::rpc::Layout;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What changes under `state`.
+#[derive(Debug)]
+pub struct FileState {
+    /// Live mapping.
+    pub(crate) table: RangeTable,
+    /// Live length in bytes.
+    pub(crate) size: u64,
+    /// Version of the mapping; clients cache layouts under it.
+    pub(crate) generation: u64,
+    /// Where clients see generation and size.
+    pub(crate) slot: Option<FileSlot>,
+    /// Length in the durable record.
+    pub(crate) durable_size: u64,
+    /// The last page's bytes past the end are zeros (or there are none, or the page has no bytes).
+    pub(crate) tail_is_zero: bool,
+    /// Contents or attributes moved since the last commit.
+    pub(crate) uncommitted: bool,
+}
+
+/// One active file.
+#[derive(Debug)]
+pub struct FileRegion {
+    ino: InodeNo,
+    pub(crate) order: AsyncRwLock<()>,
+    pub(crate) settle: AsyncMutex<()>,
+    state: RwLock<FileState>,
+    pub(crate) dirty: Mutex<BTreeMap<FilePage, PoolPage>>,
+    /// In the write-back list. Set by writers, cleared by write-back before its snapshot.
+    pub(crate) listed: AtomicBool,
+    /// The inode was reaped: nothing may be done with the region any more.
+    pub(crate) reaped: AtomicBool,
+}
+
+/// Gives out generations: one counter for all files, so no two layouts share one.
+#[derive(Debug)]
+pub struct Generations(AtomicU64);
+
+impl Default for Generations {
+    fn default() -> Self {
+        Self(AtomicU64::new(1))
+    }
+}
+
+impl Generations {
+    /// The next one; never 0, which marks a free slot.
+    pub fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl FileRegion {
+    /// The region of a file as the store knows it.
+    pub(crate) fn new(ino: InodeNo, mut table: RangeTable, size: u64, generation: u64) -> Self {
+        // Bytes past the end must not come back when the file grows. A store written by this code has none, but
+        // what comes from a disk is not believed: such pages are reserved space from now on.
+        let last = size.div_ceil(PAGE_SIZE_U64);
+        let beyond: Vec<_> =
+            table.pieces_in(last, u64::MAX).filter(|piece| piece.state.has_bytes()).collect();
+        for piece in beyond {
+            tracing::warn!(%ino, page = piece.first, pages = piece.len, "bytes past the end of the file are dropped");
+            table.set_state(piece.first, piece.end(), PieceState::Unwritten);
+        }
+        Self {
+            ino,
+            order: AsyncRwLock::new(()),
+            settle: AsyncMutex::new(()),
+            state: RwLock::new(FileState {
+                table,
+                size,
+                generation,
+                slot: None,
+                durable_size: size,
+                tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
+                uncommitted: false,
+            }),
+            dirty: Mutex::new(BTreeMap::new()),
+            listed: AtomicBool::new(false),
+            reaped: AtomicBool::new(false),
+        }
+    }
+
+    /// The inode.
+    pub fn ino(&self) -> InodeNo {
+        self.ino
+    }
+
+    /// Live length in bytes.
+    pub fn size(&self) -> u64 {
+        self.state.read().size
+    }
+
+    /// Pages the file holds now.
+    pub fn allocated_pages(&self) -> u64 {
+        self.state.read().table.allocated_pages()
+    }
+
+    /// The slot, if the file has one.
+    pub fn slot(&self) -> Option<FileSlot> {
+        self.state.read().slot
+    }
+
+    /// Whether the store knows everything there is to know.
+    pub fn is_clean(&self) -> bool {
+        let state = self.state.read();
+        !state.uncommitted && state.table.fresh_pages() == 0 && self.dirty.lock().is_empty()
+    }
+
+    /// The mapping as clients may cache it, from the extent at or after `first_page` on.
+    pub fn layout(&self, first_page: FilePage, max_extents: usize) -> Layout {
+        let state = self.state.read();
+        let (extents, known_until) = state.table.extents(first_page, max_extents.max(1));
+        Layout { generation: state.generation, extents, known_until }
+    }
+
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, FileState> {
+        self.state.read()
+    }
+
+    /// Changes the length only: what clients have cached of the mapping stays true.
+    pub(crate) fn change_size(&self, files: &FileTable, change: impl FnOnce(&mut FileState)) {
+        let mut state = self.state.write();
+        let pages = state.table.allocated_pages();
+        change(&mut state);
+        debug_assert_eq!(pages, state.table.allocated_pages());
+        if let Some(slot) = state.slot {
+            files.set_size(slot, state.size);
+        }
+    }
+
+    /// Changes the mapping (and the length with it): clients see a new generation before this returns, and so before
+    /// any page that left the file can be used for another.
+    pub(crate) fn change_layout<T>(
+        &self,
+        files: &FileTable,
+        generations: &Generations,
+        change: impl FnOnce(&mut FileState) -> T,
+    ) -> T {
+        let mut state = self.state.write();
+        let result = change(&mut state);
+        state.generation = generations.next();
+        if let Some(slot) = state.slot {
+            files.set_size(slot, state.size);
+            files.set_generation(slot, state.generation);
+        }
+        result
+    }
+
+    /// Changes what clients do not see.
+    pub(crate) fn change_bookkeeping<T>(&self, change: impl FnOnce(&mut FileState) -> T) -> T {
+        change(&mut self.state.write())
+    }
+
+    /// Gives the file a slot.
+    pub(crate) fn assign_slot(&self, files: &FileTable, slot: FileSlot) {
+        let mut state = self.state.write();
+        assert!(state.slot.is_none(), "inode {} has a slot already", self.ino);
+        state.slot = Some(slot);
+        files.publish(slot, self.ino, state.generation, state.size);
+    }
+
+    /// Takes the slot away; what clients cached under it is void.
+    pub(crate) fn retire_slot(&self, files: &FileTable) -> Option<FileSlot> {
+        let mut state = self.state.write();
+        let slot = state.slot.take()?;
+        files.retire(slot);
+        Some(slot)
+    }
+
+    pub(crate) fn is_reaped(&self) -> bool {
+        self.reaped.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,278 @@
+//! The DRAM of the pool: one memfd of the memory budget, cut into page-sized frames.
+//!
+//! Owns the memory, the free list, the reverse map from frame to pool page and the CLOCK bits.
+//!
+//! # How it works
+//! Frames 0, 1 and 2 are magic, black hole and zero and never leave their role. Every other frame is in exactly
+//! one of three states: *free* (on the free list), *private* (taken, being filled, named by no entry) or
+//! *owned* (one residency entry points at it). The free list is a stack, so that warm frames are used first.
+//!
+//! # Invariants
+//! * A frame is on the free list only when no residency entry points at it (invariant 1): whoever gives a frame
+//!   back has moved the entry first.
+//! * The number of frames never changes: the budget is exact (invariant 6).
+//!
+//! # Failure
+//! No free frame is an ordinary answer (`None`), never an error and never a wait. A private frame whose filling
+//! was abandoned while a disk may still write to it is leaked and counted, because reuse would be corruption.
+
+use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::MagicPattern;
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Smallest budget: the reserved frames and one to work with.
+pub const MIN_FRAMES: u32 = FrameIndex::FIRST_USABLE.0 + 1;
+
+/// The frames of a server.
+#[derive(Debug)]
+pub struct Frames {
+    memory: Arc<SharedMemory>,
+    free: Mutex<Vec<FrameIndex>>,
+    /// Length of `free`, for those who only want to look. Written under `free`'s lock, read anywhere, relaxed:
+    /// it steers, it does not decide.
+    free_count: AtomicU32,
+    /// Pool page plus one; 0: free or private. Written by whoever holds the page's block lock, read by the
+    /// eviction scan, which checks the residency entry under the block lock before it believes it: relaxed.
+    owner: Vec<AtomicU64>,
+    /// Second-chance bits. Set by any access of the server, cleared by the eviction hand; relaxed.
+    referenced: Vec<AtomicBool>,
+    /// Where the CLOCK hand stands; relaxed, two hands at once only scan faster.
+    hand: AtomicU32,
+    leaked: AtomicU32,
+}
+
+impl Frames {
+    /// Takes the whole budget at once: `count` frames, the reserved ones included.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or `count` is below [`MIN_FRAMES`].
+    pub fn new(count: u32, magic: &MagicPattern) -> io::Result<Self> {
+        if count < MIN_FRAMES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("the memory budget gives {count} frames, {MIN_FRAMES} are the least; raise --memory"),
+            ));
+        }
+        let memory = Arc::new(SharedMemory::new("cuttlefs-frames", count as usize * PAGE_SIZE)?);
+        let mut page = [0u8; PAGE_SIZE];
+        magic.fill(0, &mut page);
+        memory.write(Self::offset(FrameIndex::MAGIC), &page);
+        let free: Vec<FrameIndex> = (FrameIndex::FIRST_USABLE.0..count).rev().map(FrameIndex).collect();
+        Ok(Self {
+            memory,
+            free_count: AtomicU32::new(free.len() as u32),
+            free: Mutex::new(free),
+            owner: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            referenced: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            hand: AtomicU32::new(FrameIndex::FIRST_USABLE.0),
+            leaked: AtomicU32::new(0),
+        })
+    }
+
+    /// Byte offset of a frame in the memory.
+    pub const fn offset(frame: FrameIndex) -> usize {
+        frame.0 as usize * PAGE_SIZE
+    }
+
+    /// The memory, to export, register and read from.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Frames that can hold pages.
+    pub fn usable(&self) -> u32 {
+        self.owner.len() as u32 - FrameIndex::FIRST_USABLE.0
+    }
+
+    /// Free frames at about this moment.
+    pub fn free(&self) -> u32 {
+        self.free_count.load(Ordering::Relaxed)
+    }
+
+    /// Frames lost to abandoned IO since the start.
+    pub fn leaked(&self) -> u32 {
+        self.leaked.load(Ordering::Relaxed)
+    }
+
+    /// Takes a free frame to fill, if there is one.
+    pub fn take(self: &Arc<Self>) -> Option<PrivateFrame> {
+        let mut free = self.free.lock();
+        let frame = free.pop()?;
+        self.free_count.store(free.len() as u32, Ordering::Relaxed);
+        drop(free);
+        Some(PrivateFrame { frames: self.clone(), frame, state: PrivateState::Idle })
+    }
+
+    /// Puts a frame back that no entry points at any more.
+    pub(super) fn give_back(&self, frame: FrameIndex) {
+        assert!(frame.0 >= FrameIndex::FIRST_USABLE.0, "frame {frame} is reserved and cannot become free");
+        self.owner[frame.0 as usize].store(0, Ordering::Relaxed);
+        self.referenced[frame.0 as usize].store(false, Ordering::Relaxed);
+        let mut free = self.free.lock();
+        debug_assert!(!free.contains(&frame), "frame {frame} was given back twice");
+        free.push(frame);
+        self.free_count.store(free.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Says whose bytes a frame holds. Under the page's block lock.
+    pub(super) fn set_owner(&self, frame: FrameIndex, page: PoolPage) {
+        // No second chance yet: a page that is read once, by a scan, should go before one that was read again.
+        self.owner[frame.0 as usize].store(page.0 + 1, Ordering::Relaxed);
+    }
+
+    /// Which page a frame holds, as a hint to be checked against the residency entry.
+    pub fn owner(&self, frame: FrameIndex) -> Option<PoolPage> {
+        self.owner[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(PoolPage)
+    }
+
+    /// Gives a frame its second chance. Out-of-range frames are ignored, so that a torn entry does no harm.
+    pub fn touch(&self, frame: FrameIndex) {
+        if let Some(bit) = self.referenced.get(frame.0 as usize) {
+            // Look first: a store by every reader would bounce the cache line of a hot frame's bit.
+            if !bit.load(Ordering::Relaxed) {
+                bit.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Moves the CLOCK hand until a frame without a second chance comes up, at most `steps` frames far.
+    pub(super) fn next_victim(&self, steps: &mut u32) -> Option<(FrameIndex, PoolPage)> {
+        let count = self.owner.len() as u32;
+        while *steps > 0 {
+            *steps -= 1;
+            let frame = self
+                .hand
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
+                    Some(if at + 1 >= count { FrameIndex::FIRST_USABLE.0 } else { at + 1 })
+                })
+                .map(FrameIndex)
+                .expect("the update always gives a value");
+            let Some(page) = self.owner(frame) else {
+                continue;
+            };
+            if !self.referenced[frame.0 as usize].swap(false, Ordering::Relaxed) {
+                return Some((frame, page));
+            }
+        }
+        None
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PrivateState {
+    Idle,
+    InFlight,
+    Published,
+}
+
+/// A frame taken from the free list and not yet published: nobody else can name it. Dropped, it goes back.
+#[derive(Debug)]
+pub struct PrivateFrame {
+    frames: Arc<Frames>,
+    frame: FrameIndex,
+    state: PrivateState,
+}
+
+impl PrivateFrame {
+    /// Which frame.
+    pub fn index(&self) -> FrameIndex {
+        self.frame
+    }
+
+    /// Byte offset in the frames' memory.
+    pub fn offset(&self) -> usize {
+        Frames::offset(self.frame)
+    }
+
+    /// A disk writes to the frame from now on; dropped in this state, the frame is leaked rather than reused.
+    pub fn io_begins(&mut self) {
+        self.state = PrivateState::InFlight;
+    }
+
+    /// The disk is done with the frame.
+    pub fn io_ended(&mut self) {
+        self.state = PrivateState::Idle;
+    }
+
+    /// The frame is going to be named by a residency entry: it is no longer private.
+    pub(super) fn into_published(mut self) -> FrameIndex {
+        assert_eq!(self.state, PrivateState::Idle, "a frame is published while a disk fills it");
+        self.state = PrivateState::Published;
+        self.frame
+    }
+}
+
+impl Drop for PrivateFrame {
+    fn drop(&mut self) {
+        match self.state {
+            PrivateState::Idle => self.frames.give_back(self.frame),
+            PrivateState::InFlight => {
+                self.frames.leaked.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(frame = self.frame.0, "a frame is lost: its disk read was abandoned");
+            }
+            PrivateState::Published => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(count: u32) -> Arc<Frames> {
+        Arc::new(Frames::new(count, &MagicPattern::new([0x5a; 32])).expect("frames"))
+    }
+
+    #[test]
+    fn the_budget_is_exact_and_reserved_frames_hold_their_bytes() {
+        let frames = frames(6);
+        assert_eq!(frames.memory().len(), 6 * PAGE_SIZE);
+        let taken: Vec<_> = std::iter::from_fn(|| frames.take()).collect();
+        assert_eq!(taken.len(), 3);
+        assert_eq!(frames.free(), 0);
+        assert!(taken.iter().all(|frame| frame.index().0 >= 3));
+        drop(taken);
+        assert_eq!(frames.free(), 3);
+        let mut page = [0u8; PAGE_SIZE];
+        frames.memory().read(0, &mut page);
+        assert!(page.iter().all(|byte| *byte == 0x5a));
+        frames.memory().read(2 * PAGE_SIZE, &mut page);
+        assert!(page.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_frame_abandoned_to_a_disk_is_never_reused() {
+        let frames = frames(5);
+        let mut frame = frames.take().expect("free");
+        frame.io_begins();
+        drop(frame);
+        assert_eq!((frames.free(), frames.leaked()), (1, 1));
+    }
+
+    #[test]
+    fn the_clock_gives_second_chances() {
+        let frames = frames(5);
+        let a = frames.take().expect("free").into_published();
+        let b = frames.take().expect("free").into_published();
+        frames.set_owner(a, PoolPage(10));
+        frames.set_owner(b, PoolPage(11));
+        frames.touch(a);
+        assert_eq!(frames.next_victim(&mut 2), Some((b, PoolPage(11))));
+        frames.touch(a);
+        frames.touch(b);
+        // The first round only clears.
+        assert_eq!(frames.next_victim(&mut 2), None);
+        frames.touch(b);
+        assert_eq!(frames.next_victim(&mut 4), Some((a, PoolPage(10))));
+    }
+
+    #[test]
+    fn too_small_a_budget_says_what_to_do() {
+        let error = Frames::new(3, &MagicPattern::new([0; 32])).expect_err("too small");
+        assert!(error.to_string().contains("--memory"));
+    }
+}

@@ -1,0 +1,212 @@
+//! The in-memory twin of metadata, for tests and simulation: attributes and extent records, with what a crash leaves.
+//!
+//! Batches are applied at once and become durable with `flush`; `crash` goes back to the last flush, or to any batch
+//! after it, as a store that writes its log in order may.
+
+use super::meta_port::{DataCommit, MetaPort, NoteData};
+use crate::pool::disk::LocalFuture;
+use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the store has of one inode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Record {
+    size: u64,
+    extents: BTreeMap<u64, Extent>,
+}
+
+type Store = BTreeMap<InodeNo, Record>;
+
+#[derive(Debug, Default)]
+struct Inner {
+    live: BTreeMap<InodeNo, Attr>,
+    store: Store,
+    /// The store after each batch since the last flush, oldest first; the first is the durable one.
+    history: Vec<Store>,
+    fail: bool,
+}
+
+/// Metadata in memory.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryMeta {
+    inner: Arc<Mutex<Inner>>,
+}
+
+fn attr(ino: InodeNo, size: u64, pages: u64) -> Attr {
+    Attr {
+        ino,
+        kind: FileKind::File,
+        mode: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size,
+        allocated_bytes: pages * PAGE_SIZE_U64,
+        atime: Timestamp::default(),
+        mtime: Timestamp::default(),
+        ctime: Timestamp::default(),
+        btime: Timestamp::default(),
+        change: 1,
+    }
+}
+
+impl Inner {
+    fn batch(&mut self, change: impl FnOnce(&mut Store)) -> Result<(), Status> {
+        if self.fail {
+            return Err(Status::Io);
+        }
+        self.history.push(self.store.clone());
+        change(&mut self.store);
+        Ok(())
+    }
+}
+
+impl MemoryMeta {
+    /// Makes an empty file.
+    pub fn create(&self, ino: InodeNo) {
+        let mut inner = self.inner.lock();
+        let made = inner.batch(|store| {
+            store.insert(ino, Record::default());
+        });
+        if made.is_ok() {
+            inner.live.insert(ino, attr(ino, 0, 0));
+        }
+    }
+
+    /// Removes a file and returns its durable extents: what a reap commits.
+    ///
+    /// # Errors
+    /// `NotFound`; `Io` if batches fail.
+    pub fn remove(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
+        let mut inner = self.inner.lock();
+        let record = inner.store.get(&ino).cloned().ok_or(Status::NotFound)?;
+        inner.batch(|store| {
+            store.remove(&ino);
+        })?;
+        inner.live.remove(&ino);
+        Ok(record.extents.into_values().collect())
+    }
+
+    /// Makes every batch fail from now on, or no more.
+    pub fn fail_batches(&self, fail: bool) {
+        self.inner.lock().fail = fail;
+    }
+
+    /// How many states a crash may leave: the durable one and one for each batch after it.
+    pub fn crash_states(&self) -> usize {
+        self.inner.lock().history.len() + 1
+    }
+
+    /// The store after a crash: `keep` of the batches since the last flush survive. What is live comes from it.
+    pub fn crash(&self, keep: usize) -> Self {
+        let inner = self.inner.lock();
+        let store = inner.history.get(keep).unwrap_or(&inner.store).clone();
+        let live = store
+            .iter()
+            .map(|(ino, record)| {
+                let pages = record.extents.values().map(|extent| extent.len_pages).sum();
+                (*ino, attr(*ino, record.size, pages))
+            })
+            .collect();
+        Self { inner: Arc::new(Mutex::new(Inner { live, store, ..Inner::default() })) }
+    }
+
+    /// Every pool page an extent names, as runs.
+    pub fn used(&self) -> Vec<(PoolPage, u64)> {
+        let inner = self.inner.lock();
+        let extents = inner.store.values().flat_map(|record| record.extents.values());
+        extents.map(|extent| (extent.pool_page, extent.len_pages)).collect()
+    }
+
+    /// The inodes there are.
+    pub fn inodes(&self) -> Vec<InodeNo> {
+        self.inner.lock().store.keys().copied().collect()
+    }
+}
+
+/// Replaces `[first, end)` of a record.
+fn replace(record: &mut Record, first: u64, end: u64, extents: &[Extent]) {
+    let old = std::mem::take(&mut record.extents);
+    for extent in old.into_values() {
+        let (from, to) = (extent.file_page.0, extent.file_end().0);
+        for (part_from, part_to) in [(from, to.min(first)), (from.max(end), to)] {
+            if part_from < part_to {
+                let part = Extent {
+                    file_page: part_from.into(),
+                    pool_page: PoolPage(extent.pool_page.0 + (part_from - from)),
+                    len_pages: part_to - part_from,
+                    state: extent.state,
+                };
+                record.extents.insert(part_from, part);
+            }
+        }
+    }
+    for extent in extents {
+        assert!(
+            extent.file_page.0 >= first && extent.file_end().0 <= end && extent.len_pages > 0,
+            "{extent:?} outside [{first}, {end})"
+        );
+        record.extents.insert(extent.file_page.0, *extent);
+    }
+    let all: Vec<_> = record.extents.values().collect();
+    assert!(all.windows(2).all(|pair| pair[0].file_end() <= pair[1].file_page), "overlap: {all:?}");
+}
+
+impl MetaPort for MemoryMeta {
+    fn attr(&self, ino: InodeNo) -> Result<Attr, Status> {
+        self.inner.lock().live.get(&ino).copied().ok_or(Status::NotFound)
+    }
+
+    fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
+        let inner = self.inner.lock();
+        let record = inner.store.get(&ino).ok_or(Status::NotFound)?;
+        Ok(record.extents.values().copied().collect())
+    }
+
+    fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status> {
+        let mut inner = self.inner.lock();
+        let attr = inner.live.get_mut(&ino).ok_or(Status::NotFound)?;
+        if let Some(size) = note.size {
+            attr.size = size;
+        }
+        if let Some(pages) = note.allocated_pages {
+            attr.allocated_bytes = pages * PAGE_SIZE_U64;
+        }
+        if note.modified {
+            attr.change += 1;
+        }
+        Ok(*attr)
+    }
+
+    fn commit_data(&self, commits: &[DataCommit]) -> Result<(), Status> {
+        self.inner.lock().batch(|store| {
+            for commit in commits {
+                let Some(record) = store.get_mut(&commit.ino) else {
+                    continue;
+                };
+                for range in &commit.ranges {
+                    replace(record, range.first.0, range.end.0, &range.extents);
+                }
+                record.size = commit.size;
+            }
+        })
+    }
+
+    fn flush(&self) -> LocalFuture<'static, Result<(), Status>> {
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let mut inner = inner.lock();
+            if inner.fail {
+                return Err(Status::Io);
+            }
+            inner.history.clear();
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,404 @@
+//! File regions: the server's view of files as memory (DESIGN section 1).
+//!
+//! Owns the frames, the residency and file tables that clients read one-sidedly, the live mapping of every active
+//! file, and filekeys. What moves bytes between them is in `tier/`.
+//!
+//! One `Regions` serves all workers and the NIC engine. Everything in it is `Send + Sync`; the futures that take a
+//! [`Disk`](crate::pool::Disk) belong to one worker and must be driven to completion: dropped half way they leave a
+//! page marked as changing (its readers fall back to RPC for ever) and may lose a frame, but never mix up bytes.
+
+/// The table of active files.
+mod active;
+/// Who may change a page.
+mod block_locks;
+/// Making frames clean and free.
+mod evict;
+/// One active file.
+mod file_region;
+/// Names of open files.
+mod filekeys;
+/// The DRAM.
+mod frames;
+/// The in-memory twin of metadata.
+pub mod memory_meta;
+/// Metadata as regions see it.
+pub mod meta_port;
+#[cfg(feature = "model-check")]
+mod model;
+/// The live mapping of a file.
+pub mod range_table;
+/// Changes of residency entries.
+mod residency;
+/// Target translation.
+mod target;
+
+pub use active::{ActiveFigures, MAX_INACTIVE_REGIONS};
+pub use evict::run_eviction;
+pub use file_region::FileRegion;
+pub use filekeys::MAX_FILEKEYS_PER_OWNER;
+pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
+pub use meta_port::{DataCommit, MetaPort, NoteData, RangeUpdate};
+
+pub(crate) use block_locks::BlockLocks;
+pub(crate) use file_region::{FileState, Generations};
+pub(crate) use residency::Residency;
+pub(crate) use target::PageView;
+
+use crate::pool::space::Space;
+use active::ActiveFiles;
+use async_lock::Semaphore;
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{RegionOwner, WindowId};
+use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
+use cuttlefs_common::rpc::{Layout, Rights};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::Random;
+use event_listener::Event;
+use filekeys::FileKeys;
+use parking_lot::Mutex;
+use range_table::RangeTable;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Slots of the file table unless told otherwise: 4 MiB of shared memory.
+pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
+/// Requests that may hold bounce buffers at once. Each holds at most one request's pages (1 MiB and a page), so
+/// bounce memory is at most 16 MiB; further requests wait in line.
+pub const MAX_BOUNCE_REQUESTS: usize = 16;
+/// Dirty frames may be one in so many... of two: beyond half of the frames writers help to write back before they
+/// add more, so that the other half is there for reads.
+pub const DIRTY_FRACTION: u64 = 2;
+/// Files that wait for write-back at most before writers help: bounds the memory a flood of small files takes.
+pub const MAX_DIRTY_FILES: usize = 16 * 1024;
+
+/// Sizes of a server's regions.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionsConfig {
+    /// Pages of the pool.
+    pub pool_pages: u64,
+    /// The memory budget; rounded down to whole frames.
+    pub memory_bytes: u64,
+    /// Slots of the file table.
+    pub file_slots: u32,
+    /// Regions kept of files nobody has open.
+    pub max_inactive: usize,
+}
+
+impl RegionsConfig {
+    /// The defaults for a pool and a budget.
+    pub const fn new(pool_pages: u64, memory_bytes: u64) -> Self {
+        Self { pool_pages, memory_bytes, file_slots: DEFAULT_FILE_SLOTS, max_inactive: MAX_INACTIVE_REGIONS }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counts since the start. Added to by workers and the NIC engine, read by status; relaxed.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
+
+        /// Counts since the start, all in pages.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct RegionCounts { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counters {
+            fn snapshot(&self) -> RegionCounts {
+                RegionCounts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Fetched from frames.
+    fetch_hits,
+    /// Fetched from SSD.
+    fetch_misses,
+    /// Read from SSD into a frame and kept there.
+    promoted,
+    /// Sent from a frame back to SSD.
+    evicted,
+    /// Written from frames to SSD.
+    written_back,
+    /// Written to SSD past the frames.
+    direct_writes,
+    /// Read for a partial write.
+    read_modify_writes,
+    /// Read by the NIC engine from frames.
+    target_hits,
+    /// Answered by the NIC engine with the magic pattern.
+    target_magic,
+    /// Not read because of the device.
+    read_errors,
+    /// Not written because of the device.
+    write_errors,
+}
+
+pub(crate) fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// An opened file.
+#[derive(Clone, Debug)]
+pub struct OpenedRegion {
+    /// Names it from now on.
+    pub filekey: FileKey,
+    /// Its slot in the file table, if there was one.
+    pub slot: Option<FileSlot>,
+    /// The file.
+    pub file: Arc<FileRegion>,
+}
+
+/// A closed file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClosedRegion {
+    /// Which.
+    pub ino: InodeNo,
+    /// Nobody has it open any more.
+    pub last: bool,
+}
+
+/// How much of what is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionFigures {
+    /// Frames that can hold pages.
+    pub frames: u32,
+    /// Of these, free.
+    pub free_frames: u32,
+    /// Of these, dirty.
+    pub dirty_frames: u64,
+    /// Frames lost to abandoned IO.
+    pub leaked_frames: u32,
+    /// Filekeys bound.
+    pub filekeys: usize,
+    /// Files waiting for write-back.
+    pub dirty_files: usize,
+    /// Active files.
+    pub active: ActiveFigures,
+    /// Counts since the start.
+    pub counts: RegionCounts,
+}
+
+/// All file regions of a server.
+pub struct Regions {
+    pub(crate) residency: Residency,
+    pub(crate) locks: BlockLocks,
+    pub(crate) space: Arc<Space>,
+    pub(crate) generations: Generations,
+    pub(crate) meta: Arc<dyn MetaPort>,
+    pub(crate) counters: Counters,
+    /// Files with something to write back, by inode so that groups are taken in lock order.
+    pub(crate) dirty_files: Mutex<BTreeMap<InodeNo, Arc<FileRegion>>>,
+    /// A data sync failed: what reached the SSD is unknown, so nothing is promised any more until restart.
+    pub(crate) sync_failed: AtomicBool,
+    /// Permits for requests with bounce buffers.
+    pub(crate) bounce: Semaphore,
+    /// Told when free frames run low.
+    pub(crate) frames_low: Event,
+    pub(crate) clean_hand: AtomicU64,
+    active: ActiveFiles,
+    keys: FileKeys,
+    random: Arc<dyn Random>,
+    magic: MagicPattern,
+    pool_pages: u64,
+}
+
+impl std::fmt::Debug for Regions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Regions").field("figures", &self.figures()).finish_non_exhaustive()
+    }
+}
+
+impl Regions {
+    /// Takes the memory. `space` knows what every extent record uses; the magic pattern is drawn from `random`.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or the budget is too small.
+    pub fn new(
+        config: RegionsConfig,
+        space: Arc<Space>,
+        meta: Arc<dyn MetaPort>,
+        random: Arc<dyn Random>,
+    ) -> io::Result<Self> {
+        let mut pattern = [0u8; 32];
+        random.fill(&mut pattern);
+        let magic = MagicPattern::new(pattern);
+        let count = u32::try_from(config.memory_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX);
+        let frames = Arc::new(Frames::new(count, &magic)?);
+        let residency = ResidencyTable::new(config.pool_pages)?;
+        let table = FileTable::new(config.file_slots)?;
+        Ok(Self {
+            residency: Residency::new(residency, frames),
+            locks: BlockLocks::default(),
+            space,
+            generations: Generations::default(),
+            meta,
+            counters: Counters::default(),
+            dirty_files: Mutex::default(),
+            sync_failed: AtomicBool::new(false),
+            bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
+            frames_low: Event::new(),
+            clean_hand: AtomicU64::new(0),
+            active: ActiveFiles::new(table, config.file_slots, config.max_inactive),
+            keys: FileKeys::default(),
+            random,
+            magic,
+            pool_pages: config.pool_pages,
+        })
+    }
+
+    /// Covers what is on SSD; told to clients when they attach.
+    pub fn magic(&self) -> MagicPattern {
+        self.magic
+    }
+
+    /// The frames, to register with disks and devices.
+    pub fn frames(&self) -> &Arc<Frames> {
+        self.residency.frames()
+    }
+
+    /// The memory of a window, to export to initiators.
+    pub fn window(&self, id: WindowId) -> Arc<SharedMemory> {
+        match id {
+            WindowId::Frames => self.frames().memory().clone(),
+            WindowId::Residency => self.residency.table().memory().clone(),
+            WindowId::FileTable => self.file_table().memory().clone(),
+        }
+    }
+
+    pub(crate) fn file_table(&self) -> &FileTable {
+        self.active.table()
+    }
+
+    /// Lets regions go that became clean.
+    pub(crate) fn trim_active(&self) {
+        self.active.trim_all();
+    }
+
+    pub(crate) fn begin_reap(&self, ino: InodeNo) -> Result<Arc<FileRegion>, Status> {
+        self.active.begin_reap(ino, || self.load(ino))
+    }
+
+    pub(crate) fn end_reap(&self, ino: InodeNo, gone: bool) {
+        self.active.end_reap(ino, gone);
+    }
+
+    /// The free space of the pool.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    fn load(&self, ino: InodeNo) -> Result<FileRegion, Status> {
+        let attr = self.meta.attr(ino)?;
+        match attr.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(Status::IsDirectory),
+            _ => return Err(Status::Invalid),
+        }
+        let extents = self.meta.extents(ino)?;
+        let table = RangeTable::from_extents(&extents, self.pool_pages).map_err(|error| {
+            tracing::error!(%ino, %error, "the stored mapping of a file cannot be; check the pool");
+            Status::Io
+        })?;
+        Ok(FileRegion::new(ino, table, attr.size, self.generations.next()))
+    }
+
+    /// The region of a regular file, for operations by inode.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsDirectory`, `Invalid` (no regular file), `Stale` (being reaped), `Io`.
+    pub fn file(&self, ino: InodeNo) -> Result<Arc<FileRegion>, Status> {
+        self.active.get(ino, || self.load(ino))
+    }
+
+    /// Opens a regular file for an owner.
+    ///
+    /// # Errors
+    /// As `file`; `Busy` if the owner has too many files open; `Denied` for owner 0.
+    pub fn open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> Result<OpenedRegion, Status> {
+        let file = self.active.open(ino, || self.load(ino))?;
+        match self.keys.bind(&*self.random, owner, rights, file.clone()) {
+            Ok(filekey) => Ok(OpenedRegion { filekey, slot: file.slot(), file }),
+            Err(status) => {
+                self.active.close(ino);
+                Err(status)
+            }
+        }
+    }
+
+    /// The file behind a filekey, with the rights it was bound with.
+    ///
+    /// # Errors
+    /// `Stale` if this owner has no such key.
+    pub fn resolve(&self, owner: RegionOwner, filekey: FileKey) -> Result<(Arc<FileRegion>, Rights), Status> {
+        self.keys.resolve(owner, filekey)
+    }
+
+    /// Ends a filekey. If that was the last open of an inode without names, reap it.
+    ///
+    /// # Errors
+    /// `Stale` if this owner has no such key.
+    pub fn close(&self, owner: RegionOwner, filekey: FileKey) -> Result<ClosedRegion, Status> {
+        Ok(self.closed(self.keys.unbind(owner, filekey)?))
+    }
+
+    /// Ends every filekey of an owner.
+    pub fn revoke(&self, owner: RegionOwner) -> Vec<ClosedRegion> {
+        self.keys.revoke(owner).into_iter().map(|file| self.closed(file)).collect()
+    }
+
+    fn closed(&self, file: Arc<FileRegion>) -> ClosedRegion {
+        let ino = file.ino();
+        drop(file);
+        ClosedRegion { ino, last: self.active.close(ino) == 0 }
+    }
+
+    /// How often an inode is open.
+    pub fn opens(&self, ino: InodeNo) -> u32 {
+        self.active.opens(ino)
+    }
+
+    /// A file's layout from `first_page` on, with the generation it belongs to.
+    pub fn layout(&self, file: &FileRegion, first_page: FilePage, max_extents: usize) -> Layout {
+        file.layout(first_page, max_extents)
+    }
+
+    /// Figures of about this moment.
+    pub fn figures(&self) -> RegionFigures {
+        RegionFigures {
+            frames: self.frames().usable(),
+            free_frames: self.frames().free(),
+            dirty_frames: self.residency.dirty(),
+            leaked_frames: self.frames().leaked(),
+            filekeys: self.keys.len(),
+            dirty_files: self.dirty_files.lock().len(),
+            active: self.active.figures(),
+            counts: self.counters.snapshot(),
+        }
+    }
+
+    /// Puts a file on the write-back list.
+    pub(crate) fn list_dirty(&self, file: &Arc<FileRegion>) {
+        if !file.listed.swap(true, Ordering::AcqRel) {
+            self.dirty_files.lock().insert(file.ino(), file.clone());
+        }
+    }
+
+    /// Takes a free frame; wakes eviction if that leaves few.
+    pub(crate) fn take_frame(&self) -> Option<PrivateFrame> {
+        let frame = self.frames().take();
+        if self.frames().free() < self.low_water() {
+            self.frames_low.notify(1);
+        }
+        frame
+    }
+
+    /// Below so many free frames eviction runs: enough for a few large requests to find room, at most a sixteenth.
+    pub(crate) fn low_water(&self) -> u32 {
+        (self.frames().usable() / 16).clamp(1, 2048)
+    }
+}

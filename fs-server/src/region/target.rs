@@ -1,0 +1,159 @@
+//! Target translation: how the NIC engine reads a file without an RPC worker (DESIGN section 2).
+//!
+//! # How it works
+//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked
+//! up together with its residency entry: that an entry was loaded while the page belonged to the file, and did not
+//! move until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock
+//! and validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern.
+//!
+//! # Failure
+//! A bad filekey or right is `RemoteAccess`; nothing else fails.
+
+use super::frames::Frames;
+use super::{FileRegion, FileState, Regions, add};
+use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::rdma::{FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::region::{PagePart, ResidencyEntry, divide};
+use std::sync::Arc;
+
+/// How often a page that changed during its copy is copied again before the pattern is sent instead. A write takes
+/// less than a microsecond; who meets three in a row had better ask by RPC.
+const COPY_ATTEMPTS: usize = 4;
+
+/// What a page is at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PageView {
+    /// A hole or unwritten: zeros.
+    Zeros,
+    /// Bytes are in the pool, as of this entry.
+    Pool(PoolPage, ResidencyEntry),
+}
+
+impl Regions {
+    /// Looks a page up. The caller holds the mapping's lock, which is what makes the entry worth something.
+    pub(crate) fn view(&self, state: &FileState, page: FilePage) -> PageView {
+        match state.table.get(page) {
+            Some((pool, piece)) if piece.has_bytes() => PageView::Pool(pool, self.residency.load(pool)),
+            _ => PageView::Zeros,
+        }
+    }
+
+    /// Copies a part of a resident page; `false` if the page moved or changed meanwhile, or is not resident.
+    pub(crate) fn copy_resident(
+        &self,
+        pool: PoolPage,
+        before: ResidencyEntry,
+        offset_in_page: usize,
+        out: &mut [u8],
+    ) -> bool {
+        if !before.is_resident() || before.is_changing() {
+            return false;
+        }
+        self.frames().memory().read(Frames::offset(before.frame()) + offset_in_page, out);
+        let valid = before.validates(self.residency.table().load_after_copy(pool));
+        if valid {
+            self.frames().touch(before.frame());
+        }
+        valid
+    }
+
+    fn file_to_read(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {
+        match self.resolve(owner, filekey) {
+            Ok((file, rights)) if rights.read && !file.is_reaped() => Ok(file),
+            _ => Err(WcStatus::RemoteAccess),
+        }
+    }
+
+    /// Copies one page's part, looking it up again as long as it will not hold still. Returns the file's length as of
+    /// the last look.
+    fn read_part(
+        &self,
+        file: &FileRegion,
+        part: PagePart,
+        mut view: PageView,
+        out: &mut [u8],
+    ) -> Option<u64> {
+        let mut size = None;
+        for _ in 0..COPY_ATTEMPTS {
+            match view {
+                PageView::Zeros => {
+                    out.fill(0);
+                    return size;
+                }
+                PageView::Pool(_, entry) if !entry.is_resident() => break,
+                PageView::Pool(pool, entry) => {
+                    if self.copy_resident(pool, entry, part.offset_in_page, out) {
+                        add(&self.counters.target_hits, 1);
+                        return size;
+                    }
+                }
+            }
+            let state = file.state();
+            size = Some(size.unwrap_or(u64::MAX).min(state.size));
+            view = self.view(&state, part.page);
+        }
+        self.magic().fill(part.offset_in_page, out);
+        add(&self.counters.target_magic, 1);
+        size
+    }
+}
+
+impl FileTarget for Regions {
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        let file = self.file_to_read(owner, filekey)?;
+        let (mut size, wanted, views) = {
+            let state = file.state();
+            let wanted = state.size.saturating_sub(offset).min(out.len() as u64) as usize;
+            let views: Vec<_> =
+                divide(offset, wanted).map(|part| (part, self.view(&state, part.page))).collect();
+            (state.size, wanted, views)
+        };
+        for (part, view) in views {
+            let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
+            if let Some(seen) = self.read_part(&file, part, view, target) {
+                size = size.min(seen);
+            }
+        }
+        out[wanted..].fill(0);
+        // The file may have been cut while this went on; then so is the answer.
+        Ok((size.saturating_sub(offset) as usize).min(wanted))
+    }
+
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        let file = self.file_to_read(owner, filekey)?;
+        let state = file.state();
+        out.fill(0);
+        let bits = out.len() as u64 * 8;
+        let end = first_page.saturating_add(bits).min(state.size.div_ceil(PAGE_SIZE_U64));
+        if first_page >= end {
+            return Ok(());
+        }
+        for page in first_page..end {
+            let index = (page - first_page) as usize;
+            out[index / 8] |= 1 << (index % 8);
+        }
+        // Everything counts as there but what has bytes that are not: one walk over the pieces, not a search a page.
+        for piece in state.table.pieces_in(first_page, end).filter(|piece| piece.state.has_bytes()) {
+            for page in piece.first..piece.end() {
+                let pool = PoolPage(piece.pool + (page - piece.first));
+                if !self.residency.load(pool).is_resident() {
+                    let index = (page - first_page) as usize;
+                    out[index / 8] &= !(1 << (index % 8));
+                }
+            }
+        }
+        Ok(())
+    }
+}

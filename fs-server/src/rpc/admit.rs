@@ -1,0 +1,196 @@
+//! What a request must satisfy before anything is done: sizes and names within POSIX's limits, and what the export
+//! allows, whatever the client's kernel thought of it.
+
+use cuttlefs_common::ids::{MAX_FILE_SIZE, NAME_MAX, SYMLINK_MAX};
+use cuttlefs_common::rpc::{
+    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, Request, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX,
+};
+use cuttlefs_common::status::Status;
+
+/// Files one request may close: what fits a message anyway, said explicitly.
+const CLOSES_MAX: usize = 8192;
+
+/// Whether the request changes the file system. `Open` counts only if it truncates.
+pub fn is_mutation(request: &Request<'_>) -> bool {
+    match request {
+        Request::SetAttr { .. }
+        | Request::Make { .. }
+        | Request::Create { .. }
+        | Request::Link { .. }
+        | Request::Unlink { .. }
+        | Request::Rmdir { .. }
+        | Request::Rename { .. }
+        | Request::Write { .. }
+        | Request::Allocate { .. }
+        | Request::CopyRange { .. }
+        | Request::SetXattr { .. }
+        | Request::RemoveXattr { .. } => true,
+        Request::Open { truncate, rights, .. } => *truncate || rights.write,
+        _ => false,
+    }
+}
+
+/// Whether a second run of the same request could answer otherwise, so that its answer must be kept.
+pub fn must_run_once(request: &Request<'_>) -> bool {
+    // Opening twice would leave a filekey nobody knows.
+    is_mutation(request)
+        || matches!(request, Request::Open { .. } | Request::Close { .. } | Request::Reclaim { .. })
+}
+
+/// Checks names, sizes and offsets.
+///
+/// # Errors
+/// The status POSIX gives for the first thing that is wrong.
+pub fn check(request: &Request<'_>) -> Result<(), Status> {
+    match request {
+        Request::Lookup { name, .. }
+        | Request::Make { name, .. }
+        | Request::Create { name, .. }
+        | Request::Link { name, .. }
+        | Request::Unlink { name, .. }
+        | Request::Rmdir { name, .. } => check_name(name)?,
+        Request::Rename { name, new_name, .. } => {
+            check_name(name)?;
+            check_name(new_name)?;
+        }
+        Request::GetXattr { name, .. } | Request::RemoveXattr { name, .. } => check_xattr_name(name)?,
+        Request::SetXattr { name, value, .. } => {
+            check_xattr_name(name)?;
+            if value.len() > XATTR_VALUE_MAX {
+                return Err(Status::ValueTooLarge);
+            }
+        }
+        Request::Fetch { offset, len, pages, .. } => {
+            check_range(*offset, u64::from(*len))?;
+            if *len > MAX_TRANSFER_BYTES {
+                return Err(Status::Invalid);
+            }
+            let spanned = cuttlefs_common::region::divide(*offset, *len as usize).len();
+            if !pages.fits(spanned) {
+                return Err(Status::Malformed);
+            }
+        }
+        Request::Write { offset, payload, append, .. } => {
+            let len = match payload {
+                Payload::Inline(bytes) if bytes.len() > MAX_INLINE_BYTES => return Err(Status::Invalid),
+                Payload::Inline(bytes) => bytes.len() as u64,
+                Payload::Pull(buffer) if buffer.len > MAX_TRANSFER_BYTES => return Err(Status::Invalid),
+                Payload::Pull(buffer) => u64::from(buffer.len),
+            };
+            check_range(if *append { 0 } else { *offset }, len)?;
+        }
+        Request::Allocate { offset, len, .. } => {
+            if *len == 0 {
+                return Err(Status::Invalid);
+            }
+            check_range(*offset, *len)?;
+        }
+        Request::CopyRange { from_offset, to_offset, len, .. } => {
+            check_range(*from_offset, (*len).min(MAX_FILE_SIZE - (*from_offset).min(MAX_FILE_SIZE)))?;
+            check_range(*to_offset, *len)?;
+        }
+        Request::Seek { offset, .. } if *offset > MAX_FILE_SIZE => return Err(Status::NoSuchOffset),
+        Request::SetAttr { set, .. } if set.size.is_some_and(|size| size > MAX_FILE_SIZE) => {
+            return Err(Status::TooLarge);
+        }
+        Request::Close { filekeys } if filekeys.len() > CLOSES_MAX => return Err(Status::Invalid),
+        Request::Reclaim { files } if files.len() > RECLAIM_FILES_MAX => return Err(Status::Invalid),
+        _ => {}
+    }
+    if let Request::Make { node: NewNode::Symlink(target), .. } = request {
+        if target.is_empty() {
+            return Err(Status::NotFound);
+        }
+        if target.len() > SYMLINK_MAX {
+            return Err(Status::NameTooLong);
+        }
+        if target.contains(&0) {
+            return Err(Status::Invalid);
+        }
+    }
+    Ok(())
+}
+
+fn check_range(offset: u64, len: u64) -> Result<(), Status> {
+    match offset.checked_add(len) {
+        Some(end) if end <= MAX_FILE_SIZE => Ok(()),
+        _ => Err(Status::TooLarge),
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<(), Status> {
+    if name.is_empty() {
+        return Err(Status::NotFound);
+    }
+    if name.len() > NAME_MAX {
+        return Err(Status::NameTooLong);
+    }
+    if name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
+        return Err(Status::Invalid);
+    }
+    Ok(())
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Status> {
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(Status::ValueTooLarge);
+    }
+    if name.contains(&0) {
+        return Err(Status::Invalid);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::attr::SetAttr;
+    use cuttlefs_common::ids::{FileKey, InodeNo};
+    use cuttlefs_common::region::PageSet;
+    use cuttlefs_common::rpc::{Allocate, Sink};
+
+    fn lookup(name: &[u8]) -> Result<(), Status> {
+        check(&Request::Lookup { parent: InodeNo::ROOT, name })
+    }
+
+    #[test]
+    fn names() {
+        assert_eq!(lookup(b"fine"), Ok(()));
+        assert_eq!(lookup(&[b'a'; 255]), Ok(()));
+        assert_eq!(lookup(&[b'a'; 256]), Err(Status::NameTooLong));
+        for bad in [&b"."[..], b"..", b"a/b", b"a\0b"] {
+            assert_eq!(lookup(bad), Err(Status::Invalid));
+        }
+        assert_eq!(lookup(b""), Err(Status::NotFound));
+    }
+
+    #[test]
+    fn offsets_past_2_63() {
+        let write = |offset, len| {
+            check(&Request::Write {
+                filekey: FileKey(1),
+                offset,
+                append: false,
+                payload: Payload::Inline(&vec![0; len]),
+            })
+        };
+        assert_eq!(write(MAX_FILE_SIZE - 1, 1), Ok(()));
+        assert_eq!(write(MAX_FILE_SIZE, 1), Err(Status::TooLarge));
+        assert_eq!(write(u64::MAX, 1), Err(Status::TooLarge));
+        let set = SetAttr { size: Some(1 << 63), ..SetAttr::default() };
+        assert_eq!(check(&Request::SetAttr { ino: InodeNo::ROOT, set }), Err(Status::TooLarge));
+        let punch = Request::Allocate { filekey: FileKey(1), offset: 0, len: 0, how: Allocate::PunchHole };
+        assert_eq!(check(&punch), Err(Status::Invalid));
+    }
+
+    #[test]
+    fn a_page_set_must_fit_its_request() {
+        let fetch = |pages| {
+            check(&Request::Fetch { filekey: FileKey(1), offset: 4000, len: 200, pages, sink: Sink::Inline })
+        };
+        assert_eq!(fetch(PageSet::all(2)), Ok(()));
+        assert_eq!(fetch(PageSet::all(3)), Err(Status::Malformed));
+        assert_eq!(fetch(PageSet::all(1000)), Err(Status::Malformed));
+    }
+}

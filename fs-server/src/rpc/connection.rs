@@ -1,0 +1,206 @@
+//! One connection: its queue pair and the registered memory its messages travel through.
+//!
+//! ```text
+//! connection memory:  [ 2 receives of 64 KiB | 4 replies of 64 KiB ]     (touched pages only are real)
+//! ```
+//!
+//! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES`
+//! requests running on one connection, whatever it sends. Any worker may answer on any connection: a request that
+//! was sent again after a reconnect is answered where it came in last.
+
+use crate::session::Session;
+use async_lock::{Semaphore, SemaphoreGuardArc};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{
+    Access, MemoryRegion, ProtectionDomain, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
+};
+use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
+
+const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
+/// Receives posted, and so requests running, for one connection.
+pub const RECEIVES: usize = 2;
+/// Replies being sent: more than receives, because a send may complete after the client's next request.
+const REPLIES: usize = 4;
+/// Bytes of one connection's memory.
+const MEMORY: usize = MESSAGE * (RECEIVES + REPLIES);
+
+/// What a work request id means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkId {
+    /// Receive buffer of this index.
+    Receive(usize),
+    /// Reply buffer of this index.
+    Reply(usize),
+    /// One-sided transfer of a request, by its token.
+    Transfer(usize),
+}
+
+impl WorkId {
+    const KIND_SHIFT: u32 = 56;
+
+    /// As the verbs API carries it.
+    pub fn encode(self) -> WrId {
+        let (kind, value) = match self {
+            WorkId::Receive(index) => (0u64, index),
+            WorkId::Reply(index) => (1, index),
+            WorkId::Transfer(token) => (2, token),
+        };
+        WrId(kind << Self::KIND_SHIFT | value as u64)
+    }
+
+    /// Back from a completion. Only ids this server posted come back, so anything else is a broken provider.
+    pub fn decode(id: WrId) -> Self {
+        let value = (id.0 & ((1 << Self::KIND_SHIFT) - 1)) as usize;
+        match id.0 >> Self::KIND_SHIFT {
+            0 => WorkId::Receive(value),
+            1 => WorkId::Reply(value),
+            2 => WorkId::Transfer(value),
+            kind => unreachable!("work request id of kind {kind}"),
+        }
+    }
+}
+
+/// A connected client queue pair.
+pub struct Connection {
+    number: u64,
+    qp: Arc<dyn QueuePair>,
+    region: Arc<dyn MemoryRegion>,
+    session: OnceLock<Arc<Session>>,
+    replies: Arc<Semaphore>,
+    /// Which reply buffers are in flight; a permit is held for each.
+    in_flight: Mutex<[Option<SemaphoreGuardArc>; REPLIES]>,
+}
+
+impl Connection {
+    /// Registers memory for a connection that is about to be accepted.
+    ///
+    /// # Errors
+    /// `RdmaError` if there is no memory.
+    pub fn register(pd: &dyn ProtectionDomain) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let memory = SharedMemory::new("cuttlefs-connection", MEMORY).map_err(|source| RdmaError::Io {
+            action: "allocate memory for",
+            endpoint: "a connection".into(),
+            source,
+        })?;
+        pd.register(Arc::new(memory), Access::LOCAL)
+    }
+
+    /// The receives to post before the peer can send.
+    pub fn receives(region: &dyn MemoryRegion) -> Vec<RecvWr> {
+        (0..RECEIVES).map(|index| Self::receive(region, index)).collect()
+    }
+
+    fn receive(region: &dyn MemoryRegion, index: usize) -> RecvWr {
+        RecvWr {
+            wr_id: WorkId::Receive(index).encode(),
+            local: region.sge((MESSAGE * index) as u64, MAX_MESSAGE_BYTES),
+        }
+    }
+
+    /// An accepted connection.
+    pub fn new(number: u64, qp: Arc<dyn QueuePair>, region: Arc<dyn MemoryRegion>) -> Self {
+        Self {
+            number,
+            qp,
+            region,
+            session: OnceLock::new(),
+            replies: Arc::new(Semaphore::new(REPLIES)),
+            in_flight: Mutex::default(),
+        }
+    }
+
+    /// Number within the server, never reused.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The queue pair.
+    pub fn qp(&self) -> &Arc<dyn QueuePair> {
+        &self.qp
+    }
+
+    /// The session it is attached to.
+    pub fn session(&self) -> Option<&Arc<Session>> {
+        self.session.get()
+    }
+
+    /// Attaches it, once. `false` if it was attached to another session before.
+    pub fn attach(&self, session: &Arc<Session>) -> bool {
+        let attached = self.session.get_or_init(|| {
+            session.note_connection(true);
+            session.clone()
+        });
+        if !Arc::ptr_eq(attached, session) {
+            return false;
+        }
+        self.qp.set_region_owner(session.number());
+        true
+    }
+
+    /// Copies a received message out.
+    pub fn message(&self, index: usize, len: u32) -> Vec<u8> {
+        let mut message = vec![0; len as usize];
+        self.region.memory().read(MESSAGE * index, &mut message);
+        message
+    }
+
+    /// Posts a receive again: the request it held was answered.
+    pub fn repost(&self, index: usize) {
+        let receive = Self::receive(self.region.as_ref(), index);
+        if self.qp.post_recv(&[receive]).is_err() {
+            self.qp.close();
+        }
+    }
+
+    /// Sends a reply message. Waits while too many are in flight; a broken connection swallows it, because the
+    /// client will ask again on its next one.
+    pub async fn send(&self, message: &[u8]) {
+        let permit = self.replies.acquire_arc().await;
+        let index = {
+            let mut in_flight = self.in_flight.lock();
+            let index = in_flight.iter().position(Option::is_none).expect("a permit means a buffer");
+            in_flight[index] = Some(permit);
+            index
+        };
+        let offset = MESSAGE * (RECEIVES + index);
+        self.region.memory().write(offset, message);
+        let send = SendWr {
+            wr_id: WorkId::Reply(index).encode(),
+            op: SendOp::Send,
+            local: self.region.sge(offset as u64, message.len() as u32),
+            signaled: true,
+        };
+        if self.qp.post_send(&[send]).is_err() {
+            self.sent(index);
+            self.qp.close();
+        }
+    }
+
+    /// A reply's send completed: its buffer is free.
+    pub fn sent(&self, index: usize) {
+        self.in_flight.lock()[index] = None;
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.qp.close();
+        if let Some(session) = self.session.get() {
+            session.note_connection(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_ids_round_trip() {
+        for id in [WorkId::Receive(1), WorkId::Reply(3), WorkId::Transfer(123_456)] {
+            assert_eq!(WorkId::decode(id.encode()), id);
+        }
+    }
+}

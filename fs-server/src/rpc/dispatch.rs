@@ -1,0 +1,146 @@
+//! From a received message to a sent reply: decode, admit, call, reply. One task a request.
+//!
+//! # Failure
+//! A message that does not parse ends its connection with a logged reason; nobody else notices. A request the
+//! export or POSIX's limits refuse is answered with a status and changes nothing.
+
+use super::admit;
+use super::connection::Connection;
+use super::handlers;
+use super::worker::WorkerContext;
+use crate::session::Admission;
+use cuttlefs_common::ids::{SlotIndex, TraceId};
+use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader};
+use cuttlefs_common::status::Status;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// An encoded reply body.
+pub type Body = Vec<u8>;
+
+/// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
+pub fn body(reply: &Reply<'_>) -> Result<Body, Status> {
+    let mut room = vec![0; 512];
+    loop {
+        match reply.encode(&mut room) {
+            Ok(len) => {
+                room.truncate(len);
+                return Ok(room);
+            }
+            Err(_) if room.len() < MAX_MESSAGE_BYTES as usize - HEADER_LEN => {
+                room.resize(MAX_MESSAGE_BYTES as usize - HEADER_LEN, 0);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a reply does not fit one message");
+                return Err(Status::ValueTooLarge);
+            }
+        }
+    }
+}
+
+/// Who sent a request, as far as handlers care.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestCaller {
+    /// User, after squashing.
+    pub uid: u32,
+    /// Group, after squashing.
+    pub gid: u32,
+    /// Whether root was squashed: then the server checks permissions itself.
+    pub squashed: bool,
+}
+
+/// Serves the message in a connection's receive buffer.
+pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
+    let message = connection.message(index, len);
+    match RequestHeader::parse(&message) {
+        Ok((header, bytes)) => match Request::parse(bytes) {
+            Ok(request) => {
+                if !context.server.drain.begin() {
+                    // Going down: the client asks the next life of the server.
+                    return;
+                }
+                context.server.counters.count_rpc(&request);
+                answer(&context, &connection, &header, request).await;
+                context.server.drain.end();
+                connection.repost(index);
+            }
+            Err(error) => end_connection(&context, &connection, &error),
+        },
+        Err(error) => end_connection(&context, &connection, &error),
+    }
+}
+
+fn end_connection(context: &WorkerContext, connection: &Connection, error: &dyn std::fmt::Display) {
+    context.server.counters.bad_messages.fetch_add(1, Ordering::Relaxed);
+    tracing::warn!(peer = ?connection.qp().peer(), %error, "malformed message; closing this connection");
+    connection.qp().close();
+}
+
+async fn answer(
+    context: &Rc<WorkerContext>,
+    connection: &Arc<Connection>,
+    header: &RequestHeader,
+    request: Request<'_>,
+) {
+    let result = match &request {
+        // These two need no session, and an attach is idempotent by itself.
+        Request::Attach { client, label, subtree } => {
+            handlers::attach(context, connection, *client, label, subtree)
+        }
+        Request::Status => handlers::status(context),
+        _ => {
+            let Some(session) = connection.session().cloned() else {
+                let reply = message(header, Err(Status::SessionExpired));
+                return connection.send(&reply).await;
+            };
+            if let Err(status) = context.server.sessions.note_request(&session) {
+                return connection.send(&message(header, Err(status))).await;
+            }
+            let admission =
+                session.slot(header.slot).and_then(|slot| slot.lock().admit(header.seq, connection.number()));
+            match admission {
+                Err(status) => return connection.send(&message(header, Err(status))).await,
+                Ok(Admission::Replay(reply)) => return connection.send(&reply).await,
+                Ok(Admission::Running) => return,
+                Ok(Admission::Run) => {}
+            }
+            let once = admit::must_run_once(&request);
+            let peer_lost = Cell::new(false);
+            let result = handlers::run(context, connection, &session, header, request, &peer_lost).await;
+            let reply = message(header, result);
+            // What failed with its connection was not answered: it runs again when it is sent again.
+            let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.as_slice()));
+            let answer_to = match session.slot(header.slot) {
+                Ok(slot) => slot.lock().finish(kept),
+                Err(_) => connection.number(),
+            };
+            if peer_lost.get() {
+                // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
+                if let Some(other) = context.server.connections.get(answer_to) {
+                    other.qp().close();
+                }
+            } else if answer_to == connection.number() {
+                connection.send(&reply).await;
+            } else if let Some(other) = context.server.connections.get(answer_to) {
+                other.send(&reply).await;
+            }
+            return;
+        }
+    };
+    connection.send(&message(header, result)).await;
+}
+
+fn message(header: &RequestHeader, result: Result<Body, Status>) -> Vec<u8> {
+    let (outcome, body) = match result {
+        Ok(body) => (Ok(()), body),
+        Err(status) => (Err(status), Vec::new()),
+    };
+    let (slot, seq, trace): (SlotIndex, u64, TraceId) = (header.slot, header.seq, header.trace);
+    let reply = ReplyHeader { slot, seq, trace, result: outcome };
+    let mut message = Vec::with_capacity(HEADER_LEN + body.len());
+    message.extend_from_slice(&reply.encode(body.len() as u32));
+    message.extend_from_slice(&body);
+    message
+}

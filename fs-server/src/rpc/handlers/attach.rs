@@ -1,0 +1,57 @@
+//! Requests about sessions: attach, reclaim, detach.
+
+use super::{Body, Call, body, done};
+use crate::export;
+use crate::rpc::connection::Connection;
+use crate::rpc::worker::WorkerContext;
+use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::rpc::{Attached, Reclaim, Reply, SLOTS_PER_SESSION};
+use cuttlefs_common::status::Status;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// First request of a connection: opens or joins the client's session.
+pub fn attach(
+    context: &Rc<WorkerContext>,
+    connection: &Arc<Connection>,
+    client: ClientId,
+    label: &str,
+    subtree: &[u8],
+) -> Result<Body, Status> {
+    let server = &context.server;
+    let lookup = |parent, name: &[u8]| server.meta.lookup(parent, name);
+    let below = export::components(subtree)?;
+    let root = export::walk(server.export_root, &below, lookup)?;
+    let session = server.sessions.attach(client, label, root)?;
+    if !connection.attach(&session) {
+        // One connection, one session: a client that changes its mind opens another connection.
+        return Err(Status::Invalid);
+    }
+    body(&Reply::Attached(Attached {
+        server_epoch: server.epoch,
+        session: session.number().0,
+        lease_ms: server.sessions.lease().as_millis() as u32,
+        slots: SLOTS_PER_SESSION,
+        root: session.root(),
+        magic: server.regions.magic(),
+        read_only: server.export.read_only,
+    }))
+}
+
+/// Opens files again that were open before the server restarted or the session expired.
+pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
+    let meta = &call.context.server.meta;
+    let opened = files
+        .iter()
+        .map(|file| meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights)).ok())
+        .collect();
+    body(&Reply::Reclaimed(opened))
+}
+
+/// The client says good-bye.
+pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
+    let server = &call.context.server;
+    server.sessions.end(call.session);
+    server.revoke(call.session.number()).await;
+    done()
+}

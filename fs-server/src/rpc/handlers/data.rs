@@ -1,0 +1,211 @@
+//! Requests that move file bytes: they go to the tiers.
+
+use super::{Body, Call, body, done};
+use crate::region::FileRegion;
+use crate::rpc::transfer::Direction;
+use crate::tier::{self, WriteAt};
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::{FileKey, InodeNo};
+use cuttlefs_common::rdma::WcStatus;
+use cuttlefs_common::region::{PageSet, divide};
+use cuttlefs_common::rpc::{
+    Allocate, MAX_INLINE_BYTES, Payload, RemoteBuffer, Reply, SeekFor, Sink, SyncScope,
+};
+use cuttlefs_common::status::Status;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Call<'_> {
+    /// A failed transfer ends the connection. If it was the connection that failed, the client asks again on its next
+    /// one; all transfers of a request come before its effect.
+    fn transfer_failed(&self, status: WcStatus) -> Status {
+        match status {
+            WcStatus::Disconnected | WcStatus::Flushed => {
+                self.peer_lost.set(true);
+                Status::Io
+            }
+            _ => Status::Malformed,
+        }
+    }
+
+    fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
+        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        if rights.read { Ok(file) } else { Err(Status::Denied) }
+    }
+
+    fn writable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
+        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        if rights.write { Ok(file) } else { Err(Status::Denied) }
+    }
+}
+
+pub(super) async fn fetch(
+    call: &Call<'_>,
+    filekey: FileKey,
+    offset: u64,
+    len: u32,
+    pages: &PageSet,
+    sink: Sink,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let file = call.readable(filekey)?;
+    let disk = call.context.disk.as_ref();
+    let len = len as usize;
+    let valid_len = match sink {
+        Sink::Inline => {
+            if len > MAX_INLINE_BYTES {
+                return Err(Status::Invalid);
+            }
+            let mut bytes = vec![0; len];
+            let target = tier::Sink::Bytes(&mut bytes);
+            let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
+            let mut wanted = Vec::with_capacity(len);
+            for (index, part) in divide(offset, valid_len as usize).enumerate() {
+                if pages.contains(index) {
+                    let end = part.offset_in_request + part.len;
+                    wanted.extend_from_slice(&bytes[part.offset_in_request..end]);
+                }
+            }
+            server.counters.fetched_bytes.fetch_add(wanted.len() as u64, Ordering::Relaxed);
+            return body(&Reply::Fetched { valid_len, inline: &wanted });
+        }
+        Sink::Push(buffer) => {
+            let bounce = Rc::new(call.context.bounce.lend().await);
+            let target = tier::Sink::Memory { memory: bounce.memory(), offset: bounce.offset() };
+            let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
+            let mut fetched = 0;
+            for (start, run) in runs(offset, valid_len as usize, pages) {
+                call.context
+                    .transfers
+                    .run(call.connection, Direction::Push, &bounce, &buffer, start, run)
+                    .await
+                    .map_err(|status| call.transfer_failed(status))?;
+                fetched += run as u64;
+            }
+            server.counters.fetched_bytes.fetch_add(fetched, Ordering::Relaxed);
+            valid_len
+        }
+    };
+    body(&Reply::Fetched { valid_len, inline: &[] })
+}
+
+/// Neighbouring wanted pages as (offset in the request, length): each is one RDMA WRITE.
+fn runs(offset: u64, valid_len: usize, pages: &PageSet) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for (index, part) in divide(offset, valid_len).enumerate() {
+        if !pages.contains(index) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some((start, run)) if *start + *run == part.offset_in_request => *run += part.len,
+            _ => runs.push((part.offset_in_request, part.len)),
+        }
+    }
+    runs
+}
+
+pub(super) async fn write(
+    call: &Call<'_>,
+    filekey: FileKey,
+    offset: u64,
+    append: bool,
+    payload: Payload<'_>,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let file = call.writable(filekey)?;
+    let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
+    let disk = call.context.disk.as_ref();
+    let written = match payload {
+        Payload::Inline(bytes) => {
+            tier::write(&server.regions, disk, &file, at, tier::Source::Bytes(bytes)).await?
+        }
+        Payload::Pull(buffer) => {
+            let RemoteBuffer { len, .. } = buffer;
+            let len = len as usize;
+            let bounce = Rc::new(call.context.bounce.lend().await);
+            call.context
+                .transfers
+                .run(call.connection, Direction::Pull, &bounce, &buffer, 0, len)
+                .await
+                .map_err(|status| call.transfer_failed(status))?;
+            let source = tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len };
+            tier::write(&server.regions, disk, &file, at, source).await?
+        }
+    };
+    server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
+    body(&Reply::Written {
+        offset: written.offset,
+        len: written.len,
+        size: written.attr.size,
+        change: written.attr.change,
+    })
+}
+
+pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let disk = call.context.disk.as_ref();
+    match scope {
+        SyncScope::All => tier::write_back_all(&server.regions, disk).await?,
+        SyncScope::Inode(ino) | SyncScope::InodeContents(ino) => match file_of(call, ino)? {
+            Some(file) => tier::write_back(&server.regions, disk, &[file], true).await?,
+            // Of anything but a file all there is is in batches already.
+            None => tier::release_space(&server.regions).await?,
+        },
+    }
+    done()
+}
+
+fn file_of(call: &Call<'_>, ino: InodeNo) -> Result<Option<Arc<FileRegion>>, Status> {
+    let server = &call.context.server;
+    match server.meta.attr(ino)?.kind {
+        FileKind::File => server.regions.file(ino).map(Some),
+        _ => Ok(None),
+    }
+}
+
+pub(super) async fn allocate(
+    call: &Call<'_>,
+    filekey: FileKey,
+    offset: u64,
+    len: u64,
+    how: Allocate,
+) -> Result<Body, Status> {
+    let file = call.writable(filekey)?;
+    let disk = call.context.disk.as_ref();
+    tier::allocate_range(&call.context.server.regions, disk, &file, offset, len, how).await?;
+    done()
+}
+
+pub(super) fn seek(call: &Call<'_>, filekey: FileKey, offset: u64, seek: SeekFor) -> Result<Body, Status> {
+    let (file, _) = call.context.server.regions.resolve(call.session.number(), filekey)?;
+    body(&Reply::Offset(tier::seek(&file, offset, seek)?))
+}
+
+pub(super) async fn copy_range(
+    call: &Call<'_>,
+    (from, from_offset): (FileKey, u64),
+    (to, to_offset): (FileKey, u64),
+    len: u64,
+) -> Result<Body, Status> {
+    let (from, to) = (call.readable(from)?, call.writable(to)?);
+    let disk = call.context.disk.as_ref();
+    let regions = &call.context.server.regions;
+    let copied = tier::copy_range(regions, disk, (&from, from_offset), (&to, to_offset), len).await?;
+    body(&Reply::Copied(copied))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wanted_neighbours_are_one_transfer() {
+        let mut pages = PageSet::none(4);
+        for index in [0, 1, 3] {
+            pages.insert(index);
+        }
+        assert_eq!(runs(100, 4 * 4096 - 100, &pages), [(0, 2 * 4096 - 100), (3 * 4096 - 100, 4096)]);
+        assert_eq!(runs(0, 5000, &pages), [(0, 5000)], "nothing past the end of the file");
+    }
+}

@@ -1,0 +1,111 @@
+//! Requests about open files: filekeys begin and end here.
+
+use super::{Body, Call, body, done};
+use crate::export::{Identity, Need};
+use crate::meta::Operation;
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
+use cuttlefs_common::rpc::{Opened, Reply, Rights, Space};
+use cuttlefs_common::status::Status;
+
+/// Extents in one layout reply at most; as many as fit a message with the largest varints.
+const MAX_LAYOUT_EXTENTS: usize = 2048;
+
+fn check_rights(who: &Identity, attr: &Attr, rights: Rights) -> Result<(), Status> {
+    if rights.read {
+        who.check(attr, Need::Read)?;
+    }
+    if rights.write {
+        who.check(attr, Need::Write)?;
+    }
+    Ok(())
+}
+
+impl Call<'_> {
+    /// Binds a filekey; `attr` is the file's as of now.
+    pub(super) fn bind(&self, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
+        match attr.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(Status::IsDirectory),
+            _ => return Err(Status::Invalid),
+        }
+        let server = &self.context.server;
+        let opened = server.regions.open(self.session.number(), attr.ino, rights)?;
+        Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr })
+    }
+}
+
+pub(super) fn create(
+    call: &Call<'_>,
+    parent: InodeNo,
+    name: &[u8],
+    mode: u16,
+    exclusive: bool,
+    rights: Rights,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    if call.who.squashed && server.meta.lookup(parent, name).is_err() {
+        call.who.check(&server.meta.attr(parent)?, Need::ChangeEntries)?;
+    }
+    let outcome = call.execute(&Operation::Create { parent, name, mode, exclusive })?;
+    let attr = outcome.attr.ok_or(Status::Io)?;
+    if !outcome.created {
+        check_rights(&call.who, &attr, rights)?;
+    }
+    body(&Reply::Opened(call.bind(&attr, rights)?))
+}
+
+pub(super) async fn open(
+    call: &Call<'_>,
+    ino: InodeNo,
+    rights: Rights,
+    truncate: bool,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let attr = server.meta.attr(ino)?;
+    check_rights(&call.who, &attr, rights)?;
+    let mut opened = call.bind(&attr, rights)?;
+    if truncate && attr.size > 0 {
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let disk = call.context.disk.as_ref();
+        match server.truncate(disk, &call.who, ino, 0, &set).await {
+            Ok(attr) => opened.attr = attr,
+            Err(status) => {
+                server.close(call.session.number(), &[opened.filekey]).await;
+                return Err(status);
+            }
+        }
+    }
+    body(&Reply::Opened(opened))
+}
+
+pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body, Status> {
+    call.context.server.close(call.session.number(), filekeys).await;
+    done()
+}
+
+pub(super) fn layout(
+    call: &Call<'_>,
+    filekey: FileKey,
+    first_page: FilePage,
+    max_extents: u32,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let (file, rights) = server.regions.resolve(call.session.number(), filekey)?;
+    if !rights.read {
+        return Err(Status::Denied);
+    }
+    let max_extents = (max_extents as usize).min(MAX_LAYOUT_EXTENTS);
+    body(&Reply::Layout(server.regions.layout(&file, first_page, max_extents)))
+}
+
+pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let figures = server.regions.space().figures();
+    body(&Reply::Space(Space {
+        pool_pages: figures.pages,
+        // Pages in quarantine are nobody's; they come back with the next flush.
+        free_pages: figures.free + figures.quarantined,
+        inodes: server.meta.inode_count(),
+    }))
+}

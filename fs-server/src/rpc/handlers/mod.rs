@@ -1,0 +1,105 @@
+//! What each request does: one short function a kind, between admission and reply.
+
+mod attach;
+mod data;
+mod files;
+mod names;
+mod status;
+
+pub use attach::attach;
+pub use status::status;
+
+use super::admit;
+use super::connection::Connection;
+use super::dispatch::{Body, body};
+use super::worker::WorkerContext;
+use crate::export::Identity;
+use crate::session::Session;
+use cuttlefs_common::rpc::{Reply, Request, RequestHeader};
+use cuttlefs_common::status::Status;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a handler knows of its request's surroundings.
+pub(super) struct Call<'c> {
+    pub(super) context: &'c Rc<WorkerContext>,
+    pub(super) connection: &'c Arc<Connection>,
+    pub(super) session: &'c Arc<Session>,
+    pub(super) who: Identity,
+    /// Set when the request ended because its connection did, before anything was changed.
+    pub(super) peer_lost: &'c Cell<bool>,
+}
+
+fn done() -> Result<Body, Status> {
+    body(&Reply::Done)
+}
+
+/// Runs an admitted request. Sets `peer_lost` if it ended because its connection did, before anything was changed: what
+/// it returns then is no answer.
+///
+/// # Errors
+/// The status to answer with.
+pub async fn run(
+    context: &Rc<WorkerContext>,
+    connection: &Arc<Connection>,
+    session: &Arc<Session>,
+    header: &RequestHeader,
+    request: Request<'_>,
+    peer_lost: &Cell<bool>,
+) -> Result<Body, Status> {
+    admit::check(&request)?;
+    let export = &context.server.export;
+    if export.read_only && admit::is_mutation(&request) {
+        return Err(Status::ReadOnly);
+    }
+    let who = export.identify(header.uid, header.gid);
+    let call = Call { context, connection, session, who, peer_lost };
+    match request {
+        Request::Attach { .. } | Request::Status => Err(Status::Malformed),
+        Request::Heartbeat => done(),
+        Request::Detach => attach::detach(&call).await,
+        Request::Reclaim { files } => attach::reclaim(&call, &files).await,
+        Request::Lookup { parent, name } => names::lookup(&call, parent, name),
+        Request::GetAttr { ino } => names::get_attr(&call, ino),
+        Request::SetAttr { ino, set } => names::set_attr(&call, ino, &set).await,
+        Request::Make { parent, name, node, mode } => names::make(&call, parent, name, node, mode),
+        Request::Create { parent, name, mode, exclusive, rights } => {
+            files::create(&call, parent, name, mode, exclusive, rights)
+        }
+        Request::Link { ino, parent, name } => names::link(&call, ino, parent, name),
+        Request::Unlink { parent, name } => names::unlink(&call, parent, name).await,
+        Request::Rmdir { parent, name } => names::rmdir(&call, parent, name).await,
+        Request::Rename { parent, name, new_parent, new_name, mode } => {
+            names::rename(&call, (parent, name), (new_parent, new_name), mode).await
+        }
+        Request::ReadLink { ino } => names::read_link(&call, ino),
+        Request::ReadDir { ino, cookie, max_bytes, plus } => {
+            names::read_dir(&call, ino, cookie, max_bytes, plus)
+        }
+        Request::Open { ino, rights, truncate } => files::open(&call, ino, rights, truncate).await,
+        Request::Close { filekeys } => files::close(&call, &filekeys).await,
+        Request::Layout { filekey, first_page, max_extents } => {
+            files::layout(&call, filekey, first_page, max_extents)
+        }
+        Request::Fetch { filekey, offset, len, pages, sink } => {
+            data::fetch(&call, filekey, offset, len, &pages, sink).await
+        }
+        Request::Write { filekey, offset, append, payload } => {
+            data::write(&call, filekey, offset, append, payload).await
+        }
+        Request::Sync(scope) => data::sync(&call, scope).await,
+        Request::Allocate { filekey, offset, len, how } => {
+            data::allocate(&call, filekey, offset, len, how).await
+        }
+        Request::Seek { filekey, offset, seek } => data::seek(&call, filekey, offset, seek),
+        Request::CopyRange { from, from_offset, to, to_offset, len } => {
+            data::copy_range(&call, (from, from_offset), (to, to_offset), len).await
+        }
+        Request::GetXattr { ino, name } => names::get_xattr(&call, ino, name),
+        Request::ListXattr { ino } => names::list_xattr(&call, ino),
+        Request::SetXattr { ino, name, value, mode } => names::set_xattr(&call, ino, name, value, mode),
+        Request::RemoveXattr { ino, name } => names::remove_xattr(&call, ino, name),
+        Request::StatFs => files::stat_fs(&call),
+    }
+}

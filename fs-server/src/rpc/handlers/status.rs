@@ -1,0 +1,102 @@
+//! The server's status as JSON, for `cuttlefs status`: every bounded thing with its bound.
+
+use super::{Body, body};
+use crate::rpc::bounce::BUFFERS_PER_WORKER;
+use crate::rpc::connections::MAX_CONNECTIONS;
+use crate::rpc::worker::WorkerContext;
+use crate::session::MAX_SESSIONS;
+use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply};
+use cuttlefs_common::status::Status;
+use serde_json::{Map, Value, json};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Sessions listed; the rest are only counted, so that the answer fits one message.
+const MAX_LISTED: usize = 64;
+
+/// Figures of about this moment.
+pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
+    let server = &context.server;
+    let region = server.regions.figures();
+    let space = server.regions.space().figures();
+    let sessions = server.sessions.list();
+    let listed: Vec<Value> = sessions
+        .iter()
+        .take(MAX_LISTED)
+        .map(|session| {
+            json!({
+                "client": format!("{:032x}", session.client().0),
+                "label": session.label(),
+                "connections": session.connections(),
+            })
+        })
+        .collect();
+    let rpc: Map<String, Value> =
+        server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
+    let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
+    let counts = region.counts;
+    let status = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "rpc_protocol": PROTOCOL_VERSION,
+        "pid": std::process::id(),
+        "epoch": format!("{:016x}", server.epoch),
+        "uptime_seconds": server.clock.monotonic().as_secs(),
+        "provider": "soft",
+        "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "export": { "read_only": server.export.read_only, "root_squash": server.export.root_squash },
+        "durability": "fsync",
+        "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
+        "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
+        "pool": {
+            "page_bytes": PAGE_SIZE_U64,
+            "pages": space.pages,
+            "used_pages": space.used,
+            "free_pages": space.free,
+            "quarantined_pages": space.quarantined,
+        },
+        "frames": {
+            "bound": region.frames,
+            "bytes": u64::from(region.frames) * PAGE_SIZE_U64,
+            "free": region.free_frames,
+            "used": region.frames - region.free_frames,
+            "dirty": region.dirty_frames,
+            "leaked": region.leaked_frames,
+        },
+        "files": {
+            "filekeys": region.filekeys,
+            "active": region.active.regions,
+            "slots_free": region.active.free_slots,
+            "waiting_for_write_back": region.dirty_files,
+            "inodes": server.meta.inode_count(),
+        },
+        "memory": {
+            "bounce_bytes": server.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,
+            "workers": server.workers,
+        },
+        "pages": {
+            "fetch_hits": counts.fetch_hits,
+            "fetch_misses": counts.fetch_misses,
+            "promoted": counts.promoted,
+            "evicted": counts.evicted,
+            "written_back": counts.written_back,
+            "direct_writes": counts.direct_writes,
+            "read_modify_writes": counts.read_modify_writes,
+            "read_errors": counts.read_errors,
+            "write_errors": counts.write_errors,
+        },
+        "nic": { "onesided_hit_pages": counts.target_hits, "magic_pages": counts.target_magic },
+        "rpc_requests": rpc_total,
+        "sparse_fetches": rpc.get("fetch").cloned().unwrap_or_default(),
+        "rpc": rpc,
+        "bad_messages": server.counters.bad_messages.load(Relaxed),
+        "written_bytes": server.counters.written_bytes.load(Relaxed),
+        "fetched_bytes": server.counters.fetched_bytes.load(Relaxed),
+    });
+    let mut text = status.to_string();
+    if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
+        // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
+        text = json!({ "error": "status is too large" }).to_string();
+    }
+    body(&Reply::Status(&text))
+}

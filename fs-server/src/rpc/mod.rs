@@ -1,0 +1,18 @@
+//! RPC: decode, admit, call, reply. One task a request, on the worker its connection belongs to.
+
+/// What requests must satisfy before anything is done.
+pub mod admit;
+/// Registered memory for file bytes under way.
+pub mod bounce;
+/// One connection.
+pub mod connection;
+/// All connections.
+pub mod connections;
+/// From message to reply.
+pub mod dispatch;
+/// What each request does.
+pub mod handlers;
+/// One-sided transfers the server posts.
+pub mod transfer;
+/// One worker's state.
+pub mod worker;

@@ -1,0 +1,121 @@
+//! One-sided transfers the server posts on behalf of a request, as futures: pulling large writes by RDMA READ and
+//! pushing fetched pages by RDMA WRITE (TeRM section 4.1.2).
+//!
+//! The buffer of a transfer is owned by the request's task; if the task is dropped while a transfer is in flight,
+//! the token stays taken until the completion arrives, and the bounce buffer is kept with it.
+
+use super::bounce::Bounce;
+use super::connection::{Connection, WorkId};
+use cuttlefs_common::rdma::{Remote, SendOp, SendWr, WcStatus};
+use cuttlefs_common::rpc::RemoteBuffer;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// Direction of a transfer, seen from the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// RDMA READ from the client into the bounce buffer.
+    Pull,
+    /// RDMA WRITE from the bounce buffer to the client.
+    Push,
+}
+
+#[derive(Default)]
+struct Pending {
+    result: Option<Result<u32, WcStatus>>,
+    waker: Option<Waker>,
+    /// Keeps the memory until the completion.
+    keep: Option<Rc<Bounce>>,
+}
+
+/// Transfers of one worker that have not completed.
+#[derive(Default)]
+pub struct Transfers {
+    pending: RefCell<Vec<Option<Pending>>>,
+}
+
+impl Transfers {
+    /// Moves `[start, start + len)` of the bounce buffer from or to the same place of the client's buffer.
+    ///
+    /// # Errors
+    /// The completion's status: the client gave a bad buffer, or the connection is gone.
+    pub async fn run(
+        &self,
+        connection: &Connection,
+        direction: Direction,
+        bounce: &Rc<Bounce>,
+        client: &RemoteBuffer,
+        start: usize,
+        len: usize,
+    ) -> Result<(), WcStatus> {
+        let end = start.checked_add(len).ok_or(WcStatus::RemoteAccess)?;
+        if end > client.len as usize {
+            return Err(WcStatus::RemoteAccess);
+        }
+        let offset = client.offset.checked_add(start as u64).ok_or(WcStatus::RemoteAccess)?;
+        let remote = Remote::Memory { rkey: client.rkey, offset };
+        let token = self.take_token(bounce);
+        let request = SendWr {
+            wr_id: WorkId::Transfer(token).encode(),
+            op: match direction {
+                Direction::Pull => SendOp::Read(remote),
+                Direction::Push => SendOp::Write(remote),
+            },
+            local: bounce.sge(start, len),
+            signaled: true,
+        };
+        if connection.qp().post_send(&[request]).is_err() {
+            self.pending.borrow_mut()[token] = None;
+            return Err(WcStatus::Disconnected);
+        }
+        let result = poll_fn(|context| {
+            let mut pending = self.pending.borrow_mut();
+            let entry = pending[token].as_mut().expect("a posted transfer keeps its token");
+            match entry.result.take() {
+                Some(result) => {
+                    pending[token] = None;
+                    Poll::Ready(result)
+                }
+                None => {
+                    entry.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await;
+        match result {
+            Ok(got) if direction == Direction::Pull && got as usize != len => Err(WcStatus::LocalLength),
+            Ok(_) => Ok(()),
+            Err(status) => Err(status),
+        }
+    }
+
+    fn take_token(&self, bounce: &Rc<Bounce>) -> usize {
+        let mut pending = self.pending.borrow_mut();
+        let entry = Some(Pending { keep: Some(bounce.clone()), ..Pending::default() });
+        // Bounded: each running request has at most a few transfers, and requests are bounded by connections.
+        match pending.iter().position(Option::is_none) {
+            Some(token) => {
+                pending[token] = entry;
+                token
+            }
+            None => {
+                pending.push(entry);
+                pending.len() - 1
+            }
+        }
+    }
+
+    /// A transfer's completion arrived.
+    pub fn complete(&self, token: usize, result: Result<u32, WcStatus>) {
+        let mut pending = self.pending.borrow_mut();
+        let entry = pending[token].as_mut().expect("a completion belongs to a posted transfer");
+        entry.result = Some(result);
+        entry.keep = None;
+        if let Some(waker) = entry.waker.take() {
+            waker.wake();
+        }
+    }
+}

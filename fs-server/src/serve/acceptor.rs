@@ -1,0 +1,106 @@
+//! One thread a listener: takes connections in and hands them to workers, one after the other.
+
+use super::{Door, join};
+use crate::rpc::connection::Connection;
+use crate::server::Server;
+use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// Depth of a connection's send queue: replies and the transfers of its running requests. A fetch whose wanted
+/// pages are all apart is 128 transfers, but they are posted one after the other.
+const SEND_DEPTH: u32 = 32;
+const RECEIVE_DEPTH: u32 = crate::rpc::connection::RECEIVES as u32;
+
+/// Spreads connections over workers, whichever listener they come through.
+static NEXT_WORKER: AtomicUsize = AtomicUsize::new(0);
+
+/// A listener's thread.
+pub(super) struct Acceptor {
+    listener: Arc<dyn Listener>,
+    thread: JoinHandle<()>,
+}
+
+impl Acceptor {
+    pub(super) fn start(
+        listener: Box<dyn Listener>,
+        server: &Arc<Server>,
+        pd: &Arc<dyn ProtectionDomain>,
+        doors: Vec<Door>,
+    ) -> std::io::Result<Self> {
+        let listener: Arc<dyn Listener> = Arc::from(listener);
+        let thread = std::thread::Builder::new().name("acceptor".into()).spawn({
+            let (listener, server, pd) = (listener.clone(), server.clone(), pd.clone());
+            move || {
+                loop {
+                    match listener.accept() {
+                        Ok(incoming) => {
+                            let index = NEXT_WORKER.fetch_add(1, Ordering::Relaxed) % doors.len();
+                            admit(incoming, &server, pd.as_ref(), &doors[index]);
+                        }
+                        Err(RdmaError::Closed) => return,
+                        Err(error) => tracing::warn!(%error, "a connection did not come about"),
+                    }
+                }
+            }
+        })?;
+        Ok(Self { listener, thread })
+    }
+
+    pub(super) fn close(&self) {
+        self.listener.close();
+    }
+
+    pub(super) fn join(self) {
+        self.close();
+        join(self.thread, "acceptor");
+    }
+}
+
+fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionDomain, door: &Door) {
+    if let Some(connection) = accept(incoming, server, pd, &door.cq) {
+        let number = connection.number();
+        if door.connections.try_send(connection).is_err() {
+            tracing::warn!("a worker takes no connections; closing this one");
+            server.connections.remove(number);
+        }
+    }
+}
+
+/// Accepts a connection whose completions go to `cq`.
+pub(super) fn accept(
+    incoming: Box<dyn Incoming>,
+    server: &Arc<Server>,
+    pd: &dyn ProtectionDomain,
+    cq: &Arc<dyn CompletionQueue>,
+) -> Option<Arc<Connection>> {
+    let peer = incoming.peer();
+    let Some(number) = server.connections.next_number() else {
+        tracing::warn!(?peer, "refusing a connection: too many are open");
+        incoming.refuse("the server has too many connections; try again later");
+        return None;
+    };
+    let accepted = Connection::register(pd).and_then(|region| {
+        let qp = QpConfig {
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            send_depth: SEND_DEPTH,
+            recv_depth: RECEIVE_DEPTH,
+        };
+        let receives = Connection::receives(region.as_ref());
+        Ok((incoming.accept(qp, receives)?, region))
+    });
+    match accepted {
+        Ok((qp, region)) => {
+            let connection = Arc::new(Connection::new(number, qp, region));
+            server.counters.connections.fetch_add(1, Ordering::Relaxed);
+            server.connections.add(&connection);
+            Some(connection)
+        }
+        Err(error) => {
+            tracing::warn!(?peer, %error, "a connection did not come about");
+            None
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a server does by itself, as tasks of worker 0: write-back, eviction, leases, orphans.
+
+use crate::pool::LocalFuture;
+use crate::region;
+use crate::rpc::worker::WorkerContext;
+use crate::tier::{self, Timer};
+use crate::worker::{Spawner, Worker};
+use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How often leases are looked at, as a part of the lease.
+const LEASE_CHECKS: u32 = 4;
+
+struct SpawnerTimer(Spawner);
+
+impl Timer for SpawnerTimer {
+    fn sleep(&self, duration: Duration) -> LocalFuture<'static, ()> {
+        Box::pin(self.0.sleep(duration))
+    }
+}
+
+/// Starts them; they end with the worker.
+pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
+    let spawner = worker.spawner();
+    let task = context.clone();
+    let timer = SpawnerTimer(spawner.clone());
+    worker.spawn_local(async move {
+        let never = AtomicBool::new(false);
+        tier::run_write_back(&task.server.regions, task.disk.as_ref(), &timer, &never).await;
+    });
+    let task = context.clone();
+    worker.spawn_local(async move {
+        let never = AtomicBool::new(false);
+        region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
+    });
+    let task = context.clone();
+    let timer = spawner.clone();
+    worker.spawn_local(async move {
+        let period = task.server.sessions.lease() / LEASE_CHECKS;
+        loop {
+            timer.sleep(period).await;
+            for session in task.server.sessions.expire() {
+                task.server.revoke(session.number()).await;
+            }
+        }
+    });
+    let task = context.clone();
+    worker.spawn_local(async move {
+        // Clients of the server's last life get one lease to reclaim what they had open.
+        let orphans = task.server.meta.orphans();
+        if orphans.is_empty() {
+            return;
+        }
+        spawner.sleep(task.server.sessions.lease()).await;
+        tracing::info!(orphans = orphans.len(), "freeing unlinked files nobody reclaimed");
+        for ino in orphans {
+            task.server.reap(ino).await;
+        }
+    });
+}

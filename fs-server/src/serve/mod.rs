@@ -1,0 +1,287 @@
+//! A running server: threads, links, start and stop.
+//!
+//! Start: metadata -> free space (what no extent names) -> regions -> device (file target, windows) -> workers ->
+//! listeners. Stop runs the other way: listeners close, running requests end, everything is written back and
+//! committed, threads are joined.
+//!
+//! # Failure
+//! A start that fails part-way stops what it had started. After a kill at any instruction the next start finds a
+//! prefix of the metadata's batches; see "What is durable when" in docs/ARCHITECTURE.md.
+
+mod acceptor;
+mod background;
+/// A whole server in the calling thread.
+pub mod one_thread;
+mod worker_thread;
+
+use crate::committer::CommittedMeta;
+use crate::counters::ServerCounters;
+use crate::export::{self, Export};
+use crate::meta::Meta;
+use crate::pool::{DataFiles, Run, Space, SpaceError};
+use crate::region::{Regions, RegionsConfig};
+use crate::rpc::connections::Connections;
+use crate::server::Server;
+use crate::session::Sessions;
+use crate::worker::WorkerHandle;
+use acceptor::Acceptor;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{Clock, Random};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use worker_thread::WorkerThread;
+
+/// How long a clean stop waits for running requests; a request longer than this is stuck on its device.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a server is made of.
+pub struct Parts {
+    /// Names and attributes, opened.
+    pub meta: Arc<Meta>,
+    /// The pool's storage, opened.
+    pub data: Arc<DataFiles>,
+    /// The RNIC.
+    pub device: Arc<dyn Device>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Unpredictable numbers.
+    pub random: Arc<dyn Random>,
+}
+
+/// How a server is run.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// DRAM budget of the frames in bytes.
+    pub memory_bytes: u64,
+    /// Where to listen.
+    pub listen: Vec<Endpoint>,
+    /// Worker threads.
+    pub workers: usize,
+    /// How long a client may be silent.
+    pub lease: Duration,
+    /// What clients may see and do.
+    pub export: Export,
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Metadata could not be read.
+    #[error("the pool's metadata cannot be read: {0}; look at the log above for the record")]
+    Meta(Status),
+    /// Metadata contradicts itself.
+    #[error("the pool's metadata is damaged: {0}; restore the pool from a copy")]
+    Space(#[from] SpaceError),
+    /// The exported directory does not exist.
+    #[error("the exported subtree does not exist ({0}); correct `subtree` in cuttlefs.toml")]
+    Subtree(Status),
+    /// Memory, threads or the ring could not be had.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A link could not be set up.
+    #[error(transparent)]
+    Link(#[from] RdmaError),
+    /// A worker did not start.
+    #[error("a worker could not start: {0}")]
+    Worker(String),
+}
+
+/// Whether the server is going down, and how many requests still run.
+#[derive(Debug, Default)]
+pub struct Drain {
+    stopping: AtomicBool,
+    running: AtomicUsize,
+}
+
+impl Drain {
+    /// A request begins; `false` once the server is stopping: it must not run.
+    pub fn begin(&self) -> bool {
+        // Counted before looking, so that a stop that sees zero has seen every request that will run.
+        self.running.fetch_add(1, Ordering::SeqCst);
+        if self.stopping.load(Ordering::SeqCst) {
+            self.end();
+            return false;
+        }
+        true
+    }
+
+    /// A request ended.
+    pub fn end(&self) {
+        self.running.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether the server is going down.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+}
+
+/// A server that runs until `stop`.
+pub struct RunningServer {
+    server: Arc<Server>,
+    meta: Arc<CommittedMeta>,
+    workers: Vec<WorkerThread>,
+    acceptors: Vec<Acceptor>,
+}
+
+impl RunningServer {
+    /// Starts serving.
+    ///
+    /// # Errors
+    /// [`StartError`], saying what to do.
+    pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
+        let Parts { meta, data, device, clock, random } = parts;
+        let system = |action| move |source| StartError::System { action, source };
+        let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
+        let workers = options.workers.max(1);
+        let listen = options.listen.clone();
+        let server = build(meta, committed.clone(), data.pages(), &device, clock, random, options)?;
+        let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
+        match running.start_threads(&device, &data, workers, &listen) {
+            Ok(()) => Ok(running),
+            Err(error) => {
+                running.stop_threads();
+                Err(error)
+            }
+        }
+    }
+
+    fn start_threads(
+        &mut self,
+        device: &Arc<dyn Device>,
+        data: &Arc<DataFiles>,
+        workers: usize,
+        listen: &[Endpoint],
+    ) -> Result<(), StartError> {
+        let pd = device.alloc_pd();
+        for index in 0..workers {
+            let worker = WorkerThread::start(index, &self.server, device, &pd, data)?;
+            self.workers.push(worker);
+        }
+        let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
+        for endpoint in listen {
+            let listener = pd.listen(endpoint)?;
+            self.server.endpoints.lock().push(listener.endpoint());
+            let acceptor = Acceptor::start(listener, &self.server, &pd, doors.clone())
+                .map_err(|source| StartError::System { action: "start an acceptor", source })?;
+            self.acceptors.push(acceptor);
+        }
+        Ok(())
+    }
+
+    /// Where it listens, with ports the system chose.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        self.server.endpoints.lock().clone()
+    }
+
+    /// What it shares, for figures.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Stops cleanly: everything that was acknowledged is durable when this returns.
+    pub fn stop(mut self) {
+        self.server.drain.stopping.store(true, Ordering::SeqCst);
+        for acceptor in &self.acceptors {
+            acceptor.close();
+        }
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        while self.server.drain.running.load(Ordering::SeqCst) > 0 {
+            if Instant::now() >= deadline {
+                tracing::error!("requests are stuck; stopping without them");
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.stop_threads();
+    }
+
+    fn stop_threads(&mut self) {
+        for acceptor in self.acceptors.drain(..) {
+            acceptor.join();
+        }
+        for connection in self.server.connections.all() {
+            connection.qp().close();
+        }
+        // The first worker writes everything back on its way out; the others have nothing left to do.
+        for worker in self.workers.drain(..).rev() {
+            worker.stop();
+        }
+        if let Err(status) = self.server.meta.close() {
+            tracing::error!(%status, "metadata could not be flushed at the end");
+        }
+        self.meta.stop();
+    }
+}
+
+/// Everything of a server but its threads and links. The device gets the file target and the windows.
+fn build(
+    meta: Arc<Meta>,
+    committed: Arc<CommittedMeta>,
+    pool_pages: u64,
+    device: &Arc<dyn Device>,
+    clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
+    options: ServeOptions,
+) -> Result<Arc<Server>, StartError> {
+    let space = Arc::new(derive_space(&meta, pool_pages)?);
+    let config = RegionsConfig::new(pool_pages, options.memory_bytes);
+    let regions = Regions::new(config, space, committed, random.clone())
+        .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
+    let regions = Arc::new(regions);
+    device.set_file_target(regions.clone());
+    for id in WindowId::ALL {
+        device.export_window(id, regions.window(id));
+    }
+    let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
+    let export_root =
+        export::walk(InodeNo::ROOT, &options.export.subtree, lookup).map_err(StartError::Subtree)?;
+    Ok(Arc::new(Server {
+        meta,
+        regions,
+        sessions: Sessions::new(clock.clone(), random.clone(), options.lease),
+        connections: Connections::default(),
+        export: options.export,
+        export_root,
+        epoch: random.next_u64(),
+        clock,
+        counters: ServerCounters::default(),
+        endpoints: Mutex::default(),
+        workers: options.workers.max(1),
+        drain: Drain::default(),
+    }))
+}
+
+/// Free space is what no extent names (invariant 3): it cannot disagree with the extents.
+fn derive_space(meta: &Meta, pages: u64) -> Result<Space, StartError> {
+    let mut used = Vec::new();
+    meta.all_extents(&mut |_, extent| {
+        used.push(Run { first: extent.pool_page, len: extent.len_pages });
+    })
+    .map_err(StartError::Meta)?;
+    Ok(Space::new(pages, used.into_iter().map(|run| (run.first, run.len)))?)
+}
+
+fn join(thread: JoinHandle<()>, name: &str) {
+    if thread.join().is_err() {
+        tracing::error!(name, "a thread panicked");
+    }
+}
+
+/// How a worker is reached by other threads.
+#[derive(Clone)]
+pub(crate) struct Door {
+    handle: WorkerHandle,
+    connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
+    cq: Arc<dyn cuttlefs_common::rdma::CompletionQueue>,
+}

@@ -1,0 +1,84 @@
+//! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
+//! that a server and its clients can run from one seed.
+
+use super::{ServeOptions, StartError, acceptor, background, build};
+use crate::committer::CommittedMeta;
+use crate::meta::Meta;
+use crate::pool::Disk;
+use crate::rpc::worker::WorkerContext;
+use crate::server::Server;
+use crate::worker::Worker;
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
+use cuttlefs_common::world::{Clock, Random};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Completions the one queue holds.
+const CQ_DEPTH: u32 = 4096;
+
+/// A server that moves only when told to.
+pub struct OneThreadServer {
+    // Declared in the order they must go: tasks before what they use.
+    worker: Worker,
+    context: Rc<WorkerContext>,
+    listener: Box<dyn Listener>,
+    pd: Arc<dyn ProtectionDomain>,
+    cq: Arc<dyn CompletionQueue>,
+    server: Arc<Server>,
+}
+
+impl OneThreadServer {
+    /// Builds it; `open_disk` makes its disk over the frames' memory. Listens on the first endpoint of `options`.
+    ///
+    /// # Errors
+    /// As a server with threads.
+    pub fn start(
+        meta: Arc<Meta>,
+        pool_pages: u64,
+        open_disk: impl FnOnce(Arc<SharedMemory>) -> Rc<dyn Disk>,
+        device: &Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+        options: ServeOptions,
+    ) -> Result<Self, StartError> {
+        let endpoint = options.listen.first().cloned();
+        let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
+        let committed = CommittedMeta::inline(meta.clone());
+        let server = build(meta, committed, pool_pages, device, clock.clone(), random, options)?;
+        let disk = open_disk(server.regions.frames().memory().clone());
+        let pd = device.alloc_pd();
+        let cq = device.create_cq(CQ_DEPTH)?;
+        let worker = Worker::new(Some(cq.clone()), None, clock)
+            .map_err(|error| StartError::Worker(error.to_string()))?;
+        let spawner = worker.spawner();
+        let spawn = Box::new(move |task| spawner.spawn(task));
+        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn)?;
+        background::spawn(&worker, &context);
+        let listener = pd.listen(&endpoint)?;
+        Ok(Self { worker, context, listener, pd, cq, server })
+    }
+
+    /// What it shares.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// When its next timer is due: what a simulation moves the clock to when nothing else moves.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.worker.next_deadline()
+    }
+
+    /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
+    pub fn step(&self) -> bool {
+        if let Ok(incoming) = self.listener.accept() {
+            if let Some(connection) = acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq) {
+                self.context.adopt(connection);
+            }
+            return true;
+        }
+        // Only a ring can fail, and there is none.
+        self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+    }
+}

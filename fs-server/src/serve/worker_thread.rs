@@ -1,0 +1,124 @@
+//! One worker thread: its queue, ring, context and tasks, from start to stop.
+
+use super::{Door, StartError, background, join};
+use crate::pool::{DataFiles, UringDisk};
+use crate::rpc::worker::WorkerContext;
+use crate::server::Server;
+use crate::tier;
+use crate::worker::{Worker, WorkerHandle};
+use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+/// Completions a worker's queue holds: every connection may have a few of each kind outstanding.
+const CQ_DEPTH: u32 = 64 * 1024;
+/// Accepted connections a worker has not adopted yet.
+const MAX_UNADOPTED: usize = 1024;
+
+/// A worker thread that runs.
+pub(super) struct WorkerThread {
+    door: Door,
+    thread: JoinHandle<()>,
+}
+
+impl WorkerThread {
+    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work.
+    pub(super) fn start(
+        index: usize,
+        server: &Arc<Server>,
+        device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
+        data: &Arc<DataFiles>,
+    ) -> Result<Self, StartError> {
+        let cq = device.create_cq(CQ_DEPTH)?;
+        let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
+        let (started, wait) = mpsc::channel::<Result<WorkerHandle, String>>();
+        let (server, pd, data, queue) = (server.clone(), pd.clone(), data.clone(), cq.clone());
+        let body = move || {
+            let built = build(&server, pd.as_ref(), &data, queue);
+            let (worker, context) = match built {
+                Ok(built) => built,
+                Err(reason) => {
+                    let _ = started.send(Err(reason));
+                    return;
+                }
+            };
+            let adopting = context.clone();
+            worker.spawn_local(async move {
+                while let Ok(connection) = connections.recv().await {
+                    adopting.adopt(connection);
+                }
+            });
+            if index == 0 {
+                background::spawn(&worker, &context);
+            }
+            if started.send(Ok(worker.handle())).is_err() {
+                return;
+            }
+            if let Err(error) = worker.run(|completion| context.on_completion(completion)) {
+                tracing::error!(%error, index, "a worker failed; its clients reconnect to others");
+            }
+            if index == 0 {
+                finish(&worker, &context);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(body)
+            .map_err(|source| StartError::System { action: "start a worker", source })?;
+        match wait.recv() {
+            Ok(Ok(handle)) => Ok(Self { door: Door { handle, connections: sender, cq }, thread }),
+            Ok(Err(reason)) => Err(StartError::Worker(reason)),
+            Err(_) => Err(StartError::Worker("it panicked".into())),
+        }
+    }
+
+    pub(super) fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    pub(super) fn stop(self) {
+        self.door.handle.stop();
+        join(self.thread, "worker");
+    }
+}
+
+fn build(
+    server: &Arc<Server>,
+    pd: &dyn ProtectionDomain,
+    data: &Arc<DataFiles>,
+    cq: Arc<dyn CompletionQueue>,
+) -> Result<(Worker, Rc<WorkerContext>), String> {
+    let disk = open_disk(server, data)?;
+    let worker =
+        Worker::new(Some(cq), Some(disk.clone()), server.clock.clone()).map_err(|error| error.to_string())?;
+    let spawner = worker.spawner();
+    let spawn = Box::new(move |task| spawner.spawn(task));
+    let context = WorkerContext::new(server.clone(), disk, pd, spawn).map_err(|e| e.to_string())?;
+    Ok((worker, context))
+}
+
+fn open_disk(server: &Server, data: &Arc<DataFiles>) -> Result<Rc<UringDisk>, String> {
+    UringDisk::new(data.clone(), server.regions.frames().memory().clone()).map(Rc::new).map_err(|error| {
+        format!("io_uring cannot be used ({error}); kernel 5.10 or newer with io_uring enabled is needed")
+    })
+}
+
+/// A clean end: all that was acknowledged becomes durable. On the worker itself, for a write-back or an eviction that
+/// was under way when it was stopped holds locks, and only there it can end.
+fn finish(worker: &Worker, context: &Rc<WorkerContext>) {
+    let task = context.clone();
+    let all = async move { tier::write_back_all(&task.server.regions, task.disk.as_ref()).await };
+    let flushed = match worker.finish(all) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(status)) => Err(status.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match flushed {
+        Ok(()) => tracing::info!("everything is on disk"),
+        Err(reason) => {
+            tracing::error!(%reason, "the last write-back failed; what was not fsynced may be lost")
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What all workers share: metadata, regions, sessions, and the steps that join them.
+//!
+//! # How it works
+//! Names and attributes go to `meta`, bytes to `regions` and `tier`. Where one operation needs both (truncation,
+//! the last close of an unlinked file) the joint is here, and only here.
+
+use crate::counters::ServerCounters;
+use crate::export::{Export, Identity};
+use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
+use crate::pool::Disk;
+use crate::region::{ClosedRegion, Regions};
+use crate::rpc::connections::Connections;
+use crate::serve::Drain;
+use crate::session::Sessions;
+use crate::tier;
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::ids::{FileKey, InodeNo};
+use cuttlefs_common::rdma::{Endpoint, RegionOwner};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::Clock;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A server, but for its threads and links.
+pub struct Server {
+    /// Names, attributes, durable mappings.
+    pub meta: Arc<Meta>,
+    /// Frames, mappings, filekeys.
+    pub regions: Arc<Regions>,
+    /// Clients.
+    pub sessions: Sessions,
+    /// Their connections.
+    pub connections: Connections,
+    /// Rules.
+    pub export: Export,
+    /// The directory clients see at most.
+    pub export_root: InodeNo,
+    /// Differs at each start.
+    pub epoch: u64,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Figures.
+    pub counters: ServerCounters,
+    /// Where it listens; filled once links are up.
+    pub endpoints: Mutex<Vec<Endpoint>>,
+    /// Worker threads.
+    pub workers: usize,
+    /// Whether it is going down.
+    pub drain: Drain,
+}
+
+impl Server {
+    /// Runs an operation on metadata. A file that loses its last name always becomes an orphan first: whether it
+    /// may go is decided by `settle` under the region's own locks.
+    ///
+    /// # Errors
+    /// As POSIX says.
+    pub fn execute(&self, who: &Identity, operation: &Operation<'_>) -> Result<Outcome, Status> {
+        self.meta.execute(caller(who), operation, &|_| true)
+    }
+
+    /// Changes attributes; `data` is what a truncation does to the durable mapping.
+    ///
+    /// # Errors
+    /// As POSIX says.
+    pub fn set_attr(
+        &self,
+        who: &Identity,
+        ino: InodeNo,
+        set: &SetAttr,
+        data: Option<DataCommit>,
+    ) -> Result<Attr, Status> {
+        self.meta.set_attr(caller(who), ino, set, data)
+    }
+
+    /// Changes a file's length, and the other attributes of `set` in the same batch.
+    ///
+    /// # Errors
+    /// As POSIX says.
+    pub async fn truncate(
+        &self,
+        disk: &dyn Disk,
+        who: &Identity,
+        ino: InodeNo,
+        size: u64,
+        set: &SetAttr,
+    ) -> Result<Attr, Status> {
+        let file = self.regions.file(ino)?;
+        tier::truncate(&self.regions, disk, &file, size, |data| self.set_attr(who, ino, set, Some(data)))
+            .await
+    }
+
+    /// What an operation leaves to do: an inode without names that nobody has open goes.
+    pub async fn settle(&self, outcome: Outcome) {
+        if let Some(ino) = outcome.orphaned {
+            self.reap(ino).await;
+        }
+    }
+
+    /// Frees an orphan unless somebody has it open; then the last close will.
+    pub async fn reap(&self, ino: InodeNo) {
+        let result = match self.meta.attr(ino) {
+            Ok(attr) if attr.kind == FileKind::File => {
+                tier::reap(&self.regions, ino, || self.meta.reap(ino).map(|_| ())).await.map(|_| ())
+            }
+            Ok(_) => self.meta.reap(ino).map(|_| ()),
+            Err(status) => Err(status),
+        };
+        match result {
+            // Busy: open. Stale, NotFound: somebody else was faster.
+            Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound) => {}
+            Err(status) => {
+                tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
+            }
+        }
+    }
+
+    /// Ends filekeys; unlinked files whose last key this was are freed.
+    pub async fn close(&self, owner: RegionOwner, filekeys: &[FileKey]) {
+        for filekey in filekeys {
+            // A key that is not known was closed before: closing is idempotent.
+            if let Ok(closed) = self.regions.close(owner, *filekey) {
+                self.closed(closed).await;
+            }
+        }
+    }
+
+    /// Ends every filekey of a session.
+    pub async fn revoke(&self, owner: RegionOwner) {
+        for closed in self.regions.revoke(owner) {
+            self.closed(closed).await;
+        }
+    }
+
+    async fn closed(&self, closed: ClosedRegion) {
+        if closed.last && self.meta.attr(closed.ino).is_ok_and(|attr| attr.nlink == 0) {
+            self.reap(closed.ino).await;
+        }
+    }
+}
+
+fn caller(who: &Identity) -> Caller {
+    Caller { uid: who.uid, gid: who.gid }
+}

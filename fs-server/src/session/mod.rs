@@ -1,0 +1,224 @@
+//! Sessions: who the clients are, how long they may be silent, and which requests they have already made.
+//!
+//! After NFSv4.1 (RFC 8881 section 2.10): a client draws an id and attaches; each connection uses its own slot;
+//! a slot has one request in flight; a retransmission carries the same sequence number and gets the first answer.
+//!
+//! # Invariants
+//! * A mutation runs once for each (session, slot, seq).
+//! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
+//!
+//! # Failure
+//! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
+
+mod slot;
+
+pub use slot::{Admission, Slot};
+
+use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
+use cuttlefs_common::rdma::RegionOwner;
+use cuttlefs_common::rpc::SLOTS_PER_SESSION;
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{Clock, Random};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Sessions at most; a further client is told to come back later.
+pub const MAX_SESSIONS: usize = 1024;
+
+/// One client.
+pub struct Session {
+    number: RegionOwner,
+    client: ClientId,
+    label: String,
+    root: InodeNo,
+    slots: Vec<Mutex<Slot>>,
+    /// Monotonic milliseconds of the last request. Written by workers, read by the reaper; relaxed, as being late
+    /// by one request does not matter against a lease of seconds.
+    last_seen_ms: AtomicU64,
+    ended: AtomicBool,
+    /// Connections attached now.
+    connections: AtomicU64,
+}
+
+impl Session {
+    /// Owner of the session's filekeys.
+    pub fn number(&self) -> RegionOwner {
+        self.number
+    }
+
+    /// The client's identity.
+    pub fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// Host and mount point, for people.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// The directory this client sees as root.
+    pub fn root(&self) -> InodeNo {
+        self.root
+    }
+
+    /// Whether it is over.
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Connections attached now.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A connection came (`+1`) or went.
+    pub fn note_connection(&self, came: bool) {
+        if came {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The slot of a request.
+    pub fn slot(&self, index: SlotIndex) -> Result<&Mutex<Slot>, Status> {
+        self.slots.get(usize::from(index.0)).ok_or(Status::BadSequence)
+    }
+
+    fn touch(&self, now: Duration) {
+        self.last_seen_ms.store(now.as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+/// All sessions of a server.
+pub struct Sessions {
+    by_client: Mutex<HashMap<ClientId, Arc<Session>>>,
+    clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
+    lease: Duration,
+}
+
+impl Sessions {
+    /// No sessions yet.
+    pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>, lease: Duration) -> Self {
+        Self { by_client: Mutex::default(), clock, random, lease }
+    }
+
+    /// How long a client may be silent.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// The client's session, a new one if it has none. A client keeps the root it first attached with.
+    ///
+    /// # Errors
+    /// `Busy` beyond `MAX_SESSIONS`.
+    pub fn attach(&self, client: ClientId, label: &str, root: InodeNo) -> Result<Arc<Session>, Status> {
+        let mut by_client = self.by_client.lock();
+        if let Some(session) = by_client.get(&client) {
+            session.touch(self.clock.monotonic());
+            return Ok(session.clone());
+        }
+        if by_client.len() >= MAX_SESSIONS {
+            tracing::warn!(%label, MAX_SESSIONS, "refusing a client: too many sessions");
+            return Err(Status::Busy);
+        }
+        let session = Arc::new(Session {
+            number: RegionOwner(self.random.next_u64() | 1),
+            client,
+            label: label.chars().take(256).collect(),
+            root,
+            slots: (0..SLOTS_PER_SESSION).map(|_| Mutex::new(Slot::default())).collect(),
+            last_seen_ms: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+        });
+        session.touch(self.clock.monotonic());
+        by_client.insert(client, session.clone());
+        tracing::info!(client = %format_args!("{:032x}", client.0), %label, "client attached");
+        Ok(session)
+    }
+
+    /// Notes a request of the session.
+    ///
+    /// # Errors
+    /// `SessionExpired` if it is over.
+    pub fn note_request(&self, session: &Session) -> Result<(), Status> {
+        if session.is_ended() {
+            return Err(Status::SessionExpired);
+        }
+        session.touch(self.clock.monotonic());
+        Ok(())
+    }
+
+    /// Ends a session now. The caller revokes its filekeys.
+    pub fn end(&self, session: &Session) {
+        if !session.ended.swap(true, Ordering::AcqRel) {
+            self.by_client.lock().remove(&session.client);
+            tracing::info!(label = %session.label, "client detached");
+        }
+    }
+
+    /// Ends every session that was silent for the lease and returns them.
+    pub fn expire(&self) -> Vec<Arc<Session>> {
+        let now = self.clock.monotonic().as_millis() as u64;
+        let lease_ms = self.lease.as_millis() as u64;
+        let mut by_client = self.by_client.lock();
+        let gone: Vec<_> = by_client
+            .values()
+            .filter(|s| now.saturating_sub(s.last_seen_ms.load(Ordering::Relaxed)) > lease_ms)
+            .cloned()
+            .collect();
+        for session in &gone {
+            session.ended.store(true, Ordering::Release);
+            by_client.remove(&session.client);
+            tracing::warn!(label = %session.label, lease_ms, "client is gone: its lease ran out");
+        }
+        gone
+    }
+
+    /// All sessions, for status.
+    pub fn list(&self) -> Vec<Arc<Session>> {
+        self.by_client.lock().values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::world::{ManualClock, SeededRandom};
+
+    fn sessions(clock: &Arc<ManualClock>) -> Sessions {
+        Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10))
+    }
+
+    #[test]
+    fn a_client_has_one_session_until_its_lease_runs_out() {
+        let clock = Arc::new(ManualClock::default());
+        let sessions = sessions(&clock);
+        let first = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
+        let again = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
+        assert_eq!(first.number(), again.number());
+        clock.advance(Duration::from_secs(9));
+        sessions.note_request(&first).expect("alive");
+        clock.advance(Duration::from_secs(9));
+        assert!(sessions.expire().is_empty());
+        clock.advance(Duration::from_secs(2));
+        assert_eq!(sessions.expire().len(), 1);
+        assert_eq!(sessions.note_request(&first), Err(Status::SessionExpired));
+        let new = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
+        assert_ne!(first.number(), new.number());
+    }
+
+    #[test]
+    fn sessions_are_bounded() {
+        let sessions = sessions(&Arc::new(ManualClock::default()));
+        for client in 0..MAX_SESSIONS as u128 {
+            sessions.attach(ClientId(client), "x", InodeNo::ROOT).expect("room");
+        }
+        assert!(matches!(sessions.attach(ClientId(u128::MAX), "x", InodeNo::ROOT), Err(Status::Busy)));
+    }
+}

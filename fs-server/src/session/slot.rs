@@ -1,0 +1,102 @@
+//! One slot's memory: which request it saw last and what was answered.
+//!
+//! | request's seq | slot is idle                    | slot is busy                        |
+//! |---------------|---------------------------------|-------------------------------------|
+//! | new (last + 1)| run it                          | `BadSequence`                       |
+//! | last          | replay the answer, or run again if it changed nothing | wait: answer goes to the newest connection |
+//! | other         | `BadSequence`                   | `BadSequence`                       |
+//!
+//! A fresh slot takes any number as its first: the client may have counted on a server that forgot.
+
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// Largest answer kept for a replay; answers of mutations are far smaller.
+pub const MAX_CACHED_REPLY: usize = 4096;
+
+/// What to do with an arriving request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Run it.
+    Run,
+    /// It was answered before: send this again.
+    Replay(Arc<[u8]>),
+    /// It is running: whoever runs it will answer on the connection it came in on last.
+    Running,
+}
+
+/// Last request of a slot.
+#[derive(Debug, Default)]
+pub struct Slot {
+    last: Option<u64>,
+    busy: bool,
+    reply: Option<Arc<[u8]>>,
+    /// Connection (its number within the server) that waits for the answer.
+    answer_to: u64,
+}
+
+impl Slot {
+    /// A request arrived on a connection.
+    ///
+    /// # Errors
+    /// `BadSequence` by the table above.
+    pub fn admit(&mut self, seq: u64, connection: u64) -> Result<Admission, Status> {
+        match self.last {
+            Some(last) if seq == last && self.busy => {
+                self.answer_to = connection;
+                Ok(Admission::Running)
+            }
+            Some(_) if self.busy => Err(Status::BadSequence),
+            Some(last) if seq == last => match &self.reply {
+                Some(reply) => Ok(Admission::Replay(reply.clone())),
+                None => {
+                    self.begin(seq, connection);
+                    Ok(Admission::Run)
+                }
+            },
+            Some(last) if seq != last.wrapping_add(1) => Err(Status::BadSequence),
+            _ => {
+                self.begin(seq, connection);
+                Ok(Admission::Run)
+            }
+        }
+    }
+
+    fn begin(&mut self, seq: u64, connection: u64) {
+        self.last = Some(seq);
+        self.busy = true;
+        self.reply = None;
+        self.answer_to = connection;
+    }
+
+    /// The request is done; `reply` is kept if it must not run again. Returns the connection to answer on.
+    pub fn finish(&mut self, reply: Option<Arc<[u8]>>) -> u64 {
+        self.busy = false;
+        self.reply = reply.filter(|reply| reply.len() <= MAX_CACHED_REPLY);
+        self.answer_to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_of_the_table() {
+        let reply: Arc<[u8]> = Arc::from(&b"answer"[..]);
+        let mut slot = Slot::default();
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Run), "a fresh slot takes any number");
+        assert_eq!(slot.admit(41, 2), Ok(Admission::Running));
+        assert_eq!(slot.admit(42, 2), Err(Status::BadSequence), "one request at a time");
+        assert_eq!(slot.admit(40, 2), Err(Status::BadSequence));
+        assert_eq!(slot.finish(Some(reply.clone())), 2, "the newest connection gets the answer");
+        assert_eq!(slot.admit(41, 3), Ok(Admission::Replay(reply)));
+        assert_eq!(slot.admit(40, 3), Err(Status::BadSequence));
+        assert_eq!(slot.admit(43, 3), Err(Status::BadSequence));
+        assert_eq!(slot.admit(42, 3), Ok(Admission::Run));
+        slot.finish(None);
+        assert_eq!(slot.admit(42, 3), Ok(Admission::Run), "what changed nothing may run again");
+        slot.finish(None);
+        assert_eq!(slot.admit(43, 3), Ok(Admission::Run));
+    }
+}

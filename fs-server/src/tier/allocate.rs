@@ -1,0 +1,240 @@
+//! What `fallocate` does: reserve, zero a range, punch a hole.
+//!
+//! These change the durable mapping at once, in one batch: reserved space is recorded as unwritten, a punched range
+//! as a hole. Bytes at the edges, in pages that stay, are zeroed like any write, and become durable like one.
+
+use super::detach::{allocate, detach, fill_holes, near, vacate_pieces};
+use super::pages::{Base, NewBytes, PageChange, change_pages};
+use super::write::{note_modified, zero_tail};
+use crate::pool::disk::Disk;
+use crate::region::range_table::{Piece, PieceState};
+use crate::region::{DataCommit, FileRegion, FileState, NoteData, RangeUpdate, Regions};
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// Does what `how` says to `[offset, offset + len)`.
+///
+/// # Errors
+/// `Invalid` (nothing to do), `TooLarge`, `NoSpace` with nothing changed, `Stale`, `Io`.
+pub async fn allocate_range(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    len: u64,
+    how: Allocate,
+) -> Result<Attr, Status> {
+    match how {
+        Allocate::PunchHole => punch_hole(regions, disk, file, offset, len).await,
+        Allocate::Reserve { keep_size } => reserve(regions, disk, file, offset, len, keep_size, false).await,
+        Allocate::ZeroRange { keep_size } => reserve(regions, disk, file, offset, len, keep_size, true).await,
+    }
+}
+
+fn checked_end(offset: u64, len: u64) -> Result<u64, Status> {
+    if len == 0 {
+        return Err(Status::Invalid);
+    }
+    offset.checked_add(len).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Status::TooLarge)
+}
+
+/// Zeros for the parts of `[offset, end)` that are not whole pages, where the pages have bytes.
+fn edges(state: &FileState, offset: u64, end: u64) -> Vec<PageChange> {
+    let first = offset / PAGE_SIZE_U64;
+    let last = (end - 1) / PAGE_SIZE_U64;
+    let mut pages = vec![first];
+    if last != first {
+        pages.push(last);
+    }
+    pages
+        .into_iter()
+        .filter_map(|page| {
+            let start = offset.max(page * PAGE_SIZE_U64);
+            let stop = end.min((page + 1) * PAGE_SIZE_U64);
+            let (pool, piece) = state.table.get(FilePage(page))?;
+            (stop - start < PAGE_SIZE_U64 && piece.has_bytes()).then_some(PageChange {
+                file_page: FilePage(page),
+                pool,
+                base: Base::Stored,
+                offset_in_page: (start % PAGE_SIZE_U64) as usize,
+                len: (stop - start) as usize,
+                offset_in_source: 0,
+            })
+        })
+        .collect()
+}
+
+async fn zero_edges(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    end: u64,
+) -> Result<(), Status> {
+    let edges = edges(&file.state(), offset, end);
+    if edges.is_empty() {
+        return Ok(());
+    }
+    let zeroed = change_pages(regions, disk, file, &edges, NewBytes::Zeros).await;
+    note_modified(regions, file);
+    zeroed
+}
+
+/// Gives the space of `[offset, offset + len)` back; reads give zeros; the length stays.
+///
+/// # Errors
+/// As `allocate_range`; never `NoSpace`.
+pub async fn punch_hole(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    len: u64,
+) -> Result<Attr, Status> {
+    let mut end = checked_end(offset, len)?;
+    let _alone = file.order.write().await;
+    let _settled = file.settle.lock().await;
+    if file.is_reaped() {
+        return Err(Status::Stale);
+    }
+    let size = file.size();
+    if end >= size {
+        // Past the end of the file there is nothing to keep: its last page goes whole.
+        end = end.next_multiple_of(PAGE_SIZE_U64).max(end);
+    }
+    zero_edges(regions, disk, file, offset, end).await?;
+    let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
+    let (holds_pages, durable_size) = {
+        let state = file.state();
+        (state.table.pieces_in(first, last.max(first)).next().is_some(), state.durable_size)
+    };
+    if holds_pages {
+        let range = RangeUpdate { first: FilePage(first), end: FilePage(last), extents: Vec::new() };
+        let commit = DataCommit { ino: file.ino(), ranges: vec![range], size: durable_size };
+        regions.meta.commit_data(&[commit])?;
+        let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
+            let removed = state.table.remove(first, last);
+            let page = state.size / PAGE_SIZE_U64;
+            state.tail_is_zero |= (first..last).contains(&page);
+            removed
+        });
+        file.dirty.lock().retain(|page, _| !(first..last).contains(&page.0));
+        detach(regions, &removed).await;
+    }
+    note_modified(regions, file);
+    let note = NoteData { size: None, allocated_pages: Some(file.allocated_pages()), modified: true };
+    regions.meta.note_data(file.ino(), note)
+}
+
+/// Reserves the holes of `[offset, offset + len)` as unwritten space; with `zero` turns what has bytes into unwritten
+/// space, too. Extends the file unless `keep_size`.
+async fn reserve(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    len: u64,
+    keep_size: bool,
+    zero: bool,
+) -> Result<Attr, Status> {
+    let end = checked_end(offset, len)?;
+    let _alone = file.order.write().await;
+    let _settled = file.settle.lock().await;
+    if file.is_reaped() {
+        return Err(Status::Stale);
+    }
+    let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
+    let (holes, near) = {
+        let state = file.state();
+        let holes = state.table.holes_in(first, last);
+        let near = holes.first().and_then(|(page, _)| near(&state, *page));
+        (holes, near)
+    };
+    let wanted = holes.iter().map(|(_, len)| len).sum();
+    let runs = allocate(regions, wanted, near).await?;
+    let result = reserve_taken(
+        regions,
+        disk,
+        file,
+        (offset, end),
+        &fill_holes(&holes, &runs, PieceState::Unwritten),
+        keep_size,
+        zero,
+    )
+    .await;
+    if result.is_err() {
+        // Never mapped, never reached by an IO.
+        regions.space.give_back(&runs);
+    }
+    let removed = result?;
+    vacate_pieces(regions, &removed).await;
+    let grows = !keep_size && end > file.size();
+    if grows {
+        file.change_size(regions.file_table(), |state| {
+            state.size = end;
+            state.tail_is_zero = true;
+            state.uncommitted = true;
+        });
+    }
+    note_modified(regions, file);
+    let note = NoteData {
+        size: grows.then_some(end),
+        allocated_pages: Some(file.allocated_pages()),
+        modified: zero || grows,
+    };
+    regions.meta.note_data(file.ino(), note)
+}
+
+/// Commits and maps reserved space; returns the pieces that had bytes and no longer have.
+async fn reserve_taken(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    (offset, end): (u64, u64),
+    reserved: &[Piece],
+    keep_size: bool,
+    zero: bool,
+) -> Result<Vec<Piece>, Status> {
+    if !keep_size && end > file.size() {
+        zero_tail(regions, disk, file).await?;
+    }
+    if zero {
+        zero_edges(regions, disk, file, offset, end).await?;
+    }
+    let (converted, durable_size): (Vec<Piece>, u64) = {
+        let state = file.state();
+        let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
+        let pieces = state.table.pieces_in(first, last.max(first));
+        (pieces.filter(|piece| zero && piece.state.has_bytes()).collect(), state.durable_size)
+    };
+    let ranges: Vec<RangeUpdate> = reserved
+        .iter()
+        .chain(&converted)
+        .map(|piece| RangeUpdate {
+            first: FilePage(piece.first),
+            end: FilePage(piece.end()),
+            extents: vec![Piece { state: PieceState::Unwritten, ..*piece }.extent()],
+        })
+        .collect();
+    if ranges.is_empty() {
+        return Ok(converted);
+    }
+    regions.meta.commit_data(&[DataCommit { ino: file.ino(), ranges, size: durable_size }])?;
+    file.change_layout(regions.file_table(), &regions.generations, |state| {
+        reserved.iter().for_each(|piece| state.table.insert(*piece));
+        for piece in &converted {
+            state.table.set_state(piece.first, piece.end(), PieceState::Unwritten);
+            let page = state.size / PAGE_SIZE_U64;
+            state.tail_is_zero |= (piece.first..piece.end()).contains(&page);
+        }
+    });
+    let mut dirty = file.dirty.lock();
+    for piece in &converted {
+        dirty.retain(|page, _| !(piece.first..piece.end()).contains(&page.0));
+    }
+    drop(dirty);
+    Ok(converted)
+}

@@ -1,0 +1,107 @@
+//! Pages that leave a file, and space for those that come (invariant 3).
+//!
+//! A page leaves in this order: the batch that drops its extent record is in the store; the mapping no longer has it
+//! and clients see a new generation; its entry moves to the magic frame under its block lock, which also waits for any
+//! IO that names it; it is quarantined. It is free again after the next flush of the store.
+
+use super::write_back::release_space;
+use crate::pool::space::Run;
+use crate::region::range_table::{Piece, PieceState};
+use crate::region::{FileState, Regions};
+use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::status::Status;
+
+/// Pages whose block locks are held together while their entries move.
+const VACATE_BATCH: u64 = 128;
+/// How often an allocation is tried again after a flush gave space back that others took meanwhile.
+const ALLOCATE_ATTEMPTS: usize = 3;
+
+/// Sends the entries of pages with bytes back to the magic frame; their frames become free. Unwritten pages never
+/// have one.
+pub(super) async fn vacate_pieces(regions: &Regions, pieces: &[Piece]) {
+    for piece in pieces.iter().filter(|piece| piece.state.has_bytes()) {
+        let mut at = piece.pool;
+        let end = piece.pool + piece.len;
+        while at < end {
+            let next = end.min(at + VACATE_BATCH);
+            let guards = regions.locks.lock_many((at..next).map(PoolPage)).await;
+            (at..next).for_each(|page| regions.residency.vacate(PoolPage(page)));
+            drop(guards);
+            at = next;
+            // A terabyte takes seconds; others get their turn.
+            futures_lite::future::yield_now().await;
+        }
+    }
+}
+
+/// Takes pages out of use that no mapping and no store record has any more.
+pub(super) async fn detach(regions: &Regions, pieces: &[Piece]) {
+    if pieces.is_empty() {
+        return;
+    }
+    vacate_pieces(regions, pieces).await;
+    let runs: Vec<Run> =
+        pieces.iter().map(|piece| Run { first: PoolPage(piece.pool), len: piece.len }).collect();
+    regions.space.quarantine(&runs);
+}
+
+/// Takes space, all or nothing; empties the quarantine if that is what it takes.
+pub(super) async fn allocate(
+    regions: &Regions,
+    pages: u64,
+    near: Option<PoolPage>,
+) -> Result<Vec<Run>, Status> {
+    for _ in 0..ALLOCATE_ATTEMPTS {
+        match regions.space.allocate(pages, near) {
+            Ok(runs) => return Ok(runs),
+            Err(short) if short.free + short.quarantined < pages => return Err(Status::NoSpace),
+            Err(_) => release_space(regions).await?,
+        };
+    }
+    Err(Status::NoSpace)
+}
+
+/// Gives back pages that were taken for a file and never mapped, in whatever state a failed write left them.
+pub(super) async fn undo_allocation(regions: &Regions, runs: &[Run]) {
+    if runs.is_empty() {
+        return;
+    }
+    let pieces: Vec<Piece> = runs
+        .iter()
+        .map(|run| Piece { first: 0, pool: run.first.0, len: run.len, state: PieceState::Fresh })
+        .collect();
+    vacate_pieces(regions, &pieces).await;
+    regions.space.give_back(runs);
+}
+
+/// Lays runs over holes, in order.
+pub(super) fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut runs = runs.iter().copied();
+    let mut run = Run { first: PoolPage(0), len: 0 };
+    for (mut first, mut wanted) in holes.iter().copied() {
+        while wanted > 0 {
+            if run.len == 0 {
+                run = runs.next().expect("as many pages were taken as the holes have");
+            }
+            let len = wanted.min(run.len);
+            pieces.push(Piece { first, pool: run.first.0, len, state });
+            run = Run { first: PoolPage(run.first.0 + len), len: run.len - len };
+            first += len;
+            wanted -= len;
+        }
+    }
+    pieces
+}
+
+/// Where space for file page `page` would best be: behind the page before it.
+pub(super) fn near(state: &FileState, page: u64) -> Option<PoolPage> {
+    let before = state.table.get(page.checked_sub(1)?.into())?.0;
+    Some(PoolPage(before.0 + 1))
+}
+
+/// Whether the page that holds the end of the file, if the end is inside a page, has bytes.
+pub(super) fn end_is_inside_bytes(state: &FileState, size: u64) -> bool {
+    !size.is_multiple_of(PAGE_SIZE_U64)
+        && state.table.get((size / PAGE_SIZE_U64).into()).is_some_and(|(_, piece)| piece.has_bytes())
+}

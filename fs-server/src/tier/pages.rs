@@ -1,0 +1,237 @@
+//! Changing pages: the one place where a file's bytes change, page by page (TeRM section 4.3).
+//!
+//! | page                          | frame free | what is done                                   |
+//! |-------------------------------|------------|------------------------------------------------|
+//! | resident                      |            | bytes into its frame                           |
+//! | on SSD, whole                 | yes        | bytes into a frame, published                  |
+//! | on SSD, partial               | yes        | read into a frame, bytes over it, published    |
+//! | new or unwritten              | yes        | zeros and bytes into a frame, published        |
+//! | on SSD, whole                 | no         | direct write                                   |
+//! | on SSD, partial               | no         | read, bytes over it, direct write              |
+//! | new or unwritten              | no         | zeros and bytes, direct write                  |
+//!
+//! All pages of a request are locked together, all reads go as one batch before a byte is changed, all direct writes
+//! as one batch.
+//!
+//! # Failure
+//! If a read fails nothing was changed. If a direct write fails, its pages hold old or new bytes, as on any disk.
+
+use super::Source;
+use crate::pool::aligned_buf::AlignedBuf;
+use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
+use crate::region::{FileRegion, Frames, PrivateFrame, Regions, add};
+use cuttlefs_common::ids::{FilePage, PAGE_SIZE, PoolPage};
+use cuttlefs_common::status::Status;
+
+/// Pages of one direct IO at most.
+pub(super) const MAX_DIRECT_PAGES: usize = 64;
+
+/// What is under the bytes that are changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Base {
+    /// The page's bytes.
+    Stored,
+    /// Zeros: the page is new or was unwritten, and is not resident.
+    Zeros,
+}
+
+/// A change of a part of one page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageChange {
+    pub file_page: FilePage,
+    pub pool: PoolPage,
+    pub base: Base,
+    pub offset_in_page: usize,
+    pub len: usize,
+    /// Where the bytes are in the source.
+    pub offset_in_source: usize,
+}
+
+/// The bytes to put.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NewBytes<'a> {
+    From(Source<'a>),
+    Zeros,
+}
+
+impl PageChange {
+    fn is_whole(&self) -> bool {
+        self.len == PAGE_SIZE
+    }
+
+    fn apply_to_frame(&self, frames: &Frames, frame_offset: usize, bytes: &NewBytes<'_>) {
+        let at = frame_offset + self.offset_in_page;
+        match bytes {
+            NewBytes::From(source) => {
+                source.copy_to_memory(self.offset_in_source, self.len, frames.memory(), at);
+            }
+            NewBytes::Zeros => frames.memory().fill(at, self.len, 0),
+        }
+    }
+
+    fn apply_to_slice(&self, page: &mut [u8], bytes: &NewBytes<'_>) {
+        let part = &mut page[self.offset_in_page..self.offset_in_page + self.len];
+        match bytes {
+            NewBytes::From(source) => source.copy_to_slice(self.offset_in_source, part),
+            NewBytes::Zeros => part.fill(0),
+        }
+    }
+}
+
+enum Way {
+    Resident,
+    Frame(PrivateFrame),
+    Direct,
+}
+
+/// Makes all changes; their pages are distinct. What lands in frames is on the file's dirty list when this returns.
+pub(super) async fn change_pages(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &FileRegion,
+    changes: &[PageChange],
+    bytes: NewBytes<'_>,
+) -> Result<(), Status> {
+    let _guards = regions.locks.lock_many(changes.iter().map(|change| change.pool)).await;
+    let mut ways: Vec<Way> = changes
+        .iter()
+        .map(|change| {
+            if regions.residency.load(change.pool).is_resident() {
+                assert_eq!(change.base, Base::Stored, "pool page {} is new and resident", change.pool);
+                Way::Resident
+            } else {
+                regions.take_frame().map_or(Way::Direct, Way::Frame)
+            }
+        })
+        .collect();
+    // Whoever holds a permit waits for a disk only, never for a lock, so waiting for one under locks is safe.
+    let _permit = if ways.iter().any(|way| matches!(way, Way::Direct)) {
+        Some(regions.bounce.acquire().await)
+    } else {
+        None
+    };
+    let mut stored = read_stored(regions, disk, changes, &mut ways).await?;
+
+    let mut direct: Vec<(usize, Vec<usize>)> = Vec::new();
+    for (index, (change, way)) in changes.iter().zip(ways).enumerate() {
+        match way {
+            Way::Resident => {
+                file.dirty.lock().insert(change.file_page, change.pool);
+                regions.residency.write_in_frame(change.pool, |at| {
+                    change.apply_to_frame(regions.frames(), at, &bytes);
+                });
+            }
+            Way::Frame(frame) => {
+                if change.base == Base::Zeros && !change.is_whole() {
+                    regions.frames().memory().fill(frame.offset(), PAGE_SIZE, 0);
+                }
+                change.apply_to_frame(regions.frames(), frame.offset(), &bytes);
+                // Listed under the block lock: a write-back that takes the list first waits for the lock next.
+                file.dirty.lock().insert(change.file_page, change.pool);
+                regions.residency.publish(change.pool, frame, true);
+            }
+            Way::Direct => match direct.last_mut() {
+                Some((_, group))
+                    if group.len() < MAX_DIRECT_PAGES
+                        && group.last().is_some_and(|last| changes[*last].pool.0 + 1 == change.pool.0) =>
+                {
+                    group.push(index);
+                }
+                _ => direct.push((index, vec![index])),
+            },
+        }
+    }
+    write_direct(regions, disk, changes, bytes, &direct, &mut stored).await
+}
+
+/// Reads, in one batch, the pages that are on SSD and only partly overwritten: into their new frames, or into
+/// buffers, which are returned by index of the change.
+async fn read_stored(
+    regions: &Regions,
+    disk: &dyn Disk,
+    changes: &[PageChange],
+    ways: &mut [Way],
+) -> Result<Vec<(usize, AlignedBuf)>, Status> {
+    let mut batch = Vec::new();
+    let mut wanted = Vec::new();
+    for (index, change) in changes.iter().enumerate() {
+        if change.base != Base::Stored || change.is_whole() {
+            continue;
+        }
+        let buffer = match &mut ways[index] {
+            Way::Resident => continue,
+            Way::Frame(frame) => {
+                frame.io_begins();
+                IoBuffer::Frames(vec![frame.index()])
+            }
+            Way::Direct => IoBuffer::Owned(AlignedBuf::zeroed(PAGE_SIZE)),
+        };
+        wanted.push(index);
+        batch.push(IoRequest { kind: IoKind::Read, offset: change.pool.byte_offset(), buffer });
+    }
+    let mut buffers = Vec::new();
+    if batch.is_empty() {
+        return Ok(buffers);
+    }
+    add(&regions.counters.read_modify_writes, batch.len() as u64);
+    let mut failed = false;
+    for (index, done) in wanted.into_iter().zip(disk.submit(batch).await) {
+        if let Way::Frame(frame) = &mut ways[index] {
+            frame.io_ended();
+        }
+        if let Err(error) = done.result {
+            add(&regions.counters.read_errors, 1);
+            tracing::error!(%error, "a page could not be read for a partial write");
+            failed = true;
+        } else if let IoBuffer::Owned(buffer) = done.buffer {
+            buffers.push((index, buffer));
+        }
+    }
+    if failed { Err(Status::Io) } else { Ok(buffers) }
+}
+
+async fn write_direct(
+    regions: &Regions,
+    disk: &dyn Disk,
+    changes: &[PageChange],
+    bytes: NewBytes<'_>,
+    groups: &[(usize, Vec<usize>)],
+    stored: &mut Vec<(usize, AlignedBuf)>,
+) -> Result<(), Status> {
+    if groups.is_empty() {
+        return Ok(());
+    }
+    let batch = groups
+        .iter()
+        .map(|(first, group)| {
+            let mut buffer = AlignedBuf::zeroed(group.len() * PAGE_SIZE);
+            for (index, page) in group.iter().zip(buffer.as_mut_slice().chunks_exact_mut(PAGE_SIZE)) {
+                if let Some(at) = stored.iter().position(|(of, _)| of == index) {
+                    page.copy_from_slice(stored.swap_remove(at).1.as_slice());
+                }
+                changes[*index].apply_to_slice(page, &bytes);
+            }
+            IoRequest {
+                kind: IoKind::Write,
+                offset: changes[*first].pool.byte_offset(),
+                buffer: IoBuffer::Owned(buffer),
+            }
+        })
+        .collect();
+    let pages = || groups.iter().flat_map(|(_, group)| group).map(|index| changes[*index].pool);
+    pages().for_each(|page| regions.residency.begin_direct_write(page));
+    let done = disk.submit(batch).await;
+    pages().for_each(|page| regions.residency.end_direct_write(page));
+    let mut result = Ok(());
+    for ((_, group), done) in groups.iter().zip(done) {
+        match done.result {
+            Ok(()) => add(&regions.counters.direct_writes, group.len() as u64),
+            Err(error) => {
+                add(&regions.counters.write_errors, group.len() as u64);
+                tracing::error!(%error, pages = group.len(), "a direct write failed");
+                result = Err(Status::Io);
+            }
+        }
+    }
+    result
+}

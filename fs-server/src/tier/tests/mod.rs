@@ -1,0 +1,7 @@
+//! Tests of tiering IO on a simulated disk and metadata twin: a whole server's storage in one thread.
+
+mod concurrent;
+mod crash;
+mod harness;
+mod reference;
+mod scenarios;

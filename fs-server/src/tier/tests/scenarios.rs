@@ -1,0 +1,362 @@
+//! Single behaviours worth a name: errors, budgets, and what one operation leaves for the next.
+
+use super::harness::{Storage, stamped};
+use crate::pool::disk::{Disk, IoKind, LocalFuture};
+use crate::pool::simdisk::SimFault;
+use crate::region::{MetaPort, run_eviction};
+use crate::tier::{
+    Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back,
+    truncate, write, write_back, write_back_all,
+};
+use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::region::PageSet;
+use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights};
+use cuttlefs_common::status::Status;
+use futures_lite::future::{block_on, poll_once, yield_now};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const INO: InodeNo = InodeNo(1);
+const PAGE: u64 = PAGE_SIZE_U64;
+
+fn storage(pool_pages: u64, frames: u64) -> Storage {
+    let storage = Storage::new(pool_pages, frames);
+    storage.meta.create(INO);
+    storage.meta.create(InodeNo(2));
+    storage
+}
+
+fn put(storage: &Storage, ino: u64, offset: u64, len: usize) -> Result<(), Status> {
+    let bytes = stamped(ino, offset, len);
+    let at = WriteAt::Offset(offset);
+    block_on(write(&storage.regions, &storage.disk, &storage.file(ino), at, Source::Bytes(&bytes)))
+        .map(|_| ())
+}
+
+fn set_size(storage: &Storage, ino: u64, size: u64) -> Result<(), Status> {
+    let commit = |commit| {
+        storage.meta.commit_data(&[commit])?;
+        storage.meta.attr(InodeNo(ino))
+    };
+    block_on(truncate(&storage.regions, &storage.disk, &storage.file(ino), size, commit)).map(|_| ())
+}
+
+fn fail(storage: &Storage, kind: IoKind, times: u32) {
+    storage.disk.inject(SimFault { pages: 0..storage.pool_pages, kind: Some(kind), errno: 5, times });
+}
+
+fn evict_all(storage: &Storage) {
+    block_on(storage.regions.evict(&storage.disk, u32::MAX));
+}
+
+#[test]
+fn a_read_error_is_an_error_and_only_for_that_range() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 2 * PAGE_SIZE).expect("writes");
+    evict_all(&storage);
+    let first = storage.file(1).layout(FilePage(0), 1).extents[0].pool_page.0;
+    storage.disk.inject(SimFault { pages: first..first + 1, kind: Some(IoKind::Read), errno: 5, times: 100 });
+    assert_eq!(storage.read(&storage.file(1), 0, PAGE_SIZE), Err(Status::Io));
+    assert_eq!(storage.read(&storage.file(1), PAGE, PAGE_SIZE), Ok(stamped(1, PAGE, PAGE_SIZE)));
+    assert_eq!(storage.regions.figures().counts.read_errors, 1);
+    storage.disk.clear_faults();
+    assert_eq!(storage.read(&storage.file(1), 0, PAGE_SIZE), Ok(stamped(1, 0, PAGE_SIZE)));
+    storage.check();
+}
+
+#[test]
+fn a_partial_write_that_cannot_read_its_page_changes_nothing() {
+    for frames in [8, 4] {
+        let storage = storage(16, frames);
+        put(&storage, 1, 0, PAGE_SIZE).expect("writes");
+        evict_all(&storage);
+        if frames == 4 {
+            // The only frame goes to the other file, so that the way past the frames is taken.
+            put(&storage, 2, 0, 10).expect("writes");
+        }
+        fail(&storage, IoKind::Read, 1);
+        assert_eq!(put(&storage, 1, 100, 10), Err(Status::Io));
+        assert_eq!(storage.read(&storage.file(1), 0, PAGE_SIZE), Ok(stamped(1, 0, PAGE_SIZE)));
+        assert_eq!(put(&storage, 1, 100, 10), Ok(()));
+        storage.check();
+    }
+}
+
+#[test]
+fn a_failed_direct_write_gives_its_new_pages_back() {
+    let storage = storage(16, 4);
+    put(&storage, 2, 0, 10).expect("takes the only frame");
+    block_on(write_back_all(&storage.regions, &storage.disk)).expect("clean, or the writer would clean it");
+    let before = storage.regions.space().figures();
+    fail(&storage, IoKind::Write, 1);
+    assert_eq!(put(&storage, 1, 0, 3 * PAGE_SIZE), Err(Status::Io));
+    assert_eq!(storage.regions.space().figures(), before);
+    assert_eq!(storage.file(1).size(), 0);
+    storage.check();
+    put(&storage, 1, 0, 3 * PAGE_SIZE).expect("writes now");
+    assert_eq!(storage.read(&storage.file(1), 0, 3 * PAGE_SIZE), Ok(stamped(1, 0, 3 * PAGE_SIZE)));
+}
+
+#[test]
+fn a_failed_write_over_reserved_space_leaves_zeros() {
+    let storage = storage(16, 4);
+    put(&storage, 2, 0, 10).expect("takes the only frame");
+    block_on(write_back_all(&storage.regions, &storage.disk)).expect("clean, or the writer would clean it");
+    let file = storage.file(1);
+    let how = Allocate::Reserve { keep_size: false };
+    block_on(allocate_range(&storage.regions, &storage.disk, &file, 0, 3 * PAGE, how)).expect("reserved");
+    fail(&storage, IoKind::Write, 1);
+    assert_eq!(put(&storage, 1, 0, 3 * PAGE_SIZE), Err(Status::Io));
+    assert_eq!(storage.read(&file, 0, 3 * PAGE_SIZE), Ok(vec![0; 3 * PAGE_SIZE]));
+    storage.check();
+}
+
+#[test]
+fn a_page_that_cannot_be_written_back_stays_and_fsync_says_so() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, PAGE_SIZE).expect("writes");
+    put(&storage, 2, 0, PAGE_SIZE).expect("writes");
+    let page = storage.file(1).layout(FilePage(0), 1).extents[0].pool_page.0;
+    storage.disk.inject(SimFault { pages: page..page + 1, kind: Some(IoKind::Write), errno: 5, times: 2 });
+    let files = [storage.file(1), storage.file(2)];
+    assert_eq!(block_on(write_back(&storage.regions, &storage.disk, &files, true)), Err(Status::Io));
+    // The other file of the group is durable.
+    assert!(!files[0].is_clean() && files[1].is_clean());
+    assert_eq!(storage.meta.extents(INO), Ok(vec![]));
+    assert_eq!(storage.meta.extents(InodeNo(2)).map(|extents| extents.len()), Ok(1));
+    assert_eq!(storage.read(&files[0], 0, PAGE_SIZE), Ok(stamped(1, 0, PAGE_SIZE)));
+    assert_eq!(block_on(write_back(&storage.regions, &storage.disk, &files, true)), Ok(()));
+    assert!(files[0].is_clean());
+    storage.check();
+}
+
+#[test]
+fn a_failed_sync_is_final() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, PAGE_SIZE).expect("writes");
+    storage.disk.fail_next_sync(5);
+    for _ in 0..2 {
+        assert_eq!(
+            block_on(write_back(&storage.regions, &storage.disk, &[storage.file(1)], true)),
+            Err(Status::Io)
+        );
+    }
+    assert_eq!(storage.meta.extents(INO), Ok(vec![]));
+    assert_eq!(storage.read(&storage.file(1), 0, PAGE_SIZE), Ok(stamped(1, 0, PAGE_SIZE)));
+}
+
+#[test]
+fn a_failed_batch_changes_nothing() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 3 * PAGE_SIZE).expect("writes");
+    let before = storage.regions.space().figures();
+    storage.meta.fail_batches(true);
+    let file = storage.file(1);
+    let (regions, disk) = (&*storage.regions, &storage.disk);
+    assert_eq!(set_size(&storage, 1, 10), Err(Status::Io));
+    assert_eq!(block_on(punch_hole(regions, disk, &file, 0, PAGE)), Err(Status::Io));
+    let how = Allocate::Reserve { keep_size: false };
+    assert_eq!(block_on(allocate_range(regions, disk, &file, 0, 8 * PAGE, how)), Err(Status::Io));
+    assert_eq!(block_on(reap(regions, INO, || Err(Status::Io))), Err(Status::Io));
+    assert_eq!(block_on(write_back(regions, disk, std::slice::from_ref(&file), true)), Err(Status::Io));
+    assert_eq!(storage.regions.space().figures(), before);
+    assert_eq!(storage.read(&file, 0, 4 * PAGE_SIZE), Ok(stamped(1, 0, 3 * PAGE_SIZE)));
+    storage.meta.fail_batches(false);
+    storage.check();
+    block_on(write_back(regions, disk, &[file], true)).expect("durable now");
+    assert_eq!(storage.meta.extents(INO).map(|extents| extents[0].len_pages), Ok(3));
+}
+
+#[test]
+fn arguments_out_of_their_domain() {
+    let storage = storage(16, 8);
+    let file = storage.file(1);
+    let (regions, disk) = (&*storage.regions, &storage.disk);
+    let long = vec![1; MAX_TRANSFER_BYTES as usize + 1];
+    let at =
+        |offset, bytes| block_on(write(regions, disk, &file, WriteAt::Offset(offset), Source::Bytes(bytes)));
+    assert_eq!(at(0, &long).map(|_| ()), Err(Status::Invalid));
+    assert_eq!(at(MAX_FILE_SIZE, &long[..1]).map(|_| ()), Err(Status::TooLarge));
+    assert_eq!(at(u64::MAX, &long[..1]).map(|_| ()), Err(Status::TooLarge));
+    assert!(at(MAX_FILE_SIZE - 1, &long[..1]).is_ok());
+    assert_eq!(file.size(), MAX_FILE_SIZE);
+    assert_eq!(
+        block_on(write(regions, disk, &file, WriteAt::End, Source::Bytes(&[1]))).map(|_| ()),
+        Err(Status::TooLarge)
+    );
+    assert_eq!(storage.read(&file, MAX_FILE_SIZE - 1, 1), Ok(vec![1]));
+    assert_eq!(storage.read(&file, MAX_FILE_SIZE, 1), Err(Status::TooLarge));
+    assert_eq!(set_size(&storage, 1, MAX_FILE_SIZE + 1), Err(Status::TooLarge));
+    assert_eq!(block_on(punch_hole(regions, disk, &file, 0, 0)).map(|_| ()), Err(Status::Invalid));
+    assert!(block_on(punch_hole(regions, disk, &file, 0, MAX_FILE_SIZE)).is_ok());
+    assert_eq!(file.allocated_pages(), 0);
+    let copy = |from, to, len| block_on(copy_range(regions, disk, (&file, from), (&file, to), len));
+    assert_eq!(copy(0, 10, 11), Err(Status::Invalid));
+    assert_eq!(copy(u64::MAX, 0, u64::MAX), Ok(0));
+    let mut short = [0; 10];
+    let all = PageSet::all(1);
+    assert_eq!(
+        block_on(fetch(regions, disk, &file, 0, 11, &all, Sink::Bytes(&mut short))),
+        Err(Status::Invalid)
+    );
+    storage.check();
+}
+
+#[test]
+fn only_wanted_pages_are_touched_in_a_sparse_fetch() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 4 * PAGE_SIZE).expect("writes");
+    let memory = SharedMemory::new("sink", 5 * PAGE_SIZE).expect("memory");
+    memory.fill(0, 5 * PAGE_SIZE, 0xEE);
+    let mut pages = PageSet::none(5);
+    pages.insert(1);
+    pages.insert(4);
+    let sink = Sink::Memory { memory: &memory, offset: 7 };
+    let len = 4 * PAGE_SIZE + 1;
+    let file = storage.file(1);
+    let valid =
+        block_on(fetch(&storage.regions, &storage.disk, &file, 10, len, &pages, sink)).expect("reads");
+    assert_eq!(valid as usize, 4 * PAGE_SIZE - 10);
+    let mut out = vec![0; 5 * PAGE_SIZE];
+    memory.read(0, &mut out);
+    let (from, to) = (7 + PAGE_SIZE - 10, 7 + 2 * PAGE_SIZE - 10);
+    assert!(out[..from].iter().all(|byte| *byte == 0xEE));
+    assert_eq!(out[from..to], stamped(1, PAGE, PAGE_SIZE));
+    let last = 7 + 4 * PAGE_SIZE - 10;
+    assert!(out[to..last].iter().all(|byte| *byte == 0xEE));
+    assert!(out[last..7 + len].iter().all(|byte| *byte == 0), "past the end of the file");
+    assert!(out[7 + len..].iter().all(|byte| *byte == 0xEE));
+}
+
+#[test]
+fn a_fetch_goes_to_the_disk_in_one_batch_and_promotes_into_free_frames() {
+    let storage = storage(32, 8);
+    put(&storage, 1, 0, 8 * PAGE_SIZE).expect("writes");
+    evict_all(&storage);
+    let before = storage.disk.counters();
+    assert_eq!(storage.read(&storage.file(1), 0, 8 * PAGE_SIZE), Ok(stamped(1, 0, 8 * PAGE_SIZE)));
+    let after = storage.disk.counters();
+    assert_eq!(after.pages_read - before.pages_read, 8);
+    // Neighbours go as one IO: one for those that got the five frames, one for the others.
+    assert_eq!(after.reads - before.reads, 2);
+    assert_eq!(storage.regions.figures().counts.promoted, 5);
+    assert_eq!(storage.regions.figures().free_frames, 0);
+    storage.check();
+}
+
+#[test]
+fn filekeys_guard_what_the_nic_engine_reads() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 100).expect("writes");
+    let (me, other) = (RegionOwner(1), RegionOwner(2));
+    let regions = &storage.regions;
+    let readable = regions.open(me, INO, Rights { read: true, write: false }).expect("opens").filekey;
+    let writable = regions.open(me, INO, Rights { read: false, write: true }).expect("opens").filekey;
+    let mut out = [0; 200];
+    assert_eq!(regions.read_file(me, readable, 0, &mut out), Ok(100));
+    assert_eq!(regions.read_file(me, readable, 100, &mut out), Ok(0));
+    assert_eq!(regions.read_file(me, readable, u64::MAX, &mut out), Ok(0));
+    assert_eq!(regions.read_bitmap(me, readable, u64::MAX - 7, &mut out), Ok(()));
+    assert_eq!(regions.read_file(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
+    assert_eq!(regions.read_file(me, writable, 0, &mut out), Err(WcStatus::RemoteAccess));
+    assert_eq!(regions.read_bitmap(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
+    assert_eq!(regions.read_file(me, 12345.into(), 0, &mut out), Err(WcStatus::RemoteAccess));
+    assert!(!regions.close(me, writable).expect("closes").last);
+    let closed = regions.revoke(me);
+    assert_eq!(closed.len(), 1);
+    assert!(closed[0].last && closed[0].ino == INO);
+    assert_eq!(regions.read_file(me, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
+}
+
+#[test]
+fn an_open_file_is_not_reaped_and_a_reaped_one_is_stale() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, 3 * PAGE_SIZE).expect("writes");
+    let regions = &*storage.regions;
+    let opened = regions.open(RegionOwner(1), INO, Rights { read: true, write: true }).expect("opens");
+    let gone = || storage.meta.remove(INO).map(|_| ());
+    assert_eq!(block_on(reap(regions, INO, gone)), Err(Status::Busy));
+    assert!(regions.close(RegionOwner(1), opened.filekey).expect("closes").last);
+    assert_eq!(block_on(reap(regions, INO, gone)), Ok(3));
+    let at = WriteAt::End;
+    let late = block_on(write(regions, &storage.disk, &opened.file, at, Source::Bytes(&[1])));
+    assert_eq!(late.map(|_| ()), Err(Status::Stale));
+    assert_eq!(storage.read(&opened.file, 0, 1), Err(Status::Stale));
+    assert_eq!(regions.file(INO).map(|_| ()), Err(Status::NotFound));
+    assert_eq!(regions.space().figures().quarantined, 3);
+    block_on(write_back_all(regions, &storage.disk)).expect("flushes");
+    assert_eq!(regions.space().figures().free, 16);
+    storage.check();
+}
+
+#[test]
+fn freed_space_is_found_again_when_it_is_needed_and_not_before() {
+    let storage = storage(4, 8);
+    put(&storage, 1, 0, 4 * PAGE_SIZE).expect("fills the pool");
+    assert_eq!(put(&storage, 2, 0, 1), Err(Status::NoSpace));
+    set_size(&storage, 1, PAGE).expect("cuts");
+    assert_eq!(storage.regions.space().figures().quarantined, 3);
+    put(&storage, 2, 0, 3 * PAGE_SIZE).expect("takes what was freed");
+    assert_eq!(storage.regions.space().figures().quarantined, 0);
+    assert_eq!(put(&storage, 2, 3 * PAGE, 1), Err(Status::NoSpace));
+    storage.check();
+}
+
+#[test]
+fn appends_one_at_a_time_become_one_durable_extent() {
+    let storage = storage(16, 8);
+    let file = storage.file(1);
+    for page in 0..6 {
+        put(&storage, 1, page * PAGE, PAGE_SIZE).expect("writes");
+        block_on(write_back(&storage.regions, &storage.disk, std::slice::from_ref(&file), true))
+            .expect("durable");
+    }
+    assert_eq!(storage.meta.extents(INO).map(|extents| extents.len()), Ok(1));
+}
+
+#[test]
+fn writers_keep_half_of_the_frames_clean() {
+    let storage = storage(256, 67);
+    for page in 0..200 {
+        put(&storage, 1, page * PAGE, PAGE_SIZE).expect("writes");
+        assert!(storage.regions.figures().dirty_frames <= 64 / 2 + 1);
+    }
+    storage.check();
+}
+
+struct Ticks;
+
+impl Timer for Ticks {
+    fn sleep(&self, _: Duration) -> LocalFuture<'static, ()> {
+        Box::pin(yield_now())
+    }
+}
+
+#[test]
+fn the_background_tasks_write_back_evict_and_stop() {
+    let storage = storage(256, 67);
+    let stop = AtomicBool::new(false);
+    let regions = &*storage.regions;
+    let disk: &dyn Disk = &storage.disk;
+    let mut evicting = Box::pin(run_eviction(regions, disk, &stop));
+    let mut writing = Box::pin(run_write_back(regions, disk, &Ticks, &stop));
+    for page in 0..200 {
+        put(&storage, 1, page * PAGE, PAGE_SIZE).expect("writes");
+        assert!(block_on(poll_once(&mut evicting)).is_none());
+    }
+    for _ in 0..10 {
+        assert!(block_on(poll_once(&mut evicting)).is_none());
+        assert!(block_on(poll_once(&mut writing)).is_none());
+    }
+    let figures = regions.figures();
+    assert_eq!((figures.dirty_frames, figures.dirty_files), (0, 0));
+    assert!(figures.free_frames >= 64 / 16, "{figures:?}");
+    assert_eq!(storage.meta.extents(INO).map(|extents| extents.len()), Ok(1));
+    stop.store(true, Ordering::Release);
+    regions.wake_eviction();
+    block_on(evicting);
+    block_on(writing);
+    storage.check();
+}

@@ -1,0 +1,90 @@
+//! Truncate: changes a file's length together with its other attributes, in one batch of the store.
+//!
+//! # How it works
+//! With the file to itself and no write-back of it under way, the change of the durable record is prepared and
+//! handed to the caller's `commit`, which puts it into the same batch as the attributes. Only then the mapping
+//! changes, clients see a new generation, and the pages leave. The durable length never grows past what is on SSD:
+//! growth over bytes that are not there yet becomes durable with the next write-back.
+//!
+//! # Failure
+//! If `commit` fails nothing was changed.
+
+use super::detach::{detach, end_is_inside_bytes};
+use super::write::zero_tail;
+use crate::pool::disk::Disk;
+use crate::region::range_table::MAX_FILE_PAGES;
+use crate::region::{DataCommit, FileRegion, NoteData, RangeUpdate, Regions};
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// Sets the length. `commit` is called once, in the middle, and must put the given change and whatever belongs to the
+/// same operation into one batch.
+///
+/// # Errors
+/// `TooLarge`, `Stale`, `Io`, and whatever `commit` says.
+pub async fn truncate(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    new_size: u64,
+    commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
+) -> Result<Attr, Status> {
+    if new_size > MAX_FILE_SIZE {
+        return Err(Status::TooLarge);
+    }
+    let _alone = file.order.write().await;
+    let _settled = file.settle.lock().await;
+    if file.is_reaped() {
+        return Err(Status::Stale);
+    }
+    if new_size > file.size() {
+        zero_tail(regions, disk, file).await?;
+    }
+    let (size, durable_size, whole) = {
+        let state = file.state();
+        // On SSD down to the zeros of the last page's tail: then growth can be durable at once.
+        let whole = state.table.fresh_pages() == 0 && state.durable_size == state.size && !state.uncommitted;
+        (state.size, state.durable_size, whole)
+    };
+    let end_page = new_size.div_ceil(PAGE_SIZE_U64);
+    let shrinks = new_size < size;
+    let new_durable = if shrinks {
+        durable_size.min(new_size)
+    } else if whole {
+        new_size
+    } else {
+        durable_size
+    };
+    let cuts = shrinks && file.state().table.pieces_in(end_page, MAX_FILE_PAGES).next().is_some();
+    let ranges = if cuts {
+        vec![RangeUpdate { first: FilePage(end_page), end: FilePage(MAX_FILE_PAGES), extents: Vec::new() }]
+    } else {
+        Vec::new()
+    };
+    commit(DataCommit { ino: file.ino(), ranges, size: new_durable })?;
+
+    let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
+        let removed = if cuts { state.table.remove(end_page, MAX_FILE_PAGES) } else { Vec::new() };
+        state.size = new_size;
+        state.durable_size = new_durable;
+        state.uncommitted |= new_durable != new_size;
+        if shrinks {
+            state.tail_is_zero = !end_is_inside_bytes(state, new_size);
+        }
+        removed
+    });
+    if cuts {
+        file.dirty.lock().split_off(&FilePage(end_page));
+    }
+    detach(regions, &removed).await;
+    if !file.is_clean() {
+        regions.list_dirty(file);
+    }
+    let pages = file.allocated_pages();
+    regions.meta.note_data(
+        file.ino(),
+        NoteData { size: Some(new_size), allocated_pages: Some(pages), modified: false },
+    )
+}

@@ -1,0 +1,339 @@
+//! A worker: one thread's executor and reactor.
+//!
+//! Owns the tasks of the thread, its timers, and the order in which its event sources are looked at. Every RPC is a
+//! task here; disk and RDMA completions wake it; nothing on this thread blocks but the one `poll(2)` in `sleep`.
+//!
+//! # How it works
+//! A *pass* looks at every source once: closures from other threads, ready tasks, the completion queue, the disk's
+//! ring, timers. Each has a bound a pass, so that none starves the others. While passes find work they follow one
+//! another without system calls but those of the ring. When one finds nothing, the worker spins for its adaptive
+//! budget (`SpinBudget`) and then sleeps in `poll(2)` on the completion queue's event, the ring and its own eventfd.
+//!
+//! # Why no wake-up is lost
+//! Before it sleeps, the worker (1) sets its signal to *awake*, (2) arms the completion queue and looks at every
+//! source once more, (3) moves the signal from *awake* to *asleep*. Whoever wakes it first puts the work where (2)
+//! looks, then swaps the signal to *notified*. If the swap comes before (1), (2) sees the work; if between (1) and
+//! (3), (3) fails; if after (3), the swap finds *asleep* and writes the eventfd. Only then is there a system call.
+//!
+//! # Failure
+//! A ring or a `poll` that fails is an error of `run`: the server must stop, its IOs cannot complete. A task that
+//! panics takes its worker with it: a panic is a broken invariant.
+
+mod signal;
+mod spawner;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+pub use spawner::{INJECTION_DEPTH, Job, Spawner, WorkerGone, WorkerHandle};
+pub use timers::Sleep;
+
+use crate::pool::UringDisk;
+use async_executor::LocalExecutor;
+use cuttlefs_common::rdma::{Completion, CompletionQueue};
+use cuttlefs_common::spin::SpinBudget;
+use cuttlefs_common::world::Clock;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use signal::Signal;
+use spawner::Shared;
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use timers::Timers;
+
+/// Tasks that run in one pass before other sources are looked at. A task polls in about a microsecond, so that
+/// completions wait less than a tenth of a millisecond behind tasks.
+const TASKS_A_PASS: usize = 64;
+/// Completions taken in one pass.
+const COMPLETIONS_A_PASS: usize = 64;
+/// Closures of other threads run in one pass.
+const JOBS_A_PASS: usize = 16;
+/// How long the worker sleeps if the kernel would not take the ring's entries (it was short of memory), before it
+/// offers them again.
+const RING_RETRY: Duration = Duration::from_millis(1);
+
+/// Why a worker cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The eventfd others wake it with could not be made.
+    #[error("a worker cannot make its eventfd; is the limit of open files (ulimit -n) reached? {0}")]
+    Signal(#[source] io::Error),
+    /// io_uring cannot be entered.
+    #[error("the disk's io_uring failed; the server must be restarted: {0}")]
+    Disk(#[source] io::Error),
+    /// `poll(2)` failed.
+    #[error("a worker cannot wait for events; the server must be restarted: {0}")]
+    Wait(#[source] io::Error),
+}
+
+/// One thread's executor and reactor. Made on the thread that runs it.
+pub struct Worker {
+    /// The only strong reference: tasks and spawners hold weak ones, so that dropping the worker drops its tasks.
+    /// First field: tasks go before the disk their futures wait for.
+    executor: Rc<LocalExecutor<'static>>,
+    timers: Rc<Timers>,
+    shared: Arc<Shared>,
+    cq: Option<Arc<dyn CompletionQueue>>,
+    disk: Option<Rc<UringDisk>>,
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("timers", &self.timers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// A worker that drives `cq` and `disk`; a simulated disk drives itself and is not given here.
+    ///
+    /// # Errors
+    /// If there is no eventfd to be had.
+    pub fn new(
+        cq: Option<Arc<dyn CompletionQueue>>,
+        disk: Option<Rc<UringDisk>>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, WorkerError> {
+        let signal = Signal::new().map_err(WorkerError::Signal)?;
+        Ok(Self {
+            executor: Rc::new(LocalExecutor::new()),
+            timers: Rc::new(Timers::new(clock)),
+            shared: Arc::new(Shared::new(Arc::new(signal))),
+            cq,
+            disk,
+        })
+    }
+
+    /// For other threads: wake it, stop it, run something on it.
+    pub fn handle(&self) -> WorkerHandle {
+        WorkerHandle::new(self.shared.clone())
+    }
+
+    /// For this thread's tasks: spawn and sleep.
+    pub fn spawner(&self) -> Spawner {
+        Spawner::new(&self.executor, self.timers.clone())
+    }
+
+    /// Starts a task that nobody waits for.
+    pub fn spawn_local(&self, future: impl Future<Output = ()> + 'static) {
+        self.executor.spawn(future).detach();
+    }
+
+    /// Resolves after `duration`.
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        Timers::sleep(&self.timers, duration)
+    }
+
+    /// When the next timer is due, by the worker's clock: what a simulation moves its clock to.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.timers.next_deadline()
+    }
+
+    /// Runs until [`WorkerHandle::stop`]. Tasks that are not done stay, and go on if `run` is called again.
+    ///
+    /// # Errors
+    /// If the ring or `poll` fails.
+    pub fn run(&self, on_completion: impl FnMut(Completion)) -> Result<(), WorkerError> {
+        self.run_until(on_completion, || self.shared.is_stopped())
+    }
+
+    /// `done` may change only on this thread, or with a notification.
+    fn run_until(
+        &self,
+        mut on_completion: impl FnMut(Completion),
+        done: impl Fn() -> bool,
+    ) -> Result<(), WorkerError> {
+        let mut completions = Vec::with_capacity(COMPLETIONS_A_PASS);
+        let mut budget = SpinBudget::new();
+        let mut idle_since: Option<Instant> = None;
+        while !done() {
+            if self.pass(&mut completions, &mut on_completion)? {
+                idle_since = None;
+                continue;
+            }
+            let now = Instant::now();
+            let since = *idle_since.get_or_insert(now);
+            if now - since < budget.spin() {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.sleep_for_events()?;
+            budget.waited(since.elapsed());
+            idle_since = None;
+        }
+        Ok(())
+    }
+
+    /// Runs this thread's tasks until `future` is done, or the worker is stopped (`None`): for set-up and tests.
+    /// Completions that arrive meanwhile are dropped.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn block_on<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<Option<T>, WorkerError> {
+        let result = Rc::new(RefCell::new(None));
+        let slot = result.clone();
+        self.spawn_local(async move {
+            let value = future.await;
+            *slot.borrow_mut() = Some(value);
+        });
+        self.run_until(|_| {}, || result.borrow().is_some() || self.shared.is_stopped())?;
+        let value = result.borrow_mut().take();
+        Ok(value)
+    }
+
+    /// Runs this thread's tasks, after a stop, until `future` is done. The tasks that were there go on meanwhile:
+    /// they may hold what the future waits for. Completions that arrive are dropped.
+    ///
+    /// # Errors
+    /// As `run`.
+    pub fn finish<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Result<T, WorkerError> {
+        let result = Rc::new(RefCell::new(None));
+        let slot = result.clone();
+        self.spawn_local(async move {
+            let value = future.await;
+            *slot.borrow_mut() = Some(value);
+        });
+        self.run_until(|_| {}, || result.borrow().is_some())?;
+        let value = result.borrow_mut().take();
+        Ok(value.expect("the loop ends only when there is a result"))
+    }
+
+    /// One step by hand, for a simulation: one closure, one task, one completion, one turn of the disk, or the
+    /// timers that are due; `false` if there was nothing to do. Never sleeps.
+    ///
+    /// # Errors
+    /// If the ring fails.
+    pub fn step(&self, on_completion: &mut dyn FnMut(Completion)) -> Result<bool, WorkerError> {
+        if self.run_jobs(1) || self.executor.try_tick() {
+            return Ok(true);
+        }
+        if self.poll_completions(&mut Vec::new(), 1, on_completion) || self.turn_disk()? {
+            return Ok(true);
+        }
+        Ok(self.timers.fire())
+    }
+
+    /// Looks at every source once; whether there was anything.
+    fn pass(
+        &self,
+        completions: &mut Vec<Completion>,
+        on_completion: &mut dyn FnMut(Completion),
+    ) -> Result<bool, WorkerError> {
+        let mut any = self.run_jobs(JOBS_A_PASS);
+        for _ in 0..TASKS_A_PASS {
+            if !self.executor.try_tick() {
+                break;
+            }
+            any = true;
+        }
+        any |= self.poll_completions(completions, COMPLETIONS_A_PASS, on_completion);
+        any |= self.turn_disk()?;
+        any |= self.timers.fire();
+        Ok(any)
+    }
+
+    fn run_jobs(&self, most: usize) -> bool {
+        let mut any = false;
+        for job in std::iter::from_fn(|| self.shared.next_job()).take(most) {
+            any = true;
+            job(&self.spawner());
+        }
+        any
+    }
+
+    fn poll_completions(
+        &self,
+        completions: &mut Vec<Completion>,
+        most: usize,
+        on_completion: &mut dyn FnMut(Completion),
+    ) -> bool {
+        let Some(cq) = &self.cq else { return false };
+        completions.clear();
+        cq.poll(completions, most);
+        let any = !completions.is_empty();
+        completions.drain(..).for_each(on_completion);
+        any
+    }
+
+    /// Whether IOs completed or went to the kernel.
+    fn turn_disk(&self) -> Result<bool, WorkerError> {
+        match &self.disk {
+            Some(disk) if disk.has_work() => {
+                let enters = disk.counters().enters;
+                let completed = disk.turn().map_err(WorkerError::Disk)?;
+                // Entries the kernel would not take are no progress: the worker sleeps before it tries again.
+                Ok(completed > 0 || (disk.counters().enters > enters && !disk.has_work()))
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Sleeps until a source has something, or a timer is due. May return early.
+    fn sleep_for_events(&self) -> Result<(), WorkerError> {
+        let signal = self.shared.signal();
+        signal.set_awake();
+        if self.cq.as_ref().is_some_and(|cq| !cq.arm()) {
+            return Ok(());
+        }
+        // Polling this runs a task if one is ready; else the executor wakes `signal` when one gets ready.
+        let waker = Waker::from(signal.clone());
+        let mut tick = pin!(self.executor.tick());
+        if let Poll::Ready(()) = tick.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Ok(());
+        }
+        if self.shared.is_stopped() || self.shared.has_jobs() {
+            return Ok(());
+        }
+        let mut timeout = self.timers.until_next();
+        if self.disk.as_ref().is_some_and(|disk| disk.has_work()) {
+            timeout = Some(timeout.unwrap_or(RING_RETRY).min(RING_RETRY));
+        }
+        let timeout = timeout.map(|duration| Timespec {
+            tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(duration.subsec_nanos()),
+        });
+
+        let mut fds = Vec::with_capacity(3);
+        fds.push(PollFd::new(signal.event(), PollFlags::IN));
+        if let Some(cq) = &self.cq {
+            fds.push(PollFd::from_borrowed_fd(cq.event_fd(), PollFlags::IN));
+        }
+        let disk_fd = self.disk.as_ref().map(|disk| disk.poll_fd());
+        if let Some(fd) = disk_fd {
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        if !signal.fall_asleep() {
+            return Ok(());
+        }
+        let polled = rustix::event::poll(&mut fds, timeout.as_ref());
+        signal.set_awake();
+        match polled {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(error) => return Err(WorkerError::Wait(error.into())),
+        }
+        if !fds[0].revents().is_empty() {
+            signal.take_event();
+        }
+        if let Some(cq) = &self.cq
+            && !fds[1].revents().is_empty()
+        {
+            cq.take_event();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}

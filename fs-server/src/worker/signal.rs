@@ -1,0 +1,102 @@
+//! How other threads wake a worker: a word, and an eventfd that is written only when the worker sleeps.
+//!
+//! | state    | set by                         | `wake` does                     |
+//! |----------|--------------------------------|---------------------------------|
+//! | awake    | the worker, before it looks    | -> notified                     |
+//! | notified | anyone                         | nothing: it is already noted    |
+//! | asleep   | the worker, only from awake    | -> notified, writes the eventfd |
+//!
+//! Every change is a read-modify-write with acquire and release on one word. So whoever finds another's value has
+//! seen everything that thread did before: the worker that moves *notified* back to *awake* sees the work.
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Wake;
+
+const AWAKE: u8 = 0;
+const NOTIFIED: u8 = 1;
+const ASLEEP: u8 = 2;
+
+/// A worker's signal. It is also the waker of the worker's executor.
+#[derive(Debug)]
+pub(super) struct Signal {
+    /// Written by the worker and by all who wake it; see the module's table for the ordering.
+    state: AtomicU8,
+    event: OwnedFd,
+}
+
+impl Signal {
+    pub(super) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { state: AtomicU8::new(AWAKE), event })
+    }
+
+    /// The worker: forgets earlier notifications; it looks at every source after this.
+    pub(super) fn set_awake(&self) {
+        self.state.swap(AWAKE, Ordering::AcqRel);
+    }
+
+    /// The worker: may it sleep? Not if someone notified it since `set_awake`.
+    pub(super) fn fall_asleep(&self) -> bool {
+        self.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Readable after a wake-up that found the worker asleep.
+    pub(super) fn event(&self) -> &OwnedFd {
+        &self.event
+    }
+
+    /// Makes the eventfd unreadable again.
+    pub(super) fn take_event(&self) {
+        // Only EAGAIN can come back, and says that it is unreadable already.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+
+    /// Anyone, after putting work where the worker looks.
+    pub(super) fn notify(&self) {
+        if self.state.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP {
+            // Only EAGAIN can come back, at 2^64 - 1 unread wake-ups: it is readable then, too.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.notify();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(signal: &Signal) -> bool {
+        rustix::io::read(&signal.event, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn the_eventfd_is_written_only_for_a_sleeper_and_once() {
+        let signal = Signal::new().expect("eventfd");
+        signal.notify();
+        assert!(!signal.fall_asleep() && !readable(&signal));
+        signal.set_awake();
+        assert!(signal.fall_asleep());
+        signal.notify();
+        signal.notify();
+        let mut count = [0; 8];
+        rustix::io::read(&signal.event, &mut count).expect("readable");
+        assert_eq!(u64::from_ne_bytes(count), 1);
+        signal.take_event();
+        assert!(!signal.fall_asleep());
+        signal.set_awake();
+        assert!(signal.fall_asleep());
+    }
+}

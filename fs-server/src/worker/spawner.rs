@@ -1,0 +1,158 @@
+//! Ways into a worker: `Spawner` for its own tasks, `WorkerHandle` for other threads.
+
+use super::signal::Signal;
+use super::timers::{Sleep, Timers};
+use async_executor::{LocalExecutor, Task};
+use crossbeam::queue::ArrayQueue;
+use std::future::Future;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Closures of other threads that wait for a worker. They set up connections, so more than this means that the
+/// worker is stuck; the caller is told, and refuses the connection.
+pub const INJECTION_DEPTH: usize = 1024;
+
+/// What another thread can have a worker do.
+pub type Job = Box<dyn FnOnce(&Spawner) + Send>;
+
+/// The worker will not run a job; the job was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WorkerGone {
+    /// Too many wait already.
+    #[error("the worker's queue is full")]
+    Full,
+    /// The worker was dropped.
+    #[error("the worker has ended")]
+    Ended,
+}
+
+/// What a worker and its handles share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    signal: Arc<Signal>,
+    jobs: ArrayQueue<JobBox>,
+    /// Written by handles, read by the worker. Published by the signal's ordering.
+    stop: AtomicBool,
+    /// Written by the worker's drop, read by handles: after it, no job will be run.
+    closed: AtomicBool,
+}
+
+struct JobBox(Job);
+
+impl std::fmt::Debug for JobBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+impl Shared {
+    pub(super) fn new(signal: Arc<Signal>) -> Self {
+        Self {
+            signal,
+            jobs: ArrayQueue::new(INJECTION_DEPTH),
+            stop: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn signal(&self) -> &Arc<Signal> {
+        &self.signal
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_jobs(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
+    pub(super) fn next_job(&self) -> Option<Job> {
+        self.jobs.pop().map(|job| job.0)
+    }
+
+    /// The worker ends: nothing is taken any more, and what waits is dropped.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        while self.jobs.pop().is_some() {}
+    }
+}
+
+/// A worker, for other threads.
+#[derive(Clone, Debug)]
+pub struct WorkerHandle {
+    shared: Arc<Shared>,
+}
+
+impl WorkerHandle {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Runs `job` on the worker's thread, soon. It may spawn tasks there; it must not block.
+    ///
+    /// # Errors
+    /// `WorkerGone` with the job dropped.
+    pub fn spawn(&self, job: Job) -> Result<(), WorkerGone> {
+        if self.shared.closed.load(Ordering::SeqCst) {
+            return Err(WorkerGone::Ended);
+        }
+        self.shared.jobs.push(JobBox(job)).map_err(|_| WorkerGone::Full)?;
+        // The worker may have been dropped between the check and the push: then this is the one who sees both.
+        if self.shared.closed.load(Ordering::SeqCst) {
+            while self.shared.jobs.pop().is_some() {}
+            return Err(WorkerGone::Ended);
+        }
+        self.shared.signal.notify();
+        Ok(())
+    }
+
+    /// Makes `run` return after its current pass. Idempotent.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.signal.notify();
+    }
+
+    /// Makes the worker look at its sources.
+    pub fn wake(&self) {
+        self.shared.signal.notify();
+    }
+}
+
+/// A worker, for its own tasks. Holding one does not keep the worker.
+#[derive(Clone, Debug)]
+pub struct Spawner {
+    executor: Weak<LocalExecutor<'static>>,
+    timers: Rc<Timers>,
+}
+
+impl Spawner {
+    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>, timers: Rc<Timers>) -> Self {
+        Self { executor: Rc::downgrade(executor), timers }
+    }
+
+    /// Starts a task that nobody waits for. While the worker is being dropped, the future is dropped instead.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        if let Some(executor) = self.executor.upgrade() {
+            executor.spawn(future).detach();
+        }
+    }
+
+    /// Starts a task whose result can be awaited; dropping the `Task` cancels it. `None` while the worker is being
+    /// dropped.
+    pub fn spawn_join<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<Task<T>> {
+        self.executor.upgrade().map(|executor| executor.spawn(future))
+    }
+
+    /// Resolves after `duration`.
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        Timers::sleep(&self.timers, duration)
+    }
+
+    /// Time by the worker's clock.
+    pub fn now(&self) -> Duration {
+        self.timers.now()
+    }
+}

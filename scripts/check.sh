@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# What can be said of the code without running it: format, clippy, licences and banned crates, docs, scripts.
+# usage: scripts/check.sh         last line: N passed, N failed
+set -uo pipefail
+source "$(dirname "$0")/env.sh"
+cd "$ROOT" || exit 1
+
+passed=0
+failed=0
+step() {
+    local what=$1 output
+    shift
+    if output=$("$@" 2>&1); then
+        passed=$((passed + 1))
+        echo "ok    check: $what"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  check: $what: $*"
+        tail -n 60 <<<"$output"
+    fi
+}
+
+step "format" cargo fmt --all --check
+step "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+if command -v cargo-deny >/dev/null; then
+    step "licences, bans, sources" cargo deny --locked check --hide-inclusion-graph licenses bans sources
+    # Advisories come from a git repository; where it cannot be reached this says so instead of failing.
+    if timeout 20 git ls-remote --exit-code -q https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
+        step "advisories" cargo deny --locked check advisories
+    else
+        echo "note  check: the advisory database cannot be reached, advisories were not checked"
+    fi
+else
+    echo "note  check: cargo-deny is missing (scripts/setup.sh --tests builds it), licences were not checked"
+fi
+for script in .ci/run scripts/*.sh scripts/suites/*.sh xfstests/*.sh; do
+    [[ -e $script ]] || continue
+    step "syntax of $script" bash -n "$script"
+done
+if command -v shellcheck >/dev/null; then
+    step "shellcheck" shellcheck -x -S warning .ci/run scripts/*.sh scripts/suites/*.sh xfstests/*.sh
+fi
+
+echo "$passed passed, $failed failed"
+((failed == 0))

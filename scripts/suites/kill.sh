@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# The server is killed (SIGKILL) while clients work, and started again, several times: what was fsynced is there,
+# clients wait and go on without an error, and the file system is consistent.
+# usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N
+source "$(dirname "$0")/lib.sh"
+need_command sqlite3
+suite_begin kill "${1:-shm}"
+needs_server
+rounds=${CUTTLEFS_KILL_ROUNDS:-5}
+start_server 1G 64M
+mount_fs
+
+# Appends numbered records to a file, fsyncs each, then notes its number on the local disk: whatever was noted must
+# survive. Ends when $WORK/stop is there; any error ends it with a status.
+cat >"$WORK/fsync_writer.py" <<'PYTHON'
+import hashlib, os, sys
+directory, noted_path, stop = sys.argv[1:]
+noted = open(noted_path, "a", buffering=1)
+number = 0
+while not os.path.exists(stop):
+    number += 1
+    name = f"{directory}/file-{number % 50:02}"
+    body = (hashlib.sha256(str(number).encode()).hexdigest() * (1 + number % 200)).encode()
+    fd = os.open(name + ".new", os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o644)
+    done = 0
+    while done < len(body):
+        done += os.write(fd, body[done:])
+    os.fsync(fd)
+    os.close(fd)
+    os.rename(name + ".new", name)
+    dirfd = os.open(directory, os.O_RDONLY)
+    os.fsync(dirfd)
+    os.close(dirfd)
+    noted.write(f"{number}\n")
+PYTHON
+
+# Every file holds a whole version, and one not older than what was noted for it.
+cat >"$WORK/fsync_check.py" <<'PYTHON'
+import hashlib, os, sys
+directory, noted_path = sys.argv[1:]
+newest = {}
+numbers = [int(line) for line in open(noted_path)]
+if not numbers:
+    sys.exit("the writer noted nothing")
+for number in numbers:
+    newest[number % 50] = number
+last = numbers[-1]
+bad = 0
+for index, number in newest.items():
+    try:
+        body = open(f"{directory}/file-{index:02}", "rb").read()
+    except OSError as error:
+        print(f"file-{index:02}: {error}")
+        bad += 1
+        continue
+    # The version noted, or the one that was being written when it ended.
+    allowed = [n for n in (number, number + 50) if n <= last + 1]
+    if not any(body == (hashlib.sha256(str(n).encode()).hexdigest() * (1 + n % 200)).encode() for n in allowed):
+        print(f"file-{index:02}: {len(body)} bytes that are none of versions {allowed}")
+        bad += 1
+print(f"{len(numbers)} versions noted, {len(newest)} files, {bad} bad")
+sys.exit(bad != 0)
+PYTHON
+
+# Unsynced work beside it: a tree is copied, compared and removed in a loop; errors count, waiting does not.
+churn() {
+    local round=0
+    while [[ ! -e $WORK/stop ]]; do
+        round=$((round + 1))
+        cp -r "$ROOT/fs-common" "$MNT/churn.$round" || return 1
+        diff -r "$ROOT/fs-common" "$MNT/churn.$round" || return 1
+        rm -r "$MNT/churn.$round" || return 1
+    done
+    ((round > 0))
+}
+
+sqlite_writer() {
+    local n=0
+    while [[ ! -e $WORK/stop ]]; do
+        n=$((n + 1))
+        sqlite3 -cmd '.timeout 60000' "$MNT/rows.db" "INSERT INTO rows VALUES ($n, hex(randomblob(500)))" || return 1
+        echo "$n" >"$WORK/rows.noted"
+    done
+}
+
+mkdir "$MNT/synced"
+sqlite3 "$MNT/rows.db" 'PRAGMA synchronous=FULL; CREATE TABLE rows (n INTEGER PRIMARY KEY, body TEXT)' || fail "sqlite: create"
+python3 "$WORK/fsync_writer.py" "$MNT/synced" "$WORK/noted" "$WORK/stop" >"$WORK/writer.log" 2>&1 &
+writer=$!
+churn >"$WORK/churn.log" 2>&1 &
+churner=$!
+sqlite_writer >"$WORK/sqlite.log" 2>&1 &
+rows=$!
+
+for ((round = 1; round <= rounds; round++)); do
+    sleep "1.$((RANDOM % 10))"
+    before=$(wc -l <"$WORK/noted")
+    kill_server
+    sleep "0.$((RANDOM % 10))"
+    launch_server
+    # The writer goes on: new versions are noted within the lease and some seconds.
+    went_on=false
+    for ((waited = 0; waited < 600; waited++)); do
+        (($(wc -l <"$WORK/noted") > before + 1)) && went_on=true && break
+        sleep 0.1
+    done
+    check "kill $round: clients go on" test "$went_on" = true
+done
+touch "$WORK/stop"
+wait "$writer"
+check "the fsyncing writer saw no error" test $? -eq 0
+wait "$churner"
+check "the copying client saw no error" test $? -eq 0
+wait "$rows"
+check "SQLite saw no error" test $? -eq 0
+
+check "what was fsynced is there" python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
+# Once more, with nobody writing and no cache to answer.
+kill_server
+launch_server
+remount_fs
+check "what was fsynced is there after another kill and a remount" \
+    python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
+database() {
+    [[ $(sqlite3 "$MNT/rows.db" 'PRAGMA integrity_check') == ok ]] || return 1
+    [[ $(sqlite3 "$MNT/rows.db" 'SELECT count(*) FROM rows') -ge $(cat "$WORK/rows.noted") ]]
+}
+check "SQLite database is whole and has every committed row" database
+
+# Space comes back: an empty file system is an empty one, whatever was lost on the way.
+all_space_back() {
+    rm -rf "$MNT"/* || return 1
+    restart_all || return 1
+    local used
+    for _ in $(seq 1 300); do
+        used=$(df --output=used -B4096 "$MNT" | tail -1)
+        ((used <= 64)) && return 0
+        sleep 0.2
+    done
+    echo "$used pages are still in use on an empty file system"
+    return 1
+}
+check "all space comes back" all_space_back
+suite_end

@@ -1,0 +1,314 @@
+# shellcheck shell=bash
+# What the mount suites share: a server on a temporary pool, mounts over one link, and an end that leaves nothing.
+#
+#   source lib.sh
+#   suite_begin NAME "$@"          # takes the link (shm, tcp or unix) from the command line
+#   start_server SIZE MEMORY       # cuttlefsd format + serve
+#   mount_fs                       # mounts; $MNT is the mount point
+#   check "what holds" COMMAND...  # one test: passes when the command does
+#   suite_end                      # last line: N passed, N failed; exits non-zero if any failed
+#
+# With CUTTLEFS_SUITE_DIR=DIR a suite runs on that directory instead, whatever file system it is on: for learning
+# what a suite says of a known one. Then server and mounts are left alone, and needs_server skips.
+#
+# Only processes this shell started are ever signalled. On any exit (failure, Ctrl-C, TERM from `timeout`) mounts
+# are taken off, processes ended and, if something failed, the logs' tails shown.
+
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
+
+# How long a server or mount may take to answer before the suite gives up.
+readonly START_TIMEOUT_S=30
+# How long an ending process has before it is killed.
+readonly STOP_TIMEOUT_S=20
+# Lines of each log shown after a failure.
+readonly LOG_TAIL_LINES=40
+
+SUITE=unnamed
+LINK=
+WORK=
+MNT=
+PASSED=0
+FAILED=0
+SERVER_PID=
+SERVER_LAUNCHES=0
+# Pids of `cuttlefs mount --foreground`, by mount point.
+declare -A CLIENT_PIDS=()
+
+suite_begin() {
+    SUITE=$1
+    LINK=${2:-shm}
+    case $LINK in
+        shm | tcp | unix) ;;
+        *) die "unknown link $LINK; usage: $0 [shm|tcp|unix]" ;;
+    esac
+    # Not /tmp: it may be a tmpfs, and the pool must live where O_DIRECT means a disk.
+    WORK=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft-$SUITE.XXXX") || die "cannot make a directory in ${CUTTLEFS_SUITE_TMP:-/var/tmp}"
+    # Tests switch users, and all of them must get to the mount.
+    chmod 755 "$WORK"
+    trap 'suite_cleanup $?' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    if on_directory; then
+        MNT=$CUTTLEFS_SUITE_DIR/cuttlefs-suite.$$
+        mkdir "$MNT" || exit 1
+        LINK=directory
+    else
+        [[ -x $CUTTLEFS_BIN/cuttlefsd && -x $CUTTLEFS_BIN/cuttlefs ]] ||
+            die "no binaries in $CUTTLEFS_BIN; build them (cargo build --release) or set CUTTLEFS_BIN"
+        MNT=$WORK/mnt
+    fi
+    say "$SUITE over $LINK"
+}
+
+on_directory() { [[ -n ${CUTTLEFS_SUITE_DIR:-} ]]; }
+
+# Ends the suite, without a verdict, where there is no server to look at.
+needs_server() {
+    on_directory || return 0
+    say "$SUITE: skipped, it needs a server of its own"
+    echo "0 passed, 0 failed"
+    exit 0
+}
+
+need_command() { command -v "$1" >/dev/null || die "$1 is missing; run scripts/setup.sh --tests"; }
+
+pass() {
+    PASSED=$((PASSED + 1))
+    printf 'ok    %s/%s: %s\n' "$SUITE" "$LINK" "$*"
+}
+
+fail() {
+    FAILED=$((FAILED + 1))
+    printf 'FAIL  %s/%s: %s\n' "$SUITE" "$LINK" "$*"
+}
+
+# check "description" COMMAND...: its output is shown only when it fails.
+check() {
+    local started=$SECONDS
+    local what=$1 output=$WORK/check.out status
+    shift
+    "$@" >"$output" 2>&1 && {
+        pass "$what ($((SECONDS - started)) s)"
+        return 0
+    }
+    status=$?
+    fail "$what (exit status $status)"
+    tail -n "$LOG_TAIL_LINES" "$output" | sed 's/^/      | /'
+    return 1
+}
+
+suite_end() {
+    echo "$PASSED passed, $FAILED failed"
+    ((FAILED == 0 && PASSED > 0))
+    exit
+}
+
+# ---- server ----------------------------------------------------------------------------------------------------
+
+# start_server SIZE MEMORY
+start_server() {
+    on_directory && return 0
+    POOL=$WORK/pool
+    POOL_SIZE=$1
+    SERVER_MEMORY=$2
+    "$CUTTLEFS_BIN/cuttlefsd" format --pool "$POOL" --size "$POOL_SIZE" >>"$WORK/format.log" 2>&1 || {
+        cat "$WORK/format.log" >&2
+        die "format failed"
+    }
+    launch_server
+}
+
+# The URL a client mounts, for this suite's link.
+server_url() {
+    case $LINK in
+        shm) echo "shm://$WORK/shm.sock" ;;
+        unix) echo "unix://$WORK/unix.sock" ;;
+        tcp) echo "tcp://127.0.0.1:$PORT" ;;
+    esac
+}
+
+launch_server() {
+    # Below the range the kernel takes ephemeral ports from, so that nobody gets it by chance between two starts.
+    PORT=${PORT:-$((20000 + $$ % 10000))}
+    SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
+    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --memory "$SERVER_MEMORY" \
+        --listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock" \
+        >>"$WORK/server.log" 2>&1 </dev/null &
+    SERVER_PID=$!
+    local waited
+    for ((waited = 0; waited < START_TIMEOUT_S * 10; waited++)); do
+        kill -0 "$SERVER_PID" 2>/dev/null || {
+            SERVER_PID=
+            fail "the server ended while starting"
+            exit 1
+        }
+        timeout 5 "$CUTTLEFS_BIN/cuttlefs" status "$(server_url)" >/dev/null 2>&1 && return 0
+        sleep 0.1
+    done
+    fail "the server does not answer after $START_TIMEOUT_S s"
+    exit 1
+}
+
+# Ends a process of ours: TERM, then KILL. Returns non-zero if it had to be killed.
+end_process() {
+    local pid=$1 waited
+    kill -TERM "$pid" 2>/dev/null || return 0
+    for ((waited = 0; waited < STOP_TIMEOUT_S * 10; waited++)); do
+        kill -0 "$pid" 2>/dev/null || {
+            wait "$pid" 2>/dev/null
+            return 0
+        }
+        sleep 0.1
+    done
+    kill -KILL "$pid" 2>/dev/null
+    wait "$pid" 2>/dev/null
+    return 1
+}
+
+# Clean stop.
+stop_server() {
+    on_directory && return 0
+    [[ -n $SERVER_PID ]] || return 0
+    local pid=$SERVER_PID
+    SERVER_PID=
+    end_process "$pid" || {
+        fail "the server did not stop within $STOP_TIMEOUT_S s of SIGTERM"
+        return 1
+    }
+}
+
+# As a crash of the process would.
+kill_server() {
+    kill -KILL "$SERVER_PID"
+    wait "$SERVER_PID" 2>/dev/null
+    SERVER_PID=
+}
+
+restart_server() {
+    on_directory && return 0
+    stop_server
+    launch_server
+}
+
+# ---- mounts ----------------------------------------------------------------------------------------------------
+
+# mount_fs [MNT] [OPTIONS]: mounts at $MNT unless told otherwise.
+mount_fs() {
+    on_directory && return 0
+    local at=${1:-$MNT} options=() waited
+    [[ -n ${2:-} ]] && options=(-o "$2")
+    mkdir -p "$at"
+    "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$at" "${options[@]}" --foreground \
+        >>"$WORK/client.log" 2>&1 </dev/null &
+    CLIENT_PIDS[$at]=$!
+    for ((waited = 0; waited < START_TIMEOUT_S * 10; waited++)); do
+        mountpoint -q "$at" && return 0
+        kill -0 "${CLIENT_PIDS[$at]}" 2>/dev/null || {
+            unset "CLIENT_PIDS[$at]"
+            fail "the mount ended while starting"
+            exit 1
+        }
+        sleep 0.1
+    done
+    fail "$at is no mount point after $START_TIMEOUT_S s"
+    exit 1
+}
+
+# Clean unmount.
+umount_fs() {
+    on_directory && return 0
+    local at=${1:-$MNT} pid waited
+    pid=${CLIENT_PIDS[$at]:-}
+    timeout "$STOP_TIMEOUT_S" "$CUTTLEFS_BIN/cuttlefs" umount "$at" >>"$WORK/client.log" 2>&1 || {
+        fail "cuttlefs umount $at failed"
+        return 1
+    }
+    unset "CLIENT_PIDS[$at]"
+    [[ -n $pid ]] || return 0
+    for ((waited = 0; waited < STOP_TIMEOUT_S * 10; waited++)); do
+        kill -0 "$pid" 2>/dev/null || {
+            wait "$pid" 2>/dev/null
+            return 0
+        }
+        sleep 0.1
+    done
+    fail "the client still runs $STOP_TIMEOUT_S s after its unmount"
+    end_process "$pid"
+    return 1
+}
+
+# Unmount and mount again: nothing stays in the client's or the kernel's caches.
+remount_fs() {
+    umount_fs "$@" && mount_fs "$@"
+}
+
+# down and up: everything that is not on SSD is gone.
+restart_all() {
+    umount_fs && restart_server && mount_fs
+}
+
+# Takes a mount off whatever state it is in.
+force_unmount() {
+    local at=$1 device
+    # The path of a dead or hung FUSE mount must not be touched, so its device comes from the mount table.
+    device=$(awk -v at="$at" '$5 == at {split($3, d, ":"); print d[2]}' /proc/self/mountinfo | tail -1)
+    [[ -n $device ]] || return 0
+    timeout 10 umount "$at" 2>/dev/null && return 0
+    # Aborting the connection frees every request that waits in it; without it a hung client keeps its users for ever.
+    [[ -w /sys/fs/fuse/connections/$device/abort ]] && echo 1 >"/sys/fs/fuse/connections/$device/abort"
+    umount -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
+}
+
+suite_cleanup() {
+    local status=$1 at log
+    trap - EXIT INT TERM HUP
+    cd /
+    if [[ $status != 0 || $FAILED != 0 ]] && ! on_directory; then
+        for log in "$WORK"/*.log; do
+            [[ -s $log ]] || continue
+            echo "---- last lines of ${log##*/}"
+            tail -n "$LOG_TAIL_LINES" "$log"
+        done >&2
+    fi
+    if on_directory; then
+        [[ -n ${CUTTLEFS_SUITE_KEEP:-} ]] || rm -rf "$MNT"
+    else
+        for at in "${!CLIENT_PIDS[@]}"; do
+            force_unmount "$at"
+            end_process "${CLIENT_PIDS[$at]}"
+        done
+        [[ -n $SERVER_PID ]] && end_process "$SERVER_PID"
+    fi
+    # Anything else a suite left running in the background, such as samplers and writers.
+    local pid
+    for pid in $(jobs -p); do kill -KILL "$pid" 2>/dev/null; done
+    wait 2>/dev/null
+    # --one-file-system: should a mount still be there, its files are not ours to delete.
+    if [[ -n ${CUTTLEFS_SUITE_KEEP:-} ]]; then
+        say "kept: $WORK"
+    else
+        rm -rf --one-file-system "$WORK"
+    fi
+    # A suite that dies without its own last line counts as one failure; suite_end has printed its line already.
+    exit "$status"
+}
+
+# ---- looking at the server -------------------------------------------------------------------------------------
+
+# Server status as JSON.
+status_json() { timeout 10 "$CUTTLEFS_BIN/cuttlefs" status "${1:-$(server_url)}" --json; }
+
+# counter NAME [SERVER-OR-MNT]: a counter out of the status, wherever in it the name is. A counter kept by kind
+# (an object) is the sum of its kinds. Fails if there is none: a renamed counter must not look like zero.
+counter() {
+    status_json "${2:-$(server_url)}" | jq -e --arg name "$1" '
+        [.. | objects | select(has($name)) | .[$name] | if type == "object" then [.[] | numbers] | add // 0 else . end]
+        | if length == 0 then error("no counter named " + $name) else add end'
+}
+
+# Kilobytes of resident memory of a process, shared memory included.
+resident_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$1/status"; }
+
+# Bytes a size such as 64M means.
+bytes_of() { numfmt --from=iec "$1"; }

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Mounts as people use them: options, what an export enforces, a server that is away.
+# usage: mounts.sh [shm|tcp|unix]
+source "$(dirname "$0")/lib.sh"
+need_command jq
+suite_begin mounts "${1:-shm}"
+needs_server
+[[ $(id -u) == 0 ]] || die "root squash can be tested by root only"
+start_server 256M 32M
+mount_fs
+readonly OTHER=$WORK/other
+
+# refused WORDS COMMAND...: it fails, and says these words.
+refused() {
+    local words=$1 said
+    shift
+    said=$("$@" 2>&1) && {
+        echo "succeeded: $*"
+        return 1
+    }
+    [[ $said == *"$words"* ]] || {
+        echo "said: $said"
+        return 1
+    }
+}
+cuttlefs() { "$CUTTLEFS_BIN/cuttlefs" "$@"; }
+
+# export_as SED-SCRIPT: serves the pool with its configuration changed.
+export_as() {
+    umount_fs && stop_server && sed -i "$1" "$POOL/cuttlefs.toml" && launch_server && mount_fs
+}
+
+mkdir -p "$MNT/a/b" "$MNT/open" && chmod 777 "$MNT/open" && mkdir -m 1777 "$MNT/sticky" || exit 1
+echo deep >"$MNT/a/b/f" && echo root >"$MNT/sticky/f" && chmod 700 "$MNT/a" || exit 1
+
+mount_fs "$OTHER" subdir=a/b,cache=none
+uncached_subdir() {
+    [[ $(ls "$OTHER") == f ]] || return 1
+    local round
+    for round in $(seq 1 50); do
+        echo "version $round" >"$MNT/a/b/f" && [[ $(cat "$OTHER/f") == "version $round" ]] || return 1
+        touch "$MNT/a/b/new" && [[ -e $OTHER/new ]] && rm "$MNT/a/b/new" && [[ ! -e $OTHER/new ]] || return 1
+    done
+}
+check "a subtree without caches shows every change at once" uncached_subdir
+check "a mount point in use is refused" refused "cuttlefs umount $OTHER" cuttlefs mount "$(server_url)" "$OTHER"
+check "status shows the mount's own figures" test "$(status_json "$OTHER" | jq -r .mount.mountpoint)" == "$OTHER"
+umount_fs "$OTHER"
+check "a missing subtree is refused" refused "does not exist" \
+    cuttlefs mount "$(server_url)" "$OTHER" -o subdir=none
+
+remounted() {
+    cuttlefs mount "$(server_url)" "$MNT" -o remount,ro && refused "Read-only" touch "$MNT/new" &&
+        cuttlefs mount "$(server_url)" "$MNT" -o remount,rw && touch "$MNT/new" && rm "$MNT/new"
+}
+check "remounted read-only and back" remounted
+
+export_as 's/^read_only = false/read_only = true/'
+read_only() {
+    [[ -r $MNT/sticky/f ]] && refused "Read-only" touch "$MNT/new" && refused "Read-only" rm "$MNT/sticky/f" &&
+        refused "Read-only" truncate -s 0 "$MNT/sticky/f" && refused "Read-only" chmod 600 "$MNT/sticky/f"
+}
+check "a read-only export refuses changes" read_only
+
+export_as 's/^read_only = true/read_only = false/; s/^# root_squash/root_squash/'
+squashed() {
+    touch "$MNT/open/own" && [[ $(stat -c %u:%g "$MNT/open/own") == 65534:65534 ]] &&
+        refused "Permission denied" touch "$MNT/new" &&
+        refused "Permission denied" cat "$MNT/a/b/f" &&
+        refused "not permitted" chmod 600 "$MNT/sticky/f" &&
+        refused "not permitted" rm "$MNT/sticky/f" &&
+        refused "not permitted" mv "$MNT/open/own" "$MNT/sticky/f" &&
+        refused "not permitted" mknod "$MNT/open/device" c 1 3 &&
+        refused "not permitted" chown 1 "$MNT/open/own"
+}
+check "a squashed root is a plain user" squashed
+export_as 's/^root_squash/# root_squash/'
+
+check "a pool in use is refused" refused "in use by process $SERVER_PID" \
+    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --listen "unix://$WORK/second.sock"
+
+kill_server
+server_away() {
+    refused "is cuttlefsd running there" cuttlefs mount "$(server_url)" "$OTHER" || return 1
+    [[ $(cuttlefs status "$MNT" --json 2>/dev/null | jq -r .mount.mountpoint) == "$MNT" ]] || return 1
+    cat "$MNT/sticky/f" >/dev/null 2>&1 &
+    local reader=$!
+    sleep 0.5
+    kill -0 $reader || return 1
+    timeout 60 "$CUTTLEFS_BIN/cuttlefs" umount -f "$MNT" || return 1
+    ! wait $reader && ! mountpoint -q "$MNT"
+}
+check "without its server a mount still tells its figures, waits, and can be forced off" server_away
+suite_end

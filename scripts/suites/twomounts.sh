@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Two mounts of one server: what one has closed, the other sees when it opens.
+# usage: twomounts.sh [shm|tcp|unix]
+source "$(dirname "$0")/lib.sh"
+suite_begin twomounts "${1:-shm}"
+start_server 512M 64M
+mount_fs
+if on_directory; then
+    OTHER=$MNT
+else
+    OTHER=$WORK/other
+    mount_fs "$OTHER"
+fi
+# Names and attributes may be cached for a second.
+readonly CACHE_LIFE_S=1.2
+
+# Content written and closed at one mount is what an open at the other reads, also where the other has the file's
+# old pages cached; for many versions of growing, shrinking and equal length.
+close_to_open() {
+    local version length sum
+    for version in $(seq 1 40); do
+        length=$((RANDOM % 300000 + 1))
+        # Every third version keeps its length: only the change counter tells.
+        ((version % 3 == 0)) && length=100000
+        head -c "$length" /dev/urandom >"$WORK/version"
+        cat "$WORK/version" >"$MNT/shared" || return 1
+        sum=$(sha256sum <"$WORK/version")
+        # Attributes may be a second old when a path is walked, but an open must see the new content.
+        [[ $(sha256sum <"$OTHER/shared") == "$sum" ]] || {
+            echo "version $version, $length bytes: the other mount reads something else after open"
+            return 1
+        }
+    done
+}
+check "close-to-open of one file, 40 versions" close_to_open
+
+both_ways() {
+    local round
+    for round in $(seq 1 20); do
+        echo "left $round" >"$MNT/ping" && [[ $(cat "$OTHER/ping") == "left $round" ]] || return 1
+        echo "right $round $RANDOM" >"$OTHER/ping" && [[ $(cat "$MNT/ping") == "$(cat "$OTHER/ping")" ]] || return 1
+    done
+}
+check "writers on both sides in turn" both_ways
+
+names() {
+    mkdir "$MNT/dir" && touch "$MNT/dir/a" "$MNT/dir/b" || return 1
+    sleep "$CACHE_LIFE_S"
+    [[ $(ls "$OTHER/dir") == $'a\nb' ]] || return 1
+    mv "$OTHER/dir/a" "$OTHER/dir/c" && rm "$OTHER/dir/b" || return 1
+    sleep "$CACHE_LIFE_S"
+    [[ $(ls "$MNT/dir") == c ]] || return 1
+    [[ ! -e $MNT/dir/a && ! -e $MNT/dir/b && -e $MNT/dir/c ]]
+}
+check "names made, moved and removed are seen within the cache's life" names
+
+attributes() {
+    touch "$MNT/attributes" && chmod 640 "$MNT/attributes" && truncate -s 12345 "$MNT/attributes" || return 1
+    sleep "$CACHE_LIFE_S"
+    [[ $(stat -c '%a %s' "$OTHER/attributes") == '640 12345' ]]
+}
+check "mode and size are seen within the cache's life" attributes
+
+# A file removed at one mount while open at the other keeps its bytes until it is closed.
+unlinked_while_open() {
+    head -c 200000 /dev/urandom >"$WORK/kept" && cp "$WORK/kept" "$MNT/doomed" || return 1
+    exec 9<"$OTHER/doomed" || return 1
+    rm "$MNT/doomed"
+    local same=0
+    cmp -s "$WORK/kept" - <&9 || same=1
+    exec 9<&-
+    return $same
+}
+check "a file unlinked elsewhere stays readable while open" unlinked_while_open
+
+exclusive_create() {
+    local round winners
+    for round in $(seq 1 30); do
+        (set -C; echo left >"$MNT/lock.$round") 2>/dev/null &
+        local left=$!
+        (set -C; echo right >"$OTHER/lock.$round") 2>/dev/null &
+        local right=$!
+        winners=0
+        wait "$left" && winners=$((winners + 1))
+        wait "$right" && winners=$((winners + 1))
+        ((winners == 1)) || {
+            echo "round $round: $winners winners"
+            return 1
+        }
+    done
+}
+check "O_EXCL has one winner of two mounts" exclusive_create
+
+# Appends of both mounts through O_APPEND: every line is there, whole.
+appends() {
+    local n=200
+    : >"$MNT/log" || return 1
+    (for i in $(seq 1 $n); do echo "left  $i" >>"$MNT/log" || exit 1; done) &
+    local left=$!
+    (for i in $(seq 1 $n); do echo "right $i" >>"$OTHER/log" || exit 1; done) &
+    local right=$!
+    wait "$left" && wait "$right" || return 1
+    [[ $(grep -cE '^(left  |right )[0-9]+$' "$MNT/log") == $((2 * n)) && $(wc -l <"$MNT/log") == $((2 * n)) ]] || {
+        echo "$(wc -l <"$MNT/log") lines of $((2 * n))"
+        return 1
+    }
+}
+check "O_APPEND from two mounts loses nothing" appends
+suite_end

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# Every test, in one command. Installs what is missing first.
+#
+#   scripts/test.sh                all of it
+#   scripts/test.sh --quick        checks, cargo tests, and the short suites over one link
+#   scripts/test.sh --suites-only [SUITE...]
+#
+# Ends with a summary; the last line is `N passed, N failed`. Logs stay in target/test-logs.
+# Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
+#   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for so many seconds (0: not)
+#   CUTTLEFS_TEST_DEADLINE_S   when this many seconds have passed, what has not run counts as failed (2280)
+set -uo pipefail
+source "$(dirname "$0")/env.sh"
+cd "$ROOT" || exit 1
+exec </dev/null
+
+quick=false
+suites_only=false
+chosen=()
+for argument in "$@"; do
+    case $argument in
+        --quick) quick=true ;;
+        --suites-only) suites_only=true ;;
+        -*) die "unknown option $argument; usage: scripts/test.sh [--quick] [--suites-only [SUITE...]]" ;;
+        *) chosen+=("$argument") ;;
+    esac
+done
+
+# A continuous integration job has forty minutes; this leaves it two to clean up.
+deadline_s=${CUTTLEFS_TEST_DEADLINE_S:-2280}
+logs=$CARGO_TARGET_DIR/test-logs
+mkdir -p "$logs"
+# Everything the suites make is under here, so whatever is mounted under it or names it is ours.
+# Short: pjdfstest binds sockets deep below it, and a socket's path has 108 bytes.
+scratch=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft.XXXX") || exit 1
+chmod 755 "$scratch"
+export CUTTLEFS_SUITE_TMP=$scratch
+passed=0
+failed=0
+summary=()
+child=
+
+# Suites clean up after themselves; this is for one that was killed.
+sweep() {
+    local at pid
+    awk -v under="$scratch/" 'index($5, under) == 1 {print $5}' /proc/self/mountinfo | sort -r | while read -r at; do
+        umount -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
+    done
+    # Only what has this run's own directory in its command line.
+    for pid in $(grep -lsF -- "$scratch/" /proc/[0-9]*/cmdline | cut -d/ -f3); do
+        [[ $pid != "$$" ]] && kill -KILL "$pid" 2>/dev/null
+    done
+}
+finish() {
+    trap - EXIT INT TERM HUP
+    if [[ -n $child ]]; then
+        kill -TERM "$child" 2>/dev/null
+        wait "$child" 2>/dev/null
+    fi
+    sweep
+    rm -rf --one-file-system "$scratch"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# phase NAME TIMEOUT_S COMMAND...: runs it in a process group of its own, its output also in a log.
+# Its last line `N passed, N failed` is added up; a phase that fails without one counts as one failure.
+phase() {
+    local name=$1 limit_s=$2 log=$logs/$1.log left_s status line phase_passed=0 phase_failed=0 began=$SECONDS
+    shift 2
+    left_s=$((deadline_s - SECONDS))
+    if ((left_s < 10)); then
+        failed=$((failed + 1))
+        summary+=("$(printf '%-28s not run: the time is up' "$name")")
+        return 1
+    fi
+    ((limit_s > left_s)) && limit_s=$left_s
+    say "$name"
+    timeout --kill-after=60 "$limit_s" "$@" >"$log" 2>&1 &
+    child=$!
+    wait "$child"
+    status=$?
+    child=
+    cat "$log"
+    # Words around the figures as cargo test, nextest and our scripts print them.
+    line=$(tail -n 1 "$log")
+    if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        phase_passed=${BASH_REMATCH[1]}
+        phase_failed=${BASH_REMATCH[2]}
+    else
+        phase_passed=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | sed -nE \
+            -e 's/^test result: [a-zA-Z]+\. ([0-9]+) passed.*/\1/p' \
+            -e 's/^ *Summary .* tests? run: ([0-9]+) passed.*/\1/p' | awk '{n += $1} END {print n + 0}')
+        phase_failed=$(sed 's/\x1b\[[0-9;]*m//g' "$log" | sed -nE \
+            -e 's/^test result: [a-zA-Z]+\. [0-9]+ passed; ([0-9]+) failed.*/\1/p' \
+            -e 's/^ *Summary .* tests? run: .* ([0-9]+) failed.*/\1/p' \
+            -e 's/^ *Summary .* tests? run: .* ([0-9]+) timed out.*/\1/p' | awk '{n += $1} END {print n + 0}')
+    fi
+    ((status != 0 && phase_failed == 0)) && phase_failed=1
+    passed=$((passed + phase_passed))
+    failed=$((failed + phase_failed))
+    local how=
+    ((status == 124 || status == 137)) && how=", ended after $limit_s s"
+    summary+=("$(printf '%-28s %5d passed %5d failed %5d s%s' "$name" "$phase_passed" "$phase_failed" $((SECONDS - began)) "$how")")
+    ((phase_failed == 0))
+}
+
+cargo_tests() {
+    if command -v cargo-nextest >/dev/null; then
+        phase cargo-tests 1500 cargo nextest run --workspace --locked --no-fail-fast --color never
+        phase doc-tests 300 cargo test --workspace --locked --doc --no-fail-fast
+    else
+        phase cargo-tests 1500 cargo test --workspace --locked --no-fail-fast
+    fi
+}
+
+# Suite, its time limit in seconds, and whether --quick runs it.
+all_suites="
+pjdfstest   600 quick
+fsx         900 quick
+restart     300 quick
+full        240 quick
+twomounts   240 quick
+zerocpu     240 quick
+mounts      240 quick
+fio-verify  480 full
+memory      480 full
+kill        480 full
+realwork    720 full
+"
+
+say "setup"
+"$ROOT/scripts/setup.sh" --tests >&2 || {
+    echo "0 passed, 1 failed"
+    exit 1
+}
+if ! $suites_only; then
+    phase checks 900 scripts/check.sh
+    cargo_tests
+    # Asked for only: the sanitised build alone takes longer than everything else together.
+    if ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
+        phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
+    fi
+fi
+if [[ -z ${CUTTLEFS_SUITE_DIR:-} ]]; then
+    phase release-build 900 cargo build --release --workspace --locked
+    built=$?
+else
+    built=0
+fi
+
+links=(shm tcp)
+$quick && links=(shm)
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
+if ((built == 0)); then
+    for link in "${links[@]}"; do
+        while read -r suite limit_s when; do
+            [[ -n $suite ]] || continue
+            $quick && [[ $when != quick ]] && continue
+            ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
+            if $quick; then
+                CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000} phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
+            else
+                phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
+            fi
+            sweep
+        done <<<"$all_suites"
+    done
+fi
+
+echo
+echo "---- summary ($SECONDS s)"
+printf '%s\n' "${summary[@]}"
+echo
+finish
+echo "$passed passed, $failed failed"
+((failed == 0 && passed > 0))

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# From a fresh machine to a mounted cuttlefs in one command:
+#
+#   scripts/up.sh ~/cuttle [options of `cuttlefs up`]
+#
+# Installs what is missing, builds, formats a pool in ./cuttlefs-data (if there is none), serves it and mounts it.
+# Ctrl-C, or `cuttlefs down ~/cuttle` from elsewhere, ends it. The files stay in the pool.
+set -euo pipefail
+source "$(dirname "$0")/env.sh"
+
+[[ ${1:-} == -* || $# == 0 ]] && die "usage: scripts/up.sh MNT [--pool DIR] [--size 8G] [--memory 1G]"
+mount_point=$1
+shift
+"$ROOT/scripts/setup.sh"
+say "building"
+cargo build --release --locked --quiet --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client
+mkdir -p "$mount_point"
+exec "$CUTTLEFS_BIN/cuttlefs" up "$mount_point" "$@" --foreground
