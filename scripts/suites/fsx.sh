@@ -14,10 +14,12 @@ seed=${CUTTLEFS_FSX_SEED:-$RANDOM$RANDOM}
 say "fsx: seed $seed"
 
 # config NAME MMAP-WEIGHT FLEN OPSIZE-MAX
+# Lengths start at 1: posix_fallocate of nothing is EINVAL on every file system, and fsx takes that for a fault.
 config() {
     cat >"$WORK/$1.toml" <<TOML
 flen = $3
 [opsize]
+min = 1
 max = $4
 [weights]
 close_open = 2
