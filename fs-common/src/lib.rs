@@ -11,6 +11,8 @@ pub mod explain;
 pub mod ids;
 /// Mapped memory shared between threads and processes.
 pub mod memory;
+/// Which names a directory entry may have.
+pub mod name;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
 /// What clients may read one-sidedly, and the arithmetic of pages.

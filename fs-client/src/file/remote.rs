@@ -7,7 +7,8 @@ use super::seen::SeenChanges;
 use super::volume::{Caller, FsError, Handle, OpenFile as OpenedFile, OpenHow, Volume};
 use crate::session::{LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, SetAttr};
-use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, NAME_MAX};
+use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
+use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
     Allocate, DirEntry, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Opened, Payload, RenameMode, Reply,
     Request, Rights, SeekFor, Space, SyncScope, XattrMode,
@@ -59,9 +60,9 @@ fn opened(reply: Reply<'_>) -> Result<Opened, FsError> {
     }
 }
 
-/// Names the server would refuse as malformed are refused here, with the status POSIX wants.
+/// Names the server would refuse are refused here: a long one would not even fit a message.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
-    if name.len() > NAME_MAX { Err(FsError::Server(Status::NameTooLong)) } else { Ok(()) }
+    name::check(name).map_err(FsError::Server)
 }
 
 impl RemoteVolume {
@@ -115,7 +116,9 @@ impl RemoteVolume {
     ) -> Result<(u64, u32, u64), FsError> {
         let take = |reply: Reply<'_>| match reply {
             Reply::Written { offset, len, change, .. } => {
-                self.seen.changed_by_us(file.ino(), change);
+                if len > 0 {
+                    self.seen.changed_by_us(file.ino(), change);
+                }
                 Ok((offset, len.min(bytes.len() as u32), change))
             }
             other => unexpected(other),
@@ -189,6 +192,10 @@ impl Volume for RemoteVolume {
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
         if set.size.is_some_and(|size| size > MAX_FILE_SIZE) {
             return Err(FsError::Server(Status::TooLarge));
+        }
+        if set == SetAttr::default() {
+            // Nothing changes, so the counter that comes back may be somebody else's change.
+            return self.get_attr(caller, ino);
         }
         let attr = self.session.call(caller, || Request::SetAttr { ino, set }, attr)?;
         self.seen.changed_by_us(ino, attr.change);

@@ -13,14 +13,10 @@ mod walk;
 mod world;
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 /// Cases of one test: `default`, or what the environment says.
 fn cases(default: u32) -> ProptestConfig {
     let asked = std::env::var("CUTTLEFS_MODEL_CASES").ok().and_then(|cases| cases.parse().ok());
-    // The default run walks the same ways each time; a run that is asked for walks new ones and prints what it finds.
-    // Known: about one of 1,500 new simulated walks ends with a write missing after a cut transfer (CHANGELOG, "Known").
-    let rng_seed = if asked.is_some() { RngSeed::Random } else { RngSeed::Fixed(20_261_121) };
     let cases = asked.unwrap_or(default);
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }

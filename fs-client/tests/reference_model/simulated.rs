@@ -101,7 +101,7 @@ fn the_walks_come_across_what_they_are_for() {
 }
 
 proptest! {
-    #![proptest_config(super::cases(400))]
+    #![proptest_config(super::cases(1500))]
 
     #[test]
     fn the_simulated_world_behaves_as_the_model(

@@ -3,7 +3,7 @@
 use super::error::MetaError;
 use super::key;
 use super::metadata::Meta;
-use super::name::{self, Cookie};
+use super::name::Cookie;
 use super::record::{self, BytesRecord, InodeRecord, RecordError};
 use super::store::Direction;
 use cuttlefs_common::attr::{Attr, FileKind};
@@ -213,13 +213,5 @@ impl Meta {
             })
             .map_err(|e| self.fail("clients", e))?;
         Ok(clients)
-    }
-
-    /// Whether a name may be given to an entry; for callers that must know before `execute` does.
-    ///
-    /// # Errors
-    /// `NameTooLong`, `Invalid`.
-    pub fn check_name(name: &[u8]) -> Result<(), Status> {
-        name::check(name)
     }
 }

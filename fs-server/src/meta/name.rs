@@ -1,4 +1,4 @@
-//! Names of directory entries: which are allowed, their keyed hash, and the cookies made of it.
+//! Names of directory entries: their keyed hash, and the cookies made of it.
 //!
 //! A directory's entries are kept by hash, not by name: a lookup is one get, and a position in a listing is a
 //! number of 63 bits that stays good whatever is made or removed meanwhile, also across restarts. Names with one
@@ -8,7 +8,6 @@
 //! bucket. With 56 bits a directory of 10 million entries has about 700 buckets of two; 129 names in one bucket
 //! do not happen.
 
-use cuttlefs_common::ids::NAME_MAX;
 use cuttlefs_common::status::Status;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
@@ -67,32 +66,9 @@ impl Cookie {
     }
 }
 
-/// Whether a directory entry may have this name.
-///
-/// # Errors
-/// `NameTooLong` or `Invalid`.
-pub fn check(name: &[u8]) -> Result<(), Status> {
-    if name.len() > NAME_MAX {
-        return Err(Status::NameTooLong);
-    }
-    let reserved = matches!(name, b"" | b"." | b"..");
-    if reserved || name.contains(&b'/') || name.contains(&0) { Err(Status::Invalid) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_checked() {
-        assert_eq!(check(b"a"), Ok(()));
-        assert_eq!(check(&[b'x'; 255]), Ok(()));
-        assert_eq!(check(b"\xff..."), Ok(()));
-        assert_eq!(check(&[b'x'; 256]), Err(Status::NameTooLong));
-        for bad in [&b""[..], b".", b"..", b"a/b", b"a\0"] {
-            assert_eq!(check(bad), Err(Status::Invalid), "{bad:?}");
-        }
-    }
 
     #[test]
     fn golden_hash() {

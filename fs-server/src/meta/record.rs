@@ -3,9 +3,10 @@
 //! What comes back from the store is bytes until a parse returns one of these types: the parse checks every
 //! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
 
-use super::name::{self, HashKey, SLOTS_PER_BUCKET};
+use super::name::{HashKey, SLOTS_PER_BUCKET};
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::name;
 use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
 

@@ -46,7 +46,7 @@ pub(crate) use target::PageView;
 
 use crate::pool::space::Space;
 use active::ActiveFiles;
-use async_lock::Semaphore;
+use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
@@ -193,6 +193,9 @@ pub struct Regions {
     pub(crate) counters: Counters,
     /// Files with something to write back, by inode so that groups are taken in lock order.
     pub(crate) dirty_files: Mutex<BTreeMap<InodeNo, Arc<FileRegion>>>,
+    /// Held while files that were taken off that list are being written back: shared by writers that help, alone by
+    /// whoever must know that nothing is left. Taken before any other lock.
+    pub(crate) sweep: RwLock<()>,
     /// A data sync failed: what reached the SSD is unknown, so nothing is promised any more until restart.
     pub(crate) sync_failed: AtomicBool,
     /// Permits for requests with bounce buffers.
@@ -239,6 +242,7 @@ impl Regions {
             meta,
             counters: Counters::default(),
             dirty_files: Mutex::default(),
+            sweep: RwLock::new(()),
             sync_failed: AtomicBool::new(false),
             bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
             frames_low: Event::new(),

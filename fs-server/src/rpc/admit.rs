@@ -1,7 +1,8 @@
 //! What a request must satisfy before anything is done: sizes and names within POSIX's limits, and what the export
 //! allows, whatever the client's kernel thought of it.
 
-use cuttlefs_common::ids::{MAX_FILE_SIZE, NAME_MAX, SYMLINK_MAX};
+use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
+use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
     MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, Request, XATTR_NAME_MAX,
     XATTR_VALUE_MAX,
@@ -49,10 +50,10 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
         | Request::Create { name, .. }
         | Request::Link { name, .. }
         | Request::Unlink { name, .. }
-        | Request::Rmdir { name, .. } => check_name(name)?,
+        | Request::Rmdir { name, .. } => name::check(name)?,
         Request::Rename { name, new_name, .. } => {
-            check_name(name)?;
-            check_name(new_name)?;
+            name::check(name)?;
+            name::check(new_name)?;
         }
         Request::GetXattr { name, .. } | Request::RemoveXattr { name, .. } => check_xattr_name(name)?,
         Request::SetXattr { name, value, .. } => {
@@ -117,19 +118,6 @@ fn check_range(offset: u64, len: u64) -> Result<(), Status> {
         Some(end) if end <= MAX_FILE_SIZE => Ok(()),
         _ => Err(Status::TooLarge),
     }
-}
-
-fn check_name(name: &[u8]) -> Result<(), Status> {
-    if name.is_empty() {
-        return Err(Status::NotFound);
-    }
-    if name.len() > NAME_MAX {
-        return Err(Status::NameTooLong);
-    }
-    if name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
-        return Err(Status::Invalid);
-    }
-    Ok(())
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<(), Status> {

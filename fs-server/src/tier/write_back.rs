@@ -176,14 +176,18 @@ async fn write_back_group(
     result
 }
 
-/// Writes back every file there is something to write back of, then flushes the store.
+/// Writes back every file there is something to write back of, then flushes the store: whatever was written before
+/// the call is durable when it returns, also what another write-back had begun with.
 ///
 /// # Errors
 /// As `write_back`.
 pub async fn write_back_all(regions: &Regions, disk: &dyn Disk) -> Result<(), Status> {
+    // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
+    let swept = regions.sweep.write().await;
     let listed = take_listed(regions, usize::MAX);
     let result = write_back(regions, disk, &listed, true).await;
     relist(regions, listed);
+    drop(swept);
     regions.trim_active();
     result
 }
@@ -236,6 +240,7 @@ pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk) {
         }
     }
     if regions.dirty_files.lock().len() > MAX_DIRTY_FILES {
+        let _swept = regions.sweep.read().await;
         let listed = take_listed(regions, MAX_GROUP_FILES);
         // A failure was logged, and the files are on the list again.
         let _ = write_back(regions, disk, &listed, false).await;

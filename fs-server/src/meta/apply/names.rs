@@ -3,13 +3,13 @@
 use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::key;
-use super::super::name;
 use super::super::operation::{ApplyContext, LINK_MAX, Outcome};
 use super::super::record::{self, BytesRecord, InodeRecord};
 use super::data;
 use super::{touch_contents, touch_inode};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, SYMLINK_MAX};
+use cuttlefs_common::name;
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 

@@ -2,7 +2,7 @@
 
 use super::harness::{Storage, stamped};
 use crate::pool::disk::{Disk, IoKind, LocalFuture};
-use crate::pool::simdisk::SimFault;
+use crate::pool::simdisk::{SimFault, SimMode};
 use crate::region::{MetaPort, run_eviction};
 use crate::tier::{
     Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back,
@@ -15,6 +15,7 @@ use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights};
 use cuttlefs_common::status::Status;
 use futures_lite::future::{block_on, poll_once, yield_now};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -111,6 +112,22 @@ fn a_failed_write_over_reserved_space_leaves_zeros() {
     assert_eq!(put(&storage, 1, 0, 3 * PAGE_SIZE), Err(Status::Io));
     assert_eq!(storage.read(&file, 0, 3 * PAGE_SIZE), Ok(vec![0; 3 * PAGE_SIZE]));
     storage.check();
+}
+
+#[test]
+fn a_sync_of_everything_waits_for_one_that_is_under_way() {
+    let storage = storage(16, 8);
+    put(&storage, 1, 0, PAGE_SIZE).expect("writes");
+    storage.disk.set_mode(SimMode::Deferred);
+    let mut first = pin!(write_back_all(&storage.regions, &storage.disk));
+    assert!(block_on(poll_once(first.as_mut())).is_none(), "its disk is late");
+    // Nothing is listed any more, and nothing is durable yet.
+    let mut second = pin!(write_back_all(&storage.regions, &storage.disk));
+    assert!(block_on(poll_once(second.as_mut())).is_none(), "the first one's file is not on disk");
+    while block_on(poll_once(first.as_mut())).is_none() {
+        assert!(storage.disk.step());
+    }
+    assert_eq!(block_on(poll_once(second.as_mut())), Some(Ok(())));
 }
 
 #[test]
