@@ -262,13 +262,17 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
         match self.volume.create(&caller(req), self.ino(parent), name.as_bytes(), mode, true, how) {
-            Ok((attr, opened)) => reply.created(
-                &self.settings.attr_cache.min(self.settings.entry_cache),
-                &convert::to_file_attr(self.root, &attr),
-                GENERATION,
-                FileHandle(opened.handle.0),
-                self.open_flags(flags, opened.keep_cache),
-            ),
+            Ok((attr, opened)) => {
+                // Exclusively made: it cannot have any.
+                self.no_capabilities.insert(attr.ino);
+                reply.created(
+                    &self.settings.attr_cache.min(self.settings.entry_cache),
+                    &convert::to_file_attr(self.root, &attr),
+                    GENERATION,
+                    FileHandle(opened.handle.0),
+                    self.open_flags(flags, opened.keep_cache),
+                )
+            }
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
             Err(error) => reply.error(refused(&error)),

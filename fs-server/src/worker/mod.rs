@@ -32,7 +32,7 @@ pub use timers::Sleep;
 use crate::pool::UringDisk;
 use async_executor::LocalExecutor;
 use cuttlefs_common::rdma::{Completion, CompletionQueue};
-use cuttlefs_common::spin::SpinBudget;
+use cuttlefs_common::spin::{self, SpinBudget};
 use cuttlefs_common::world::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal::Signal;
@@ -149,7 +149,7 @@ impl Worker {
         done: impl Fn() -> bool,
     ) -> Result<(), WorkerError> {
         let mut completions = Vec::with_capacity(COMPLETIONS_A_PASS);
-        let mut budget = SpinBudget::new();
+        let budget = SpinBudget::new();
         let mut idle_since: Option<Instant> = None;
         while !done() {
             if self.pass(&mut completions, &mut on_completion)? {
@@ -159,7 +159,7 @@ impl Worker {
             let now = Instant::now();
             let since = *idle_since.get_or_insert(now);
             if now - since < budget.spin() {
-                std::hint::spin_loop();
+                spin::pause();
                 continue;
             }
             self.sleep_for_events()?;

@@ -28,6 +28,7 @@ use super::sys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::verbs::{Completion, CompletionKind, CompletionQueue};
+use crate::spin::{self, SpinBudget};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,11 +38,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// Longest spin before sleeping. A wake-up through an eventfd costs 4 to 8 microseconds on such machines, so a
-/// spin no longer than that never wastes more than what it can save.
-const SPIN_MAX_NS: u64 = 6_000;
-/// Shortest spin: enough to notice that completions come fast again.
-const SPIN_MIN_NS: u64 = 400;
 /// A poller that never sleeps looks for hang-ups once in so many empty polls.
 const EMPTY_POLLS_PER_EVENT_CHECK: u32 = 256;
 /// Events taken with one `epoll_wait`; more are taken with the next.
@@ -86,7 +82,8 @@ pub(super) struct SoftCq {
     page: Arc<SharedMemory>,
     epoll: OwnedFd,
     eventfd: OwnedFd,
-    spin_ns: AtomicU64,
+    /// Of threads in `wait`.
+    budget: SpinBudget,
     empty_polls: AtomicU32,
 }
 
@@ -106,7 +103,7 @@ impl SoftCq {
             page: Arc::new(SharedMemory::new("cuttlefs-cq", SLEEP_PAGE_LEN)?),
             epoll,
             eventfd,
-            spin_ns: AtomicU64::new(SPIN_MAX_NS),
+            budget: SpinBudget::new(),
             empty_polls: AtomicU32::new(0),
         })
     }
@@ -239,25 +236,20 @@ impl SoftCq {
         self.entries.lock().is_empty()
     }
 
-    /// Spins over the rings; true if a completion came. The budget follows success.
-    fn spin(&self, attached: &Attached, limit: Duration) -> bool {
-        let budget = self.spin_ns.load(Ordering::Relaxed);
-        let start = Instant::now();
-        let limit = limit.min(Duration::from_nanos(budget));
-        loop {
-            for _ in 0..8 {
-                std::hint::spin_loop();
-            }
+    /// Spins over the only queue pair's rings or socket until `limit` has passed; true if a completion came. With
+    /// several, a turn would cost more than it can save.
+    fn spin(&self, attached: &Attached, start: Instant, limit: Duration) -> bool {
+        while attached.pumped.len() == 1 && start.elapsed() < limit {
+            spin::pause();
             self.pump_rings(attached);
+            if attached.socket_count > 0 {
+                attached.pumped[0].pump_socket();
+            }
             if !self.is_empty() {
-                self.spin_ns.store(SPIN_MAX_NS, Ordering::Relaxed);
                 return true;
             }
-            if start.elapsed() >= limit {
-                self.spin_ns.store((budget / 2).max(SPIN_MIN_NS), Ordering::Relaxed);
-                return false;
-            }
         }
+        false
     }
 }
 
@@ -317,7 +309,8 @@ impl CompletionQueue for SoftCq {
         }
         let attached = self.attached();
         self.pump_rings(&attached);
-        if !self.is_empty() || (attached.ring_count > 0 && self.spin(&attached, timeout)) {
+        let start = Instant::now();
+        if !self.is_empty() || self.spin(&attached, start, self.budget.spin().min(timeout)) {
             return;
         }
         self.word().fetch_add(ONE_SLEEPER, Ordering::Relaxed);
@@ -331,6 +324,7 @@ impl CompletionQueue for SoftCq {
         };
         if self.is_empty() && !timeout.is_zero() {
             self.take_events_then(timeout, awake);
+            self.budget.waited(start.elapsed());
         } else {
             awake();
         }

@@ -9,7 +9,7 @@
 use super::connection::TcpQp;
 use crate::rdma::soft::queue::LinkQp;
 use crate::rdma::soft::sys;
-use crate::spin::SpinBudget;
+use crate::spin::{self, SpinBudget};
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
@@ -95,6 +95,7 @@ impl Engine {
     /// Looks for events until `limit` has passed since `start`; whether there are any.
     fn spin(&self, start: Instant, limit: Duration) -> bool {
         while start.elapsed() < limit {
+            spin::pause();
             let now = sys::timespec(Duration::ZERO);
             let ready = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&now));
             if ready != Ok(0) {
@@ -108,7 +109,7 @@ impl Engine {
         let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS_PER_WAIT];
         let tick = sys::timespec(LINGER);
         let mut lingering = false;
-        let mut budget = SpinBudget::new();
+        let budget = SpinBudget::new();
         while !self.stopping.load(Ordering::Acquire) {
             let idle_since = Instant::now();
             let caught = self.spin(idle_since, budget.spin());
