@@ -6,7 +6,7 @@
 //! when they turn out long, as the halt polling of KVM does. A thread without load therefore does not spin, and a
 //! machine with two cores is not burnt by idle polling.
 //!
-//! Whoever spins calls [`pause`] in its loop, which gives the core away: on two cores the thread that is waited for
+//! Whoever spins calls `pause` in its loop, which gives the core away: on two cores the thread that is waited for
 //! is often the next one on this very core, and would otherwise stand behind the spinner (measured: four times the
 //! creates a second).
 
