@@ -52,6 +52,7 @@ rpc_kinds! {
     "removexattr" => Request::RemoveXattr { .. },
     "statfs" => Request::StatFs,
     "status" => Request::Status,
+    "recovered" => Request::Recovered,
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

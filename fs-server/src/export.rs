@@ -1,6 +1,7 @@
 //! What the server enforces whatever a client's kernel thinks: a read-only export, root squash, the exported
 //! subtree. Ordinary permission bits are the client kernel's business (`default_permissions`).
 
+use crate::meta::RequestId;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
@@ -25,6 +26,8 @@ pub struct Identity {
     pub gid: u32,
     /// Root was squashed: this side checks permission bits, because the client's kernel let root pass.
     pub squashed: bool,
+    /// The request this is done for, if a client may send it again.
+    pub request: Option<RequestId>,
 }
 
 /// A permission a squashed caller needs.
@@ -44,12 +47,12 @@ pub enum Need {
 
 impl Export {
     /// Whom a caller is here.
-    pub fn identify(&self, uid: u32, gid: u32) -> Identity {
+    pub fn identify(&self, uid: u32, gid: u32, request: Option<RequestId>) -> Identity {
         match self.root_squash {
             Some((squash_uid, squash_gid)) if uid == 0 => {
-                Identity { uid: squash_uid, gid: squash_gid, squashed: true }
+                Identity { uid: squash_uid, gid: squash_gid, squashed: true, request }
             }
-            _ => Identity { uid, gid, squashed: false },
+            _ => Identity { uid, gid, squashed: false, request },
         }
     }
 }
@@ -182,20 +185,20 @@ mod tests {
     #[test]
     fn root_is_squashed_and_then_checked() {
         let export = Export { root_squash: Some((65534, 65534)), ..Export::default() };
-        let root = export.identify(0, 0);
+        let root = export.identify(0, 0, None);
         assert_eq!((root.uid, root.gid, root.squashed), (65534, 65534, true));
         assert_eq!(root.check(&attr(0, 0o755), Need::ChangeEntries), Err(Status::Denied));
         assert_eq!(root.check(&attr(0, 0o777), Need::ChangeEntries), Ok(()));
         assert_eq!(root.check(&attr(0, 0o777), Need::Own), Err(Status::NotPermitted));
         assert_eq!(root.check_sticky(&attr(0, 0o1777), &attr(0, 0o644)), Err(Status::NotPermitted));
-        let user = export.identify(1000, 1000);
+        let user = export.identify(1000, 1000, None);
         assert_eq!(user.check(&attr(0, 0o700), Need::Write), Ok(()), "the client's kernel checks users");
-        assert!(!Export::default().identify(0, 0).squashed);
+        assert!(!Export::default().identify(0, 0, None).squashed);
     }
 
     #[test]
     fn a_squashed_root_is_a_plain_user() {
-        let root = Export { root_squash: Some((65534, 65534)), ..Export::default() }.identify(0, 0);
+        let root = Export { root_squash: Some((65534, 65534)), ..Export::default() }.identify(0, 0, None);
         let (own, others) = (attr(65534, 0o000), attr(7, 0o666));
         assert_eq!(root.check(&attr(7, 0o744), Need::Search), Err(Status::Denied));
         assert_eq!(root.check(&attr(7, 0o711), Need::Search), Ok(()));
@@ -224,7 +227,7 @@ mod tests {
         }
         let group_of_root = SetAttr { gid: Some(1), ..set };
         assert_eq!(root.check_change(&own, &group_of_root), Err(Status::NotPermitted));
-        let user = Export::default().identify(0, 0);
+        let user = Export::default().identify(0, 0, None);
         assert_eq!(user.check_change(&own, &give), Ok(()), "the client's kernel has checked");
         assert_eq!(user.check_kind(FileKind::BlockDevice), Ok(()));
     }

@@ -14,7 +14,7 @@ use crate::serve::Drain;
 use crate::session::Sessions;
 use crate::tier;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
-use cuttlefs_common::ids::{FileKey, InodeNo};
+use cuttlefs_common::ids::{ClientId, FileKey, InodeNo};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
@@ -97,8 +97,12 @@ impl Server {
         }
     }
 
-    /// Frees an orphan unless somebody has it open; then the last close will.
+    /// Frees an orphan unless somebody has it open; then the last close will. While clients of the server before this
+    /// one may still come back for what they had open, it stays; the end of that time frees it.
     pub async fn reap(&self, ino: InodeNo) {
+        if self.sessions.is_grace_period() {
+            return;
+        }
         let result = match self.meta.attr(ino) {
             Ok(attr) if attr.kind == FileKind::File => {
                 tier::reap(&self.regions, ino, || self.meta.reap(ino).map(|_| ())).await.map(|_| ())
@@ -111,6 +115,22 @@ impl Server {
             Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound) => {}
             Err(status) => {
                 tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
+            }
+        }
+    }
+
+    /// Keeps that a client has a session.
+    pub fn remember(&self, client: ClientId) -> Result<(), Status> {
+        self.meta.execute(Caller::default(), &Operation::PutClient { client }, &|_| true).map(|_| ())
+    }
+
+    /// Forgets these clients: they are gone for good.
+    pub fn forget(&self, clients: &[ClientId]) {
+        for &client in clients {
+            let forgotten =
+                self.meta.execute(Caller::default(), &Operation::RemoveClient { client }, &|_| true);
+            if let Err(status) = forgotten {
+                tracing::error!(%status, "a client that is gone could not be forgotten");
             }
         }
     }
@@ -140,5 +160,5 @@ impl Server {
 }
 
 fn caller(who: &Identity) -> Caller {
-    Caller { uid: who.uid, gid: who.gid }
+    Caller { uid: who.uid, gid: who.gid, request: who.request }
 }

@@ -64,6 +64,15 @@ for work in copies stream commits appends; do
     wait "${pids[$work]}"
     check "$work: no error, nothing lost" test $? -eq 0
 done
+# What the stopped server answered is on its disk, so nothing is written again and no time moves.
+times_stay() {
+    local before after
+    echo written >"$MNT/times" && sleep 0.1 && before=$(stat -c '%y %z' "$MNT/times") || return 1
+    restart_server && sleep 3
+    after=$(stat -c '%y %z' "$MNT/times")
+    [[ $before == "$after" ]] || { echo "was $before, is $after"; return 1; }
+}
+check "a clean restart moves no times" times_stay
 all_space_back() {
     rm -rf "${MNT:?}"/* || return 1
     local waited used

@@ -152,23 +152,6 @@ impl RemoteVolume {
         unsynced.synced(Some(ino), mark);
         if unsynced.take_failed(ino) { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
-
-    /// The answer to a change of names; if it was `already` and the request went to a server that was lost, then
-    /// that one may have done it, and `found` looks whether what was wanted is the case.
-    ///
-    /// The sessions of a killed server are not kept yet, so this is a guess where another client wants the same.
-    fn once<T>(
-        (result, repeated): (Result<T, FsError>, bool),
-        already: Status,
-        found: impl FnOnce() -> Result<T, FsError>,
-    ) -> Result<T, FsError> {
-        match result {
-            Err(FsError::Server(status)) if repeated && status == already => {
-                found().map_err(|_| FsError::Server(status))
-            }
-            result => result,
-        }
-    }
 }
 
 fn rights(how: &OpenHow) -> Rights {
@@ -197,10 +180,11 @@ impl Volume for RemoteVolume {
             // Nothing changes, so the counter that comes back may be somebody else's change.
             return self.get_attr(caller, ino);
         }
+        let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
         let attr = self.session.call(caller, || Request::SetAttr { ino, set }, attr)?;
         self.seen.changed_by_us(ino, attr.change);
-        if let Some(size) = set.size {
-            self.session.unsynced().cut(ino, size, u64::MAX);
+        if let Some(cutting) = cutting {
+            cutting.done();
         }
         Ok(attr)
     }
@@ -229,8 +213,6 @@ impl Volume for RemoteVolume {
     ) -> Result<(Attr, OpenedFile), FsError> {
         check_name(name)?;
         let rights = rights(&how);
-        // `Exists` stays `Exists`, also when it may be our own doing before the server was lost: a lock file must never
-        // be held twice. Without O_EXCL the FUSE edge opens what is there.
         let build = || Request::Create { parent, name, mode, exclusive, rights };
         let opened = self.session.call(caller, build, opened)?;
         Ok((opened.attr, self.opened(&opened, rights, how)))
@@ -239,22 +221,17 @@ impl Volume for RemoteVolume {
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Link { ino, parent, name };
-        Self::once(self.session.call_noting_repeats(caller, build, attr), Status::Exists, || {
-            let found = self.lookup(caller, parent, name)?;
-            if found.ino == ino { Ok(found) } else { Err(FsError::Server(Status::Exists)) }
-        })
+        self.session.call(caller, build, attr)
     }
 
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        let build = || Request::Unlink { parent, name };
-        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || Ok(()))
+        self.session.call(caller, || Request::Unlink { parent, name }, done)
     }
 
     fn rmdir(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        let build = || Request::Rmdir { parent, name };
-        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || Ok(()))
+        self.session.call(caller, || Request::Rmdir { parent, name }, done)
     }
 
     fn rename(
@@ -268,10 +245,7 @@ impl Volume for RemoteVolume {
     ) -> Result<(), FsError> {
         check_name(name)?;
         check_name(new_name)?;
-        let build = || Request::Rename { parent, name, new_parent, new_name, mode };
-        Self::once(self.session.call_noting_repeats(caller, build, done), Status::NotFound, || {
-            self.lookup(caller, new_parent, new_name).map(|_| ())
-        })
+        self.session.call(caller, || Request::Rename { parent, name, new_parent, new_name, mode }, done)
     }
 
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
@@ -281,9 +255,10 @@ impl Volume for RemoteVolume {
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let build = || Request::Open { ino, rights, truncate: how.truncate };
+        let cutting = how.truncate.then(|| self.session.unsynced().cutting(ino, 0));
         let opened = self.session.call(caller, build, opened)?;
-        if how.truncate {
-            self.session.unsynced().cut(ino, 0, u64::MAX);
+        if let Some(cutting) = cutting {
+            cutting.done();
         }
         Ok(self.opened(&opened, rights, how))
     }

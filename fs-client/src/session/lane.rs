@@ -17,7 +17,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::rpc::{
     HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, RemoteBuffer, Reply, ReplyHeader, Request,
-    RequestHeader,
+    RequestHeader, SLOTS_PER_SESSION,
 };
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
@@ -43,15 +43,31 @@ struct Connection {
     session: u64,
 }
 
+/// How a request is numbered.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    slot: SlotIndex,
+    seq: u64,
+}
+
+impl Place {
+    /// Answered outside of the slots. Such a request uses up no number: an attach comes between a request and its
+    /// retransmission.
+    const NOWHERE: Self = Self { slot: SlotIndex(0), seq: 0 };
+
+    /// A request of a recovery. It has a slot of its own, whichever lane carries it: the lane's number belongs to the
+    /// request that found the server gone and is sent again.
+    pub(super) const fn of_recovery(seq: u64) -> Self {
+        Self { slot: SlotIndex(SLOTS_PER_SESSION - 1), seq }
+    }
+}
+
 /// A queue pair with its slot and memory.
 pub(crate) struct Lane {
     slot: SlotIndex,
     /// Number of the request in flight or the next one. It moves on when the reply is there and stays over
     /// reconnects: that is what makes a request run once.
     seq: u64,
-    /// The session in which a request of number `seq` was sent that will not be sent again: the slot may have seen
-    /// this number, or not.
-    doubtful: Option<u64>,
     cq: Arc<dyn CompletionQueue>,
     region: Arc<dyn MemoryRegion>,
     connection: Option<Connection>,
@@ -77,7 +93,6 @@ impl Lane {
         Ok(Self {
             slot: SlotIndex(slot),
             seq: 1,
-            doubtful: None,
             cq: device.create_cq((MAX_RUNS + RECEIVES + 2) as u32)?,
             region: pd.register(Arc::new(memory), access)?,
             connection: None,
@@ -154,14 +169,9 @@ impl Lane {
             match &self.connection {
                 Some(connection) if connection.qp.state() == QpState::ReadyToSend => {
                     let number = connection.session;
-                    if !self.settle_slot(session, number) {
-                        self.disconnect();
-                        continue;
-                    }
                     if session.is_recovered(number) || session.recover(self, number)? {
                         return Ok(());
                     }
-                    self.doubtful = Some(number);
                     self.disconnect();
                 }
                 _ => self.connect(session)?,
@@ -169,26 +179,14 @@ impl Lane {
         }
     }
 
-    /// Uses up a doubtful number with a request that does nothing, so that the next request's number is new: else it
-    /// might get the answer of the one that was given up. `false`: the connection broke meanwhile.
-    fn settle_slot(&mut self, session: &Session, number: u64) -> bool {
-        if self.doubtful == Some(number)
-            && self.call_raw(session, &session.own_caller(), &Request::Heartbeat).is_err()
-        {
-            return false;
-        }
-        // Another session's slot has not seen any number.
-        self.doubtful = None;
-        true
-    }
-
     /// Sends one request over the standing connection and waits for its reply's header; the body is then in
-    /// `self.message`. The sequence number moves on when a reply came, unless the request is none of the slot's.
+    /// `self.message`.
     fn exchange(
         &mut self,
         session: &Session,
         caller: &Caller,
         request: &Request<'_>,
+        Place { slot, seq }: Place,
     ) -> Result<Result<ReplyHeader, Status>, Broken> {
         let mut body = [0u8; 512];
         // Most requests are small; only names and inline data need the large buffer.
@@ -207,12 +205,7 @@ impl Lane {
                 }
             }
         };
-        // These are answered outside of the slots. They must not use up a number: an attach comes between a request
-        // and its retransmission.
-        let is_numbered = !matches!(request, Request::Attach { .. } | Request::Status);
-        let seq = if is_numbered { self.seq } else { 0 };
-        let header =
-            RequestHeader { slot: self.slot, seq, trace: caller.trace, uid: caller.uid, gid: caller.gid };
+        let header = RequestHeader { slot, seq, trace: caller.trace, uid: caller.uid, gid: caller.gid };
         let memory = self.region.memory();
         memory.write(0, &header.encode(header_room as u32));
         memory.write(HEADER_LEN, encoded);
@@ -234,8 +227,7 @@ impl Lane {
             let receive = self.receive(index);
             self.post_receive(receive)?;
             match ReplyHeader::parse(&self.message) {
-                Ok((reply, _)) if reply.seq == seq && reply.slot == self.slot => {
-                    self.seq += u64::from(is_numbered);
+                Ok((reply, _)) if reply.seq == seq && reply.slot == slot => {
                     session.counters.rpc_requests.fetch_add(1, Ordering::Relaxed);
                     return Ok(Ok(reply));
                 }
@@ -298,22 +290,44 @@ impl Lane {
     }
 
     /// One request over a connection that is being set up; no retransmission.
-    pub(super) fn call_raw(
+    fn call_raw(
         &mut self,
         session: &Session,
         caller: &Caller,
         request: &Request<'_>,
+        place: Place,
     ) -> Result<Result<&[u8], Status>, RdmaError> {
         let broken = |reason: &str| RdmaError::Handshake {
             endpoint: session.options.endpoint.to_string(),
             reason: reason.to_owned(),
         };
-        match self.exchange(session, caller, request) {
+        match self.exchange(session, caller, request, place) {
             Ok(Ok(header)) => Ok(header.result.map(|()| &self.message[HEADER_LEN..])),
             Ok(Err(status)) => Ok(Err(status)),
             Err(Broken::ShutDown) => Err(RdmaError::Closed),
             Err(Broken::Disconnected(reason)) => Err(broken(reason)),
         }
+    }
+
+    /// The first request of a connection.
+    pub(super) fn call_unnumbered(
+        &mut self,
+        session: &Session,
+        request: &Request<'_>,
+    ) -> Result<Result<&[u8], Status>, RdmaError> {
+        self.call_raw(session, &session.own_caller(), request, Place::NOWHERE)
+    }
+
+    /// A request of a recovery. `seq` moves on when it is answered. `None`: the connection broke.
+    pub(super) fn call_recovering(
+        &mut self,
+        session: &Session,
+        request: &Request<'_>,
+        seq: &mut u64,
+    ) -> Option<Result<&[u8], Status>> {
+        let answer = self.call_raw(session, &session.own_caller(), request, Place::of_recovery(*seq)).ok()?;
+        *seq += 1;
+        Some(answer)
     }
 
     /// Sleeps until something arrives on the idle lane, its connection breaks, or the time is over.
@@ -328,13 +342,11 @@ impl Lane {
 pub(crate) struct LaneGuard<'s> {
     session: &'s Session,
     lane: MutexGuard<'s, Lane>,
-    /// The last call was sent in more than one session.
-    repeated: bool,
 }
 
 impl<'s> LaneGuard<'s> {
     pub(super) fn new(session: &'s Session, lane: MutexGuard<'s, Lane>) -> Self {
-        Self { session, lane, repeated: false }
+        Self { session, lane }
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -353,32 +365,31 @@ impl<'s> LaneGuard<'s> {
         take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
         let buffer = self.data();
-        let mut sent_in = None;
-        self.repeated = false;
         loop {
             self.lane.ensure(self.session)?;
-            let session = self.session_number();
-            // Within a session the server's slot remembers; another server knows nothing of the first attempt.
-            self.repeated |= sent_in.is_some_and(|earlier| earlier != session);
-            sent_in = Some(session);
-            match self.lane.exchange(self.session, caller, &build(&buffer)) {
-                Ok(Ok(header)) => match header.result {
-                    Ok(()) => {
-                        let reply = Reply::parse(&self.lane.message[HEADER_LEN..]).map_err(|error| {
-                            tracing::error!(%error, "server sent a reply this client cannot read");
-                            FsError::Server(Status::Io)
-                        })?;
-                        return take(reply, &buffer);
+            let place = Place { slot: self.lane.slot, seq: self.lane.seq };
+            match self.lane.exchange(self.session, caller, &build(&buffer), place) {
+                // Not looked at, so the number stays: the request may have been done before the session ended.
+                Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
+                Ok(Ok(header)) => {
+                    self.lane.seq += 1;
+                    match header.result {
+                        Ok(()) => {
+                            let reply = Reply::parse(&self.lane.message[HEADER_LEN..]).map_err(|error| {
+                                tracing::error!(%error, "server sent a reply this client cannot read");
+                                FsError::Server(Status::Io)
+                            })?;
+                            return take(reply, &buffer);
+                        }
+                        Err(Status::BadSequence) => {
+                            // Cannot be, unless the server lost count. Not in a tight loop.
+                            tracing::error!("the server refuses the slot's sequence number; reconnecting");
+                            self.lane.disconnect();
+                            self.session.pause(BACKOFF_FIRST);
+                        }
+                        Err(status) => return Err(FsError::Server(status)),
                     }
-                    Err(Status::SessionExpired) => self.lane.disconnect(),
-                    Err(Status::BadSequence) => {
-                        // Cannot be, unless the server lost count. Not in a tight loop.
-                        tracing::error!("the server refuses the slot's sequence number; reconnecting");
-                        self.lane.disconnect();
-                        self.session.pause(BACKOFF_FIRST);
-                    }
-                    Err(status) => return Err(FsError::Server(status)),
-                },
+                }
                 Ok(Err(status)) => return Err(FsError::Server(status)),
                 Err(Broken::ShutDown) => return Err(FsError::ShutDown),
                 Err(Broken::Disconnected(reason)) => {
@@ -394,14 +405,10 @@ impl<'s> LaneGuard<'s> {
         self.lane.connection.as_ref().map_or(0, |connection| connection.session)
     }
 
-    /// Whether the last call was sent in more than one session.
-    pub(super) fn was_repeated(&self) -> bool {
-        self.repeated
-    }
-
     /// One attempt over a connection that already stands.
     pub(super) fn call_once(&mut self, caller: &Caller, request: &Request<'_>) -> Result<(), FsError> {
-        match self.lane.exchange(self.session, caller, request) {
+        let place = Place { slot: self.lane.slot, seq: self.lane.seq };
+        match self.lane.exchange(self.session, caller, request, place) {
             Ok(Ok(header)) => header.result.map_err(FsError::Server),
             Ok(Err(status)) => Err(FsError::Server(status)),
             Err(_) => Err(FsError::ShutDown),

@@ -6,7 +6,8 @@
 //!
 //! # Invariants
 //! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose
-//!   connection broke is sent again with the same number, so the server can answer from its cache.
+//!   connection broke is sent again with the same number, also to the next server and in the next session: whoever
+//!   did it knows so by that number.
 //! * After the server lost the session (restart, expiry), no request goes out before open files are reclaimed.
 //! * The exported windows are used only while the connection that brought them stands.
 //!
@@ -104,6 +105,14 @@ impl ClientCounters {
     }
 }
 
+/// How far recovery is.
+struct Recovered {
+    /// The session that open files are reclaimed for; 0 before the first.
+    number: u64,
+    /// Number of the next request in recovery's slot.
+    seq: u64,
+}
+
 /// A session and its lanes.
 pub struct Session {
     options: SessionOptions,
@@ -115,8 +124,8 @@ pub struct Session {
     /// Round-robin start for threads without a lane of their own.
     next_lane: AtomicU64,
     attachment: RwLock<Option<Arc<Attachment>>>,
-    /// Serialises recovery; holds the session number that open files are reclaimed for.
-    recovered: Mutex<u64>,
+    /// Serialises recovery.
+    recovered: Mutex<Recovered>,
     /// Epoch of the server that session is of. Changed under `recovered`.
     recovered_epoch: AtomicU64,
     open_files: OpenFiles,
@@ -142,7 +151,8 @@ impl Session {
         random: &dyn Random,
     ) -> Result<Arc<Self>, RdmaError> {
         let pd = device.alloc_pd();
-        let lane_count = options.lanes.clamp(1, usize::from(SLOTS_PER_SESSION) - 1) + 1;
+        // One more for the control thread; the last slot is recovery's.
+        let lane_count = options.lanes.clamp(1, usize::from(SLOTS_PER_SESSION) - 2) + 1;
         let mut lanes = Vec::with_capacity(lane_count);
         for slot in 0..lane_count {
             lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
@@ -157,7 +167,7 @@ impl Session {
             lanes,
             next_lane: AtomicU64::new(0),
             attachment: RwLock::new(None),
-            recovered: Mutex::new(0),
+            recovered: Mutex::new(Recovered { number: 0, seq: 1 }),
             recovered_epoch: AtomicU64::new(0),
             open_files: OpenFiles::default(),
             unsynced: Unsynced::default(),
@@ -243,19 +253,6 @@ impl Session {
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
         self.borrow_lane().call(caller, |_| build(), |reply, _| take(reply))
-    }
-
-    /// As `call`, and whether the request was sent to a server that was lost before it answered: then it may have
-    /// been done, and this may be the answer to doing it again.
-    pub(crate) fn call_noting_repeats<'r, T>(
-        &self,
-        caller: &Caller,
-        build: impl Fn() -> Request<'r>,
-        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
-    ) -> (Result<T, FsError>, bool) {
-        let mut lane = self.borrow_lane();
-        let result = lane.call(caller, |_| build(), |reply, _| take(reply));
-        (result, lane.was_repeated())
     }
 
     /// Makes everything durable at the server; this mount's copies of unsynced writes are then not needed any more.

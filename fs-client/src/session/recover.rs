@@ -26,7 +26,7 @@ impl Session {
         };
         let refused =
             |reason: String| RdmaError::Refused { endpoint: self.options.endpoint.to_string(), reason };
-        let attached = match lane.call_raw(self, &self.own_caller(), &request)? {
+        let attached = match lane.call_unnumbered(self, &request)? {
             Ok(body) => match Reply::parse(body) {
                 Ok(Reply::Attached(attached)) => attached,
                 _ => {
@@ -53,9 +53,9 @@ impl Session {
         }
         drop(current);
         let mut recovered = self.recovered.lock();
-        if *recovered == 0 {
+        if recovered.number == 0 {
             // The mount's first attach: nothing is open yet.
-            *recovered = number;
+            recovered.number = number;
             self.recovered_epoch.store(epoch, Ordering::Relaxed);
             self.unsynced.begin_session(number);
         }
@@ -64,7 +64,7 @@ impl Session {
 
     /// Whether open files belong to this session.
     pub(super) fn is_recovered(&self, number: u64) -> bool {
-        *self.recovered.lock() == number
+        self.recovered.lock().number == number
     }
 
     /// Returns once no recovery runs that began before.
@@ -75,17 +75,22 @@ impl Session {
     /// Reclaims every open file in the session `lane` is attached to. `false`: the connection broke meanwhile.
     pub(super) fn recover(&self, lane: &mut Lane, number: u64) -> Result<bool, FsError> {
         let mut recovered = self.recovered.lock();
-        if *recovered == number {
+        let recovered = &mut *recovered;
+        if recovered.number == number {
             return Ok(true);
+        }
+        // Uses up the number of a request that an attempt before this one may have left without an answer, so that none
+        // of ours gets that answer.
+        if lane.call_recovering(self, &Request::Heartbeat, &mut recovered.seq).is_none() {
+            return Ok(false);
         }
         let files = self.open_files.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
         for batch in files.chunks(RECLAIM_FILES_MAX) {
             let wanted = batch.iter().map(|f| Reclaim { ino: f.ino(), rights: f.rights() }).collect();
             let request = Request::Reclaim { files: wanted };
-            let reply = match lane.call_raw(self, &self.own_caller(), &request) {
-                Ok(Ok(body)) => body,
-                Ok(Err(_)) | Err(_) => return Ok(false),
+            let Some(Ok(reply)) = lane.call_recovering(self, &request, &mut recovered.seq) else {
+                return Ok(false);
             };
             let Ok(Reply::Reclaimed(opened)) = Reply::parse(reply) else {
                 return Ok(false);
@@ -101,17 +106,24 @@ impl Session {
             return Ok(false);
         };
         // A server that only ended the session (its lease ran out) has lost no byte; others may have written since.
+        // Nor has one that wrote everything back before it stopped.
         let epoch = attachment.attached.server_epoch;
-        if self.recovered_epoch.load(Ordering::Relaxed) != epoch {
+        let known = self.recovered_epoch.load(Ordering::Relaxed);
+        if attachment.attached.clean_predecessor == Some(known) {
+            self.unsynced.synced(None, self.unsynced.mark());
+        } else if known != epoch {
             for ino in self.unsynced.files() {
-                if self.write_again(lane, ino).is_none() {
+                if self.write_again(lane, ino, &mut recovered.seq).is_none() {
                     return Ok(false);
                 }
             }
         }
+        if lane.call_recovering(self, &Request::Recovered, &mut recovered.seq).is_none() {
+            return Ok(false);
+        }
         self.unsynced.begin_session(number);
         self.recovered_epoch.store(epoch, Ordering::Relaxed);
-        *recovered = number;
+        recovered.number = number;
         Ok(true)
     }
 
@@ -119,10 +131,14 @@ impl Session {
     ///
     /// Bytes another client wrote over ours since, and before this, are overwritten: between clients there is no
     /// order without leases.
-    fn write_again(&self, lane: &mut Lane, ino: InodeNo) -> Option<()> {
+    fn write_again(&self, lane: &mut Lane, ino: InodeNo, seq: &mut u64) -> Option<()> {
         // Each with a key of its own: whoever wrote may have closed the file.
         let rights = Rights { read: false, write: true };
-        let opened = match self.ask(lane, &Request::Reclaim { files: vec![Reclaim { ino, rights }] })? {
+        let opened = match lane.call_recovering(
+            self,
+            &Request::Reclaim { files: vec![Reclaim { ino, rights }] },
+            seq,
+        )? {
             Ok(body) => match Reply::parse(body) {
                 Ok(Reply::Reclaimed(opened)) => opened.first().copied().flatten(),
                 _ => return None,
@@ -139,22 +155,19 @@ impl Session {
             for (index, chunk) in kept.bytes.chunks(MAX_INLINE_BYTES).enumerate() {
                 let offset = kept.offset + (index * MAX_INLINE_BYTES) as u64;
                 let payload = Payload::Inline(chunk);
-                if let Err(status) =
-                    self.ask(lane, &Request::Write { filekey, offset, append: false, payload })?
-                {
+                if let Err(status) = lane.call_recovering(
+                    self,
+                    &Request::Write { filekey, offset, append: false, payload },
+                    seq,
+                )? {
                     tracing::error!(%ino, %status, "bytes the server lost could not be written again");
                     self.unsynced.give_up(ino, false);
                     break;
                 }
             }
         }
-        self.ask(lane, &Request::Close { filekeys: vec![filekey] })?.ok();
+        lane.call_recovering(self, &Request::Close { filekeys: vec![filekey] }, seq)?.ok();
         Some(())
-    }
-
-    /// One request of a recovery. `None`: the connection broke.
-    fn ask<'l>(&self, lane: &'l mut Lane, request: &Request<'_>) -> Option<Result<&'l [u8], Status>> {
-        lane.call_raw(self, &self.own_caller(), request).ok()
     }
 }
 

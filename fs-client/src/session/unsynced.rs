@@ -58,6 +58,8 @@ struct State {
     next: u64,
     cost: usize,
     files: HashMap<InodeNo, FileWrites>,
+    /// Truncations under way, with their new lengths.
+    cutting: Vec<(InodeNo, u64)>,
     failed: HashSet<InodeNo>,
 }
 
@@ -99,6 +101,13 @@ impl Unsynced {
         state.next += 1;
         // No change counter came with it, so a killed server counts as having lost it.
         state.files.entry(ino).or_default().dropped = Some((number, u64::MAX));
+    }
+
+    /// A truncation is going to be sent. Until what this gives is dropped, nothing past `size` is written again: the
+    /// server that was lost may have cut the file already, and another one does not cut it twice.
+    pub(crate) fn cutting(&self, ino: InodeNo, size: u64) -> Cutting<'_> {
+        self.state.lock().cutting.push((ino, size));
+        Cutting { unsynced: self, ino, size }
     }
 
     /// The range has been given other contents that need no keeping: truncated, punched.
@@ -182,7 +191,11 @@ impl Unsynced {
             return Vec::new();
         };
         let lost = file.dropped.take().is_some_and(|(_, dropped)| change < dropped);
-        let kept = file.kept.clone();
+        let mut kept = file.kept.clone();
+        for (_, size) in state.cutting.iter().filter(|(cut, _)| *cut == ino) {
+            kept.retain(|kept| kept.offset < *size);
+            kept.iter_mut().for_each(|kept| kept.bytes.truncate((*size - kept.offset) as usize));
+        }
         if lost {
             tracing::error!(%ino, "the server lost written bytes that were too many to keep; fsync will fail");
             state.failed.insert(ino);
@@ -204,6 +217,29 @@ impl Unsynced {
     /// From now on only what this session answers is taken.
     pub(super) fn begin_session(&self, session: u64) {
         self.state.lock().session = session;
+    }
+}
+
+/// A truncation under way.
+pub(crate) struct Cutting<'u> {
+    unsynced: &'u Unsynced,
+    ino: InodeNo,
+    size: u64,
+}
+
+impl Cutting<'_> {
+    /// It is done: what was past the new end needs no keeping.
+    pub(crate) fn done(self) {
+        self.unsynced.cut(self.ino, self.size, u64::MAX);
+    }
+}
+
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.unsynced.state.lock();
+        if let Some(at) = state.cutting.iter().position(|cut| *cut == (self.ino, self.size)) {
+            state.cutting.swap_remove(at);
+        }
     }
 }
 
@@ -248,6 +284,20 @@ mod tests {
         unsynced.cut(INO, 0, u64::MAX);
         assert_eq!(ranges(&unsynced), []);
         assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn what_is_being_cut_is_not_written_again() {
+        let unsynced = unsynced();
+        unsynced.note(1, INO, 0, b"0123456789", 1);
+        unsynced.note(1, INO, 20, b"past", 2);
+        let cutting = unsynced.cutting(INO, 4);
+        assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
+        drop(cutting);
+        assert_eq!(ranges(&unsynced).len(), 2, "it failed");
+        unsynced.cutting(INO, 4).done();
+        assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
+        assert!(unsynced.state.lock().cutting.is_empty());
     }
 
     #[test]

@@ -44,7 +44,7 @@ fn make_pool(directory: &Path) -> u64 {
     let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
     let mut key = [0; 16];
     SystemRandom.fill(&mut key);
-    let root = Caller { uid: 0, gid: 0 };
+    let root = Caller::default();
     let format = Format { uuid: opened.uuid().0, hash_key: HashKey(key), root, root_mode: 0o755 };
     Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
     report.pages
@@ -139,6 +139,12 @@ impl Site for Linked {
     fn restart(&mut self) {
         self.running.take().expect("it runs").stop();
         self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone()));
+    }
+
+    fn kill_at(&self, _cut: Cut) {}
+
+    fn has_died(&self) -> bool {
+        false
     }
 
     fn cut(&self, _cut: Cut, _pass: u32) {}

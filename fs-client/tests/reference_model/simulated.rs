@@ -46,8 +46,19 @@ impl Site for Simulated {
         self.world.start();
     }
 
+    fn kill_at(&self, cut: Cut) {
+        self.world.kill_at(cut);
+    }
+
+    fn has_died(&self) -> bool {
+        self.world.has_died()
+    }
+
     fn cut(&self, cut: Cut, pass: u32) {
-        self.world.network().cut_after(cut, pass);
+        // In the place of a kill it would let the server die later, with writes that are not synced.
+        if !self.world.will_die() {
+            self.world.network().cut_after(cut, pass);
+        }
     }
 
     fn pool_pages(&self) -> u64 {

@@ -126,6 +126,11 @@ pub enum Step {
     },
     /// Everything is synced, then the server goes at that instant and comes back.
     Restart,
+    /// Everything is synced, then the server is killed with the next request or its answer, and comes back: what was
+    /// asked is done once all the same.
+    Kill {
+        cut: Cut,
+    },
     Cut {
         cut: Cut,
         pass: u32,
@@ -233,6 +238,7 @@ pub fn step() -> impl Strategy<Value = (usize, Step)> {
         30 => names(),
         1 => (1u64..3000).prop_map(|ms| Step::Pass { ms }),
         1 => Just(Step::Restart),
+        2 => prop_oneof![Just(Cut::Request), Just(Cut::Reply)].prop_map(|cut| Step::Kill { cut }),
         2 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
     ];
     (0usize..2, step)

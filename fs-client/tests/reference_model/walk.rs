@@ -30,6 +30,10 @@ pub trait Site {
     fn pass(&self, time: Duration);
     /// The server goes and comes back. What was synced stays.
     fn restart(&mut self);
+    /// Kills the server when the next message of this kind is lost, and starts it again, if this site can.
+    fn kill_at(&self, cut: Cut);
+    /// Whether that has happened since this was asked last.
+    fn has_died(&self) -> bool;
     /// Cuts a connection soon, if this site can.
     fn cut(&self, cut: Cut, pass: u32);
     /// Pages of the pool.
@@ -128,12 +132,15 @@ impl<S: Site> Walk<S> {
             Step::Restart => {
                 self.compare();
                 // Both: a client writes again what no sync of its own covered, over what the other wrote since.
-                for index in 0..2 {
-                    status(self.site.client(index).session().sync_all(&CALLER)).expect("sync");
-                }
+                self.sync();
                 self.site.restart();
                 self.touch();
                 self.compare();
+                (Ok(()), Ok(()))
+            }
+            Step::Kill { cut } => {
+                self.sync();
+                self.site.kill_at(cut);
                 (Ok(()), Ok(()))
             }
             Step::Cut { cut, pass } => {
@@ -143,6 +150,18 @@ impl<S: Site> Walk<S> {
             _ => self.run_file(step),
         };
         assert_eq!(real, expected, "client {client}: {step:?}");
+        if self.site.has_died() {
+            // The other client has open files to reclaim, too, and its time runs.
+            self.touch();
+            // With both back, what was unlinked meanwhile goes.
+            self.site.pass(Duration::from_millis(200));
+        }
+    }
+
+    fn sync(&self) {
+        for index in 0..2 {
+            status(self.site.client(index).session().sync_all(&CALLER)).expect("sync");
+        }
     }
 
     /// Both clients say that they live, and reclaim their files if they must.

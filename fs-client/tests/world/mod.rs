@@ -6,7 +6,7 @@
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::sim::{self, SimNetwork, Translation};
+use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
@@ -14,7 +14,7 @@ use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, Store};
 use cuttlefs_server::pool::{SimDisk, SimMode};
 use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,13 +35,20 @@ pub const LEASE: Duration = Duration::from_secs(30);
 
 /// The world.
 pub struct World {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
     config: WorldConfig,
     network: Arc<SimNetwork>,
     clock: Arc<ManualClock>,
     random: Arc<SeededRandom>,
     store: Arc<dyn Store>,
     disk: SimDisk,
-    server: Rc<RefCell<Option<OneThreadServer>>>,
+    server: RefCell<Option<OneThreadServer>>,
+    /// The server dies with the next cut, and another one starts.
+    dies_at_cut: Cell<bool>,
+    has_died: Cell<bool>,
 }
 
 fn endpoint() -> Endpoint {
@@ -56,29 +63,108 @@ impl World {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let mut key = [0; 16];
         random.fill(&mut key);
-        let root = Caller { uid: 0, gid: 0 };
+        let root = Caller::default();
         let format = Format { uuid: [7; 16], hash_key: HashKey(key), root, root_mode: 0o755 };
         Meta::format(store.as_ref(), clock.as_ref(), &format).expect("format");
         let nowhere = Arc::new(SharedMemory::new("no-frames", 4096).expect("memory"));
         let disk = SimDisk::seeded(config.pool_pages, nowhere, config.seed);
         disk.set_mode(if config.deferred { SimMode::Deferred } else { SimMode::AtOnce });
-        let world = Self {
+        let inner = Rc::new(Inner {
             config,
             network: SimNetwork::new(config.translation),
             clock,
             random,
             store,
             disk,
-            server: Rc::default(),
-        };
-        world.start();
-        let (server, disk, clock) = (world.server.clone(), world.disk.clone(), world.clock.clone());
-        sim::set_pump(move || step(&server, &disk, &clock));
-        world
+            server: RefCell::default(),
+            dies_at_cut: Cell::new(false),
+            has_died: Cell::new(false),
+        });
+        inner.start();
+        let pumped = inner.clone();
+        sim::set_pump(move || pumped.step());
+        Self { inner }
     }
 
     /// Starts the server, again if it was stopped or killed.
     pub fn start(&self) {
+        self.inner.start();
+    }
+
+    /// Kills the server at this instant.
+    pub fn kill(&self) {
+        self.inner.kill();
+    }
+
+    /// Power loss: the server and all that the disk had not synced are gone.
+    pub fn lose_power(&self) {
+        self.kill();
+        self.inner.disk.crash(self.inner.random.as_ref());
+    }
+
+    /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
+    pub fn kill_at(&self, cut: Cut) {
+        self.inner.network.cut_after(cut, 0);
+        self.inner.dies_at_cut.set(true);
+    }
+
+    /// Whether a kill is to come.
+    pub fn will_die(&self) -> bool {
+        self.inner.dies_at_cut.get()
+    }
+
+    /// Whether a server was killed since this was asked last.
+    pub fn has_died(&self) -> bool {
+        self.inner.has_died.take()
+    }
+
+    /// The network between, to cut connections.
+    pub fn network(&self) -> &SimNetwork {
+        &self.inner.network
+    }
+
+    /// The world's time.
+    pub fn clock(&self) -> &ManualClock {
+        &self.inner.clock
+    }
+
+    /// A client with its own session.
+    pub fn client(&self) -> RemoteVolume {
+        let options = SessionOptions {
+            endpoint: endpoint(),
+            label: "world".into(),
+            subtree: Vec::new(),
+            lanes: 2,
+            background: false,
+        };
+        let session = Session::connect(self.inner.network.device(), options, self.inner.random.as_ref());
+        RemoteVolume::new(session.expect("connect"))
+    }
+
+    /// Looks at the server.
+    pub fn with_server<T>(&self, look: impl FnOnce(&OneThreadServer) -> T) -> T {
+        look(self.inner.server.borrow().as_ref().expect("a running server"))
+    }
+
+    /// Lets time pass, with all that happens meanwhile.
+    pub fn pass(&self, time: Duration) {
+        let Inner { clock, server, disk, .. } = &*self.inner;
+        let until = clock.monotonic() + time;
+        while clock.monotonic() < until {
+            clock.advance(Duration::from_millis(100));
+            while server.borrow().as_ref().is_some_and(OneThreadServer::step) || disk.step() {}
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        sim::clear_pump();
+    }
+}
+
+impl Inner {
+    fn start(&self) {
         let meta = Arc::new(Meta::open(self.store.clone(), self.clock.clone()).expect("open metadata"));
         let device: Arc<dyn Device> = self.network.device();
         let options = ServeOptions {
@@ -100,71 +186,28 @@ impl World {
         *self.server.borrow_mut() = Some(server.expect("start"));
     }
 
-    /// Kills the server at this instant.
-    pub fn kill(&self) {
+    fn kill(&self) {
         drop(self.server.borrow_mut().take());
     }
 
-    /// Power loss: the server and all that the disk had not synced are gone.
-    pub fn lose_power(&self) {
-        self.kill();
-        self.disk.crash(self.random.as_ref());
-    }
-
-    /// The network between, to cut connections.
-    pub fn network(&self) -> &SimNetwork {
-        &self.network
-    }
-
-    /// The world's time.
-    pub fn clock(&self) -> &ManualClock {
-        &self.clock
-    }
-
-    /// A client with its own session.
-    pub fn client(&self) -> RemoteVolume {
-        let options = SessionOptions {
-            endpoint: endpoint(),
-            label: "world".into(),
-            subtree: Vec::new(),
-            lanes: 2,
-            background: false,
-        };
-        let session = Session::connect(self.network.device(), options, self.random.as_ref());
-        RemoteVolume::new(session.expect("connect"))
-    }
-
-    /// Looks at the server.
-    pub fn with_server<T>(&self, look: impl FnOnce(&OneThreadServer) -> T) -> T {
-        look(self.server.borrow().as_ref().expect("a running server"))
-    }
-
-    /// Lets time pass, with all that happens meanwhile.
-    pub fn pass(&self, time: Duration) {
-        let until = self.clock.monotonic() + time;
-        while self.clock.monotonic() < until {
-            self.clock.advance(Duration::from_millis(100));
-            while self.server.borrow().as_ref().is_some_and(OneThreadServer::step) || self.disk.step() {}
+    fn step(&self) -> bool {
+        if self.dies_at_cut.get() && !self.network.cut_is_pending() {
+            self.dies_at_cut.set(false);
+            self.has_died.set(true);
+            self.kill();
+            self.start();
+            return true;
         }
+        let server = self.server.borrow();
+        let Some(server) = server.as_ref() else { return false };
+        if server.step() || self.disk.step() {
+            return true;
+        }
+        // Nothing moves: time does.
+        if let Some(deadline) = server.next_deadline() {
+            self.clock.advance(deadline.saturating_sub(self.clock.monotonic()) + Duration::from_nanos(1));
+            return true;
+        }
+        false
     }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        sim::clear_pump();
-    }
-}
-
-fn step(server: &RefCell<Option<OneThreadServer>>, disk: &SimDisk, clock: &ManualClock) -> bool {
-    let server = server.borrow();
-    let Some(server) = server.as_ref() else { return false };
-    if server.step() || disk.step() {
-        return true;
-    }
-    // Nothing moves: time does.
-    if let Some(deadline) = server.next_deadline() {
-        clock.advance(deadline.saturating_sub(clock.monotonic()) + Duration::from_nanos(1));
-        return true;
-    }
-    false
 }

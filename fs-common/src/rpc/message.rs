@@ -386,6 +386,9 @@ pub enum Request<'a> {
     StatFs,
     /// The server's status as JSON, for people; needs no session.
     Status,
+    /// This client has reclaimed all it had open: nobody need be waited for on its account any more (RECLAIM_COMPLETE
+    /// of RFC 8881 section 18.51).
+    Recovered,
 }
 
 /// What `Attach` tells a client.
@@ -406,6 +409,9 @@ pub struct Attached {
     pub magic: MagicPattern,
     /// Mutations will be refused.
     pub read_only: bool,
+    /// `server_epoch` of the server before this one, if it stopped with everything on its disk: nothing that one
+    /// answered was lost.
+    pub clean_predecessor: Option<u64>,
 }
 
 /// An opened file.
@@ -461,7 +467,7 @@ pub struct Space {
 /// header and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Heartbeat, Detach, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
+    /// Heartbeat, Detach, Recovered, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
     Done,
     /// Attach.
     Attached(Attached),

@@ -14,7 +14,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 30;
+const KINDS: usize = 31;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -51,6 +51,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::RemoveXattr { .. } => 27,
         Request::StatFs => 28,
         Request::Status => 29,
+        Request::Recovered => 30,
     }
 }
 
@@ -81,6 +82,7 @@ fn connection() -> Vec<(Request<'static>, Vec<u8>)> {
         ),
         (Request::StatFs, vec![28]),
         (Request::Status, vec![29]),
+        (Request::Recovered, vec![30]),
     ]
 }
 

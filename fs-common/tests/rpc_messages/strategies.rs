@@ -172,7 +172,14 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (any::<u128>(), text(), bytes())
             .prop_map(|(client, label, subtree)| Request::Attach { client: ClientId(client), label, subtree })
             .boxed(),
-        select(vec![Request::Heartbeat, Request::Detach, Request::StatFs, Request::Status]).boxed(),
+        select(vec![
+            Request::Heartbeat,
+            Request::Detach,
+            Request::StatFs,
+            Request::Status,
+            Request::Recovered,
+        ])
+        .boxed(),
         vec(reclaim(), 0..20).prop_map(|files| Request::Reclaim { files }).boxed(),
         (ino(), bytes()).prop_map(|(parent, name)| Request::Lookup { parent, name }).boxed(),
         ino().prop_map(|ino| Request::GetAttr { ino }).boxed(),
@@ -262,18 +269,21 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
 pub fn reply() -> impl Strategy<Value = Reply<'static>> {
     Union::new(vec![
         Just(Reply::Done).boxed(),
-        (any::<(u64, u64, u32, u16, u64, bool)>(), any::<[u8; 32]>())
-            .prop_map(|((server_epoch, session, lease_ms, slots, root, read_only), magic)| {
-                Reply::Attached(Attached {
-                    server_epoch,
-                    session,
-                    lease_ms,
-                    slots,
-                    root: InodeNo(root),
-                    magic: MagicPattern::new(magic),
-                    read_only,
-                })
-            })
+        (any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(), any::<[u8; 32]>())
+            .prop_map(
+                |((server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor), magic)| {
+                    Reply::Attached(Attached {
+                        server_epoch,
+                        session,
+                        lease_ms,
+                        slots,
+                        root: InodeNo(root),
+                        magic: MagicPattern::new(magic),
+                        read_only,
+                        clean_predecessor,
+                    })
+                },
+            )
             .boxed(),
         vec(option::of(opened()), 0..8).prop_map(Reply::Reclaimed).boxed(),
         attr().prop_map(Reply::Attr).boxed(),

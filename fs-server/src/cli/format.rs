@@ -44,7 +44,11 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         uuid: opened.uuid().0,
         hash_key: HashKey(key),
         // Whoever formats owns the root directory, so that a user's own pool is the user's.
-        root: Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
+        root: Caller {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            request: None,
+        },
         root_mode: ROOT_MODE,
     };
     Meta::format(&store, &SystemClock::new(), &format)

@@ -9,12 +9,13 @@
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
-//! | `C client:16` | session |
+//! | `C client:16` | a client that has a session, or had one and may come back; nothing in it |
+//! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock |
 //!
 //! There is no record of free space: it is what no extent names.
 
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 
 /// First byte of each kind of key.
 pub mod tag {
@@ -36,6 +37,8 @@ pub const NEXT_INO: &[u8] = b"Mnext_ino";
 pub const STARTS: &[u8] = b"Mstarts";
 /// Sequence number of the last log record whose effect is in the store.
 pub const APPLIED: &[u8] = b"Mapplied";
+/// The epoch of a server that stopped with nothing left to write back; gone once another one has started.
+pub const CLEAN: &[u8] = b"Mclean";
 
 fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
     let mut key = [tag; 9];
@@ -87,11 +90,24 @@ pub fn all_of_xattr(ino: InodeNo, name: &[u8]) -> KeyRange {
     prefixed(&first)
 }
 
-/// Session.
+/// Client.
 pub fn client(client: ClientId) -> [u8; 17] {
     let mut key = [tag::CLIENT; 17];
     key[1..].copy_from_slice(&client.0.to_be_bytes());
     key
+}
+
+/// Slot of a client.
+pub fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
+    let mut key = [tag::CLIENT; 19];
+    key[..17].copy_from_slice(&self::client(client));
+    key[17..].copy_from_slice(&slot.0.to_be_bytes());
+    key
+}
+
+/// A client and its slots.
+pub fn all_of_client(client: ClientId) -> KeyRange {
+    prefixed(&self::client(client))
 }
 
 /// A range of keys: `from <= key < to`.
@@ -155,7 +171,7 @@ pub fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
 
 /// Client of a `C` key.
 pub fn parse_client(key: &[u8]) -> Option<ClientId> {
-    Some(ClientId(u128::from_be_bytes(key.get(1..)?.try_into().ok()?)))
+    Some(ClientId(u128::from_be_bytes(key.get(1..17)?.try_into().ok()?)))
 }
 
 #[cfg(test)]
@@ -178,12 +194,12 @@ mod tests {
         );
         assert_eq!(xattr(ino, b"user.a", 2), b"A\x01\x02\x03\x04\x05\x06\x07\x08\x06user.a\x02");
         assert_eq!(
-            &client(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)),
-            b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10"
+            &client_slot(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10), SlotIndex(0x2122)),
+            b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x21\x22"
         );
         assert_eq!(
-            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED],
-            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied"]
+            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED, CLEAN],
+            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied", b"Mclean"]
         );
     }
 
@@ -194,7 +210,8 @@ mod tests {
         assert_eq!(parse_bucket(&bucket(ino, (1 << 56) - 1)), Some((ino, (1 << 56) - 1)));
         assert_eq!(parse_extent(&extent(ino, FilePage(9))), Some((ino, FilePage(9))));
         assert_eq!(parse_xattr(&xattr(ino, b"n", 3)), Some((ino, &b"n"[..], 3)));
-        assert_eq!(parse_client(&client(ClientId(5))), Some(ClientId(5)));
+        assert_eq!(parse_client(&client_slot(ClientId(5), SlotIndex(6))), Some(ClientId(5)));
+        assert_eq!(all_of_client(ClientId(u128::MAX)).to, b"D");
         assert_eq!(parse_ino(b"I123"), None);
         assert_eq!(parse_bucket(b"D"), None);
         assert_eq!(parse_extent(b""), None);

@@ -4,7 +4,8 @@ use super::error::MetaError;
 use super::key;
 use super::metadata::Meta;
 use super::name::Cookie;
-use super::record::{self, BytesRecord, InodeRecord, RecordError};
+use super::operation::RequestId;
+use super::record::{self, InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
@@ -196,22 +197,35 @@ impl Meta {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
     }
 
-    /// The sessions that were kept.
+    /// What the store remembers of the slot a request came in, if that is this request: it was done.
     ///
     /// # Errors
     /// `Io`.
-    pub fn clients(&self) -> Result<Vec<(ClientId, Vec<u8>)>, Status> {
+    pub fn request_done(&self, request: RequestId) -> Result<Option<SlotRecord>, Status> {
+        let key = key::client_slot(request.client, request.slot);
+        let look = || {
+            let Some(value) = self.store.get(&key)? else { return Ok(None) };
+            let slot: SlotRecord = record::parse(&value).map_err(MetaError::record(&key))?;
+            Ok((slot.seq == request.seq).then_some(slot))
+        };
+        look().map_err(|e: MetaError| self.fail("request_done", e))
+    }
+
+    /// Clients that have not been forgotten.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn clients(&self) -> Result<Vec<ClientId>, Status> {
         let mut clients = Vec::new();
         let range = key::all(key::tag::CLIENT);
         self.stored()
-            .scan(&range.from, &range.to, Direction::Forward, &mut |key, value| {
+            .scan(&range.from, &range.to, Direction::Forward, &mut |key, _| {
                 let malformed = || MetaError::record(key)(RecordError::Malformed);
-                let client = key::parse_client(key).ok_or_else(malformed)?;
-                let session: BytesRecord<'_> = record::parse(value).map_err(MetaError::record(key))?;
-                clients.push((client, session.bytes.to_vec()));
+                clients.push(key::parse_client(key).ok_or_else(malformed)?);
                 Ok(true)
             })
             .map_err(|e| self.fail("clients", e))?;
+        clients.dedup();
         Ok(clients)
     }
 }

@@ -56,6 +56,7 @@ pub struct Meta {
     pub(super) live: LiveInodes,
     pub(super) clock: Arc<dyn Clock>,
     uuid: [u8; 16],
+    clean_predecessor: Option<u64>,
     pub(super) change_floor: u64,
     pub(super) writer: Mutex<Writer>,
     /// Bound of reserved inode numbers in the store. Written under the writer's mutex, after the commit; read by
@@ -148,6 +149,9 @@ impl Meta {
         let mut batch = Batch::default();
         batch.put(key::NEXT_INO, record::encode(&CounterRecord(next_ino + INO_BLOCK)));
         batch.put(key::STARTS, record::encode(&CounterRecord(starts)));
+        let clean_predecessor = counter(&*store, key::CLEAN)?;
+        // Whoever stops after this one must say so again.
+        batch.remove(key::CLEAN);
         store.commit(batch)?;
         store.flush()?;
         let meta = Self {
@@ -155,6 +159,7 @@ impl Meta {
             live: LiveInodes::default(),
             clock,
             uuid: superblock.uuid,
+            clean_predecessor,
             change_floor: starts << CHANGES_PER_START_BITS,
             writer: Mutex::new(Writer { next_ino }),
             reserved: AtomicU64::new(next_ino + INO_BLOCK),
@@ -207,6 +212,11 @@ impl Meta {
     /// The pool's identity.
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid
+    }
+
+    /// The epoch of the server before this one, if it stopped with nothing left to write back.
+    pub fn clean_predecessor(&self) -> Option<u64> {
+        self.clean_predecessor
     }
 
     /// Inodes there are, orphans included.
@@ -343,14 +353,18 @@ impl Meta {
     }
 
     /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing
-    /// calls any more; what comes later all the same works.
+    /// calls any more; what comes later all the same works. `clean`: the server of this epoch has written
+    /// everything back, which the next one may tell its clients.
     ///
     /// # Errors
     /// `Io`.
-    pub fn close(&self) -> Result<(), Status> {
+    pub fn close(&self, clean: Option<u64>) -> Result<(), Status> {
         let writer = self.writer.lock();
         let mut batch = Batch::default();
         batch.put(key::NEXT_INO, record::encode(&CounterRecord(writer.next_ino)));
+        if let Some(epoch) = clean {
+            batch.put(key::CLEAN, record::encode(&CounterRecord(epoch)));
+        }
         let close = || {
             // Lowered first: a later create must reserve again.
             self.durable_reserved.store(writer.next_ino, Ordering::Release);

@@ -51,10 +51,10 @@ pub use memory_store::MemoryStore;
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, CLIENT_RECORD_MAX_BYTES, Caller, DataCommit, DataStamp, LINK_MAX, Operation, Outcome,
-    RangeUpdate, XATTRS_PER_INODE_MAX,
+    ApplyContext, Caller, DataCommit, DataStamp, LINK_MAX, Operation, Outcome, RangeUpdate, RequestId,
+    XATTRS_PER_INODE_MAX,
 };
-pub use record::{FORMAT_VERSION, InodeRecord, RecordError};
+pub use record::{FORMAT_VERSION, InodeRecord, RecordError, SlotRecord};
 pub use sled_store::{SledOptions, SledStore};
 pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};

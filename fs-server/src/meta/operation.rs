@@ -2,7 +2,7 @@
 //! them and replay them through the same `apply`.
 
 use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
 use serde::{Deserialize, Serialize};
@@ -15,13 +15,22 @@ pub const LINK_MAX: u32 = 65_000;
 pub const XATTRS_PER_INODE_MAX: u32 = 240;
 /// Bytes of an extended attribute kept in one record.
 pub const XATTR_PIECE_BYTES: usize = 4096;
-/// Largest session record.
-pub const CLIENT_RECORD_MAX_BYTES: usize = 4096;
 /// An unlinked file with at most so many extents goes in the batch that unlinks it; larger ones become orphans
 /// first, so that no batch grows with a file.
 pub const INLINE_REAP_EXTENTS: usize = 64;
 /// Extents one batch of a reap removes.
 pub const REAP_BATCH_EXTENTS: usize = 1024;
+
+/// Names a request for good: a retransmission has the same, no other request ever has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestId {
+    /// Whose.
+    pub client: ClientId,
+    /// In which slot of the client's session.
+    pub slot: SlotIndex,
+    /// Its number in that slot.
+    pub seq: u64,
+}
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +39,8 @@ pub struct Caller {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// The request this is done for; its batch says that it was done.
+    pub request: Option<RequestId>,
 }
 
 /// A part of a file's range table that becomes durable.
@@ -169,14 +180,12 @@ pub enum Operation<'a> {
         /// Inode.
         ino: InodeNo,
     },
-    /// Keeps a session.
+    /// Keeps that a client has a session: after a restart it may come back for what it had open.
     PutClient {
         /// Whose.
         client: ClientId,
-        /// What the session layer wants back.
-        record: &'a [u8],
     },
-    /// Forgets a session.
+    /// Forgets a client and which of its requests were done: it is gone and sends none again.
     RemoveClient {
         /// Whose.
         client: ClientId,

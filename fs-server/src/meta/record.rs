@@ -177,6 +177,15 @@ pub struct SuperRecord {
     pub created: Timestamp,
 }
 
+/// The last request of a slot that changed something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotRecord {
+    /// Its number.
+    pub seq: u64,
+    /// The inode it was about, if its answer tells of one.
+    pub ino: Option<InodeNo>,
+}
+
 /// A counter of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterRecord(pub u64);

@@ -385,6 +385,13 @@ impl Regions {
         }
     }
 
+    /// Whether the SSD holds everything, as far as anybody knows.
+    pub fn is_written_back(&self) -> bool {
+        self.residency.dirty() == 0
+            && self.dirty_files.lock().is_empty()
+            && !self.sync_failed.load(Ordering::Acquire)
+    }
+
     /// Puts a file on the write-back list.
     pub(crate) fn list_dirty(&self, file: &Arc<FileRegion>) {
         if !file.listed.swap(true, Ordering::AcqRel) {

@@ -100,15 +100,18 @@ async fn answer(
             }
             let admission =
                 session.slot(header.slot).and_then(|slot| slot.lock().admit(header.seq, connection.number()));
-            match admission {
+            let first = match admission {
                 Err(status) => return connection.send(&message(header, Err(status))).await,
                 Ok(Admission::Replay(reply)) => return connection.send(&reply).await,
                 Ok(Admission::Running) => return,
-                Ok(Admission::Run) => {}
-            }
+                Ok(Admission::Run { first }) => first,
+            };
             let once = admit::must_run_once(&request);
             let peer_lost = Cell::new(false);
-            let result = handlers::run(context, connection, &session, header, request, &peer_lost).await;
+            // Only a slot's first request can be one that was sent to another server before.
+            let may_be_done = first && once;
+            let result =
+                handlers::run(context, connection, &session, header, request, may_be_done, &peer_lost).await;
             let reply = message(header, result);
             // What failed with its connection was not answered: it runs again when it is sent again.
             let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.as_slice()));

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// How often leases are looked at, as a part of the lease.
 const LEASE_CHECKS: u32 = 4;
+/// How often the end of the grace period is looked for.
+const GRACE_CHECK: Duration = Duration::from_millis(100);
 
 struct SpawnerTimer(Spawner);
 
@@ -40,20 +42,24 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
         let period = task.server.sessions.lease() / LEASE_CHECKS;
         loop {
             timer.sleep(period).await;
-            for session in task.server.sessions.expire() {
+            let gone = task.server.sessions.expire();
+            for session in &gone {
                 task.server.revoke(session.number()).await;
             }
+            let forgotten = task.server.sessions.note_absent(gone.iter().map(|session| session.client()));
+            task.server.forget(&forgotten);
         }
     });
     let task = context.clone();
     worker.spawn_local(async move {
-        // Clients of the server's last life get one lease to reclaim what they had open.
-        let orphans = task.server.meta.orphans();
-        if orphans.is_empty() {
-            return;
+        // What lost its last name before this server started, or while clients could still come back for it.
+        while task.server.sessions.is_grace_period() {
+            spawner.sleep(GRACE_CHECK).await;
         }
-        spawner.sleep(task.server.sessions.lease()).await;
-        tracing::info!(orphans = orphans.len(), "freeing unlinked files nobody reclaimed");
+        let orphans = task.server.meta.orphans();
+        if !orphans.is_empty() {
+            tracing::info!(orphans = orphans.len(), "freeing unlinked files nobody has open");
+        }
         for ino in orphans {
             task.server.reap(ino).await;
         }

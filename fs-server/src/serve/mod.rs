@@ -217,7 +217,8 @@ impl RunningServer {
         for worker in self.workers.drain(..).rev() {
             worker.stop();
         }
-        if let Err(status) = self.server.meta.close() {
+        let clean = self.server.regions.is_written_back().then_some(self.server.epoch);
+        if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
         self.meta.stop();
@@ -246,10 +247,13 @@ fn build(
     let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
     let export_root =
         export::walk(InodeNo::ROOT, &options.export.subtree, lookup).map_err(StartError::Subtree)?;
-    Ok(Arc::new(Server {
+    let before = meta.clients().map_err(StartError::Meta)?;
+    let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
+    let forgotten = sessions.note_absent([]);
+    let server = Arc::new(Server {
         meta,
         regions,
-        sessions: Sessions::new(clock.clone(), random.clone(), options.lease),
+        sessions,
         connections: Connections::default(),
         export: options.export,
         export_root,
@@ -259,7 +263,9 @@ fn build(
         endpoints: Mutex::default(),
         workers: options.workers.max(1),
         drain: Drain::default(),
-    }))
+    });
+    server.forget(&forgotten);
+    Ok(server)
 }
 
 /// Free space is what no extent names (invariant 3): it cannot disagree with the extents.

@@ -7,6 +7,14 @@
 //! * A mutation runs once for each (session, slot, seq).
 //! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
 //!
+//! What a request did and that it was done are one batch of metadata (`RequestId`), so a slot's last mutation is known
+//! to the next server, too. That memory outlives the session: a client may be cut off for longer than its lease and
+//! send its request once more. Of clients that are away, `MAX_ABSENT` are remembered.
+//!
+//! # The grace period
+//! A new server does not know which files the clients of the one before it have open. Until all of them have said that
+//! they reclaimed theirs (`Request::Recovered`), or one lease has passed, no unlinked file is freed.
+//!
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
 
@@ -20,13 +28,15 @@ use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Sessions at most; a further client is told to come back later.
 pub const MAX_SESSIONS: usize = 1024;
+/// Clients without a session whose last requests are remembered; beyond that, who went first is forgotten.
+pub const MAX_ABSENT: usize = 1024;
 
 /// One client.
 pub struct Session {
@@ -96,15 +106,44 @@ impl Session {
 /// All sessions of a server.
 pub struct Sessions {
     by_client: Mutex<HashMap<ClientId, Arc<Session>>>,
+    /// Who went first is in front. Taken after `by_client`.
+    absent: Mutex<VecDeque<ClientId>>,
+    /// Clients of the server before this one that may have files to reclaim.
+    recovering: Mutex<HashSet<ClientId>>,
+    /// When they are no longer waited for.
+    grace_until: Duration,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     lease: Duration,
 }
 
 impl Sessions {
-    /// No sessions yet.
-    pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>, lease: Duration) -> Self {
-        Self { by_client: Mutex::default(), clock, random, lease }
+    /// No sessions yet. `before`: the clients of the server before this one.
+    pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>, lease: Duration, before: &[ClientId]) -> Self {
+        Self {
+            by_client: Mutex::default(),
+            absent: Mutex::new(before.iter().copied().collect()),
+            recovering: Mutex::new(before.iter().copied().collect()),
+            grace_until: clock.monotonic() + lease,
+            clock,
+            random,
+            lease,
+        }
+    }
+
+    /// Whether there is still somebody to wait for before an unlinked file may be freed.
+    pub fn is_grace_period(&self) -> bool {
+        let mut recovering = self.recovering.lock();
+        if !recovering.is_empty() && self.clock.monotonic() >= self.grace_until {
+            tracing::info!(clients = recovering.len(), "the grace period is over; not all clients came back");
+            recovering.clear();
+        }
+        !recovering.is_empty()
+    }
+
+    /// This client has reclaimed what it had open, or will not.
+    pub fn recovered(&self, client: ClientId) {
+        self.recovering.lock().remove(&client);
     }
 
     /// How long a client may be silent.
@@ -112,15 +151,20 @@ impl Sessions {
         self.lease
     }
 
-    /// The client's session, a new one if it has none. A client keeps the root it first attached with.
+    /// The client's session and whether it is a new one. A client keeps the root it first attached with.
     ///
     /// # Errors
     /// `Busy` beyond `MAX_SESSIONS`.
-    pub fn attach(&self, client: ClientId, label: &str, root: InodeNo) -> Result<Arc<Session>, Status> {
+    pub fn attach(
+        &self,
+        client: ClientId,
+        label: &str,
+        root: InodeNo,
+    ) -> Result<(Arc<Session>, bool), Status> {
         let mut by_client = self.by_client.lock();
         if let Some(session) = by_client.get(&client) {
             session.touch(self.clock.monotonic());
-            return Ok(session.clone());
+            return Ok((session.clone(), false));
         }
         if by_client.len() >= MAX_SESSIONS {
             tracing::warn!(%label, MAX_SESSIONS, "refusing a client: too many sessions");
@@ -138,8 +182,9 @@ impl Sessions {
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());
+        self.absent.lock().retain(|known| *known != client);
         tracing::info!(client = %format_args!("{:032x}", client.0), %label, "client attached");
-        Ok(session)
+        Ok((session, true))
     }
 
     /// Notes a request of the session.
@@ -158,6 +203,7 @@ impl Sessions {
     pub fn end(&self, session: &Session) {
         if !session.ended.swap(true, Ordering::AcqRel) {
             self.by_client.lock().remove(&session.client);
+            self.recovered(session.client);
             tracing::info!(label = %session.label, "client detached");
         }
     }
@@ -180,6 +226,14 @@ impl Sessions {
         gone
     }
 
+    /// These clients are away and may come back. Gives those to be forgotten for it.
+    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) -> Vec<ClientId> {
+        let mut absent = self.absent.lock();
+        absent.extend(clients);
+        let many = absent.len().saturating_sub(MAX_ABSENT);
+        absent.drain(..many).collect()
+    }
+
     /// All sessions, for status.
     pub fn list(&self) -> Vec<Arc<Session>> {
         self.by_client.lock().values().cloned().collect()
@@ -192,15 +246,15 @@ mod tests {
     use cuttlefs_common::world::{ManualClock, SeededRandom};
 
     fn sessions(clock: &Arc<ManualClock>) -> Sessions {
-        Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10))
+        Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &[])
     }
 
     #[test]
     fn a_client_has_one_session_until_its_lease_runs_out() {
         let clock = Arc::new(ManualClock::default());
         let sessions = sessions(&clock);
-        let first = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
-        let again = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
+        let first = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
+        let again = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
         assert_eq!(first.number(), again.number());
         clock.advance(Duration::from_secs(9));
         sessions.note_request(&first).expect("alive");
@@ -209,8 +263,41 @@ mod tests {
         clock.advance(Duration::from_secs(2));
         assert_eq!(sessions.expire().len(), 1);
         assert_eq!(sessions.note_request(&first), Err(Status::SessionExpired));
-        let new = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach");
+        let new = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
         assert_ne!(first.number(), new.number());
+    }
+
+    #[test]
+    fn the_grace_period_ends_with_the_last_who_came_back_or_with_the_lease() {
+        let clock = Arc::new(ManualClock::default());
+        let sessions = || {
+            let before = [ClientId(1), ClientId(2)];
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before)
+        };
+        let all_back = sessions();
+        all_back.recovered(ClientId(1));
+        all_back.recovered(ClientId(3));
+        assert!(all_back.is_grace_period());
+        let (session, is_new) = all_back.attach(ClientId(2), "b", InodeNo::ROOT).expect("attach");
+        assert!(is_new && all_back.is_grace_period(), "it may have more to reclaim");
+        all_back.end(&session);
+        assert!(!all_back.is_grace_period());
+        let one_lost = sessions();
+        one_lost.recovered(ClientId(1));
+        clock.advance(Duration::from_secs(9));
+        assert!(one_lost.is_grace_period());
+        clock.advance(Duration::from_secs(1));
+        assert!(!one_lost.is_grace_period());
+    }
+
+    #[test]
+    fn who_is_away_the_longest_is_forgotten_first() {
+        let sessions = sessions(&Arc::new(ManualClock::default()));
+        let clients = || (0..MAX_ABSENT as u128).map(ClientId);
+        assert_eq!(sessions.note_absent(clients()), []);
+        sessions.attach(ClientId(0), "back", InodeNo::ROOT).expect("attach");
+        assert_eq!(sessions.note_absent([ClientId(5000)]), []);
+        assert_eq!(sessions.note_absent([ClientId(5001)]), [ClientId(1)]);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! | last          | replay the answer, or run again if it changed nothing | wait: answer goes to the newest connection |
 //! | other         | `BadSequence`                   | `BadSequence`                       |
 //!
-//! A fresh slot takes any number as its first: the client may have counted on a server that forgot.
+//! A fresh slot takes any number as its first: the client has counted on with the server before this one. Whether that
+//! one did the request already is for the metadata to say.
 
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -17,8 +18,11 @@ pub const MAX_CACHED_REPLY: usize = 4096;
 /// What to do with an arriving request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Run it.
-    Run,
+    /// Run it. `first`: it is the first one this slot sees.
+    Run {
+        /// See there.
+        first: bool,
+    },
     /// It was answered before: send this again.
     Replay(Arc<[u8]>),
     /// It is running: whoever runs it will answer on the connection it came in on last.
@@ -51,13 +55,13 @@ impl Slot {
                 Some(reply) => Ok(Admission::Replay(reply.clone())),
                 None => {
                     self.begin(seq, connection);
-                    Ok(Admission::Run)
+                    Ok(Admission::Run { first: false })
                 }
             },
             Some(last) if seq != last.wrapping_add(1) => Err(Status::BadSequence),
-            _ => {
+            last => {
                 self.begin(seq, connection);
-                Ok(Admission::Run)
+                Ok(Admission::Run { first: last.is_none() })
             }
         }
     }
@@ -85,7 +89,7 @@ mod tests {
     fn every_cell_of_the_table() {
         let reply: Arc<[u8]> = Arc::from(&b"answer"[..]);
         let mut slot = Slot::default();
-        assert_eq!(slot.admit(41, 1), Ok(Admission::Run), "a fresh slot takes any number");
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Run { first: true }), "a fresh slot takes any number");
         assert_eq!(slot.admit(41, 2), Ok(Admission::Running));
         assert_eq!(slot.admit(42, 2), Err(Status::BadSequence), "one request at a time");
         assert_eq!(slot.admit(40, 2), Err(Status::BadSequence));
@@ -93,10 +97,14 @@ mod tests {
         assert_eq!(slot.admit(41, 3), Ok(Admission::Replay(reply)));
         assert_eq!(slot.admit(40, 3), Err(Status::BadSequence));
         assert_eq!(slot.admit(43, 3), Err(Status::BadSequence));
-        assert_eq!(slot.admit(42, 3), Ok(Admission::Run));
+        assert_eq!(slot.admit(42, 3), Ok(Admission::Run { first: false }));
         slot.finish(None);
-        assert_eq!(slot.admit(42, 3), Ok(Admission::Run), "what changed nothing may run again");
+        assert_eq!(
+            slot.admit(42, 3),
+            Ok(Admission::Run { first: false }),
+            "what changed nothing may run again"
+        );
         slot.finish(None);
-        assert_eq!(slot.admit(43, 3), Ok(Admission::Run));
+        assert_eq!(slot.admit(43, 3), Ok(Admission::Run { first: false }));
     }
 }

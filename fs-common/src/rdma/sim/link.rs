@@ -291,6 +291,12 @@ impl ProtectionDomain for SimDomain {
                 result.map_err(|reason| RdmaError::Refused { endpoint: endpoint.to_string(), reason })?;
                 return Ok(Connected { qp: pair, windows: listener.windows() });
             }
+            if listener.closed.load(Ordering::SeqCst) {
+                return Err(RdmaError::Refused {
+                    endpoint: endpoint.to_string(),
+                    reason: "it went away before it answered".into(),
+                });
+            }
             super::pump();
         }
         Err(RdmaError::Handshake { endpoint: endpoint.to_string(), reason: "nobody answered".into() })

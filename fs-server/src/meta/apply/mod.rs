@@ -11,10 +11,9 @@ mod names;
 use super::draft::{Applied, Draft};
 use super::error::MetaError;
 use super::key;
-use super::operation::{ApplyContext, CLIENT_RECORD_MAX_BYTES, Operation, Outcome};
-use super::record::{self, BytesRecord, InodeRecord};
+use super::operation::{ApplyContext, Operation, Outcome};
+use super::record::{self, BytesRecord, InodeRecord, SlotRecord};
 use super::view::View;
-use cuttlefs_common::status::Status;
 
 /// Works out what `operation` does to what `view` shows.
 ///
@@ -47,19 +46,25 @@ pub fn apply(
         Operation::RemoveXattr { ino, name } => attributes::remove_xattr(d, context, *ino, name),
         Operation::CommitData { commits, stamps } => data::commit_data(d, commits, stamps),
         Operation::ReapOrphan { ino } => data::reap_orphan(d, context, *ino),
-        Operation::PutClient { record, .. } if record.len() > CLIENT_RECORD_MAX_BYTES => {
-            Err(Status::ValueTooLarge.into())
-        }
-        Operation::PutClient { client, record } => {
-            d.batch.put(key::client(*client), record::encode(&BytesRecord { bytes: record }));
+        Operation::PutClient { client } => {
+            d.batch.put(key::client(*client), record::encode(&BytesRecord { bytes: b"" }));
             Ok(Outcome::default())
         }
         Operation::RemoveClient { client } => {
-            d.batch.remove(key::client(*client));
+            let keys = d.view.keys(&key::all_of_client(*client))?;
+            keys.into_iter().for_each(|key| d.batch.remove(key));
             Ok(Outcome::default())
         }
     }?;
-    draft.finish(context, outcome)
+    let mut applied = draft.finish(context, outcome)?;
+    if let Some(request) = context.caller.request
+        && !applied.batch.is_empty()
+    {
+        // In the same batch: after a crash the effect and the knowledge that it was had are both there, or neither.
+        let done = SlotRecord { seq: request.seq, ino: applied.outcome.attr.map(|attr| attr.ino) };
+        applied.batch.put(key::client_slot(request.client, request.slot), record::encode(&done));
+    }
+    Ok(applied)
 }
 
 /// Contents of a directory changed.

@@ -1,9 +1,11 @@
 //! Restarts and crashes: what is there afterwards, and which numbers are never used again.
 
 use super::super::sled_store::{SledOptions, SledStore};
-use super::super::{HashKey, MemoryStore, Meta, MetaError, NoteData, Operation, Store, check};
-use super::{HASH_KEY, ROOT_USER, World, format};
-use cuttlefs_common::ids::{ClientId, InodeNo};
+use super::super::{
+    Caller, HashKey, MemoryStore, Meta, MetaError, NoteData, Operation, RequestId, SlotRecord, Store, check,
+};
+use super::{HASH_KEY, ROOT_USER, USER, World, format};
+use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
@@ -160,25 +162,51 @@ fn numbers_go_on_past_a_block_without_a_flush_of_ones_own() {
     let crashed = World::on(Arc::new(store.crashed(0)));
     assert!(crashed.file(ROOT, "fresh") > last);
     // A clean stop gives the rest of the block back.
-    world.meta.close().expect("close");
+    world.meta.close(None).expect("close");
     let reopened = World::on(store);
     assert_eq!(reopened.file(ROOT, "next").0, last.0 + 1);
     world.assert_sound();
 }
 
 #[test]
-fn sessions_are_kept() {
+fn a_request_is_remembered_with_what_it_did() {
     let world = World::new();
-    let put = |client, record| world.run(&Operation::PutClient { client: ClientId(client), record });
-    put(1, b"one").expect("put");
-    put(u128::MAX, b"two").expect("put");
-    put(1, b"three").expect("put");
-    assert_eq!(put(2, &[0; 4097]).err(), Some(Status::ValueTooLarge));
+    let request = |slot, seq| RequestId { client: ClientId(7), slot: SlotIndex(slot), seq };
+    let unlink = |id| {
+        let caller = Caller { request: Some(id), ..USER };
+        world.meta.execute(caller, &Operation::Unlink { parent: ROOT, name: b"f" }, &|_| false).map(|_| ())
+    };
+    let ino = world.file(ROOT, "f");
+    assert_eq!(unlink(request(3, 41)), Ok(()));
+    assert_eq!(unlink(request(4, 1)), Err(Status::NotFound));
+    let make = Operation::Create { parent: ROOT, name: b"f", mode: 0o600, exclusive: true };
+    let caller = Caller { request: Some(request(3, 42)), ..USER };
+    let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
+    assert!(made.ino > ino);
+    // All of it is there for the next server, and nothing of what was refused.
     let world = World::on(world.store.clone());
-    let expected = vec![(ClientId(1), b"three".to_vec()), (ClientId(u128::MAX), b"two".to_vec())];
-    assert_eq!(world.meta.clients(), Ok(expected));
-    world.run(&Operation::RemoveClient { client: ClientId(1) }).expect("remove");
-    assert_eq!(world.meta.clients().map(|clients| clients.len()), Ok(1));
+    let done = SlotRecord { seq: 42, ino: Some(made.ino) };
+    assert_eq!(world.meta.request_done(request(3, 42)), Ok(Some(done)));
+    assert_eq!(world.meta.request_done(request(3, 41)), Ok(None), "it was answered, or 42 had not come");
+    assert_eq!(world.meta.request_done(request(3, 43)), Ok(None));
+    assert_eq!(world.meta.request_done(request(4, 1)), Ok(None));
+    world.run(&Operation::PutClient { client: ClientId(7) }).expect("kept");
+    world.run(&Operation::PutClient { client: ClientId(8) }).expect("kept");
+    assert_eq!(world.meta.clients(), Ok(vec![ClientId(7), ClientId(8)]));
+    world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
+    assert_eq!(world.meta.request_done(request(3, 42)), Ok(None));
+    assert_eq!(world.meta.clients(), Ok(vec![ClientId(8)]));
+}
+
+#[test]
+fn a_clean_stop_is_told_once() {
+    let world = World::new();
+    assert_eq!(world.meta.clean_predecessor(), None);
+    world.meta.close(Some(77)).expect("close");
+    let next = World::on(world.store.clone());
+    assert_eq!(next.meta.clean_predecessor(), Some(77));
+    // That one is killed.
+    assert_eq!(World::on(world.store.clone()).meta.clean_predecessor(), None);
 }
 
 const CHILD: &str = "CUTTLEFS_TEST_CRASH_STORE";

@@ -1,12 +1,12 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, DataCommit, DataStamp, Direction, MemoryStore, Operation, RangeUpdate, Store, View,
-    apply, key,
+    ApplyContext, Caller, DataCommit, DataStamp, Direction, MemoryStore, Operation, RangeUpdate, RequestId,
+    Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
 use std::borrow::Cow;
 
@@ -23,9 +23,11 @@ fn contents(store: &MemoryStore) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 fn do_one(store: &MemoryStore, operation: &Operation<'_>, seq: u64) {
+    let forgets = matches!(operation, Operation::RemoveClient { .. });
+    let request = (!forgets).then_some(RequestId { client: ClientId(9), slot: SlotIndex(1), seq });
     let context = ApplyContext {
         now: Timestamp { secs: seq as i64, nanos: 5 },
-        caller: Caller { uid: 1, gid: 2 },
+        caller: Caller { uid: 1, gid: 2, request },
         log_seq: Some(LogSeq(seq)),
         new_ino: InodeNo(100 + seq),
         change_floor: 1 << 32,
@@ -72,7 +74,6 @@ fn operations_survive_the_log() {
         Operation::SetXattr { ino: file, name: b"user.a", value: &[7; 9000], mode: XattrMode::Any },
         Operation::CommitData { commits: Cow::Owned(vec![commit]), stamps: vec![Some(stamp)] },
         Operation::SetAttr { ino: file, set, commit: Some(cut) },
-        Operation::PutClient { client: ClientId(9), record: b"session" },
         Operation::Rename {
             parent: ROOT,
             name: b"link",
@@ -83,6 +84,7 @@ fn operations_survive_the_log() {
         Operation::RemoveXattr { ino: file, name: b"user.a" },
         Operation::Unlink { parent: InodeNo(102), name: b"again" },
         Operation::Rmdir { parent: ROOT, name: b"directory" },
+        Operation::PutClient { client: ClientId(9) },
         Operation::RemoveClient { client: ClientId(9) },
     ];
     let (live, replayed) = (MemoryStore::new(), MemoryStore::new());

@@ -22,7 +22,10 @@ pub fn attach(
     let lookup = |parent, name: &[u8]| server.meta.lookup(parent, name);
     let below = export::components(subtree)?;
     let root = export::walk(server.export_root, &below, lookup)?;
-    let session = server.sessions.attach(client, label, root)?;
+    let (session, is_new) = server.sessions.attach(client, label, root)?;
+    if is_new {
+        server.remember(client)?;
+    }
     if !connection.attach(&session) {
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
@@ -35,6 +38,7 @@ pub fn attach(
         root: session.root(),
         magic: server.regions.magic(),
         read_only: server.export.read_only,
+        clean_predecessor: server.meta.clean_predecessor(),
     }))
 }
 
@@ -48,10 +52,17 @@ pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, 
     body(&Reply::Reclaimed(opened))
 }
 
+/// The client has all it had open.
+pub(super) fn recovered(call: &Call<'_>) -> Result<Body, Status> {
+    call.context.server.sessions.recovered(call.session.client());
+    done()
+}
+
 /// The client says good-bye.
 pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
     server.sessions.end(call.session);
     server.revoke(call.session.number()).await;
+    server.forget(&[call.session.client()]);
     done()
 }

@@ -4,6 +4,7 @@ mod attach;
 mod data;
 mod files;
 mod names;
+mod repeat;
 mod status;
 
 pub use attach::attach;
@@ -14,6 +15,7 @@ use super::connection::Connection;
 use super::dispatch::{Body, body};
 use super::worker::WorkerContext;
 use crate::export::Identity;
+use crate::meta::RequestId;
 use crate::session::Session;
 use cuttlefs_common::rpc::{Reply, Request, RequestHeader};
 use cuttlefs_common::status::Status;
@@ -35,7 +37,7 @@ fn done() -> Result<Body, Status> {
     body(&Reply::Done)
 }
 
-/// Runs an admitted request. Sets `peer_lost` if it ended because its connection did, before anything was changed: what
+/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `peer_lost` if it ended because its connection did, before anything was changed: what
 /// it returns then is no answer.
 ///
 /// # Errors
@@ -46,6 +48,7 @@ pub async fn run(
     session: &Arc<Session>,
     header: &RequestHeader,
     request: Request<'_>,
+    may_be_done: bool,
     peer_lost: &Cell<bool>,
 ) -> Result<Body, Status> {
     admit::check(&request)?;
@@ -53,12 +56,22 @@ pub async fn run(
     if export.read_only && admit::is_mutation(&request) {
         return Err(Status::ReadOnly);
     }
-    let who = export.identify(header.uid, header.gid);
+    let id = RequestId { client: session.client(), slot: header.slot, seq: header.seq };
+    let who = export.identify(header.uid, header.gid, Some(id));
     let call = Call { context, connection, session, who, peer_lost };
+    let request = if may_be_done {
+        match repeat::look(&call, request)? {
+            repeat::Repeated::Run(request) => request,
+            repeat::Repeated::Answer(answer) => return answer,
+        }
+    } else {
+        request
+    };
     match request {
         Request::Attach { .. } | Request::Status => Err(Status::Malformed),
         Request::Heartbeat => done(),
         Request::Detach => attach::detach(&call).await,
+        Request::Recovered => attach::recovered(&call),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name),
         Request::GetAttr { ino } => names::get_attr(&call, ino),

@@ -1,0 +1,62 @@
+//! Requests that an earlier life of the server did and could not answer.
+//!
+//! A client sends a request again until it is answered. Within the life of a server the slot keeps the answer; past it
+//! the metadata remembers which request of a slot was done last (`SlotRecord`, in the batch of its effect). What the
+//! answer said is not kept: it is told anew, of the same inode as it is now.
+
+use super::{Body, Call, body, done};
+use crate::meta::SlotRecord;
+use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::status::Status;
+
+/// What to do about a request that was done before.
+pub(super) enum Repeated<'a> {
+    /// Answer so.
+    Answer(Result<Body, Status>),
+    /// Run this instead.
+    Run(Request<'a>),
+}
+
+/// Looks whether `request` was done before this server started.
+///
+/// # Errors
+/// `Io` if the metadata cannot be read.
+pub(super) fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
+    let meta = &call.context.server.meta;
+    match call.who.request.map(|id| meta.request_done(id)).transpose()?.flatten() {
+        None => Ok(Repeated::Run(request)),
+        Some(record) => {
+            tracing::debug!(?record, "a request that was done by the server before this one");
+            again(call, request, record)
+        }
+    }
+}
+
+fn again<'a>(call: &Call<'_>, request: Request<'a>, record: SlotRecord) -> Result<Repeated<'a>, Status> {
+    let meta = &call.context.server.meta;
+    let attr = || record.ino.ok_or(Status::Io).and_then(|ino| meta.attr(ino));
+    let answer = match request {
+        Request::Make { .. } | Request::Link { .. } => attr().and_then(|attr| body(&Reply::Attr(attr))),
+        Request::SetAttr { set, .. } => match attr() {
+            // Growing is durable only with the next write-back, and takes nobody's bytes: it may have to be done
+            // again. Cutting is not: somebody may have written since.
+            Ok(attr) if set.size.is_some_and(|size| size > attr.size) => return Ok(Repeated::Run(request)),
+            attr => attr.and_then(|attr| body(&Reply::Attr(attr))),
+        },
+        Request::Create { rights, .. } => {
+            attr().and_then(|attr| call.bind(&attr, rights)).and_then(|opened| body(&Reply::Opened(opened)))
+        }
+        // It was cut; what has been written since stays.
+        Request::Open { ino, rights, .. } => {
+            return Ok(Repeated::Run(Request::Open { ino, rights, truncate: false }));
+        }
+        Request::Unlink { .. }
+        | Request::Rmdir { .. }
+        | Request::Rename { .. }
+        | Request::SetXattr { .. }
+        | Request::RemoveXattr { .. } => done(),
+        // Nothing else leaves a record. A client that uses a number for two requests gets what it asks for.
+        request => return Ok(Repeated::Run(request)),
+    };
+    Ok(Repeated::Answer(answer))
+}
