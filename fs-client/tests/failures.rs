@@ -8,8 +8,9 @@ use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::sim::{Cut, Translation};
-use cuttlefs_common::rpc::{NewNode, RenameMode, Request, XattrMode};
+use cuttlefs_common::rpc::{DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
+use cuttlefs_server::export::Export;
 use std::time::Duration;
 use world::{LEASE, World, WorldConfig};
 
@@ -86,6 +87,53 @@ fn unlinked_open_files_are_kept_for_who_comes_back() {
         volume.release(file.handle);
         volume.shut_down();
         other.shut_down();
+    });
+}
+
+#[test]
+fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
+    both(|world| {
+        let stale = Err(FsError::Server(Status::Stale));
+        let whole = world.client();
+        let inside = whole.make(&CALLER, ROOT, b"in", NewNode::Directory, 0o755).expect("make").ino;
+        let (secret, _) = whole.create(&CALLER, ROOT, b"secret", 0o644, true, READ_WRITE).expect("create");
+        let (known, _) = whole.create(&CALLER, inside, b"f", 0o644, true, READ_WRITE).expect("create");
+        whole.session().sync_all(&CALLER).expect("sync");
+        whole.shut_down();
+        world.kill();
+        world.set_export(Export { subtree: vec![b"in".to_vec()], ..Export::default() });
+        world.start();
+        let volume = world.client();
+        let root = volume.root();
+        let found = volume.lookup(&CALLER, root, b"f").expect("it is inside");
+        assert_ne!(found.ino, known.ino);
+        for ino in [secret.ino, known.ino, inside, ROOT, InodeNo(0), InodeNo(u64::MAX)] {
+            assert_eq!(volume.get_attr(&CALLER, ino).map(|_| ()), stale);
+            assert_eq!(volume.open(&CALLER, ino, READ_WRITE).map(|_| ()), stale);
+            assert_eq!(volume.lookup(&CALLER, ino, b"f").map(|_| ()), stale);
+            assert_eq!(volume.link(&CALLER, ino, root, b"stolen").map(|_| ()), stale);
+            assert_eq!(volume.rename(&CALLER, ino, b"f", root, b"g", RenameMode::Replace), stale);
+        }
+        // What it was told works, and goes on working.
+        let open = volume.open(&CALLER, found.ino, READ_WRITE).expect("open");
+        volume.write(&CALLER, open.handle, 0, b"bytes").expect("write");
+        volume.link(&CALLER, found.ino, root, b"again").expect("link");
+        volume.rename(&CALLER, root, b"again", root, b"moved", RenameMode::NoReplace).expect("rename");
+        volume.fsync(&CALLER, open.handle, false).expect("fsync");
+        world.kill();
+        world.start();
+        assert_eq!(volume.get_attr(&CALLER, found.ino).map(|attr| attr.ino), Ok(found.ino), "numbers stay");
+        assert_eq!(read(&volume, open.handle, 0, 10), Ok(b"bytes".to_vec()));
+        let mut listed = Vec::new();
+        let mut take = |entry: &DirEntry<'_>| {
+            assert_eq!(entry.attr.map(|attr| attr.ino), Some(entry.ino));
+            listed.push((entry.name.to_vec(), entry.ino));
+            true
+        };
+        volume.read_dir(&CALLER, root, 0, true, &mut take).expect("list");
+        listed.sort();
+        assert_eq!(listed, [(b"f".to_vec(), found.ino), (b"moved".to_vec(), found.ino)]);
+        volume.shut_down();
     });
 }
 

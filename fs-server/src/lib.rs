@@ -28,5 +28,7 @@ pub mod server;
 pub mod session;
 /// Tiering IO.
 pub mod tier;
+/// The numbers clients of an exported subtree know inodes by.
+pub mod veil;
 /// One thread's executor and reactor.
 pub mod worker;

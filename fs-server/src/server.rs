@@ -13,6 +13,7 @@ use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::session::Sessions;
 use crate::tier;
+use crate::veil::Veil;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
@@ -35,6 +36,8 @@ pub struct Server {
     pub export: Export,
     /// The directory clients see at most.
     pub export_root: InodeNo,
+    /// The numbers clients know inodes by, where they are not to reach all of the pool.
+    pub veil: Option<Veil>,
     /// Differs at each start.
     pub epoch: u64,
     /// Time.

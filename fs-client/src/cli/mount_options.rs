@@ -100,7 +100,7 @@ impl MountOptions {
                     .parse()
                     .ok()
                     .filter(|number| (1..=MAX_THREADS).contains(number))
-                    .ok_or_else(|| value_error("write a number from 1 to 64"))?;
+                    .ok_or_else(|| value_error("write a number from 1 to 62"))?;
             }
             ("ro", None) => fuse.read_only = true,
             ("rw", None) => fuse.read_only = false,

@@ -5,18 +5,19 @@ use std::time::Duration;
 /// Threads that read `/dev/fuse`. Each serves one request at a time and waits for the server with it, so this
 /// bounds the requests in flight.
 ///
-/// Measured with the null file system on a busy machine of two cores, random direct 4 KiB reads, best of seven runs
-/// in thousands a second at one / four jobs: 1 thread 67 / 96, 2 threads 60 / 117, 4 threads 64 / 84, 8 threads
-/// 71 / 104, 16 threads 45 / 86. Up to 8 the difference is noise, so it is as many as cost nothing while they idle.
-/// Descriptors of their own (`clone_fd`) made no difference that could be told from noise either.
-/// `fixtures/nullfs/measure.sh` measures again.
+/// Measured over `shm` on two cores, MiB/s of one and four sequential readers and thousands of direct 4 KiB reads a second
+/// with 32 in flight: 2 threads 2,741 / 3,614 / 356, 4 threads 2,840 / 3,546 / 344, 8 threads 2,764 / 3,541 / 315, 16
+/// threads 2,676 / 3,410 / 289 (`scripts/measure-mount.sh`). Fewer are a little faster on data in memory; but each waits
+/// with its request for the server's disk, and eight keep a disk busy that two would leave idle.
 pub const DEFAULT_THREADS: usize = 8;
-/// Most threads that can be asked for: a session has 64 slots, more threads would only wait for one.
-pub const MAX_THREADS: usize = cuttlefs_common::rpc::SLOTS_PER_SESSION as usize;
-/// Readahead and asynchronous direct requests the kernel keeps in flight. The kernel's 12 and fuser's 16 starve
-/// several sequential readers; mountpoint-s3 measured 65 -> 99 Gbit/s from 16 -> 64.
+/// Most threads that can be asked for: of a session's 64 slots two are the client's own; more threads would wait for one.
+pub const MAX_THREADS: usize = cuttlefs_common::rpc::SLOTS_PER_SESSION as usize - 2;
+/// Readahead and asynchronous direct requests the kernel keeps in flight. Direct 4 KiB reads over `shm`, 32 in flight,
+/// thousands a second: 12 (the kernel's) 273, 64 333, 256 332 (`scripts/measure-mount.sh`, two cores).
 pub const DEFAULT_MAX_BACKGROUND: u16 = 64;
-/// How far the kernel reads ahead of a sequential reader: one request of the largest size.
+/// How far the kernel reads ahead of a sequential reader: one request of the largest size. One reader of cold files over
+/// `shm`, MiB/s: 128 KiB 2,249, 1 MiB 2,794, 4 MiB 3,042, but more than a request only takes memory from others
+/// (`scripts/measure-mount.sh`).
 pub const DEFAULT_READAHEAD_BYTES: u32 = cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 /// How long attributes and names may be cached while there are no leases (close-to-open).
 pub const DEFAULT_CACHE: Duration = Duration::from_secs(1);

@@ -46,6 +46,7 @@ struct Inner {
     store: Arc<dyn Store>,
     disk: SimDisk,
     server: RefCell<Option<OneThreadServer>>,
+    export: RefCell<Export>,
     /// The server dies with the next cut, and another one starts.
     dies_at_cut: Cell<bool>,
     has_died: Cell<bool>,
@@ -77,6 +78,7 @@ impl World {
             store,
             disk,
             server: RefCell::default(),
+            export: RefCell::default(),
             dies_at_cut: Cell::new(false),
             has_died: Cell::new(false),
         });
@@ -89,6 +91,11 @@ impl World {
     /// Starts the server, again if it was stopped or killed.
     pub fn start(&self) {
         self.inner.start();
+    }
+
+    /// What the next server exports.
+    pub fn set_export(&self, export: Export) {
+        *self.inner.export.borrow_mut() = export;
     }
 
     /// Kills the server at this instant.
@@ -172,7 +179,7 @@ impl Inner {
             listen: vec![endpoint()],
             workers: 1,
             lease: LEASE,
-            export: Export::default(),
+            export: self.export.borrow().clone(),
         };
         let server = OneThreadServer::start(
             meta,

@@ -1,10 +1,12 @@
 //! RPC messages: what travels in SENDs between a client and a server.
 //!
-//! `header` is the fixed part of each message, `message` the closed set of requests and replies.
+//! `header` is the fixed part of each message, `message` the closed set of requests and replies, `inodes` where inode
+//! numbers are in them.
 //! A message is header, then the body in postcard's format (varints, little-endian; see its specification).
 //! Parsing never panics and never allocates more than the message's own length asks for.
 
 mod header;
+mod inodes;
 mod message;
 
 pub use header::{HEADER_LEN, HeaderError, PROTOCOL_VERSION, ReplyHeader, RequestHeader};

@@ -214,6 +214,11 @@ impl Meta {
         self.uuid
     }
 
+    /// The pool's secret.
+    pub fn hash_key(&self) -> HashKey {
+        self.hash_key
+    }
+
     /// The epoch of the server before this one, if it stopped with nothing left to write back.
     pub fn clean_predecessor(&self) -> Option<u64> {
         self.clean_predecessor

@@ -56,7 +56,10 @@ pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, inde
     let message = connection.message(index, len);
     match RequestHeader::parse(&message) {
         Ok((header, bytes)) => match Request::parse(bytes) {
-            Ok(request) => {
+            Ok(mut request) => {
+                if let Some(veil) = &context.server.veil {
+                    veil.reveal_request(&mut request);
+                }
                 if !context.server.drain.begin() {
                     // Going down: the client asks the next life of the server.
                     return;
@@ -112,7 +115,7 @@ async fn answer(
             let may_be_done = first && once;
             let result =
                 handlers::run(context, connection, &session, header, request, may_be_done, &peer_lost).await;
-            let reply = message(header, result);
+            let reply = reply_to(context, header, result);
             // What failed with its connection was not answered: it runs again when it is sent again.
             let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.as_slice()));
             let answer_to = match session.slot(header.slot) {
@@ -132,7 +135,15 @@ async fn answer(
             return;
         }
     };
-    connection.send(&message(header, result)).await;
+    connection.send(&reply_to(context, header, result)).await;
+}
+
+/// The message a handler's result makes, with the inode numbers clients know.
+fn reply_to(context: &WorkerContext, header: &RequestHeader, result: Result<Body, Status>) -> Vec<u8> {
+    match &context.server.veil {
+        Some(veil) => message(header, result.and_then(|body| veil.hide_reply(&body))),
+        None => message(header, result),
+    }
 }
 
 fn message(header: &RequestHeader, result: Result<Body, Status>) -> Vec<u8> {

@@ -23,6 +23,7 @@ use crate::region::{Regions, RegionsConfig};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
+use crate::veil::Veil;
 use crate::worker::WorkerHandle;
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
@@ -250,7 +251,9 @@ fn build(
     let before = meta.clients().map_err(StartError::Meta)?;
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
     let forgotten = sessions.note_absent([]);
+    let veil = (export_root != InodeNo::ROOT).then(|| Veil::new(meta.hash_key(), export_root));
     let server = Arc::new(Server {
+        veil,
         meta,
         regions,
         sessions,

@@ -1,0 +1,85 @@
+//! Every inode number in a message, in one place: for a server that shows clients other numbers than it has.
+//!
+//! No wildcards below: a new kind of message does not compile until somebody has said which inodes are in it.
+
+use super::{DirEntry, Opened, Reply, Request, SyncScope};
+use crate::ids::InodeNo;
+
+impl Request<'_> {
+    /// Replaces every inode number by what `map` gives for it.
+    pub fn map_inodes(&mut self, map: &dyn Fn(InodeNo) -> InodeNo) {
+        match self {
+            Request::Lookup { parent: ino, name: _ }
+            | Request::Make { parent: ino, .. }
+            | Request::Create { parent: ino, .. }
+            | Request::Unlink { parent: ino, name: _ }
+            | Request::Rmdir { parent: ino, name: _ }
+            | Request::GetAttr { ino }
+            | Request::SetAttr { ino, set: _ }
+            | Request::ReadLink { ino }
+            | Request::ReadDir { ino, .. }
+            | Request::Open { ino, .. }
+            | Request::GetXattr { ino, name: _ }
+            | Request::ListXattr { ino }
+            | Request::SetXattr { ino, .. }
+            | Request::RemoveXattr { ino, name: _ }
+            | Request::Sync(SyncScope::Inode(ino) | SyncScope::InodeContents(ino)) => *ino = map(*ino),
+            Request::Link { ino, parent, name: _ } => {
+                *ino = map(*ino);
+                *parent = map(*parent);
+            }
+            Request::Rename { parent, new_parent, .. } => {
+                *parent = map(*parent);
+                *new_parent = map(*new_parent);
+            }
+            Request::Reclaim { files } => files.iter_mut().for_each(|file| file.ino = map(file.ino)),
+            Request::Attach { .. }
+            | Request::Heartbeat
+            | Request::Detach
+            | Request::Recovered
+            | Request::Close { .. }
+            | Request::Layout { .. }
+            | Request::Fetch { .. }
+            | Request::Write { .. }
+            | Request::Sync(SyncScope::All)
+            | Request::Allocate { .. }
+            | Request::Seek { .. }
+            | Request::CopyRange { .. }
+            | Request::StatFs
+            | Request::Status => {}
+        }
+    }
+}
+
+impl Reply<'_> {
+    /// Replaces every inode number by what `map` gives for it.
+    pub fn map_inodes(&mut self, map: &dyn Fn(InodeNo) -> InodeNo) {
+        match self {
+            Reply::Attached(attached) => attached.root = map(attached.root),
+            Reply::Reclaimed(files) => files.iter_mut().flatten().for_each(|opened| in_opened(opened, map)),
+            Reply::Attr(attr) => attr.ino = map(attr.ino),
+            Reply::Opened(opened) => in_opened(opened, map),
+            Reply::Entries { entries, end: _ } => {
+                for DirEntry { ino, attr, .. } in entries {
+                    *ino = map(*ino);
+                    if let Some(attr) = attr {
+                        attr.ino = map(attr.ino);
+                    }
+                }
+            }
+            Reply::Done
+            | Reply::Bytes(_)
+            | Reply::Layout(_)
+            | Reply::Fetched { .. }
+            | Reply::Written { .. }
+            | Reply::Offset(_)
+            | Reply::Copied(_)
+            | Reply::Space(_)
+            | Reply::Status(_) => {}
+        }
+    }
+}
+
+fn in_opened(opened: &mut Opened, map: &dyn Fn(InodeNo) -> InodeNo) {
+    opened.attr.ino = map(opened.attr.ino);
+}

@@ -1,0 +1,128 @@
+//! The numbers clients of an exported subtree know inodes by.
+//!
+//! A client names inodes by number, and numbers are small and dense: one that is confined to a subtree could try them
+//! all and reach files outside. Walking up from each named inode would not help, for a file has no one directory. So a
+//! server that exports a subtree shows its clients other numbers: a keyed permutation of the 64-bit numbers, a Feistel
+//! network of six rounds of SipHash-2-4 under the pool's secret. A client can use the numbers it was told; of those it
+//! was not told, one in 2^64 divided by the number of inodes is any inode at all.
+//!
+//! The numbers depend on the pool's secret and the exported directory only: they stay over restarts, as `st_ino` must.
+//!
+//! # Invariants
+//! `hide` and `reveal` are inverse on every number but 0 and 1, which no inode in a subtree has, and which FUSE keeps for
+//! itself; neither ever gives them for another.
+
+use crate::meta::HashKey;
+use crate::rpc::dispatch::{Body, body};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::status::Status;
+use siphasher::sip::SipHasher24;
+
+const ROUNDS: u8 = 6;
+
+/// A permutation of inode numbers.
+pub struct Veil {
+    key: HashKey,
+    root: InodeNo,
+}
+
+impl Veil {
+    /// That of a pool's exported directory.
+    pub fn new(key: HashKey, root: InodeNo) -> Self {
+        Self { key, root }
+    }
+
+    fn round(&self, round: u8, half: u32) -> u32 {
+        let mut input = [0; 17];
+        input[..4].copy_from_slice(b"veil");
+        input[4] = round;
+        input[5..13].copy_from_slice(&self.root.0.to_le_bytes());
+        input[13..].copy_from_slice(&half.to_le_bytes());
+        SipHasher24::new_with_key(&self.key.0).hash(&input) as u32
+    }
+
+    fn permute(&self, number: u64) -> u64 {
+        let (mut left, mut right) = ((number >> 32) as u32, number as u32);
+        for round in 0..ROUNDS {
+            (left, right) = (right, left ^ self.round(round, right));
+        }
+        u64::from(left) << 32 | u64::from(right)
+    }
+
+    fn permute_back(&self, number: u64) -> u64 {
+        let (mut left, mut right) = ((number >> 32) as u32, number as u32);
+        for round in (0..ROUNDS).rev() {
+            (left, right) = (right ^ self.round(round, left), left);
+        }
+        u64::from(left) << 32 | u64::from(right)
+    }
+
+    /// What clients call an inode.
+    pub fn hide(&self, ino: InodeNo) -> InodeNo {
+        // Walking the cycle past 0 and 1 keeps it a permutation of the others.
+        let mut number = self.permute(ino.0);
+        while number <= 1 {
+            number = self.permute(number);
+        }
+        InodeNo(number)
+    }
+
+    /// The inode clients call so; 0, which never is one, for numbers no client was told.
+    pub fn reveal(&self, ino: InodeNo) -> InodeNo {
+        if ino.0 <= 1 {
+            return InodeNo(0);
+        }
+        let mut number = self.permute_back(ino.0);
+        while number <= 1 {
+            number = self.permute_back(number);
+        }
+        InodeNo(number)
+    }
+
+    /// Inode numbers of a request, as the server has them.
+    pub fn reveal_request(&self, request: &mut Request<'_>) {
+        request.map_inodes(&|ino| self.reveal(ino));
+    }
+
+    /// Inode numbers of a reply, as clients know them.
+    ///
+    /// # Errors
+    /// `Io` if the body is none the server makes.
+    pub fn hide_reply(&self, encoded: &[u8]) -> Result<Body, Status> {
+        let mut reply = Reply::parse(encoded).map_err(|_| Status::Io)?;
+        reply.map_inodes(&|ino| self.hide(ino));
+        body(&reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn veil(root: u64) -> Veil {
+        Veil::new(HashKey(*b"sixteen byte key"), InodeNo(root))
+    }
+
+    #[test]
+    fn numbers_come_back_and_look_like_nothing() {
+        let veil = veil(9);
+        let mut seen = std::collections::HashSet::new();
+        for number in (2..5000).chain(u64::MAX - 100..=u64::MAX) {
+            let shown = veil.hide(InodeNo(number));
+            assert!(shown.0 > 1 && seen.insert(shown));
+            assert_eq!(veil.reveal(shown), InodeNo(number));
+            assert_eq!(veil.hide(veil.reveal(InodeNo(number))), InodeNo(number));
+        }
+        assert!(seen.iter().filter(|shown| shown.0 < 1 << 40).count() == 0, "dense numbers stay dense");
+        assert_eq!(veil.reveal(InodeNo(0)), InodeNo(0));
+        assert_eq!(veil.reveal(InodeNo::ROOT), InodeNo(0));
+    }
+
+    #[test]
+    fn another_directory_has_other_numbers_and_each_its_golden_ones() {
+        assert_ne!(veil(9).hide(InodeNo(77)), veil(10).hide(InodeNo(77)));
+        // Part of the format: clients keep these numbers over restarts.
+        assert_eq!(veil(9).hide(InodeNo(77)).0, 3_503_411_592_636_909_179);
+    }
+}
