@@ -3,6 +3,7 @@
 use super::open_file::OpenFile;
 use super::volume::{FsError, Handle, OpenHow};
 use parking_lot::RwLock;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,22 +15,45 @@ pub(crate) struct HandleState {
     pub(crate) how: OpenHow,
 }
 
+/// Handles of all mounts of this process, so that a number means one open for good.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The handle this thread looked up last. A closed one stays good for nothing: nobody names it again.
+    static LAST: RefCell<Option<(Handle, Arc<HandleState>)>> = const { RefCell::new(None) };
+}
+
 /// All handles of a mount. Bounded by the kernel, which opens no more files than its own limits allow.
 #[derive(Debug, Default)]
 pub struct HandleTable {
     handles: RwLock<HashMap<Handle, Arc<HandleState>>>,
-    next: AtomicU64,
 }
 
 impl HandleTable {
     pub(crate) fn insert(&self, file: Arc<OpenFile>, how: OpenHow) -> Handle {
-        let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
+        let handle = Handle(NEXT.fetch_add(1, Ordering::Relaxed));
         self.handles.write().insert(handle, Arc::new(HandleState { file, how }));
         handle
     }
 
     pub(crate) fn get(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
         self.handles.read().get(&handle).cloned().ok_or(FsError::BadHandle)
+    }
+
+    /// As `get`, for what is done most: a thread that names the same handle as the last time takes no lock and counts
+    /// no reference, which are lines every other reader would have to fetch.
+    pub(crate) fn with<T>(
+        &self,
+        handle: Handle,
+        look: impl FnOnce(&HandleState) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        LAST.with_borrow_mut(|last| {
+            let state = match last {
+                Some((known, state)) if *known == handle => state,
+                _ => &mut last.insert((handle, self.get(handle)?)).1,
+            };
+            look(state)
+        })
     }
 
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<HandleState>> {

@@ -3,6 +3,7 @@
 use crate::region::MAX_BITMAP_BYTES;
 use crate::region::{CachedLayout, PageBitmap};
 use crate::session::LaneGuard;
+use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Opened, Rights};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -24,7 +25,7 @@ pub(crate) struct OpenFile {
     /// and is built again after recovery.
     filekey: AtomicU64,
     slot: AtomicU64,
-    layout: RwLock<Option<Arc<CachedLayout>>>,
+    layout: ArcSwapOption<CachedLayout>,
     bitmap: RwLock<PageBitmap>,
     /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
     read_pages: AtomicU64,
@@ -55,19 +56,19 @@ impl OpenFile {
     /// After a recovery: the file's new names, or none if it is gone (its key then names nothing).
     pub(crate) fn rebind(&self, opened: Option<&Opened>) {
         let slot = opened.and_then(|o| o.slot).map_or(NO_SLOT, |slot| u64::from(slot.0));
-        *self.layout.write() = None;
+        self.layout.store(None);
         self.slot.store(slot, Ordering::Relaxed);
         self.filekey.store(opened.map_or(0, |o| o.filekey.0), Ordering::Relaxed);
     }
 
     /// The cached layout.
-    pub(crate) fn layout(&self) -> Option<Arc<CachedLayout>> {
-        self.layout.read().clone()
+    pub(crate) fn layout(&self) -> arc_swap::Guard<Option<Arc<CachedLayout>>> {
+        self.layout.load()
     }
 
     /// Remembers a layout.
     pub(crate) fn set_layout(&self, layout: Arc<CachedLayout>) {
-        *self.layout.write() = Some(layout);
+        self.layout.store(Some(layout));
     }
 
     /// Looks at the bitmap.
@@ -137,7 +138,7 @@ impl OpenFiles {
             rights,
             filekey: AtomicU64::new(0),
             slot: AtomicU64::new(NO_SLOT),
-            layout: RwLock::new(None),
+            layout: ArcSwapOption::empty(),
             bitmap: RwLock::new(PageBitmap::default()),
             read_pages: AtomicU64::new(0),
             was_read: AtomicBool::new(false),

@@ -84,7 +84,7 @@ fn by_initiator(
 ) -> Result<Option<OneSided>, FsError> {
     let mut cached = file.layout();
     for _ in 0..=LAYOUT_ATTEMPTS {
-        if let Some(layout) = &cached {
+        if let Some(layout) = cached.as_ref() {
             match read_by_initiator(windows, slot, layout, offset, out) {
                 Ok(got) => {
                     session.counters.onesided_reads.fetch_add(1, Ordering::Relaxed);
@@ -95,8 +95,8 @@ fn by_initiator(
             }
         }
         let layout = Arc::new(ask_layout(session, caller, file, FilePage::containing(offset))?);
-        file.set_layout(layout.clone());
-        cached = Some(layout);
+        file.set_layout(layout);
+        cached = file.layout();
     }
     Ok(None)
 }

@@ -274,14 +274,16 @@ impl Volume for RemoteVolume {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        let state = self.handles.get(handle)?;
         let room = MAX_FILE_SIZE.saturating_sub(offset);
         let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
         BUFFER.with_borrow_mut(|buffer| {
             if buffer.len() < len {
                 buffer.resize(len, 0);
             }
-            let got = read::read(&self.session, caller, &state.file, offset, &mut buffer[..len])?;
+            let read = |state: &HandleState| {
+                read::read(&self.session, caller, &state.file, offset, &mut buffer[..len])
+            };
+            let got = self.handles.with(handle, read)?;
             take(&buffer[..got]);
             Ok(())
         })

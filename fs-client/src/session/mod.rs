@@ -23,6 +23,7 @@ pub(crate) use lane::{DataBuffer, LaneGuard};
 
 use crate::file::volume::{Caller, FsError};
 use crate::file::{OpenFile, OpenFiles};
+use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
@@ -30,7 +31,7 @@ use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
 use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
 use lane::Lane;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,6 +75,17 @@ pub(crate) struct Attachment {
     /// The link maps the server's tables: this side translates. Stays true when the windows are dropped.
     pub(crate) initiator_translates: bool,
     pub(crate) windows: Option<Arc<Windows>>,
+}
+
+/// The server's tables, for the time of a read.
+pub(crate) struct WindowsGuard(arc_swap::Guard<Option<Arc<Attachment>>>);
+
+impl std::ops::Deref for WindowsGuard {
+    type Target = Windows;
+
+    fn deref(&self) -> &Windows {
+        self.0.as_ref().and_then(|a| a.windows.as_deref()).expect("a guard is made of windows that are there")
+    }
 }
 
 /// Figures of one mount, for `status`.
@@ -123,7 +135,10 @@ pub struct Session {
     lanes: Vec<Mutex<Lane>>,
     /// Round-robin start for threads without a lane of their own.
     next_lane: AtomicU64,
-    attachment: RwLock<Option<Arc<Attachment>>>,
+    /// Read by every one-sided read, on both cores at once: no reader writes to a line they share.
+    attachment: ArcSwapOption<Attachment>,
+    /// Held to change `attachment`.
+    attaching: Mutex<()>,
     /// Serialises recovery.
     recovered: Mutex<Recovered>,
     /// Epoch of the server that session is of. Changed under `recovered`.
@@ -166,7 +181,8 @@ impl Session {
             device,
             lanes,
             next_lane: AtomicU64::new(0),
-            attachment: RwLock::new(None),
+            attachment: ArcSwapOption::empty(),
+            attaching: Mutex::new(()),
             recovered: Mutex::new(Recovered { number: 0, seq: 1 }),
             recovered_epoch: AtomicU64::new(0),
             open_files: OpenFiles::default(),
@@ -213,27 +229,28 @@ impl Session {
 
     /// The inode this mount shows as root.
     pub fn root(&self) -> InodeNo {
-        self.attachment().map_or(InodeNo::ROOT, |a| a.attached.root)
+        self.attachment.load().as_ref().map_or(InodeNo::ROOT, |a| a.attached.root)
     }
 
     /// The pattern that covers pages on SSD, as of the current attachment.
     pub(crate) fn magic(&self) -> Option<MagicPattern> {
-        self.attachment().map(|a| a.attached.magic)
+        self.attachment.load().as_ref().map(|a| a.attached.magic)
     }
 
     /// The server's tables, if this link maps them and the server is there.
-    pub(crate) fn windows(&self) -> Option<Arc<Windows>> {
-        self.attachment.read().as_ref().and_then(|a| a.windows.clone())
+    pub(crate) fn windows(&self) -> Option<WindowsGuard> {
+        let attachment = self.attachment.load();
+        attachment.as_ref().is_some_and(|a| a.windows.is_some()).then_some(WindowsGuard(attachment))
     }
 
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
-        self.attachment.read().clone()
+        self.attachment.load_full()
     }
 
     /// Whether the target translates file addresses on this link.
     pub(crate) fn target_translates(&self) -> bool {
         self.device.capabilities().file_regions
-            && self.attachment.read().as_ref().is_some_and(|a| !a.initiator_translates)
+            && self.attachment.load().as_ref().is_some_and(|a| !a.initiator_translates)
     }
 
     /// A caller of the client's own, for requests no FUSE request stands behind.
@@ -302,7 +319,7 @@ impl Session {
         if self.is_shut_down() {
             return;
         }
-        if self.attachment.read().is_some() && !self.away.load(Ordering::Relaxed) {
+        if self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed) {
             let mut lane = self.borrow_lane();
             if lane.is_connected() {
                 // Best effort: if it is lost, the lease ends the session.
@@ -324,11 +341,12 @@ impl Session {
 
     /// The connection that brought the windows is gone: nobody may read them any more.
     fn drop_windows(&self) {
-        let mut attachment = self.attachment.write();
-        if let Some(current) = attachment.as_ref()
+        let _alone = self.attaching.lock();
+        if let Some(current) = self.attachment.load().as_ref()
             && current.windows.is_some()
         {
-            *attachment = Some(Arc::new(Attachment { windows: None, ..current.as_ref().clone() }));
+            let without = Attachment { windows: None, ..current.as_ref().clone() };
+            self.attachment.store(Some(Arc::new(without)));
         }
     }
 

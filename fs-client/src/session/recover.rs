@@ -40,18 +40,18 @@ impl Session {
         };
         let number = attached.session;
         let epoch = attached.server_epoch;
-        let mut current = self.attachment.write();
-        let known = current.as_ref().is_some_and(|known| {
+        let attaching = self.attaching.lock();
+        let known = self.attachment.load().as_ref().is_some_and(|known| {
             known.attached.session == number && (known.windows.is_some() || windows.is_empty())
         });
         if !known {
-            *current = Some(Arc::new(Attachment {
+            self.attachment.store(Some(Arc::new(Attachment {
                 attached,
                 initiator_translates: !windows.is_empty(),
                 windows: map_windows(windows).map(Arc::new),
-            }));
+            })));
         }
-        drop(current);
+        drop(attaching);
         let mut recovered = self.recovered.lock();
         if recovered.number == 0 {
             // The mount's first attach: nothing is open yet.
