@@ -8,7 +8,7 @@ use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::sim::{Cut, Translation};
-use cuttlefs_common::rpc::{DirEntry, NewNode, RenameMode, Request, XattrMode};
+use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::export::Export;
 use std::time::Duration;
@@ -133,6 +133,41 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
         volume.read_dir(&CALLER, root, 0, true, &mut take).expect("list");
         listed.sort();
         assert_eq!(listed, [(b"f".to_vec(), found.ino), (b"moved".to_vec(), found.ino)]);
+        volume.shut_down();
+    });
+}
+
+#[test]
+fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
+        let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+        let mut expected = pattern(20_000);
+        volume.write(&CALLER, file.handle, 0, &expected).expect("write");
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        // In pages that stay, zeros are bytes in memory like any others; so is a length past what is written.
+        volume.allocate(&CALLER, file.handle, 100, 9_000, Allocate::PunchHole).expect("punch");
+        expected[100..9_100].fill(0);
+        volume.write(&CALLER, file.handle, 8_000, b"over it").expect("write");
+        expected[8_000..8_007].copy_from_slice(b"over it");
+        volume.set_attr(&CALLER, attr.ino, size(15_000)).expect("cut");
+        volume.set_attr(&CALLER, attr.ino, size(30_000)).expect("grow");
+        expected.truncate(15_000);
+        expected.resize(30_000, 0);
+        let how = Allocate::ZeroRange { keep_size: false };
+        volume.allocate(&CALLER, file.handle, 14_000, 20_000, how).expect("zero");
+        expected[14_000..].fill(0);
+        expected.resize(34_000, 0);
+        world.kill();
+        world.start();
+        assert_eq!(volume.fsync(&CALLER, file.handle, false), Ok(()));
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(34_000));
+        world.lose_power();
+        world.start();
+        assert_eq!(read(&volume, file.handle, 0, 40_000), Ok(expected));
+        volume.release(file.handle);
+        volume.unlink(&CALLER, ROOT, b"f").expect("unlink");
         volume.shut_down();
     });
 }

@@ -181,10 +181,11 @@ impl Volume for RemoteVolume {
             return self.get_attr(caller, ino);
         }
         let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
-        let attr = self.session.call(caller, || Request::SetAttr { ino, set }, attr)?;
+        let mut lane = self.session.borrow_lane();
+        let attr = lane.call(caller, |_| Request::SetAttr { ino, set }, |reply, _| attr(reply))?;
         self.seen.changed_by_us(ino, attr.change);
         if let Some(cutting) = cutting {
-            cutting.done();
+            cutting.done(lane.session_number(), attr.change);
         }
         Ok(attr)
     }
@@ -256,10 +257,12 @@ impl Volume for RemoteVolume {
         let rights = rights(&how);
         let build = || Request::Open { ino, rights, truncate: how.truncate };
         let cutting = how.truncate.then(|| self.session.unsynced().cutting(ino, 0));
-        let opened = self.session.call(caller, build, opened)?;
+        let mut lane = self.session.borrow_lane();
+        let opened = lane.call(caller, |_| build(), |reply, _| opened(reply))?;
         if let Some(cutting) = cutting {
-            cutting.done();
+            cutting.done(lane.session_number(), opened.attr.change);
         }
+        drop(lane);
         Ok(self.opened(&opened, rights, how))
     }
 
@@ -395,11 +398,10 @@ impl Volume for RemoteVolume {
         how: Allocate,
     ) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
-        let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
-        self.session.call(caller, build, done)?;
-        if !matches!(how, Allocate::Reserve { .. }) {
-            self.session.unsynced().cut(state.file.ino(), offset, offset.saturating_add(len));
-        }
+        let build = |_: &_| Request::Allocate { filekey: state.file.filekey(), offset, len, how };
+        let mut lane = self.session.borrow_lane();
+        lane.call(caller, build, |reply, _| done(reply))?;
+        self.session.unsynced().note_allocate(lane.session_number(), state.file.ino(), offset, len, how);
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 //! any other request goes out.
 
 use super::lane::Lane;
+use super::unsynced::{Kept, What};
 use super::{Attachment, Session, Windows};
 use crate::file::volume::FsError;
-use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
 use cuttlefs_common::region::{FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Rights};
@@ -150,24 +152,53 @@ impl Session {
             return Some(());
         };
         let filekey = opened.filekey;
-        let writes = self.unsynced.writes_of(ino, opened.attr.change);
-        for kept in &writes {
-            for (index, chunk) in kept.bytes.chunks(MAX_INLINE_BYTES).enumerate() {
-                let offset = kept.offset + (index * MAX_INLINE_BYTES) as u64;
-                let payload = Payload::Inline(chunk);
-                if let Err(status) = lane.call_recovering(
-                    self,
-                    &Request::Write { filekey, offset, append: false, payload },
-                    seq,
-                )? {
-                    tracing::error!(%ino, %status, "bytes the server lost could not be written again");
-                    self.unsynced.give_up(ino, false);
-                    break;
-                }
+        for kept in &self.unsynced.writes_of(ino, opened.attr.change) {
+            if let Err(status) = self.do_again(lane, ino, filekey, kept, seq)? {
+                tracing::error!(%ino, %status, "a change the server lost could not be made again; fsync will fail");
+                self.unsynced.give_up(ino, false);
+                break;
             }
         }
         lane.call_recovering(self, &Request::Close { filekeys: vec![filekey] }, seq)?.ok();
         Some(())
+    }
+
+    /// Makes one change again. `None`: the connection broke.
+    fn do_again(
+        &self,
+        lane: &mut Lane,
+        ino: InodeNo,
+        filekey: FileKey,
+        kept: &Kept,
+        seq: &mut u64,
+    ) -> Option<Result<(), Status>> {
+        let offset = kept.offset;
+        let request = match &kept.what {
+            What::Bytes(bytes) => {
+                for (index, chunk) in bytes.chunks(MAX_INLINE_BYTES).enumerate() {
+                    let offset = offset + (index * MAX_INLINE_BYTES) as u64;
+                    let payload = Payload::Inline(chunk);
+                    let write = Request::Write { filekey, offset, append: false, payload };
+                    if let Err(status) = lane.call_recovering(self, &write, seq)? {
+                        return Some(Err(status));
+                    }
+                }
+                return Some(Ok(()));
+            }
+            What::End => match lane.call_recovering(self, &Request::GetAttr { ino }, seq)? {
+                // Cutting is never forgotten. If the file is longer, somebody has written since.
+                Ok(body) if matches!(Reply::parse(body), Ok(Reply::Attr(attr)) if attr.size >= offset) => {
+                    return Some(Ok(()));
+                }
+                Ok(_) => {
+                    let set = SetAttr { size: Some(offset), ..SetAttr::default() };
+                    Request::SetAttr { ino, set }
+                }
+                Err(status) => return Some(Err(status)),
+            },
+            What::Allocate { len, how } => Request::Allocate { filekey, offset, len: *len, how: *how },
+        };
+        Some(lane.call_recovering(self, &request, seq)?.map(|_| ()))
     }
 }
 

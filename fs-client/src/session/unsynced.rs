@@ -1,8 +1,10 @@
-//! Written bytes the server may still lose: kept until a sync covers them, and written again if it was killed.
+//! Changes of contents the server may still lose: kept until a sync covers them, and made again if it was killed.
 //!
 //! A write is answered when the server's memory has it. Should that server be killed, an application that goes on
 //! and calls fsync must not be told that bytes are safe which are nowhere. So copies are kept, as NFS clients
 //! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery writes them again.
+//!
+//! What makes a file longer or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
 //!
 //! # Bounds
 //! At most [`MAX_KEPT_BYTES`]. A write beyond is not kept: should the server lose it, the next fsync of that file
@@ -15,6 +17,7 @@
 //! * Entries go away only by a sync that began after they were noted, or by a change of the same range.
 
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 
@@ -24,23 +27,73 @@ const MAX_KEPT_BYTES: usize = 32 << 20;
 /// What an entry costs beside its bytes, about.
 const ENTRY_BYTES: usize = 64;
 
-/// A written range.
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// These bytes were written.
+    Bytes(Vec<u8>),
+    /// The file was made to end here.
+    End,
+    /// fallocate(2).
+    Allocate {
+        /// Bytes of the range.
+        len: u64,
+        /// What was asked for.
+        how: Allocate,
+    },
+}
+
+/// A change of a file's contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     number: u64,
     /// Where.
     pub(crate) offset: u64,
     /// What.
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) what: What,
 }
 
 impl Kept {
-    fn end(&self) -> u64 {
-        self.offset + self.bytes.len() as u64
+    fn cost(&self) -> usize {
+        match &self.what {
+            What::Bytes(bytes) => bytes.len() + ENTRY_BYTES,
+            What::End | What::Allocate { .. } => ENTRY_BYTES,
+        }
     }
 
-    fn cost(&self) -> usize {
-        self.bytes.len() + ENTRY_BYTES
+    /// What is left of it once the file was cut to `size`.
+    fn cut_to(mut self, size: u64) -> Option<Self> {
+        let room = size.checked_sub(self.offset)?;
+        match &mut self.what {
+            // Nothing written past the new end is there any more; at the end itself there is nothing.
+            What::Bytes(_) | What::Allocate { .. } if room == 0 => return None,
+            What::Bytes(bytes) => bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX)),
+            What::Allocate { len, .. } => *len = (*len).min(room),
+            What::End => {}
+        }
+        Some(self)
+    }
+
+    /// What is left of it once `[start, end)` was given other contents.
+    fn without(self, start: u64, end: u64) -> Vec<Self> {
+        let Kept { number, offset, what } = self;
+        let What::Bytes(mut bytes) = what else {
+            return vec![Kept { number, offset, what }];
+        };
+        let own_end = offset + bytes.len() as u64;
+        if own_end <= start || offset >= end {
+            return vec![Kept { number, offset, what: What::Bytes(bytes) }];
+        }
+        let mut rest = Vec::new();
+        if own_end > end {
+            let behind = bytes[(end - offset) as usize..].to_vec();
+            rest.push(Kept { number, offset: end, what: What::Bytes(behind) });
+        }
+        if offset < start {
+            bytes.truncate((start - offset) as usize);
+            rest.push(Kept { number, offset, what: What::Bytes(bytes) });
+        }
+        rest
     }
 }
 
@@ -63,6 +116,44 @@ struct State {
     failed: HashSet<InodeNo>,
 }
 
+impl State {
+    /// Keeps a change, or that there was one.
+    fn keep(&mut self, ino: InodeNo, offset: u64, what: Option<What>, change: u64) {
+        let number = self.next;
+        self.next += 1;
+        let file = self.files.entry(ino).or_default();
+        match what {
+            Some(what) => {
+                let kept = Kept { number, offset, what };
+                self.cost += kept.cost();
+                file.kept.push(kept);
+            }
+            None => file.dropped = Some((number, change)),
+        }
+    }
+
+    fn note_operation(&mut self, session: u64, ino: InodeNo, offset: u64, what: What, change: u64) {
+        if self.session != session {
+            // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
+            self.failed.insert(ino);
+            return;
+        }
+        let fits = self.cost + ENTRY_BYTES <= MAX_KEPT_BYTES;
+        self.keep(ino, offset, fits.then_some(what), change);
+    }
+
+    /// Puts something else in the place of each change of a file.
+    fn rewrite(&mut self, ino: InodeNo, change: impl Fn(Kept) -> Vec<Kept>) {
+        let Some(file) = self.files.get_mut(&ino) else {
+            return;
+        };
+        let before: usize = file.kept.iter().map(Kept::cost).sum();
+        file.kept = std::mem::take(&mut file.kept).into_iter().flat_map(change).collect();
+        let after: usize = file.kept.iter().map(Kept::cost).sum();
+        self.cost = self.cost - before + after;
+    }
+}
+
 /// What a sync that begins now covers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark(u64);
@@ -81,17 +172,28 @@ impl Unsynced {
         if state.session != session {
             return false;
         }
-        let number = state.next;
-        state.next += 1;
-        let keep = state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
-        let file = state.files.entry(ino).or_default();
-        if keep {
-            file.kept.push(Kept { number, offset, bytes: bytes.to_vec() });
-            state.cost += bytes.len() + ENTRY_BYTES;
-        } else {
-            file.dropped = Some((number, change));
-        }
+        let fits = state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
+        state.keep(ino, offset, fits.then(|| What::Bytes(bytes.to_vec())), change);
         true
+    }
+
+    /// Notes that `session` has cut or grown a file to `size`. Of a file that was cut, this is what recovery must not
+    /// write past; of one that has grown, the server may forget it.
+    fn note_end(&self, session: u64, ino: InodeNo, size: u64, change: u64) {
+        let mut state = self.state.lock();
+        state.rewrite(ino, |kept| kept.cut_to(size).into_iter().collect());
+        state.note_operation(session, ino, size, What::End, change);
+    }
+
+    /// Notes what `session` has allocated, zeroed or punched. No change counter came with it, so a killed server counts
+    /// as having lost it if it is not kept.
+    pub(crate) fn note_allocate(&self, session: u64, ino: InodeNo, offset: u64, len: u64, how: Allocate) {
+        let mut state = self.state.lock();
+        if !matches!(how, Allocate::Reserve { .. }) {
+            let end = offset.saturating_add(len);
+            state.rewrite(ino, |kept| kept.without(offset, end));
+        }
+        state.note_operation(session, ino, offset, What::Allocate { len, how }, u64::MAX);
     }
 
     /// The server wrote to this file by itself: there are no bytes to keep here.
@@ -108,33 +210,6 @@ impl Unsynced {
     pub(crate) fn cutting(&self, ino: InodeNo, size: u64) -> Cutting<'_> {
         self.state.lock().cutting.push((ino, size));
         Cutting { unsynced: self, ino, size }
-    }
-
-    /// The range has been given other contents that need no keeping: truncated, punched.
-    pub(crate) fn cut(&self, ino: InodeNo, start: u64, end: u64) {
-        let mut state = self.state.lock();
-        let Some(file) = state.files.get_mut(&ino) else {
-            return;
-        };
-        let before: usize = file.kept.iter().map(Kept::cost).sum();
-        let mut rest = Vec::with_capacity(file.kept.len());
-        for mut kept in file.kept.drain(..) {
-            if kept.end() <= start || kept.offset >= end {
-                rest.push(kept);
-                continue;
-            }
-            if kept.end() > end {
-                let bytes = kept.bytes[(end - kept.offset) as usize..].to_vec();
-                rest.push(Kept { number: kept.number, offset: end, bytes });
-            }
-            if kept.offset < start {
-                kept.bytes.truncate((start - kept.offset) as usize);
-                rest.push(kept);
-            }
-        }
-        file.kept = rest;
-        let after: usize = file.kept.iter().map(Kept::cost).sum();
-        state.cost = state.cost - before + after;
     }
 
     /// A sync begins.
@@ -193,8 +268,7 @@ impl Unsynced {
         let lost = file.dropped.take().is_some_and(|(_, dropped)| change < dropped);
         let mut kept = file.kept.clone();
         for (_, size) in state.cutting.iter().filter(|(cut, _)| *cut == ino) {
-            kept.retain(|kept| kept.offset < *size);
-            kept.iter_mut().for_each(|kept| kept.bytes.truncate((*size - kept.offset) as usize));
+            kept = kept.into_iter().filter_map(|kept| kept.cut_to(*size)).collect();
         }
         if lost {
             tracing::error!(%ino, "the server lost written bytes that were too many to keep; fsync will fail");
@@ -228,9 +302,9 @@ pub(crate) struct Cutting<'u> {
 }
 
 impl Cutting<'_> {
-    /// It is done: what was past the new end needs no keeping.
-    pub(crate) fn done(self) {
-        self.unsynced.cut(self.ino, self.size, u64::MAX);
+    /// `session` has done it; `change` is the file's counter now.
+    pub(crate) fn done(self, session: u64, change: u64) {
+        self.unsynced.note_end(session, self.ino, self.size, change);
     }
 }
 
@@ -256,7 +330,14 @@ mod tests {
     }
 
     fn ranges(unsynced: &Unsynced) -> Vec<(u64, Vec<u8>)> {
-        unsynced.writes_of(INO, 0).into_iter().map(|kept| (kept.offset, kept.bytes)).collect()
+        unsynced
+            .writes_of(INO, 0)
+            .into_iter()
+            .filter_map(|kept| match kept.what {
+                What::Bytes(bytes) => Some((kept.offset, bytes)),
+                _ => None,
+            })
+            .collect()
     }
 
     #[test]
@@ -277,13 +358,39 @@ mod tests {
     fn changed_ranges_are_cut_out() {
         let unsynced = unsynced();
         unsynced.note(1, INO, 10, b"0123456789", 1);
-        unsynced.cut(INO, 13, 15);
+        unsynced.note_allocate(1, INO, 13, 2, Allocate::PunchHole);
         assert_eq!(ranges(&unsynced), [(15, b"56789".to_vec()), (10, b"012".to_vec())]);
-        unsynced.cut(INO, 16, u64::MAX);
+        unsynced.cutting(INO, 16).done(1, 2);
         assert_eq!(ranges(&unsynced), [(15, b"5".to_vec()), (10, b"012".to_vec())]);
-        unsynced.cut(INO, 0, u64::MAX);
+        unsynced.cutting(INO, 0).done(1, 3);
         assert_eq!(ranges(&unsynced), []);
+        unsynced.synced(None, unsynced.mark());
         assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn operations_are_kept_in_order_and_cut_with_the_file() {
+        let unsynced = unsynced();
+        let punch = |len| What::Allocate { len, how: Allocate::PunchHole };
+        unsynced.cutting(INO, 100).done(1, 1);
+        unsynced.note(1, INO, 0, b"written", 2);
+        unsynced.note_allocate(1, INO, 2, 90, Allocate::PunchHole);
+        let all = |size| {
+            let cutting = unsynced.cutting(INO, size);
+            let kept = unsynced.writes_of(INO, 0).into_iter().map(|kept| (kept.offset, kept.what)).collect();
+            drop(cutting);
+            kept
+        };
+        let kept: Vec<_> = all(1000);
+        assert_eq!(kept, [(100, What::End), (0, What::Bytes(b"wr".to_vec())), (2, punch(90))]);
+        let kept: Vec<_> = all(50);
+        assert_eq!(kept, [(0, What::Bytes(b"wr".to_vec())), (2, punch(48))], "it never was longer");
+        let kept: Vec<_> = all(0);
+        assert_eq!(kept, []);
+        // A lost server's answer cannot be made good any more.
+        unsynced.begin_session(2);
+        unsynced.note_allocate(1, INO, 0, 1, Allocate::PunchHole);
+        assert!(unsynced.take_failed(INO));
     }
 
     #[test]
@@ -295,7 +402,7 @@ mod tests {
         assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
         drop(cutting);
         assert_eq!(ranges(&unsynced).len(), 2, "it failed");
-        unsynced.cutting(INO, 4).done();
+        unsynced.cutting(INO, 4).done(1, 3);
         assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
         assert!(unsynced.state.lock().cutting.is_empty());
     }
