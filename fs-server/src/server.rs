@@ -127,6 +127,16 @@ impl Server {
         self.meta.execute(Caller::default(), &Operation::PutClient { client }, &|_| true).map(|_| ())
     }
 
+    /// These clients have nothing open any more: no later start needs to wait for them.
+    pub fn end_sessions(&self, clients: impl IntoIterator<Item = ClientId>) {
+        for client in clients {
+            let ended = self.meta.execute(Caller::default(), &Operation::EndSession { client }, &|_| true);
+            if let Err(status) = ended {
+                tracing::error!(%status, "the end of a session could not be kept; the next start waits for its client");
+            }
+        }
+    }
+
     /// Forgets these clients: they are gone for good.
     pub fn forget(&self, clients: &[ClientId]) {
         for &client in clients {

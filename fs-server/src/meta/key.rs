@@ -9,7 +9,7 @@
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
-//! | `C client:16` | a client that has a session, or had one and may come back; nothing in it |
+//! | `C client:16` | a client that has a session; nothing in it |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock |
 //!
@@ -167,6 +167,11 @@ pub fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
     let (len, rest) = key.get(9..)?.split_first()?;
     let (piece, name) = rest.split_last()?;
     (name.len() == usize::from(*len)).then_some((InodeNo(parse_u64(key.get(1..9)?)?), name, *piece))
+}
+
+/// Whether a `C` key is a client's session, and not one of its slots.
+pub fn is_session(key: &[u8]) -> bool {
+    key.len() == 17
 }
 
 /// Client of a `C` key.

@@ -211,21 +211,22 @@ impl Meta {
         look().map_err(|e: MetaError| self.fail("request_done", e))
     }
 
-    /// Clients that have not been forgotten.
+    /// Clients that have not been forgotten, and whether they have a session.
     ///
     /// # Errors
     /// `Io`.
-    pub fn clients(&self) -> Result<Vec<ClientId>, Status> {
-        let mut clients = Vec::new();
+    pub fn clients(&self) -> Result<Vec<(ClientId, bool)>, Status> {
+        let mut clients: Vec<(ClientId, bool)> = Vec::new();
         let range = key::all(key::tag::CLIENT);
         self.stored()
             .scan(&range.from, &range.to, Direction::Forward, &mut |key, _| {
                 let malformed = || MetaError::record(key)(RecordError::Malformed);
-                clients.push(key::parse_client(key).ok_or_else(malformed)?);
+                clients.push((key::parse_client(key).ok_or_else(malformed)?, key::is_session(key)));
                 Ok(true)
             })
             .map_err(|e| self.fail("clients", e))?;
-        clients.dedup();
+        // A session's key comes before those of its slots.
+        clients.dedup_by_key(|(client, _)| *client);
         Ok(clients)
     }
 }

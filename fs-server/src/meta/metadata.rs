@@ -395,6 +395,7 @@ fn name_of(operation: &Operation<'_>) -> &'static str {
         Operation::CommitData { .. } => "commit_data",
         Operation::ReapOrphan { .. } => "reap",
         Operation::PutClient { .. } => "put_client",
+        Operation::EndSession { .. } => "end_session",
         Operation::RemoveClient { .. } => "remove_client",
     }
 }

@@ -185,6 +185,11 @@ pub enum Operation<'a> {
         /// Whose.
         client: ClientId,
     },
+    /// A client's session is over and it has nothing open any more. Which of its requests were done is still kept.
+    EndSession {
+        /// Whose.
+        client: ClientId,
+    },
     /// Forgets a client and which of its requests were done: it is gone and sends none again.
     RemoveClient {
         /// Whose.

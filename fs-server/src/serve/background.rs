@@ -47,6 +47,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
                 task.server.revoke(session.number()).await;
             }
             let forgotten = task.server.sessions.note_absent(gone.iter().map(|session| session.client()));
+            task.server.end_sessions(gone.iter().map(|session| session.client()));
             task.server.forget(&forgotten);
         }
     });
@@ -56,6 +57,11 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
         while task.server.sessions.is_grace_period() {
             spawner.sleep(GRACE_CHECK).await;
         }
+        let lost = task.server.sessions.take_lost();
+        if !lost.is_empty() {
+            tracing::info!(clients = lost.len(), "the grace period is over; not all clients came back");
+        }
+        task.server.end_sessions(lost);
         let orphans = task.server.meta.orphans();
         if !orphans.is_empty() {
             tracing::info!(orphans = orphans.len(), "freeing unlinked files nobody has open");

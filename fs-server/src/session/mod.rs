@@ -118,12 +118,20 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions yet. `before`: the clients of the server before this one.
-    pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>, lease: Duration, before: &[ClientId]) -> Self {
+    /// No sessions yet. `before`: the clients that are not forgotten, and whether they had a session with the server
+    /// before this one.
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+        lease: Duration,
+        before: &[(ClientId, bool)],
+    ) -> Self {
         Self {
             by_client: Mutex::default(),
-            absent: Mutex::new(before.iter().copied().collect()),
-            recovering: Mutex::new(before.iter().copied().collect()),
+            absent: Mutex::new(before.iter().map(|(client, _)| *client).collect()),
+            recovering: Mutex::new(
+                before.iter().filter(|(_, had_session)| *had_session).map(|(client, _)| *client).collect(),
+            ),
             grace_until: clock.monotonic() + lease,
             clock,
             random,
@@ -133,12 +141,13 @@ impl Sessions {
 
     /// Whether there is still somebody to wait for before an unlinked file may be freed.
     pub fn is_grace_period(&self) -> bool {
-        let mut recovering = self.recovering.lock();
-        if !recovering.is_empty() && self.clock.monotonic() >= self.grace_until {
-            tracing::info!(clients = recovering.len(), "the grace period is over; not all clients came back");
-            recovering.clear();
-        }
-        !recovering.is_empty()
+        !self.recovering.lock().is_empty() && self.clock.monotonic() < self.grace_until
+    }
+
+    /// After the grace period: who did not come back.
+    pub fn take_lost(&self) -> Vec<ClientId> {
+        let by_client = self.by_client.lock();
+        self.recovering.lock().drain().filter(|client| !by_client.contains_key(client)).collect()
     }
 
     /// This client has reclaimed what it had open, or will not.
@@ -271,7 +280,7 @@ mod tests {
     fn the_grace_period_ends_with_the_last_who_came_back_or_with_the_lease() {
         let clock = Arc::new(ManualClock::default());
         let sessions = || {
-            let before = [ClientId(1), ClientId(2)];
+            let before = [(ClientId(1), true), (ClientId(2), true), (ClientId(4), false)];
             Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before)
         };
         let all_back = sessions();
@@ -288,6 +297,7 @@ mod tests {
         assert!(one_lost.is_grace_period());
         clock.advance(Duration::from_secs(1));
         assert!(!one_lost.is_grace_period());
+        assert_eq!(one_lost.take_lost(), [ClientId(2)]);
     }
 
     #[test]

@@ -50,6 +50,10 @@ pub fn apply(
             d.batch.put(key::client(*client), record::encode(&BytesRecord { bytes: b"" }));
             Ok(Outcome::default())
         }
+        Operation::EndSession { client } => {
+            d.batch.remove(key::client(*client));
+            Ok(Outcome::default())
+        }
         Operation::RemoveClient { client } => {
             let keys = d.view.keys(&key::all_of_client(*client))?;
             keys.into_iter().for_each(|key| d.batch.remove(key));

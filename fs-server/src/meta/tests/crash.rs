@@ -192,10 +192,13 @@ fn a_request_is_remembered_with_what_it_did() {
     assert_eq!(world.meta.request_done(request(4, 1)), Ok(None));
     world.run(&Operation::PutClient { client: ClientId(7) }).expect("kept");
     world.run(&Operation::PutClient { client: ClientId(8) }).expect("kept");
-    assert_eq!(world.meta.clients(), Ok(vec![ClientId(7), ClientId(8)]));
+    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), true), (ClientId(8), true)]));
+    world.run(&Operation::EndSession { client: ClientId(7) }).expect("ended");
+    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), false), (ClientId(8), true)]));
+    assert_eq!(world.meta.request_done(request(3, 42)), Ok(Some(done)), "it may still ask again");
     world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
     assert_eq!(world.meta.request_done(request(3, 42)), Ok(None));
-    assert_eq!(world.meta.clients(), Ok(vec![ClientId(8)]));
+    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(8), true)]));
 }
 
 #[test]

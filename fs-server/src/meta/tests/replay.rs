@@ -85,6 +85,7 @@ fn operations_survive_the_log() {
         Operation::Unlink { parent: InodeNo(102), name: b"again" },
         Operation::Rmdir { parent: ROOT, name: b"directory" },
         Operation::PutClient { client: ClientId(9) },
+        Operation::EndSession { client: ClientId(9) },
         Operation::RemoveClient { client: ClientId(9) },
     ];
     let (live, replayed) = (MemoryStore::new(), MemoryStore::new());
