@@ -129,22 +129,18 @@ impl Server {
 
     /// These clients have nothing open any more: no later start needs to wait for them.
     pub fn end_sessions(&self, clients: impl IntoIterator<Item = ClientId>) {
-        for client in clients {
-            let ended = self.meta.execute(Caller::default(), &Operation::EndSession { client }, &|_| true);
-            if let Err(status) = ended {
-                tracing::error!(%status, "the end of a session could not be kept; the next start waits for its client");
-            }
-        }
+        clients.into_iter().for_each(|client| self.drop_client(&Operation::EndSession { client }));
     }
 
     /// Forgets these clients: they are gone for good.
     pub fn forget(&self, clients: &[ClientId]) {
-        for &client in clients {
-            let forgotten =
-                self.meta.execute(Caller::default(), &Operation::RemoveClient { client }, &|_| true);
-            if let Err(status) = forgotten {
-                tracing::error!(%status, "a client that is gone could not be forgotten");
-            }
+        clients.iter().for_each(|&client| self.drop_client(&Operation::RemoveClient { client }));
+    }
+
+    /// What fails here costs the next start a wait, and nothing else.
+    fn drop_client(&self, operation: &Operation<'_>) {
+        if let Err(status) = self.meta.execute(Caller::default(), operation, &|_| true) {
+            tracing::error!(?operation, %status, "the records of a client that is gone could not be dropped");
         }
     }
 

@@ -181,11 +181,11 @@ impl Volume for RemoteVolume {
             return self.get_attr(caller, ino);
         }
         let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
-        let mut lane = self.session.borrow_lane();
-        let attr = lane.call(caller, |_| Request::SetAttr { ino, set }, |reply, _| attr(reply))?;
+        let build = || Request::SetAttr { ino, set };
+        let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
         self.seen.changed_by_us(ino, attr.change);
         if let Some(cutting) = cutting {
-            cutting.done(lane.session_number(), attr.change);
+            cutting.done(session, attr.change);
         }
         Ok(attr)
     }
@@ -257,12 +257,10 @@ impl Volume for RemoteVolume {
         let rights = rights(&how);
         let build = || Request::Open { ino, rights, truncate: how.truncate };
         let cutting = how.truncate.then(|| self.session.unsynced().cutting(ino, 0));
-        let mut lane = self.session.borrow_lane();
-        let opened = lane.call(caller, |_| build(), |reply, _| opened(reply))?;
+        let (opened, session) = self.session.call_noting_session(caller, build, opened)?;
         if let Some(cutting) = cutting {
-            cutting.done(lane.session_number(), opened.attr.change);
+            cutting.done(session, opened.attr.change);
         }
-        drop(lane);
         Ok(self.opened(&opened, rights, how))
     }
 
@@ -398,10 +396,9 @@ impl Volume for RemoteVolume {
         how: Allocate,
     ) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
-        let build = |_: &_| Request::Allocate { filekey: state.file.filekey(), offset, len, how };
-        let mut lane = self.session.borrow_lane();
-        lane.call(caller, build, |reply, _| done(reply))?;
-        self.session.unsynced().note_allocate(lane.session_number(), state.file.ino(), offset, len, how);
+        let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
+        let ((), session) = self.session.call_noting_session(caller, build, done)?;
+        self.session.unsynced().note_allocate(session, state.file.ino(), offset, len, how);
         Ok(())
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 /// threads 2,676 / 3,410 / 289 (`scripts/measure-mount.sh`). Fewer are a little faster on data in memory; but each waits
 /// with its request for the server's disk, and eight keep a disk busy that two would leave idle.
 pub const DEFAULT_THREADS: usize = 8;
-/// Most threads that can be asked for: of a session's 64 slots two are the client's own; more threads would wait for one.
-pub const MAX_THREADS: usize = cuttlefs_common::rpc::SLOTS_PER_SESSION as usize - 2;
+/// Most threads that can be asked for: more would wait for a lane.
+pub const MAX_THREADS: usize = crate::session::MAX_CALLER_LANES;
 /// Readahead and asynchronous direct requests the kernel keeps in flight. Direct 4 KiB reads over `shm`, 32 in flight,
 /// thousands a second: 12 (the kernel's) 273, 64 333, 256 332 (`scripts/measure-mount.sh`, two cores).
 pub const DEFAULT_MAX_BACKGROUND: u16 = 64;

@@ -6,7 +6,7 @@
 //!
 //! The data part is where large writes are pulled from and where fetches and one-sided reads land.
 
-use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, Session};
+use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, RECOVERY_SLOT, Session};
 use crate::file::volume::{Caller, FsError};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, SlotIndex};
 use cuttlefs_common::memory::SharedMemory;
@@ -17,7 +17,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::rpc::{
     HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, RemoteBuffer, Reply, ReplyHeader, Request,
-    RequestHeader, SLOTS_PER_SESSION,
+    RequestHeader,
 };
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
@@ -45,7 +45,7 @@ struct Connection {
 
 /// How a request is numbered.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+struct Place {
     slot: SlotIndex,
     seq: u64,
 }
@@ -57,8 +57,8 @@ impl Place {
 
     /// A request of a recovery. It has a slot of its own, whichever lane carries it: the lane's number belongs to the
     /// request that found the server gone and is sent again.
-    pub(super) const fn of_recovery(seq: u64) -> Self {
-        Self { slot: SlotIndex(SLOTS_PER_SESSION - 1), seq }
+    const fn of_recovery(seq: u64) -> Self {
+        Self { slot: RECOVERY_SLOT, seq }
     }
 }
 

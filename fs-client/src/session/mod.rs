@@ -24,7 +24,7 @@ pub(crate) use lane::{DataBuffer, LaneGuard};
 use crate::file::volume::{Caller, FsError};
 use crate::file::{OpenFile, OpenFiles};
 use arc_swap::ArcSwapOption;
-use cuttlefs_common::ids::{ClientId, InodeNo, TraceId};
+use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
@@ -37,6 +37,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use unsynced::Unsynced;
 
+/// The slot of recovery's own requests: the last.
+const RECOVERY_SLOT: SlotIndex = SlotIndex(SLOTS_PER_SESSION - 1);
+/// Lanes callers can have: of the session's slots, one is recovery's and one the control thread's.
+pub(crate) const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 2;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts to reconnect.
@@ -121,6 +125,8 @@ impl ClientCounters {
 struct Recovered {
     /// The session that open files are reclaimed for; 0 before the first.
     number: u64,
+    /// Epoch of the server that session is of.
+    epoch: u64,
     /// Number of the next request in recovery's slot.
     seq: u64,
 }
@@ -141,8 +147,6 @@ pub struct Session {
     attaching: Mutex<()>,
     /// Serialises recovery.
     recovered: Mutex<Recovered>,
-    /// Epoch of the server that session is of. Changed under `recovered`.
-    recovered_epoch: AtomicU64,
     open_files: OpenFiles,
     unsynced: Unsynced,
     shut_down: AtomicBool,
@@ -166,8 +170,8 @@ impl Session {
         random: &dyn Random,
     ) -> Result<Arc<Self>, RdmaError> {
         let pd = device.alloc_pd();
-        // One more for the control thread; the last slot is recovery's.
-        let lane_count = options.lanes.clamp(1, usize::from(SLOTS_PER_SESSION) - 2) + 1;
+        // One more for the control thread.
+        let lane_count = options.lanes.clamp(1, MAX_CALLER_LANES) + 1;
         let mut lanes = Vec::with_capacity(lane_count);
         for slot in 0..lane_count {
             lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
@@ -183,8 +187,7 @@ impl Session {
             next_lane: AtomicU64::new(0),
             attachment: ArcSwapOption::empty(),
             attaching: Mutex::new(()),
-            recovered: Mutex::new(Recovered { number: 0, seq: 1 }),
-            recovered_epoch: AtomicU64::new(0),
+            recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
             unsynced: Unsynced::default(),
             shut_down: AtomicBool::new(false),
@@ -270,6 +273,18 @@ impl Session {
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
         self.borrow_lane().call(caller, |_| build(), |reply, _| take(reply))
+    }
+
+    /// As `call`, and the number of the session that answered.
+    pub(crate) fn call_noting_session<'r, T>(
+        &self,
+        caller: &Caller,
+        build: impl Fn() -> Request<'r>,
+        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
+    ) -> Result<(T, u64), FsError> {
+        let mut lane = self.borrow_lane();
+        let answer = lane.call(caller, |_| build(), |reply, _| take(reply))?;
+        Ok((answer, lane.session_number()))
     }
 
     /// Makes everything durable at the server; this mount's copies of unsynced writes are then not needed any more.

@@ -12,7 +12,6 @@ use cuttlefs_common::region::{FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Rights};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 impl Session {
     /// First request on a connection. Returns the session's number.
@@ -58,7 +57,7 @@ impl Session {
         if recovered.number == 0 {
             // The mount's first attach: nothing is open yet.
             recovered.number = number;
-            self.recovered_epoch.store(epoch, Ordering::Relaxed);
+            recovered.epoch = epoch;
             self.unsynced.begin_session(number);
         }
         Ok(number)
@@ -110,10 +109,9 @@ impl Session {
         // A server that only ended the session (its lease ran out) has lost no byte; others may have written since.
         // Nor has one that wrote everything back before it stopped.
         let epoch = attachment.attached.server_epoch;
-        let known = self.recovered_epoch.load(Ordering::Relaxed);
-        if attachment.attached.clean_predecessor == Some(known) {
+        if attachment.attached.clean_predecessor == Some(recovered.epoch) {
             self.unsynced.synced(None, self.unsynced.mark());
-        } else if known != epoch {
+        } else if recovered.epoch != epoch {
             for ino in self.unsynced.files() {
                 if self.write_again(lane, ino, &mut recovered.seq).is_none() {
                     return Ok(false);
@@ -124,7 +122,7 @@ impl Session {
             return Ok(false);
         }
         self.unsynced.begin_session(number);
-        self.recovered_epoch.store(epoch, Ordering::Relaxed);
+        recovered.epoch = epoch;
         recovered.number = number;
         Ok(true)
     }

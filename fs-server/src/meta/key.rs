@@ -199,6 +199,10 @@ mod tests {
         );
         assert_eq!(xattr(ino, b"user.a", 2), b"A\x01\x02\x03\x04\x05\x06\x07\x08\x06user.a\x02");
         assert_eq!(
+            &client(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)),
+            b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10"
+        );
+        assert_eq!(
             &client_slot(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10), SlotIndex(0x2122)),
             b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x21\x22"
         );
@@ -215,6 +219,7 @@ mod tests {
         assert_eq!(parse_bucket(&bucket(ino, (1 << 56) - 1)), Some((ino, (1 << 56) - 1)));
         assert_eq!(parse_extent(&extent(ino, FilePage(9))), Some((ino, FilePage(9))));
         assert_eq!(parse_xattr(&xattr(ino, b"n", 3)), Some((ino, &b"n"[..], 3)));
+        assert_eq!(parse_client(&client(ClientId(5))), Some(ClientId(5)));
         assert_eq!(parse_client(&client_slot(ClientId(5), SlotIndex(6))), Some(ClientId(5)));
         assert_eq!(all_of_client(ClientId(u128::MAX)).to, b"D");
         assert_eq!(parse_ino(b"I123"), None);

@@ -37,8 +37,8 @@ fn done() -> Result<Body, Status> {
     body(&Reply::Done)
 }
 
-/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `peer_lost` if it ended because its connection did, before anything was changed: what
-/// it returns then is no answer.
+/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `peer_lost` if it ended because its
+/// connection did, before anything was changed: what it returns then is no answer.
 ///
 /// # Errors
 /// The status to answer with.
@@ -62,7 +62,7 @@ pub async fn run(
     let request = if may_be_done {
         match repeat::look(&call, request)? {
             repeat::Repeated::Run(request) => request,
-            repeat::Repeated::Answer(answer) => return answer,
+            repeat::Repeated::Answer(answer) => return Ok(answer),
         }
     } else {
         request

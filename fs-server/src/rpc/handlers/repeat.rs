@@ -12,7 +12,7 @@ use cuttlefs_common::status::Status;
 /// What to do about a request that was done before.
 pub(super) enum Repeated<'a> {
     /// Answer so.
-    Answer(Result<Body, Status>),
+    Answer(Body),
     /// Run this instead.
     Run(Request<'a>),
 }
@@ -20,7 +20,7 @@ pub(super) enum Repeated<'a> {
 /// Looks whether `request` was done before this server started.
 ///
 /// # Errors
-/// `Io` if the metadata cannot be read.
+/// `Io` if the metadata cannot be read; what the answer is, if the inode it was about has gone meanwhile.
 pub(super) fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
     let meta = &call.context.server.meta;
     match call.who.request.map(|id| meta.request_done(id)).transpose()?.flatten() {
@@ -58,5 +58,5 @@ fn again<'a>(call: &Call<'_>, request: Request<'a>, record: SlotRecord) -> Resul
         // Nothing else leaves a record. A client that uses a number for two requests gets what it asks for.
         request => return Ok(Repeated::Run(request)),
     };
-    Ok(Repeated::Answer(answer))
+    Ok(Repeated::Answer(answer?))
 }
