@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A sealed, mapped memfd.
 #[derive(Debug)]
@@ -159,6 +159,13 @@ impl SharedMemory {
         assert!(self.contains(offset as u64, 4) && offset.is_multiple_of(4), "misplaced u32");
         // SAFETY: as for `atomic_u64`.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// The byte at `offset` as an atomic. Asserts that it is inside.
+    pub fn atomic_u8(&self, offset: usize) -> &AtomicU8 {
+        assert!(self.contains(offset as u64, 1), "misplaced u8");
+        // SAFETY: as for `atomic_u64`.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) }
     }
 
     /// Loads a `u64` with acquire ordering.

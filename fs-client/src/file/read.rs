@@ -3,12 +3,12 @@
 use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
-use crate::region::{CachedLayout, MAX_EXTENTS, Plan};
+use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
 use crate::session::{Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FilePage, FileSlot};
 use cuttlefs_common::region::{PageSet, divide};
-use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::rpc::{OneSidedReads, Reply, Request};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,6 +52,10 @@ fn one_sided(
     offset: u64,
     out: &mut [u8],
 ) -> Result<Option<OneSided>, FsError> {
+    let worth = session.one_sided_reads();
+    if worth == OneSidedReads::Off {
+        return Ok(None);
+    }
     if let Some(windows) = session.windows() {
         return match file.slot() {
             Some(slot) => by_initiator(session, &windows, caller, file, slot, offset, out),
@@ -60,6 +64,11 @@ fn one_sided(
     }
     if !session.target_translates() {
         return Ok(None);
+    }
+    if worth == OneSidedReads::Whole {
+        let plan = Plan::new(&PageBitmap::default(), offset, out.len());
+        let mut lane = session.borrow_lane();
+        return Ok(read_by_target(&mut lane, file.filekey(), None, &plan, offset, out));
     }
     let Some(magic) = session.magic() else {
         return Ok(None);
@@ -70,7 +79,7 @@ fn one_sided(
         return Ok(None);
     }
     let mut lane = session.borrow_lane();
-    Ok(read_by_target(&mut lane, file.filekey(), &magic, &plan, offset, out))
+    Ok(read_by_target(&mut lane, file.filekey(), Some(&magic), &plan, offset, out))
 }
 
 fn by_initiator(

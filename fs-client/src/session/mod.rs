@@ -28,7 +28,7 @@ use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
-use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
+use cuttlefs_common::rpc::{Attached, OneSidedReads, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
 use lane::Lane;
 use parking_lot::{Condvar, Mutex};
@@ -238,6 +238,11 @@ impl Session {
     /// The pattern that covers pages on SSD, as of the current attachment.
     pub(crate) fn magic(&self) -> Option<MagicPattern> {
         self.attachment.load().as_ref().map(|a| a.attached.magic)
+    }
+
+    /// What one-sided reads of file bytes are worth at the server of the current attachment.
+    pub(crate) fn one_sided_reads(&self) -> OneSidedReads {
+        self.attachment.load().as_ref().map_or(OneSidedReads::Off, |a| a.attached.one_sided)
     }
 
     /// The server's tables, if this link maps them and the server is there.

@@ -4,11 +4,15 @@ use crate::config::LEAST_MEMORY_BYTES;
 use crate::export::{self, Export};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
+use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{Parts, RunningServer, ServeOptions};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -35,6 +39,18 @@ pub(super) struct ServeArgs {
     /// Worker threads for RPCs [default: one for two cores, at most 8]
     #[arg(long)]
     workers: Option<usize>,
+    /// How file regions are served: term, or one of what it is compared with (pin, odp, rpc, rpc-buffer, rpc-direct)
+    #[arg(long, default_value_t, value_name = "POLICY")]
+    region: PolicyName,
+    /// Techniques of term for --region rpc-direct, one building on the other: tiering,hotspot,magic
+    #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
+    with: Vec<Technique>,
+    /// Bytes of a file that clients count together; a power of two, 4K to 16M
+    #[arg(long, default_value = "1M", value_name = "SIZE")]
+    sample_unit: ByteSize,
+    /// Milliseconds between two looks at what clients counted
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=60_000))]
+    sample_period_ms: u32,
     /// Listen on addresses other machines can reach, although clients are not authenticated yet
     #[arg(long)]
     insecure: bool,
@@ -60,6 +76,8 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
+    let policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
+    let sampling = sampling(args.sample_unit, args.sample_period_ms)?;
     let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
     let clock = Arc::new(SystemClock::new());
     let meta =
@@ -88,6 +106,8 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
             root_squash: config.export.root_squash.map(|squash| (squash.uid, squash.gid)),
             subtree,
         },
+        policy,
+        sampling,
     };
     let running = RunningServer::start(parts, options)?;
     for endpoint in running.endpoints() {
@@ -106,4 +126,18 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// How clients count, from what was asked for.
+fn sampling(unit: ByteSize, period_ms: u32) -> anyhow::Result<Sampling> {
+    let pages = unit.0 / PAGE_SIZE_U64;
+    let unit_pages = u32::try_from(pages).ok().filter(|pages| {
+        (1..=MAX_SAMPLE_UNIT_PAGES).contains(pages)
+            && pages.is_power_of_two()
+            && unit.0.is_multiple_of(PAGE_SIZE_U64)
+    });
+    let Some(unit_pages) = unit_pages else {
+        bail!("--sample-unit {unit} cannot be; give a power of two from 4K to 16M");
+    };
+    Ok(Sampling { unit_pages, period_ms })
 }

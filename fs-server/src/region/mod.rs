@@ -25,6 +25,8 @@ pub mod memory_meta;
 pub mod meta_port;
 #[cfg(feature = "model-check")]
 mod model;
+/// What regions are compared with.
+pub mod policy;
 /// The live mapping of a file.
 pub mod range_table;
 /// Changes of residency entries.
@@ -58,6 +60,7 @@ use cuttlefs_common::world::Random;
 use event_listener::Event;
 use filekeys::FileKeys;
 use parking_lot::Mutex;
+use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::BTreeMap;
 use std::io;
@@ -86,12 +89,20 @@ pub struct RegionsConfig {
     pub file_slots: u32,
     /// Regions kept of files nobody has open.
     pub max_inactive: usize,
+    /// How they are served.
+    pub policy: RegionPolicy,
 }
 
 impl RegionsConfig {
     /// The defaults for a pool and a budget.
     pub const fn new(pool_pages: u64, memory_bytes: u64) -> Self {
-        Self { pool_pages, memory_bytes, file_slots: DEFAULT_FILE_SLOTS, max_inactive: MAX_INACTIVE_REGIONS }
+        Self {
+            pool_pages,
+            memory_bytes,
+            file_slots: DEFAULT_FILE_SLOTS,
+            max_inactive: MAX_INACTIVE_REGIONS,
+            policy: RegionPolicy::of(PolicyName::Term),
+        }
     }
 }
 
@@ -208,6 +219,7 @@ pub struct Regions {
     random: Arc<dyn Random>,
     magic: MagicPattern,
     pool_pages: u64,
+    policy: RegionPolicy,
 }
 
 impl std::fmt::Debug for Regions {
@@ -252,7 +264,13 @@ impl Regions {
             random,
             magic,
             pool_pages: config.pool_pages,
+            policy: config.policy,
         })
+    }
+
+    /// How regions are served.
+    pub fn policy(&self) -> RegionPolicy {
+        self.policy
     }
 
     /// Covers what is on SSD; told to clients when they attach.
@@ -401,8 +419,11 @@ impl Regions {
 
     /// Takes a free frame; wakes eviction if that leaves few.
     pub(crate) fn take_frame(&self) -> Option<PrivateFrame> {
+        if !self.policy.uses_frames() {
+            return None;
+        }
         let frame = self.frames().take();
-        if self.frames().free() < self.low_water() {
+        if self.policy.promotes && self.frames().free() < self.low_water() {
             self.frames_low.notify(1);
         }
         frame

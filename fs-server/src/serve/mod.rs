@@ -19,6 +19,7 @@ use crate::counters::ServerCounters;
 use crate::export::{self, Export};
 use crate::meta::Meta;
 use crate::pool::{DataFiles, Run, Space, SpaceError};
+use crate::region::policy::RegionPolicy;
 use crate::region::{Regions, RegionsConfig};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
@@ -28,6 +29,7 @@ use crate::worker::WorkerHandle;
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
@@ -67,6 +69,10 @@ pub struct ServeOptions {
     pub lease: Duration,
     /// What clients may see and do.
     pub export: Export,
+    /// How file regions are served.
+    pub policy: RegionPolicy,
+    /// How clients count one-sided reads.
+    pub sampling: Sampling,
 }
 
 /// Why a server does not start.
@@ -237,7 +243,8 @@ fn build(
     options: ServeOptions,
 ) -> Result<Arc<Server>, StartError> {
     let space = Arc::new(derive_space(&meta, pool_pages)?);
-    let config = RegionsConfig::new(pool_pages, options.memory_bytes);
+    let mut config = RegionsConfig::new(pool_pages, options.memory_bytes);
+    config.policy = options.policy;
     let regions = Regions::new(config, space, committed, random.clone())
         .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
     let regions = Arc::new(regions);
@@ -265,6 +272,7 @@ fn build(
         counters: ServerCounters::default(),
         endpoints: Mutex::default(),
         workers: options.workers.max(1),
+        sampling: options.sampling,
         drain: Drain::default(),
     });
     server.forget(&forgotten);

@@ -2,10 +2,11 @@
 
 use super::{Body, Call, body, done};
 use crate::export;
+use crate::region::policy::Exposure;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use cuttlefs_common::ids::ClientId;
-use cuttlefs_common::rpc::{Attached, Reclaim, Reply, SLOTS_PER_SESSION};
+use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub fn attach(
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
     }
+    let policy = server.regions.policy();
     body(&Reply::Attached(Attached {
         server_epoch: server.epoch,
         session: session.number().0,
@@ -39,6 +41,12 @@ pub fn attach(
         magic: server.regions.magic(),
         read_only: server.export.read_only,
         clean_predecessor: server.meta.clean_predecessor(),
+        one_sided: match policy.exposure {
+            Exposure::Magic => OneSidedReads::Magic,
+            Exposure::Pinned | Exposure::Faulting => OneSidedReads::Whole,
+            Exposure::Hidden => OneSidedReads::Off,
+        },
+        sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
     }))
 }
 

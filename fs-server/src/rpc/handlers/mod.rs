@@ -5,6 +5,7 @@ mod data;
 mod files;
 mod names;
 mod repeat;
+mod sample;
 mod status;
 
 pub use attach::attach;
@@ -72,6 +73,7 @@ pub async fn run(
         Request::Heartbeat => done(),
         Request::Detach => attach::detach(&call).await,
         Request::Recovered => attach::recovered(&call),
+        Request::ShareCounters { buffer } => sample::share(&call, buffer),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name),
         Request::GetAttr { ino } => names::get_attr(&call, ino),
