@@ -29,8 +29,12 @@ pub(crate) fn read(
         return Ok(0);
     }
     match one_sided(session, caller, file, offset, out)? {
-        Some(got) if got.missing.is_empty() => Ok(got.valid_len),
+        Some(got) if got.missing.is_empty() => {
+            session.count_read(file, offset, &got);
+            Ok(got.valid_len)
+        }
         Some(got) => {
+            session.count_read(file, offset, &got);
             session.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
             let mut lane = session.borrow_lane();
             let wanted = &mut out[..got.valid_len];

@@ -15,6 +15,7 @@
 //! While the server is away calls wait, with one warning in the log, until it is back or the mount ends.
 
 mod control;
+mod counting;
 mod lane;
 mod recover;
 mod unsynced;
@@ -27,7 +28,7 @@ use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
-use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
+use cuttlefs_common::region::{AccessCounters, FileTable, MagicPattern, ResidencyTable};
 use cuttlefs_common::rpc::{Attached, OneSidedReads, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
 use lane::Lane;
@@ -149,6 +150,8 @@ pub struct Session {
     recovered: Mutex<Recovered>,
     open_files: OpenFiles,
     unsynced: Unsynced,
+    /// Where one-sided reads are counted, while a server wants to know.
+    access_counters: ArcSwapOption<AccessCounters>,
     shut_down: AtomicBool,
     /// Wakes pausing reconnects when the mount ends.
     pause: (Mutex<()>, Condvar),
@@ -190,6 +193,7 @@ impl Session {
             recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
             unsynced: Unsynced::default(),
+            access_counters: ArcSwapOption::empty(),
             shut_down: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),

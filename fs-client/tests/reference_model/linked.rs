@@ -15,6 +15,7 @@ use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
 use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
 use proptest::prelude::*;
@@ -83,6 +84,7 @@ fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
         lease: LEASE,
         export: Export::default(),
         policy: RegionPolicy::default(),
+        hotspots: Hotspots::Pages,
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
     };
     RunningServer::start(parts, options).expect("start")

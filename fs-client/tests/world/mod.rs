@@ -13,6 +13,7 @@ use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, Store};
 use cuttlefs_server::pool::{SimDisk, SimMode};
+use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
@@ -183,6 +184,7 @@ impl Inner {
             lease: LEASE,
             export: self.export.borrow().clone(),
             policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },
         };
         let server = OneThreadServer::start(

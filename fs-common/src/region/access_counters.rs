@@ -161,8 +161,9 @@ impl AccessCounters {
             return None;
         }
         let mask = self.shape.units - 1;
-        // Fibonacci hashing: neighbouring units land far apart.
-        let hash = (key ^ u64::from(unit).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Two rounds of Fibonacci hashing: neighbouring units land far apart, whatever the key.
+        let hash = key.wrapping_add(u64::from(unit)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let hash = (hash ^ hash >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = (hash >> 32) as usize;
         let mut unused = None;
         for probe in 0..PROBES.min(self.shape.units) {

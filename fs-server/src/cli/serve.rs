@@ -4,6 +4,7 @@ use crate::config::LEAST_MEMORY_BYTES;
 use crate::export::{self, Export};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
+use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{Parts, RunningServer, ServeOptions};
 use anyhow::{Context, bail, ensure};
@@ -45,6 +46,9 @@ pub(super) struct ServeArgs {
     /// Techniques of term for --region rpc-direct, one building on the other: tiering,hotspot,magic
     #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
     with: Vec<Technique>,
+    /// What is promoted to DRAM: pages, or whole sample units as in the paper
+    #[arg(long, default_value_t, value_name = "WHAT")]
+    hotspots: Hotspots,
     /// Bytes of a file that clients count together; a power of two, 4K to 16M
     #[arg(long, default_value = "1M", value_name = "SIZE")]
     sample_unit: ByteSize,
@@ -107,6 +111,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
             subtree,
         },
         policy,
+        hotspots: args.hotspots,
         sampling,
     };
     let running = RunningServer::start(parts, options)?;

@@ -19,6 +19,12 @@ mod file_region;
 mod filekeys;
 /// The DRAM.
 mod frames;
+/// Which pages are hot.
+mod heat;
+/// Which sample units are.
+mod hot_units;
+/// Where accesses are noted, and what follows from them.
+mod hotspots;
 /// The in-memory twin of metadata.
 pub mod memory_meta;
 /// Metadata as regions see it.
@@ -39,6 +45,8 @@ pub use evict::run_eviction;
 pub use file_region::FileRegion;
 pub use filekeys::MAX_FILEKEYS_PER_OWNER;
 pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
+pub use hot_units::{HotUnit, MAX_UNITS};
+pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
 pub use meta_port::{DataCommit, MetaPort, NoteData, RangeUpdate};
 
 pub(crate) use block_locks::BlockLocks;
@@ -59,6 +67,8 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use event_listener::Event;
 use filekeys::FileKeys;
+use heat::Heat;
+use hot_units::HotUnits;
 use parking_lot::Mutex;
 use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
@@ -91,6 +101,10 @@ pub struct RegionsConfig {
     pub max_inactive: usize,
     /// How they are served.
     pub policy: RegionPolicy,
+    /// What is promoted.
+    pub hotspots: Hotspots,
+    /// Pages of a sample unit.
+    pub unit_pages: u32,
 }
 
 impl RegionsConfig {
@@ -102,6 +116,8 @@ impl RegionsConfig {
             file_slots: DEFAULT_FILE_SLOTS,
             max_inactive: MAX_INACTIVE_REGIONS,
             policy: RegionPolicy::of(PolicyName::Term),
+            hotspots: Hotspots::Pages,
+            unit_pages: DEFAULT_UNIT_PAGES,
         }
     }
 }
@@ -131,8 +147,12 @@ counters! {
     fetch_misses,
     /// Read from SSD into a frame and kept there.
     promoted,
+    /// Read from SSD into frames ahead of any request, with their hot unit.
+    promoted_ahead,
     /// Sent from a frame back to SSD.
     evicted,
+    /// Read one-sidedly, as clients counted.
+    counted,
     /// Written from frames to SSD.
     written_back,
     /// Written to SSD past the frames.
@@ -214,6 +234,11 @@ pub struct Regions {
     /// Told when free frames run low.
     pub(crate) frames_low: Event,
     pub(crate) clean_hand: AtomicU64,
+    pub(crate) heat: Heat,
+    units: HotUnits,
+    /// The hot units of the last period, in units mode: their pages are the only warm ones.
+    hot_set: Mutex<Vec<HotUnit>>,
+    hotspots: Hotspots,
     active: ActiveFiles,
     keys: FileKeys,
     random: Arc<dyn Random>,
@@ -259,6 +284,10 @@ impl Regions {
             bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
             frames_low: Event::new(),
             clean_hand: AtomicU64::new(0),
+            heat: Heat::new(config.pool_pages, count),
+            units: HotUnits::new(config.unit_pages),
+            hot_set: Mutex::default(),
+            hotspots: config.hotspots,
             active: ActiveFiles::new(table, config.file_slots, config.max_inactive),
             keys: FileKeys::default(),
             random,

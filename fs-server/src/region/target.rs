@@ -50,11 +50,7 @@ impl Regions {
             return false;
         }
         self.frames().memory().read(Frames::offset(before.frame()) + offset_in_page, out);
-        let valid = before.validates(self.residency.table().load_after_copy(pool));
-        if valid {
-            self.frames().touch(before.frame());
-        }
-        valid
+        before.validates(self.residency.table().load_after_copy(pool))
     }
 
     fn file_to_read(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {

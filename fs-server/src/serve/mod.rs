@@ -20,7 +20,7 @@ use crate::export::{self, Export};
 use crate::meta::Meta;
 use crate::pool::{DataFiles, Run, Space, SpaceError};
 use crate::region::policy::RegionPolicy;
-use crate::region::{Regions, RegionsConfig};
+use crate::region::{Hotspots, Regions, RegionsConfig};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
@@ -71,6 +71,8 @@ pub struct ServeOptions {
     pub export: Export,
     /// How file regions are served.
     pub policy: RegionPolicy,
+    /// What is promoted.
+    pub hotspots: Hotspots,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
 }
@@ -245,6 +247,8 @@ fn build(
     let space = Arc::new(derive_space(&meta, pool_pages)?);
     let mut config = RegionsConfig::new(pool_pages, options.memory_bytes);
     config.policy = options.policy;
+    config.hotspots = options.hotspots;
+    config.unit_pages = options.sampling.unit_pages;
     let regions = Regions::new(config, space, committed, random.clone())
         .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
     let regions = Arc::new(regions);

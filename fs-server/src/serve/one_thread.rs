@@ -5,7 +5,7 @@ use super::{ServeOptions, StartError, acceptor, background, build};
 use crate::committer::CommittedMeta;
 use crate::meta::Meta;
 use crate::pool::Disk;
-use crate::rpc::worker::WorkerContext;
+use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
@@ -52,9 +52,10 @@ impl OneThreadServer {
         let cq = device.create_cq(CQ_DEPTH)?;
         let worker = Worker::new(Some(cq.clone()), None, clock)
             .map_err(|error| StartError::Worker(error.to_string()))?;
-        let spawner = worker.spawner();
+        let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |task| spawner.spawn(task));
-        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn)?;
+        let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
+        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn, sleep)?;
         background::spawn(&worker, &context);
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server })

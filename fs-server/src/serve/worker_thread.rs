@@ -2,7 +2,7 @@
 
 use super::{Door, StartError, background, join};
 use crate::pool::{DataFiles, UringDisk};
-use crate::rpc::worker::WorkerContext;
+use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::tier;
 use crate::worker::{Worker, WorkerHandle};
@@ -93,9 +93,10 @@ fn build(
     let disk = open_disk(server, data)?;
     let worker =
         Worker::new(Some(cq), Some(disk.clone()), server.clock.clone()).map_err(|error| error.to_string())?;
-    let spawner = worker.spawner();
+    let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |task| spawner.spawn(task));
-    let context = WorkerContext::new(server.clone(), disk, pd, spawn).map_err(|e| e.to_string())?;
+    let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
+    let context = WorkerContext::new(server.clone(), disk, pd, spawn, sleep).map_err(|e| e.to_string())?;
     Ok((worker, context))
 }
 
