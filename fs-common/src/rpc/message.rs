@@ -588,6 +588,21 @@ impl<'a> Reply<'a> {
         encode(self, out)
     }
 
+    /// The body in a buffer of its own size.
+    ///
+    /// # Errors
+    /// `TooLarge` if it is longer than a message can carry.
+    pub fn encode_to_vec(&self) -> Result<Vec<u8>, BodyError> {
+        const ROOM: usize = MAX_MESSAGE_BYTES as usize - super::HEADER_LEN;
+        let first = match self {
+            Reply::Fetched { inline, .. } => inline.len() + 64,
+            _ => 256,
+        };
+        let body =
+            postcard::to_extend(self, Vec::with_capacity(first)).map_err(|_| BodyError::TooLarge(ROOM))?;
+        if body.len() > ROOM { Err(BodyError::TooLarge(ROOM)) } else { Ok(body) }
+    }
+
     /// Parses a body; all of it must be used.
     ///
     /// # Errors

@@ -79,9 +79,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
 pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
-/// Requests that may hold bounce buffers at once. Each holds at most one request's pages (1 MiB and a page), so
-/// bounce memory is at most 16 MiB; further requests wait in line.
-pub const MAX_BOUNCE_REQUESTS: usize = 16;
+/// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
+/// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
+pub const MAX_BOUNCE_REQUESTS: usize = 128;
 /// Dirty frames may be one in so many... of two: beyond half of the frames writers help to write back before they
 /// add more, so that the other half is there for reads.
 pub const DIRTY_FRACTION: u64 = 2;
