@@ -8,8 +8,9 @@
 
 use super::cgroup::MemoryCgroup;
 use super::disk::Disk;
+use super::file_load::{self, FileLoad, Load};
 use super::interrupt;
-use super::load::{self, Load, Timing};
+use super::load::{self, Outcome, Timing};
 use super::point::{Point, disk_operations_per_value, median};
 use super::policy::Policy;
 use super::pool::{FILE_NAME, ScratchPool};
@@ -32,6 +33,62 @@ pub(super) struct Case {
     pub(super) dram_percent: u32,
     pub(super) workers: Option<usize>,
     pub(super) policies: Vec<Policy>,
+}
+
+/// What is run at a place.
+pub(super) trait Workload {
+    /// Fills a server's memory with `bytes` of data, as far as it has them.
+    ///
+    /// # Errors
+    /// As the server says.
+    fn preload(&self, pool: &ScratchPool, server: &RegionServer, bytes: u64) -> anyhow::Result<()>;
+
+    /// Runs a load; `at_phase` is to be called when measuring begins and when it is over.
+    ///
+    /// # Errors
+    /// Wrong data, a failing operation, Ctrl-C.
+    fn run(
+        &self,
+        pool: &ScratchPool,
+        server: &RegionServer,
+        load: &Load,
+        timing: &Timing,
+        at_phase: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Outcome>;
+}
+
+/// Threads on one large file.
+pub(super) struct OneFile;
+
+impl Workload for OneFile {
+    fn preload(&self, pool: &ScratchPool, server: &RegionServer, bytes: u64) -> anyhow::Result<()> {
+        let volume = server.connect(1)?;
+        file_load::scan(&volume::open(&volume, FILE_NAME)?, bytes.min(pool.file_bytes()))?;
+        volume.shut_down();
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        pool: &ScratchPool,
+        server: &RegionServer,
+        load: &Load,
+        timing: &Timing,
+        at_phase: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Outcome> {
+        let volumes = volume::connect_all(server.endpoint(), load.threads)?;
+        let files = volumes
+            .iter()
+            .map(|volume| volume::open(volume, FILE_NAME))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let file_load = FileLoad::new(load, pool.file_bytes(), None)?;
+        let make = |index: usize| Ok(file_load.operation(index as u64, &files[index % files.len()]));
+        let outcome = load::run(load.threads, timing, &make, at_phase)?;
+        for volume in &volumes {
+            volume.shut_down();
+        }
+        Ok(outcome)
+    }
 }
 
 /// What one server is started with, and what it runs.
@@ -99,6 +156,7 @@ impl Abilities {
 /// Wrong data, a failing load, Ctrl-C.
 pub(super) fn run(
     pool: &ScratchPool,
+    workload: &dyn Workload,
     settings: &Settings,
     timing: &Timing,
     cases: &[Case],
@@ -123,7 +181,7 @@ pub(super) fn run(
     let mut left = steps;
     for _ in 0..settings.args.rounds {
         for turn in &turns {
-            let outcome = one_turn(pool, settings, timing, turn, &mut |case| {
+            let outcome = one_turn(pool, workload, settings, timing, turn, &mut |case| {
                 let seconds = left as u64 * (timing.warmup + timing.measure).as_secs();
                 progress.step(&format!(
                     "{} {} {}, {} % DRAM; about {} min {} s left",
@@ -190,6 +248,7 @@ fn turns<'a>(cases: &'a [Case], abilities: &Abilities, link: Link, results: &mut
 /// One server and its loads.
 fn one_turn(
     pool: &ScratchPool,
+    workload: &dyn Workload,
     settings: &Settings,
     timing: &Timing,
     turn: &Turn<'_>,
@@ -202,14 +261,9 @@ fn one_turn(
         workers: turn.workers,
     };
     let server = RegionServer::start(pool, &options)?;
-    let threads = turn.cases.iter().map(|case| case.load.threads).max().unwrap_or(1);
-    let volumes = volume::connect_all(server.endpoint(), threads)?;
-    let files =
-        volumes.iter().map(|volume| volume::open(volume, FILE_NAME)).collect::<anyhow::Result<Vec<_>>>()?;
-    if settings.args.preload == Preload::Scan
-        && let Some(file) = files.first()
-    {
-        load::scan(file, options.memory_bytes.min(pool.file_bytes()))
+    if settings.args.preload == Preload::Scan {
+        workload
+            .preload(pool, &server, options.memory_bytes)
             .with_context(|| format!("reading ahead of {}", turn.policy.label()))?;
     }
     let timing = Timing {
@@ -220,11 +274,13 @@ fn one_turn(
     for case in &turn.cases {
         step(case);
         let mut counts = Vec::new();
-        let outcome = load::run(&files, pool.file_bytes(), &case.load, &timing, || {
+        let mut at_phase = || {
             counts.push(server.counts()?);
             Ok(())
-        })
-        .with_context(|| format!("{}, {} {}", turn.policy.label(), case.panel, case.x))?;
+        };
+        let outcome = workload
+            .run(pool, &server, &case.load, &timing, &mut at_phase)
+            .with_context(|| format!("{}, {} {}", turn.policy.label(), case.panel, case.x))?;
         let [before, after] = counts[..] else { anyhow::bail!("the server was not asked twice") };
         let (reads, writes) = disk_operations_per_value(turn.policy, &case.load, &outcome, &before, &after);
         tracing::info!(
@@ -243,8 +299,8 @@ fn one_turn(
             workers: turn.workers,
             operations_per_second: outcome.operations_per_second(),
             rounds: vec![outcome.operations_per_second()],
-            p50_us: outcome.p50_us,
-            p99_us: outcome.p99_us,
+            p50_us: outcome.latency_us(0.50),
+            p99_us: outcome.latency_us(0.99),
             disk_reads_per_value: reads,
             disk_writes_per_value: writes,
             pin_operations_per_second: None,
@@ -253,9 +309,6 @@ fn one_turn(
             bound_operations_per_second: None,
             timeline: if timing.change_hotspots { outcome.timeline } else { Vec::new() },
         });
-    }
-    for volume in &volumes {
-        volume.shut_down();
     }
     server.stop()?;
     Ok(points)

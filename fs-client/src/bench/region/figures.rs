@@ -5,7 +5,7 @@
 
 use super::campaign::Case;
 use super::chart::{Chart, Kind, Series};
-use super::load::Load;
+use super::file_load::Load;
 use super::point::Point;
 use super::policy::Policy;
 use super::settings::Settings;

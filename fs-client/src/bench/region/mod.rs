@@ -5,8 +5,8 @@
 //! * `bench kv` gets values out of a hash table in one file: figure 17.
 //!
 //! A scratch pool (`pool`) is served by servers of our own (`server`), each with the flags of a policy (`policy`) and,
-//! where the kernel caches its data, in a memory cgroup (`cgroup`). Threads (`load`) read and write self-describing
-//! bytes (`content`) at places that follow Zipf's law (`positions`). `campaign` runs the points of a figure
+//! where the kernel caches its data, in a memory cgroup (`cgroup`). Threads (`load`) read and write (`file_load`)
+//! self-describing bytes (`content`) at places that follow Zipf's law (`positions`). `campaign` runs the points of a figure
 //! (`figures`), `disk` asks fio what the disk alone can do, `point` says what would have been possible, `paper` what
 //! the paper says; `results` and `chart` show it. `interrupt` ends all that on Ctrl-C.
 
@@ -17,6 +17,7 @@ mod content;
 mod disk;
 mod dynamic;
 mod figures;
+mod file_load;
 mod interrupt;
 mod load;
 mod paper;

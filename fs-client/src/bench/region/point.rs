@@ -8,7 +8,8 @@
 //!   min(P, 1 / (r / D_r + w / D_w))          for reads alone: min(P, D / m), m the miss ratio
 //! ```
 
-use super::load::{Load, Outcome};
+use super::file_load::Load;
+use super::load::Outcome;
 use super::policy::Policy;
 use super::server::Counts;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -113,6 +114,7 @@ pub(super) fn median(rounds: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::region::load::histogram;
     use crate::bench::region::server::PageCounts;
 
     #[test]
@@ -131,8 +133,8 @@ mod tests {
     #[test]
     fn misses_are_counted_in_values() {
         let load = Load { value_bytes: 16384, write_percent: 0, theta: 0.0, clustered_bytes: 0, threads: 1 };
-        let outcome =
-            Outcome { operations: 100, seconds: 1.0, p50_us: 1.0, p99_us: 1.0, timeline: Vec::new() };
+        let latencies = histogram().expect("histogram");
+        let outcome = Outcome { operations: 100, seconds: 1.0, latencies, timeline: Vec::new() };
         let after = Counts {
             pages: PageCounts { fetch_misses: 200, direct_writes: 40, ..PageCounts::default() },
             disk_read_bytes: 4096 * 400,

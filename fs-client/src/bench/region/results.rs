@@ -165,7 +165,7 @@ fn share(value: Option<f64>) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::bench::region::load::Load;
+    use crate::bench::region::file_load::Load;
     use crate::bench::region::policy::Policy;
 
     pub(in crate::bench::region) fn point(panel: &'static str, x: &str, policy: Policy, rate: f64) -> Point {

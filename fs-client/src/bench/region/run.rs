@@ -82,7 +82,7 @@ pub fn run_region(args: &RegionArgs) -> anyhow::Result<()> {
         eprintln!("making a pool of {} on {name}", ByteSize(settings.size_bytes));
         let pool = ScratchPool::format(&settings.args.scratch, *device, settings.size_bytes)?;
         pool.fill()?;
-        let measured = campaign::run(&pool, &settings, &timing, &cases)?;
+        let measured = campaign::run(&pool, &campaign::OneFile, &settings, &timing, &cases)?;
         results.points.extend(measured.points);
         measured.notes.into_iter().for_each(|note| results.note(note));
     }

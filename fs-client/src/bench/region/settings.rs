@@ -1,6 +1,7 @@
 //! What all of these benchmarks are told on the command line, and what that means.
 
-use super::load::{Load, Timing};
+use super::file_load::Load;
+use super::load::Timing;
 use super::policy::Policy;
 use super::server::Link;
 use anyhow::ensure;
