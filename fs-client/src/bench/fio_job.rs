@@ -129,7 +129,7 @@ pub(super) fn run(job: FioJob, directory: &Path, parameters: &FioParameters) -> 
 }
 
 /// Reads fio's JSON. fio may print notes before it.
-fn parse(job: FioJob, stdout: &str) -> anyhow::Result<Sample> {
+pub(super) fn parse(job: FioJob, stdout: &str) -> anyhow::Result<Sample> {
     let start = stdout.find('{').context("fio printed no JSON")?;
     let output: Output = serde_json::from_str(&stdout[start..]).context("fio's JSON is not as expected")?;
     let [group] = output.jobs.as_slice() else {

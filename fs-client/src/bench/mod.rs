@@ -15,11 +15,13 @@ mod fio_job;
 mod items;
 mod mount;
 mod null;
+mod region;
 mod report;
 mod site;
 
 pub use mount::{BenchMountArgs, run};
 pub use null::{BenchNullArgs, run_null};
+pub use region::{RegionArgs, run_region};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -28,6 +30,8 @@ pub enum BenchCommand {
     Mount(BenchMountArgs),
     /// Compare random reads with a FUSE file system that does nothing: the price of FUSE itself
     Null(BenchNullArgs),
+    /// Measure reads and writes of data that memory holds in part, as the TeRM paper does; needs no mount
+    Region(RegionArgs),
 }
 
 /// Runs a benchmark.
@@ -38,5 +42,6 @@ pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Mount(args) => run(args),
         BenchCommand::Null(args) => run_null(args),
+        BenchCommand::Region(args) => run_region(&args),
     }
 }

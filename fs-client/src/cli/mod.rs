@@ -30,6 +30,7 @@ mod up;
 
 pub use connect::{Backend, Network, VolumeOptions};
 pub use mount_options::MountOptions;
+pub(crate) use server_process::binary as server_binary;
 
 use crate::bench::{self, BenchCommand};
 use clap::{Parser, Subcommand};

@@ -178,7 +178,7 @@ impl ServerProcess {
 }
 
 /// The server's binary: as the environment says, beside this one, or in PATH.
-fn binary() -> anyhow::Result<PathBuf> {
+pub(crate) fn binary() -> anyhow::Result<PathBuf> {
     if let Some(binary) = std::env::var_os(BINARY_VARIABLE) {
         return Ok(binary.into());
     }
