@@ -6,8 +6,8 @@ use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead, FileTarget, MemoryRegion,
-    QpConfig, QueuePair, RecvWr, RegionOwner, Remote, SendOp, SendWr, WcStatus, WrId,
+    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead, FileTarget,
+    MemoryRegion, QpConfig, QueuePair, RecvWr, RegionOwner, Remote, SendOp, SendWr, WcStatus, WrId,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

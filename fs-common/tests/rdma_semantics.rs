@@ -4,9 +4,9 @@ use cuttlefs_common::ids::{FileKey, Rkey};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead, FileTarget,
-    LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
-    RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
+    FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
