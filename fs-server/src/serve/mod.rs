@@ -176,7 +176,7 @@ impl RunningServer {
             Access::Buffered => Some(Reach::Buffered),
             Access::Mapped => Some(Reach::Mapped),
         };
-        let cached = cached.map(|reach| CachedPool::open(data.clone(), reach)).transpose();
+        let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
         let pages = data.pages();
         let server = build(meta, committed.clone(), pages, cached.clone(), &device, clock, random, options)?;

@@ -1,6 +1,7 @@
 //! The pool through the kernel's page cache: what TeRM is compared with (region policies `odp`, `rpc`, `rpc-buffer`).
 //!
-//! Owns a second descriptor of each data file, without O_DIRECT, and for the mapped policies its mapping. One
+//! Owns second descriptors of the data files, without O_DIRECT, and for the mapped policies their mappings. The pool's
+//! locks are not theirs: a NIC engine that lets go of a stopped server late keeps nobody from opening the pool. One
 //! `CachedPool` serves all workers, and over the mapping also the NIC engine; `CachedDisk` is it as a worker's disk.
 //!
 //! # How it works
@@ -28,7 +29,7 @@ use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use mapping::FileMapping;
 use parking_lot::Mutex;
 use rustix::fs::Advice;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
@@ -43,17 +44,13 @@ pub enum Reach {
     Mapped,
 }
 
-#[derive(Debug)]
-struct CachedFile {
-    file: File,
-    mapping: Option<FileMapping>,
-}
-
 /// The pool's data files in the kernel's page cache.
 #[derive(Debug)]
 pub struct CachedPool {
-    places: Arc<DataFiles>,
-    files: Vec<CachedFile>,
+    /// As opened here.
+    files: DataFiles,
+    /// One for each file, or none at all.
+    mappings: Vec<FileMapping>,
     /// Whether a sync failed. Held while one runs, so that no two share one report of a lost page.
     sync_failed: Mutex<bool>,
 }
@@ -63,41 +60,41 @@ impl CachedPool {
     ///
     /// # Errors
     /// If a file cannot be opened without O_DIRECT, or not mapped.
-    pub fn open(places: Arc<DataFiles>, reach: Reach) -> io::Result<Arc<Self>> {
-        let open = |data: &super::DataFile| {
-            // The same file whatever its name is now. Its lock stays with the first descriptor.
+    pub fn open(data: &DataFiles, reach: Reach) -> io::Result<Arc<Self>> {
+        let mut files = DataFiles::new();
+        let mut mappings = Vec::new();
+        for data in data.files() {
+            // The same file whatever its name is now.
             let path = format!("/proc/self/fd/{}", data.as_fd().as_raw_fd());
             let file = OpenOptions::new().read(true).write(true).open(path)?;
-            let len = usize::try_from(data.pages() * PAGE_SIZE_U64)
-                .map_err(|_| io::Error::other("a data file is too large for this machine"))?;
-            let mapping = match reach {
-                Reach::Mapped => Some(FileMapping::new(file.as_fd(), DATA_START, len)?),
-                Reach::Buffered => {
-                    // No readahead: accesses are random, see `FileMapping::new`.
-                    rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
-                    None
+            match reach {
+                Reach::Mapped => {
+                    let len = usize::try_from(data.pages() * PAGE_SIZE_U64)
+                        .map_err(|_| io::Error::other("a data file is too large for this machine"))?;
+                    mappings.push(FileMapping::new(file.as_fd(), DATA_START, len)?);
                 }
-            };
-            Ok(CachedFile { file, mapping })
-        };
-        let files = places.files().iter().map(open).collect::<io::Result<Vec<_>>>()?;
-        Ok(Arc::new(Self { places, files, sync_failed: Mutex::new(false) }))
+                // No readahead: accesses are random, see `FileMapping::new`.
+                Reach::Buffered => rustix::fs::fadvise(&file, 0, None, Advice::Random)?,
+            }
+            files.push(data.path().to_owned(), file, data.pages(), false);
+        }
+        Ok(Arc::new(Self { files, mappings, sync_failed: Mutex::new(false) }))
     }
 
-    /// Cuts a range of the pool where data files end: file, offset among that file's pages, length.
-    fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = (&CachedFile, usize, usize)> {
+    /// Cuts a range of the pool where data files end: number of the file, offset among its pages, length.
+    fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let mut done = 0;
         std::iter::from_fn(move || {
-            let place = self.places.locate(offset + done as u64).filter(|_| done < len)?;
+            let place = self.files.locate(offset + done as u64).filter(|_| done < len)?;
             let room = usize::try_from(place.contiguous_bytes).unwrap_or(usize::MAX);
             let piece = room.min(len - done);
             done += piece;
-            Some((&self.files[place.file], (place.file_offset - DATA_START) as usize, piece))
+            Some((place.file, (place.file_offset - DATA_START) as usize, piece))
         })
     }
 
     fn holds(&self, offset: u64, len: usize) -> bool {
-        offset.checked_add(len as u64).is_some_and(|end| end <= self.places.pages() * PAGE_SIZE_U64)
+        offset.checked_add(len as u64).is_some_and(|end| end <= self.files.pages() * PAGE_SIZE_U64)
     }
 
     /// Copies bytes of a mapped pool out, whatever writes them meanwhile; pages that are not there fault.
@@ -105,8 +102,7 @@ impl CachedPool {
         assert!(self.holds(offset, out.len()), "read past the pool");
         let mut done = 0;
         for (file, at, len) in self.pieces(offset, out.len()) {
-            let mapping = file.mapping.as_ref().expect("only a mapped pool is read this way");
-            mapping.read(at, &mut out[done..done + len]);
+            self.mappings[file].read(at, &mut out[done..done + len]);
             done += len;
         }
     }
@@ -115,7 +111,7 @@ impl CachedPool {
     pub fn is_cached(&self, offset: u64, len: usize) -> bool {
         self.holds(offset, len)
             && self.pieces(offset, len).all(|(file, at, len)| {
-                file.mapping.as_ref().is_some_and(|mapping| mapping.is_cached(at, len))
+                self.mappings.get(file).is_some_and(|mapping| mapping.is_cached(at, len))
             })
     }
 
@@ -123,9 +119,7 @@ impl CachedPool {
     pub fn touch(&self, offset: u64, len: usize) {
         assert!(self.holds(offset, len), "fault past the pool");
         for (file, at, len) in self.pieces(offset, len) {
-            if let Some(mapping) = &file.mapping {
-                mapping.touch(at, len);
-            }
+            self.mappings[file].touch(at, len);
         }
     }
 
@@ -143,10 +137,11 @@ impl CachedPool {
             return refuse("the IO reaches past the pool's end");
         }
         let mut done = 0;
-        for (CachedFile { file, mapping }, at, len) in self.pieces(offset, len) {
+        for (index, at, len) in self.pieces(offset, len) {
+            let file = self.files.files()[index].file();
             let file_offset = DATA_START + at as u64;
             let part = done..done + len;
-            match (kind, mapping) {
+            match (kind, self.mappings.get(index)) {
                 (IoKind::Read, Some(mapping)) => mapping.read(at, &mut buffer.as_mut_slice()[part]),
                 (IoKind::Write, Some(mapping)) => mapping.write(at, &buffer.as_slice()[part]),
                 (IoKind::Read, None) => file.read_exact_at(&mut buffer.as_mut_slice()[part], file_offset)?,
@@ -172,9 +167,9 @@ impl CachedPool {
         if *failed {
             return Err(io::Error::other("a sync of the data files failed before"));
         }
-        for file in &self.files {
+        for file in self.files.files() {
             // Of a mapping, too: a page is noted as dirty when its first store faults.
-            if let Err(error) = rustix::fs::fdatasync(&file.file) {
+            if let Err(error) = rustix::fs::fdatasync(file) {
                 *failed = true;
                 return Err(error.into());
             }

@@ -4,12 +4,13 @@ use super::*;
 use crate::pool::aligned_buf::AlignedBuf;
 use cuttlefs_common::ids::FrameIndex;
 use futures_lite::future::block_on;
+use std::fs::File;
 use std::path::PathBuf;
 
 const BOTH: [Reach; 2] = [Reach::Buffered, Reach::Mapped];
 
 /// Data files of so many pages each.
-fn files(pages: &[u64]) -> (Arc<DataFiles>, Vec<File>) {
+fn files(pages: &[u64]) -> (DataFiles, Vec<File>) {
     let mut files = DataFiles::new();
     let mut plain = Vec::new();
     for &pages in pages {
@@ -18,7 +19,7 @@ fn files(pages: &[u64]) -> (Arc<DataFiles>, Vec<File>) {
         plain.push(file.try_clone().expect("a second descriptor"));
         files.push(PathBuf::from("x"), file, pages, false);
     }
-    (Arc::new(files), plain)
+    (files, plain)
 }
 
 fn filled(pages: usize, byte: u8) -> IoBuffer {
@@ -40,7 +41,7 @@ fn first_bytes(done: &IoDone) -> Vec<u8> {
 fn reads_give_what_writes_wrote_across_files_and_reaches() {
     for (reach, other) in [(Reach::Buffered, Reach::Mapped), (Reach::Mapped, Reach::Buffered)] {
         let (files, plain) = files(&[3, 1, 4]);
-        let disk = CachedDisk::new(CachedPool::open(files.clone(), reach).expect("open"));
+        let disk = CachedDisk::new(CachedPool::open(&files, reach).expect("open"));
         let done =
             block_on(disk.submit(vec![
                 request(IoKind::Write, 2, filled(3, 7)),
@@ -54,7 +55,7 @@ fn reads_give_what_writes_wrote_across_files_and_reaches() {
             assert!(superblock.iter().all(|byte| *byte == 0), "no IO reaches a superblock");
         }
         // Another policy, at the same places.
-        let next = CachedDisk::new(CachedPool::open(files, other).expect("open"));
+        let next = CachedDisk::new(CachedPool::open(&files, other).expect("open"));
         let done = block_on(next.submit(vec![request(IoKind::Read, 0, filled(8, 1))]));
         assert_eq!(first_bytes(&done[0]), [0, 0, 7, 7, 7, 0, 0, 9]);
     }
@@ -64,7 +65,7 @@ fn reads_give_what_writes_wrote_across_files_and_reaches() {
 fn what_cannot_be_is_refused_with_its_buffer_and_harms_no_other() {
     for reach in BOTH {
         let (files, _plain) = files(&[4]);
-        let disk = CachedDisk::new(CachedPool::open(files, reach).expect("open"));
+        let disk = CachedDisk::new(CachedPool::open(&files, reach).expect("open"));
         let done = block_on(disk.submit(vec![
             request(IoKind::Read, 3, filled(2, 1)),
             request(IoKind::Read, u64::MAX / PAGE_SIZE_U64, filled(1, 1)),
@@ -85,7 +86,7 @@ fn what_cannot_be_is_refused_with_its_buffer_and_harms_no_other() {
 #[test]
 fn a_file_that_was_cut_is_an_error_of_buffered_reads() {
     let (files, plain) = files(&[4]);
-    let disk = CachedDisk::new(CachedPool::open(files, Reach::Buffered).expect("open"));
+    let disk = CachedDisk::new(CachedPool::open(&files, Reach::Buffered).expect("open"));
     plain[0].set_len(DATA_START + 2 * PAGE_SIZE_U64).expect("cut");
     let done = block_on(disk.submit(vec![request(IoKind::Read, 1, filled(2, 1))]));
     let error = done[0].result.as_ref().expect_err("the file is short");
@@ -97,14 +98,7 @@ fn a_full_device_fails_the_write_and_a_failed_sync_is_final() {
     let full = OpenOptions::new().read(true).write(true).open("/dev/full").expect("open /dev/full");
     let mut files = DataFiles::new();
     files.push("/dev/full".into(), full, 16, false);
-    let pool = CachedPool {
-        files: vec![CachedFile {
-            file: OpenOptions::new().write(true).open("/dev/full").expect("open"),
-            mapping: None,
-        }],
-        places: Arc::new(files),
-        sync_failed: Mutex::new(false),
-    };
+    let pool = CachedPool { files, mappings: Vec::new(), sync_failed: Mutex::new(false) };
     let disk = CachedDisk::new(Arc::new(pool));
     let done = block_on(disk.submit(vec![request(IoKind::Write, 3, filled(1, 1))]));
     let error = done[0].result.as_ref().expect_err("full");
@@ -120,13 +114,13 @@ fn a_mapped_pool_knows_what_is_in_memory() {
         let at = DATA_START + page * PAGE_SIZE_U64;
         plain[1].write_all_at(&[page as u8; PAGE_SIZE], at).expect("write");
     }
-    let pool = CachedPool::open(files.clone(), Reach::Mapped).expect("open");
+    let pool = CachedPool::open(&files, Reach::Mapped).expect("open");
     pool.touch(0, 602 * PAGE_SIZE);
     assert!(pool.is_cached(10, 602 * PAGE_SIZE - 10));
     assert!(!pool.is_cached(602 * PAGE_SIZE_U64, 1), "past the pool there is nothing");
     let mut bytes = [0; 20];
     pool.read_mapped(2 * PAGE_SIZE_U64 + 300 * PAGE_SIZE_U64 - 10, &mut bytes);
     assert_eq!((bytes[9], bytes[10]), (299u64 as u8, 300u64 as u8));
-    let buffered = CachedPool::open(files, Reach::Buffered).expect("open");
+    let buffered = CachedPool::open(&files, Reach::Buffered).expect("open");
     assert!(!buffered.is_cached(0, 1), "who has no mapping knows nothing");
 }
