@@ -187,7 +187,7 @@ impl Drop for SharedMemory {
 /// # Safety
 /// Both ranges are valid for `len` bytes and do not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     // `rep movsb` (ERMS) runs at memory speed for pages and is opaque to the compiler, which therefore
     // cannot assume that the bytes hold still.
     // SAFETY: the caller gives valid ranges; the direction flag is clear by the ABI.
@@ -207,7 +207,7 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// Both ranges are valid for `len` bytes and do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     for index in 0..len {
         // SAFETY: in range by the caller's promise; volatile, so that each byte is accessed just once.
         unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };

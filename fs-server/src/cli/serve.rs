@@ -49,6 +49,9 @@ pub(super) struct ServeArgs {
     /// What is promoted to DRAM: pages, or whole sample units as in the paper
     #[arg(long, default_value_t, value_name = "WHAT")]
     hotspots: Hotspots,
+    /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
+    #[arg(long)]
+    odp_hardware: bool,
     /// Bytes of a file that clients count together; a power of two, 4K to 16M
     #[arg(long, default_value = "1M", value_name = "SIZE")]
     sample_unit: ByteSize,
@@ -80,7 +83,13 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
-    let policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
+    let mut policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
+    if args.odp_hardware {
+        policy = policy.with_hardware_times().map_err(anyhow::Error::msg)?;
+        tracing::warn!(
+            "--odp-hardware: what faults is delayed by an RNIC's times; figures are not measured ones"
+        );
+    }
     let sampling = sampling(args.sample_unit, args.sample_period_ms)?;
     let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
     let clock = Arc::new(SystemClock::new());
@@ -121,7 +130,8 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     tracing::info!(
         pool = %opened.uuid(),
         pages = opened.pages(),
-        memory = %ByteSize(memory),
+        memory = %ByteSize(running.server().regions.frames().memory().len() as u64),
+        region = %policy,
         workers,
         "serving"
     );

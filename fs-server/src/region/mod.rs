@@ -13,6 +13,8 @@ mod active;
 mod block_locks;
 /// Making frames clean and free.
 mod evict;
+/// Reads that fault, for comparison.
+mod faulting;
 /// One active file.
 mod file_region;
 /// Names of open files.
@@ -54,6 +56,7 @@ pub(crate) use file_region::{FileState, Generations};
 pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 
+use crate::pool::CachedPool;
 use crate::pool::space::Space;
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
@@ -128,7 +131,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
 
-        /// Counts since the start, all in pages.
+        /// Counts since the start, in pages unless they say otherwise.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct RegionCounts { $($(#[$doc])* pub $name: u64,)* }
 
@@ -163,6 +166,10 @@ counters! {
     target_hits,
     /// Answered by the NIC engine with the magic pattern.
     target_magic,
+    /// READs (not pages) that faulted in the NIC engine and stalled their queue pair.
+    odp_faults,
+    /// Pages of those READs.
+    odp_fault_pages,
     /// Not read because of the device.
     read_errors,
     /// Not written because of the device.
@@ -245,6 +252,8 @@ pub struct Regions {
     magic: MagicPattern,
     pool_pages: u64,
     policy: RegionPolicy,
+    /// What one-sided reads fault in, under the policy that has them do so.
+    mapped: Option<Arc<CachedPool>>,
 }
 
 impl std::fmt::Debug for Regions {
@@ -294,7 +303,13 @@ impl Regions {
             magic,
             pool_pages: config.pool_pages,
             policy: config.policy,
+            mapped: None,
         })
+    }
+
+    /// The same, with the mapped pool that reads which fault are served from.
+    pub fn with_mapped(self, mapped: Option<Arc<CachedPool>>) -> Self {
+        Self { mapped, ..self }
     }
 
     /// How regions are served.

@@ -130,6 +130,8 @@ pub struct RegionPolicy {
     pub promotes: bool,
     /// What one-sided reads see.
     pub exposure: Exposure,
+    /// Whether reads that fault take the time an RNIC's do as well (`--odp-hardware`).
+    pub hardware_times: bool,
 }
 
 impl Default for RegionPolicy {
@@ -149,7 +151,7 @@ impl RegionPolicy {
             PolicyName::RpcBuffer => (Access::Buffered, false, Exposure::Hidden),
             PolicyName::RpcDirect => (Access::Direct, false, Exposure::Hidden),
         };
-        Self { access, promotes, exposure }
+        Self { access, promotes, exposure, hardware_times: false }
     }
 
     /// `rpc-direct` with the first techniques of Figure 10.
@@ -178,12 +180,42 @@ impl RegionPolicy {
             access: Access::Tiering,
             promotes: has(Technique::Hotspot),
             exposure: if has(Technique::Magic) { Exposure::Magic } else { Exposure::Hidden },
+            hardware_times: false,
         })
+    }
+
+    /// The same, with what an RNIC's page faults cost beside the CPU's.
+    ///
+    /// # Errors
+    /// In words: nothing faults in the NIC engine under this policy.
+    pub fn with_hardware_times(self) -> Result<Self, String> {
+        if self.exposure != Exposure::Faulting {
+            return Err(format!("--odp-hardware belongs to --region odp; {self} has no such faults"));
+        }
+        Ok(Self { hardware_times: true, ..self })
     }
 
     /// Whether pages may be in frames at all.
     pub const fn uses_frames(&self) -> bool {
         matches!(self.access, Access::Tiering)
+    }
+}
+
+impl fmt::Display for RegionPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, techniques) = match (self.access, self.exposure) {
+            (Access::Tiering, Exposure::Pinned) => (PolicyName::Pin, ""),
+            (Access::Tiering, Exposure::Hidden) if self.promotes => {
+                (PolicyName::RpcDirect, " with tiering,hotspot")
+            }
+            (Access::Tiering, Exposure::Hidden) => (PolicyName::RpcDirect, " with tiering"),
+            (Access::Tiering, _) => (PolicyName::Term, ""),
+            (Access::Direct, _) => (PolicyName::RpcDirect, ""),
+            (Access::Buffered, _) => (PolicyName::RpcBuffer, ""),
+            (Access::Mapped, Exposure::Faulting) => (PolicyName::Odp, ""),
+            (Access::Mapped, _) => (PolicyName::Rpc, ""),
+        };
+        write!(f, "{name}{techniques}")
     }
 }
 
@@ -195,6 +227,7 @@ mod tests {
     fn names_round_trip_and_others_are_refused() {
         for name in PolicyName::ALL {
             assert_eq!(name.to_string().parse::<PolicyName>(), Ok(name));
+            assert_eq!(RegionPolicy::of(name).to_string(), name.to_string());
         }
         let error = "numa".parse::<PolicyName>().expect_err("no policy");
         assert!(error.contains("rpc-buffer"), "{error}");
@@ -208,6 +241,9 @@ mod tests {
         assert_eq!(with(&[]), Ok(RegionPolicy::of(PolicyName::RpcDirect)));
         let tiering = with(&[Tiering]).expect("a policy");
         assert!(tiering.uses_frames() && !tiering.promotes && tiering.exposure == Exposure::Hidden);
+        assert_eq!(tiering.to_string(), "rpc-direct with tiering");
+        assert!(tiering.with_hardware_times().is_err());
+        assert!(RegionPolicy::of(PolicyName::Odp).with_hardware_times().is_ok_and(|odp| odp.hardware_times));
         assert!(with(&[Magic]).is_err() && with(&[Tiering, Magic]).is_err());
         assert!(RegionPolicy::with(PolicyName::Pin, &[Tiering]).is_err());
     }

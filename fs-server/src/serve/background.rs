@@ -31,12 +31,13 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
         let never = AtomicBool::new(false);
         tier::run_write_back(&task.server.regions, task.disk.as_ref(), &timer, &never).await;
     });
-    let task = context.clone();
-    worker.spawn_local(async move {
-        let never = AtomicBool::new(false);
-        region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
-    });
+    // Where pages do not move, none is sent back.
     if context.server.regions.policy().promotes {
+        let task = context.clone();
+        worker.spawn_local(async move {
+            let never = AtomicBool::new(false);
+            region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
+        });
         let task = context.clone();
         let timer = SpawnerTimer(spawner.clone());
         worker.spawn_local(async move {

@@ -46,7 +46,7 @@ impl OneThreadServer {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
         let committed = CommittedMeta::inline(meta.clone());
-        let server = build(meta, committed, pool_pages, device, clock.clone(), random, options)?;
+        let server = build(meta, committed, pool_pages, None, device, clock.clone(), random, options)?;
         let disk = open_disk(server.regions.frames().memory().clone());
         let pd = device.alloc_pd();
         let cq = device.create_cq(CQ_DEPTH)?;

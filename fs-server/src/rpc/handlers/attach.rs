@@ -53,10 +53,14 @@ pub fn attach(
 /// Opens files again that were open before the server restarted or the session expired.
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
     let meta = &call.context.server.meta;
-    let opened = files
-        .iter()
-        .map(|file| meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights)).ok())
-        .collect();
+    let mut opened = Vec::with_capacity(files.len());
+    for file in files {
+        let bound = meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights));
+        opened.push(match bound {
+            Ok(bound) => call.load(bound, file.rights).await.ok(),
+            Err(_) => None,
+        });
+    }
     body(&Reply::Reclaimed(opened))
 }
 

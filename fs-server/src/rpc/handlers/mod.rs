@@ -61,7 +61,7 @@ pub async fn run(
     let who = export.identify(header.uid, header.gid, Some(id));
     let call = Call { context, connection, session, who, peer_lost };
     let request = if may_be_done {
-        match repeat::look(&call, request)? {
+        match repeat::look(&call, request).await? {
             repeat::Repeated::Run(request) => request,
             repeat::Repeated::Answer(answer) => return Ok(answer),
         }
@@ -80,7 +80,7 @@ pub async fn run(
         Request::SetAttr { ino, set } => names::set_attr(&call, ino, &set).await,
         Request::Make { parent, name, node, mode } => names::make(&call, parent, name, node, mode),
         Request::Create { parent, name, mode, exclusive, rights } => {
-            files::create(&call, parent, name, mode, exclusive, rights)
+            files::create(&call, parent, name, mode, exclusive, rights).await
         }
         Request::Link { ino, parent, name } => names::link(&call, ino, parent, name),
         Request::Unlink { parent, name } => names::unlink(&call, parent, name).await,
