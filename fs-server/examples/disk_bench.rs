@@ -10,7 +10,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
 use cuttlefs_server::pool::{
-    AlignedBuf, BufferPool, Disk, FormatOptions, IoBuffer, IoKind, IoRequest, UringDisk, format, open,
+    AlignedBuf, Disk, FormatOptions, IoBuffer, IoKind, IoRequest, UringDisk, format, open,
 };
 use cuttlefs_server::worker::Worker;
 use std::cell::Cell;
@@ -78,25 +78,21 @@ fn run(worker: &Worker, disk: &Rc<UringDisk>, pages: u64, depth: u32, fixed: boo
     let (counted, failing) = (reads.clone(), failed.clone());
     let all = async move {
         let until = Instant::now() + RUN;
-        let buffers = Rc::new(BufferPool::new());
         let mut tasks = Vec::new();
         for task in 0..depth {
-            let (disk, buffers) = (disk.clone(), buffers.clone());
+            let disk = disk.clone();
             let (reads, failed) = (counted.clone(), failing.clone());
             tasks.extend(spawner.spawn_join(async move {
                 let random = SeededRandom::new(u64::from(task));
                 while Instant::now() < until && !failed.get() {
                     let buffer = match fixed {
                         true => IoBuffer::Frames(vec![FrameIndex(3 + task)]),
-                        false => IoBuffer::Owned(buffers.take(PAGE_SIZE)),
+                        false => IoBuffer::Owned(AlignedBuf::unfilled(PAGE_SIZE)),
                     };
                     let offset = random.next_u64() % pages * PAGE_SIZE_U64;
                     let read = IoRequest { kind: IoKind::Read, offset, buffer };
                     for done in disk.submit(vec![read]).await {
                         failed.set(failed.get() | done.result.is_err());
-                        if let IoBuffer::Owned(buffer) = done.buffer {
-                            buffers.put(buffer);
-                        }
                     }
                     reads.set(reads.get() + 1);
                 }

@@ -53,7 +53,7 @@ pub struct Rights {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Payload<'a> {
     /// In the message.
-    Inline(&'a [u8]),
+    Inline(#[serde(with = "serde_bytes")] &'a [u8]),
     /// In the client's memory, to be pulled by RDMA READ.
     Pull(RemoteBuffer),
 }
@@ -371,6 +371,7 @@ pub enum Request<'a> {
         /// Attribute.
         name: &'a [u8],
         /// Value.
+        #[serde(with = "serde_bytes")]
         value: &'a [u8],
         /// What if it exists or not.
         mode: XattrMode,
@@ -507,7 +508,7 @@ pub enum Reply<'a> {
     /// Open, Create.
     Opened(Opened),
     /// ReadLink, GetXattr, ListXattr (names, each ended by NUL).
-    Bytes(&'a [u8]),
+    Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// ReadDir.
     Entries {
         /// In cookie order.
@@ -524,6 +525,7 @@ pub enum Reply<'a> {
         /// Bytes before the end of the file.
         valid_len: u32,
         /// Inline bytes.
+        #[serde(with = "serde_bytes")]
         inline: &'a [u8],
     },
     /// Write.

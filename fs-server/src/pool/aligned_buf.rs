@@ -1,12 +1,12 @@
 //! Page-aligned memory for direct IO.
 //!
-//! Owns `AlignedBuf`, a heap block at a page boundary whose length is whole pages, and `BufferPool`, a thread's
-//! bounded list of such blocks that are free.
+//! Owns `AlignedBuf`, memory at a page boundary whose length is whole pages, and each thread's bounded list of such
+//! blocks that are free: a 4 KiB miss must not cost a page fault for its buffer.
 //!
 //! # Invariants
 //! * The bytes of a buffer are always initialised: a fresh block is zeroed once, a reused one holds what its last
-//!   user left. Reused bytes may belong to another file, so whoever takes a buffer from the pool either fills all of
-//!   it from the device or asks for it zeroed.
+//!   user left. Reused bytes may belong to another file, so whoever takes a buffer `unfilled` either fills all of
+//!   it from the device or does not look at it.
 //! * A block goes back to the allocator with the layout it was made with.
 //!
 //! # Failure
@@ -18,42 +18,112 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
-/// Largest buffer a [`BufferPool`] keeps; larger ones are freed. The largest request of a client is 1 MiB.
-pub const LARGEST_POOLED_BYTES: usize = 1 << 20;
-/// Most bytes a [`BufferPool`] keeps; what is given back beyond it is freed. Enough for sixteen of the largest
-/// requests, and small beside any `--memory`.
-pub const MOST_POOLED_BYTES: usize = 16 << 20;
-/// Size classes of a [`BufferPool`]: one, two, four ... pages up to `LARGEST_POOLED_BYTES`.
-const CLASSES: usize = (LARGEST_POOLED_BYTES / PAGE_SIZE).ilog2() as usize + 1;
+/// Largest block a thread keeps; larger ones are freed. The largest request of a client is 1 MiB.
+const LARGEST_KEPT_BYTES: usize = 1 << 20;
+/// Most bytes a thread keeps; what is given back beyond it is freed. Enough for sixteen of the largest requests, and
+/// small beside any `--memory`.
+pub const MOST_KEPT_BYTES: usize = 16 << 20;
+/// Size classes of what is kept: one, two, four ... pages up to `LARGEST_KEPT_BYTES`.
+const CLASSES: usize = (LARGEST_KEPT_BYTES / PAGE_SIZE).ilog2() as usize + 1;
 
-const _: () = assert!(LARGEST_POOLED_BYTES.is_power_of_two() && PAGE_SIZE.is_power_of_two());
+const _: () = assert!(LARGEST_KEPT_BYTES.is_power_of_two() && PAGE_SIZE.is_power_of_two());
 
-/// Heap memory at a page boundary; its length is a multiple of the page size, and not zero.
-pub struct AlignedBuf {
+thread_local! {
+    static SHELVES: RefCell<Shelves> = RefCell::default();
+}
+
+/// A block from the allocator: zeroed when it was made, at a page boundary.
+struct Block {
     base: NonNull<u8>,
-    len: usize,
-    /// What was allocated: at least `len`, whole pages.
     capacity: usize,
 }
 
 // SAFETY: the block is owned by this value alone, as a `Vec<u8>`'s is.
-unsafe impl Send for AlignedBuf {}
-// SAFETY: `&AlignedBuf` only reads.
-unsafe impl Sync for AlignedBuf {}
+unsafe impl Send for Block {}
+// SAFETY: `&Block` gives no access to the bytes.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(capacity: usize) -> Self {
+        let layout = layout(capacity);
+        // SAFETY: the layout's size is not zero: `whole_pages` gives one page at least.
+        let base = unsafe { alloc_zeroed(layout) };
+        Self { base: NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout)), capacity }
+    }
+
+    fn is_keepable(&self) -> bool {
+        self.capacity <= LARGEST_KEPT_BYTES && self.capacity.is_power_of_two()
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this very layout and is freed once.
+        unsafe { dealloc(self.base.as_ptr(), layout(self.capacity)) }
+    }
+}
+
+/// A thread's free blocks by size class.
+#[derive(Default)]
+struct Shelves {
+    free: [Vec<Block>; CLASSES],
+    kept_bytes: usize,
+}
+
+impl Shelves {
+    fn take(&mut self, capacity: usize) -> Option<Block> {
+        let block = self.free[class_of(capacity)].pop()?;
+        self.kept_bytes -= block.capacity;
+        Some(block)
+    }
+
+    fn put(&mut self, block: Block) {
+        if block.is_keepable() && self.kept_bytes + block.capacity <= MOST_KEPT_BYTES {
+            self.kept_bytes += block.capacity;
+            self.free[class_of(block.capacity)].push(block);
+        }
+    }
+}
+
+/// Memory at a page boundary; its length is a multiple of the page size, and not zero. Dropped, its block is kept by
+/// the thread that drops it, within a bound.
+pub struct AlignedBuf {
+    /// Taken by drop only.
+    block: Option<Block>,
+    len: usize,
+}
 
 impl AlignedBuf {
     /// Zeroed memory of `len_bytes`, rounded up to whole pages (at least one).
     pub fn zeroed(len_bytes: usize) -> Self {
-        let len = whole_pages(len_bytes);
-        Self::with_capacity(len, len)
+        let (mut buffer, is_fresh) = Self::take(len_bytes);
+        if !is_fresh {
+            buffer.as_mut_slice().fill(0);
+        }
+        buffer
     }
 
-    fn with_capacity(len: usize, capacity: usize) -> Self {
-        let layout = layout(capacity);
-        // SAFETY: the layout's size is not zero: `whole_pages` gives one page at least.
-        let base = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { base, len, capacity }
+    /// Memory of `len_bytes`, rounded up to whole pages. **Its bytes are whatever its last user left**: only for reads
+    /// that fill all of it or writes that set all of it.
+    pub fn unfilled(len_bytes: usize) -> Self {
+        Self::take(len_bytes).0
+    }
+
+    /// A buffer, and whether it is zeroed.
+    fn take(len_bytes: usize) -> (Self, bool) {
+        let len = whole_pages(len_bytes);
+        if len > LARGEST_KEPT_BYTES {
+            return (Self { block: Some(Block::new(len)), len }, true);
+        }
+        let capacity = len.next_power_of_two();
+        // A thread that ends has no shelves any more.
+        let kept = SHELVES.try_with(|shelves| shelves.borrow_mut().take(capacity)).ok().flatten();
+        let is_fresh = kept.is_none();
+        (Self { block: Some(kept.unwrap_or_else(|| Block::new(capacity))), len }, is_fresh)
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        self.block.as_ref().expect("a buffer has its block until it is dropped").base
     }
 
     /// Length in bytes.
@@ -69,18 +139,18 @@ impl AlignedBuf {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` initialised bytes that nobody writes while `self` is borrowed: an IO owns its buffer.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.base().as_ptr(), self.len) }
     }
 
     /// The bytes, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as `as_slice`, and `&mut self` excludes every other user.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.base().as_ptr(), self.len) }
     }
 
     /// First address, for the device. The block does not move when the `AlignedBuf` does.
     pub(super) fn base_address(&self) -> NonNull<u8> {
-        self.base
+        self.base()
     }
 }
 
@@ -92,8 +162,10 @@ impl std::fmt::Debug for AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this very layout and is freed once.
-        unsafe { dealloc(self.base.as_ptr(), layout(self.capacity)) }
+        if let Some(block) = self.block.take() {
+            // A thread that ends keeps nothing: the closure drops the block then.
+            let _ = SHELVES.try_with(move |shelves| shelves.borrow_mut().put(block));
+        }
     }
 }
 
@@ -103,68 +175,6 @@ fn whole_pages(len_bytes: usize) -> usize {
 
 fn layout(capacity: usize) -> Layout {
     Layout::from_size_align(capacity, PAGE_SIZE).expect("a buffer is smaller than half the address space")
-}
-
-/// A thread's free buffers, by size class. A buffer that is not given back is freed as any other.
-#[derive(Debug, Default)]
-pub struct BufferPool {
-    shelves: RefCell<Shelves>,
-}
-
-#[derive(Debug, Default)]
-struct Shelves {
-    free: [Vec<AlignedBuf>; CLASSES],
-    kept_bytes: usize,
-}
-
-impl BufferPool {
-    /// A pool that keeps nothing yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// A buffer of `len_bytes` rounded up to whole pages. **Its bytes are whatever its last user left**: only for
-    /// reads that fill all of it or writes that set all of it.
-    pub fn take(&self, len_bytes: usize) -> AlignedBuf {
-        let len = whole_pages(len_bytes);
-        if len > LARGEST_POOLED_BYTES {
-            return AlignedBuf::with_capacity(len, len);
-        }
-        let capacity = len.next_power_of_two();
-        let mut shelves = self.shelves.borrow_mut();
-        match shelves.free[class_of(capacity)].pop() {
-            Some(mut buffer) => {
-                shelves.kept_bytes -= buffer.capacity;
-                buffer.len = len;
-                buffer
-            }
-            None => AlignedBuf::with_capacity(len, capacity),
-        }
-    }
-
-    /// A zeroed buffer of `len_bytes` rounded up to whole pages.
-    pub fn take_zeroed(&self, len_bytes: usize) -> AlignedBuf {
-        let mut buffer = self.take(len_bytes);
-        buffer.as_mut_slice().fill(0);
-        buffer
-    }
-
-    /// Gives a buffer back. It is freed if the pool is full or the buffer's size is not one the pool keeps.
-    pub fn put(&self, buffer: AlignedBuf) {
-        let mut shelves = self.shelves.borrow_mut();
-        let fits = buffer.capacity <= LARGEST_POOLED_BYTES
-            && buffer.capacity.is_power_of_two()
-            && shelves.kept_bytes + buffer.capacity <= MOST_POOLED_BYTES;
-        if fits {
-            shelves.kept_bytes += buffer.capacity;
-            shelves.free[class_of(buffer.capacity)].push(buffer);
-        }
-    }
-
-    /// Bytes on the free lists.
-    pub fn kept_bytes(&self) -> usize {
-        self.shelves.borrow().kept_bytes
-    }
 }
 
 fn class_of(capacity: usize) -> usize {
@@ -188,27 +198,25 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_reuses_within_its_bound() {
-        let pool = BufferPool::new();
-        let buffer = pool.take(3 * PAGE_SIZE);
+    fn a_thread_keeps_blocks_within_its_bound() {
+        let kept = || SHELVES.with_borrow(|shelves| shelves.kept_bytes);
+        let mut buffer = AlignedBuf::unfilled(3 * PAGE_SIZE);
         let address = buffer.base_address();
         assert_eq!(buffer.len(), 3 * PAGE_SIZE);
-        pool.put(buffer);
-        assert_eq!(pool.kept_bytes(), 4 * PAGE_SIZE);
-        let mut again = pool.take(4 * PAGE_SIZE);
-        assert_eq!((again.base_address(), again.len()), (address, 4 * PAGE_SIZE));
-        again.as_mut_slice().fill(9);
-        pool.put(again);
-        let zeroed = pool.take_zeroed(4 * PAGE_SIZE);
+        buffer.as_mut_slice().fill(9);
+        drop(buffer);
+        assert_eq!(kept(), 4 * PAGE_SIZE);
+        let again = AlignedBuf::unfilled(4 * PAGE_SIZE);
+        assert_eq!((again.base_address(), again.len(), kept()), (address, 4 * PAGE_SIZE, 0));
+        drop(again);
+        let zeroed = AlignedBuf::zeroed(4 * PAGE_SIZE);
         assert_eq!(zeroed.base_address(), address);
         assert!(zeroed.as_slice().iter().all(|&byte| byte == 0));
-        assert_eq!(pool.kept_bytes(), 0);
-
-        let many: Vec<_> = (0..40).map(|_| pool.take(LARGEST_POOLED_BYTES)).collect();
-        many.into_iter().for_each(|buffer| pool.put(buffer));
-        assert_eq!(pool.kept_bytes(), MOST_POOLED_BYTES);
-        pool.put(AlignedBuf::zeroed(LARGEST_POOLED_BYTES + PAGE_SIZE));
-        pool.put(AlignedBuf::zeroed(3 * PAGE_SIZE));
-        assert_eq!(pool.kept_bytes(), MOST_POOLED_BYTES);
+        drop(zeroed);
+        drop((0..40).map(|_| AlignedBuf::unfilled(LARGEST_KEPT_BYTES)).collect::<Vec<_>>());
+        assert!(kept() <= MOST_KEPT_BYTES && kept() > MOST_KEPT_BYTES - LARGEST_KEPT_BYTES);
+        let before = kept();
+        drop(AlignedBuf::zeroed(LARGEST_KEPT_BYTES + PAGE_SIZE));
+        assert_eq!(kept(), before, "too large to be kept");
     }
 }

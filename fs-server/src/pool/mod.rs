@@ -31,7 +31,7 @@ pub mod uring;
 /// A pool's identity.
 pub mod uuid;
 
-pub use aligned_buf::{AlignedBuf, BufferPool};
+pub use aligned_buf::AlignedBuf;
 pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
 pub use directory::{PoolDirectory, open};

@@ -193,7 +193,8 @@ impl Round<'_> {
                 })
                 .collect();
             let buffer = if frames.is_empty() {
-                IoBuffer::Owned(AlignedBuf::zeroed(group.len() * PAGE_SIZE))
+                // The read fills it, or nobody looks.
+                IoBuffer::Owned(AlignedBuf::unfilled(group.len() * PAGE_SIZE))
             } else {
                 IoBuffer::Frames(frames)
             };

@@ -165,7 +165,7 @@ async fn read_stored(
                 frame.io_begins();
                 IoBuffer::Frames(vec![frame.index()])
             }
-            Way::Direct => IoBuffer::Owned(AlignedBuf::zeroed(PAGE_SIZE)),
+            Way::Direct => IoBuffer::Owned(AlignedBuf::unfilled(PAGE_SIZE)),
         };
         wanted.push(index);
         batch.push(IoRequest { kind: IoKind::Read, offset: change.pool.byte_offset(), buffer });
