@@ -218,9 +218,14 @@ pub(super) mod tests {
     #[test]
     fn the_table_puts_the_paper_beside_it_and_guesses_nothing() {
         let text = figure().table().render(false);
-        let line = |policy: &str| text.lines().find(|line| line.contains(policy)).expect("row").to_owned();
-        assert!(line("PIN").contains("0.97"), "{text}");
-        let odp = line("ODP");
+        let line = |policy: &str| {
+            text.lines()
+                .find(|line| line.contains(&format!(" {policy} |")))
+                .map(str::to_owned)
+                .unwrap_or_default()
+        };
+        assert!(line("   PIN").contains("0.97"), "{text}");
+        let odp = line("   ODP");
         assert!(odp.contains("160.00") && odp.contains("45781.4"), "{text}");
         assert!(figure().paper_table().render(false).contains("30.46 to 549.63"));
     }
