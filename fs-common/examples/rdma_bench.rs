@@ -6,8 +6,8 @@ use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
-    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, FileTarget, MemoryRegion,
-    QpConfig, QueuePair, RecvWr, RegionOwner, Remote, SendOp, SendWr, WcStatus, WrId,
+    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead, FileTarget,
+    MemoryRegion, QpConfig, QueuePair, RecvWr, RegionOwner, Remote, SendOp, SendWr, WcStatus, WrId,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,9 +20,9 @@ const ROUNDS: u32 = 20_000;
 struct Zeros;
 
 impl FileTarget for Zeros {
-    fn read_file(&self, _: RegionOwner, _: FileKey, _: u64, out: &mut [u8]) -> Result<usize, WcStatus> {
+    fn read_file(&self, _: RegionOwner, _: FileKey, _: u64, out: &mut [u8]) -> Result<FileRead, WcStatus> {
         out.fill(0);
-        Ok(out.len())
+        Ok(FileRead::Done(out.len()))
     }
 
     fn read_bitmap(&self, _: RegionOwner, _: FileKey, _: u64, _: &mut [u8]) -> Result<(), WcStatus> {

@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// A sealed, mapped memfd.
 #[derive(Debug)]
@@ -161,6 +161,13 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
+    /// The byte at `offset` as an atomic. Asserts that it is inside.
+    pub fn atomic_u8(&self, offset: usize) -> &AtomicU8 {
+        assert!(self.contains(offset as u64, 1), "misplaced u8");
+        // SAFETY: as for `atomic_u64`.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) }
+    }
+
     /// Loads a `u64` with acquire ordering.
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.atomic_u64(offset).load(Ordering::Acquire)
@@ -180,7 +187,7 @@ impl Drop for SharedMemory {
 /// # Safety
 /// Both ranges are valid for `len` bytes and do not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     // `rep movsb` (ERMS) runs at memory speed for pages and is opaque to the compiler, which therefore
     // cannot assume that the bytes hold still.
     // SAFETY: the caller gives valid ranges; the direction flag is clear by the ABI.
@@ -200,7 +207,7 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// Both ranges are valid for `len` bytes and do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     for index in 0..len {
         // SAFETY: in range by the caller's promise; volatile, so that each byte is accessed just once.
         unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };

@@ -4,9 +4,9 @@ use cuttlefs_common::ids::{FileKey, Rkey};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileTarget,
-    LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError,
-    RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
+    FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -667,12 +667,12 @@ impl FileTarget for OneFile {
         filekey: FileKey,
         offset: u64,
         out: &mut [u8],
-    ) -> Result<usize, WcStatus> {
+    ) -> Result<FileRead, WcStatus> {
         if (owner, filekey) != (RegionOwner(42), FileKey(7)) {
             return Err(WcStatus::RemoteAccess);
         }
         out.fill(0x5a);
-        Ok((10_000u64.saturating_sub(offset) as usize).min(out.len()))
+        Ok(FileRead::Done((10_000u64.saturating_sub(offset) as usize).min(out.len())))
     }
 
     fn read_bitmap(

@@ -53,6 +53,7 @@ rpc_kinds! {
     "statfs" => Request::StatFs,
     "status" => Request::Status,
     "recovered" => Request::Recovered,
+    "share_counters" => Request::ShareCounters { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

@@ -17,6 +17,7 @@ use crate::veil::Veil;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
@@ -48,6 +49,8 @@ pub struct Server {
     pub endpoints: Mutex<Vec<Endpoint>>,
     /// Worker threads.
     pub workers: usize,
+    /// How clients count one-sided reads.
+    pub sampling: Sampling,
     /// Whether it is going down.
     pub drain: Drain,
 }

@@ -3,12 +3,12 @@
 use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
-use crate::region::{CachedLayout, MAX_EXTENTS, Plan};
+use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
 use crate::session::{Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FilePage, FileSlot};
 use cuttlefs_common::region::{PageSet, divide};
-use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::rpc::{OneSidedReads, Reply, Request};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,8 +29,12 @@ pub(crate) fn read(
         return Ok(0);
     }
     match one_sided(session, caller, file, offset, out)? {
-        Some(got) if got.missing.is_empty() => Ok(got.valid_len),
+        Some(got) if got.missing.is_empty() => {
+            session.count_read(file, offset, &got);
+            Ok(got.valid_len)
+        }
         Some(got) => {
+            session.count_read(file, offset, &got);
             session.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
             let mut lane = session.borrow_lane();
             let wanted = &mut out[..got.valid_len];
@@ -52,6 +56,10 @@ fn one_sided(
     offset: u64,
     out: &mut [u8],
 ) -> Result<Option<OneSided>, FsError> {
+    let worth = session.one_sided_reads();
+    if worth == OneSidedReads::Off {
+        return Ok(None);
+    }
     if let Some(windows) = session.windows() {
         return match file.slot() {
             Some(slot) => by_initiator(session, &windows, caller, file, slot, offset, out),
@@ -60,6 +68,11 @@ fn one_sided(
     }
     if !session.target_translates() {
         return Ok(None);
+    }
+    if worth == OneSidedReads::Whole {
+        let plan = Plan::new(&PageBitmap::default(), offset, out.len());
+        let mut lane = session.borrow_lane();
+        return Ok(read_by_target(&mut lane, file.filekey(), None, &plan, offset, out));
     }
     let Some(magic) = session.magic() else {
         return Ok(None);
@@ -70,7 +83,7 @@ fn one_sided(
         return Ok(None);
     }
     let mut lane = session.borrow_lane();
-    Ok(read_by_target(&mut lane, file.filekey(), &magic, &plan, offset, out))
+    Ok(read_by_target(&mut lane, file.filekey(), Some(&magic), &plan, offset, out))
 }
 
 fn by_initiator(

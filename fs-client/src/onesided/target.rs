@@ -6,11 +6,11 @@ use crate::session::LaneGuard;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::region::{MagicPattern, PageSet, divide};
 
-/// Reads the pages the plan sends one-sidedly. `None`: the link or the target refused; fetch everything.
+/// Reads the pages the plan sends one-sidedly. Without a pattern every page is there. `None`: the link or the target refused; fetch everything.
 pub(crate) fn read(
     lane: &mut LaneGuard<'_>,
     filekey: FileKey,
-    magic: &MagicPattern,
+    magic: Option<&MagicPattern>,
     plan: &Plan,
     offset: u64,
     out: &mut [u8],
@@ -32,7 +32,7 @@ pub(crate) fn read(
     let mut missing = PageSet::none_of_range(offset, valid_len);
     for (index, part) in divide(offset, valid_len).enumerate() {
         let bytes = &out[part.offset_in_request..part.offset_in_request + part.len];
-        if plan.is_absent(index) || magic.covers(part.offset_in_page, bytes) {
+        if plan.is_absent(index) || magic.is_some_and(|magic| magic.covers(part.offset_in_page, bytes)) {
             missing.insert(index);
         }
     }

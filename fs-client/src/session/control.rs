@@ -1,11 +1,13 @@
 //! The session's two background threads.
 //!
 //! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that nobody reads the
-//! windows of a dead server), and pulls page bitmaps once a period (TeRM section 4.2).
+//! windows of a dead server), pulls page bitmaps once a period (TeRM section 4.2), and tells each server where this client
+//! counts its one-sided reads (section 4.4).
 //! *closer* sends closes in batches, so that close(2) does not wait for the server.
 //! Both end when the session is shut down.
 
 use super::Session;
+use super::counting::Sharing;
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
@@ -40,6 +42,7 @@ fn run_control(weak: &Weak<Session>) {
     let mut next_heartbeat = Instant::now();
     let mut next_bitmap = Instant::now() + BITMAP_PERIOD;
     let mut next_sync = Instant::now() + SYNC_PERIOD;
+    let mut sharing = Sharing::default();
     loop {
         let Some(session) = weak.upgrade() else {
             return;
@@ -61,6 +64,12 @@ fn run_control(weak: &Weak<Session>) {
             }
             let lease = session.attachment().map_or(30_000, |a| a.attached.lease_ms);
             next_heartbeat = Instant::now() + Duration::from_millis(u64::from(lease / 4).max(50));
+        }
+        if let Err(error) = sharing.share(&session, &mut lane) {
+            match error {
+                FsError::ShutDown => return,
+                error => tracing::debug!(%error, "the server does not pull counters"),
+            }
         }
         if now >= next_bitmap {
             if session.target_translates() {

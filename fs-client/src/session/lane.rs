@@ -405,6 +405,11 @@ impl<'s> LaneGuard<'s> {
         self.lane.connection.as_ref().map_or(0, |connection| connection.session)
     }
 
+    /// Names the standing connection, if there is one.
+    pub(super) fn connection_number(&self) -> Option<u64> {
+        self.lane.connection.as_ref().map(|connection| u64::from(connection.qp.number().0))
+    }
+
     /// One attempt over a connection that already stands.
     pub(super) fn call_once(&mut self, caller: &Caller, request: &Request<'_>) -> Result<(), FsError> {
         let place = Place { slot: self.lane.slot, seq: self.lane.seq };

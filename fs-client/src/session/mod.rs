@@ -15,6 +15,7 @@
 //! While the server is away calls wait, with one warning in the log, until it is back or the mount ends.
 
 mod control;
+mod counting;
 mod lane;
 mod recover;
 mod unsynced;
@@ -27,8 +28,8 @@ use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
-use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
-use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
+use cuttlefs_common::region::{AccessCounters, FileTable, MagicPattern, ResidencyTable};
+use cuttlefs_common::rpc::{Attached, OneSidedReads, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
 use lane::Lane;
 use parking_lot::{Condvar, Mutex};
@@ -149,6 +150,8 @@ pub struct Session {
     recovered: Mutex<Recovered>,
     open_files: OpenFiles,
     unsynced: Unsynced,
+    /// Where one-sided reads are counted, while a server wants to know.
+    access_counters: ArcSwapOption<AccessCounters>,
     shut_down: AtomicBool,
     /// Wakes pausing reconnects when the mount ends.
     pause: (Mutex<()>, Condvar),
@@ -190,6 +193,7 @@ impl Session {
             recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
             unsynced: Unsynced::default(),
+            access_counters: ArcSwapOption::empty(),
             shut_down: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
@@ -238,6 +242,11 @@ impl Session {
     /// The pattern that covers pages on SSD, as of the current attachment.
     pub(crate) fn magic(&self) -> Option<MagicPattern> {
         self.attachment.load().as_ref().map(|a| a.attached.magic)
+    }
+
+    /// What one-sided reads of file bytes are worth at the server of the current attachment.
+    pub(crate) fn one_sided_reads(&self) -> OneSidedReads {
+        self.attachment.load().as_ref().map_or(OneSidedReads::Off, |a| a.attached.one_sided)
     }
 
     /// The server's tables, if this link maps them and the server is there.

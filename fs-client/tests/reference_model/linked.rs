@@ -10,10 +10,13 @@ use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
 use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
 use proptest::prelude::*;
 use std::path::Path;
@@ -80,6 +83,9 @@ fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
         workers: 2,
         lease: LEASE,
         export: Export::default(),
+        policy: RegionPolicy::default(),
+        hotspots: Hotspots::Pages,
+        sampling: Sampling { unit_pages: 16, period_ms: 50 },
     };
     RunningServer::start(parts, options).expect("start")
 }

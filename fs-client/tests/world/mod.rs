@@ -8,10 +8,13 @@ use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, Store};
 use cuttlefs_server::pool::{SimDisk, SimMode};
+use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
 use std::cell::{Cell, RefCell};
@@ -180,6 +183,9 @@ impl Inner {
             workers: 1,
             lease: LEASE,
             export: self.export.borrow().clone(),
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            sampling: Sampling { unit_pages: 256, period_ms: 1000 },
         };
         let server = OneThreadServer::start(
             meta,

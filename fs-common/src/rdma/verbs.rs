@@ -159,6 +159,8 @@ pub enum WcStatus {
     RemoteAccess,
     /// The target does not do this operation.
     RemoteInvalid,
+    /// The target could not do it this time (`IBV_WC_REM_OP_ERR`).
+    RemoteOperation,
     /// The queue pair went into `Error` before this request was done.
     Flushed,
     /// The connection is gone.
@@ -341,21 +343,47 @@ impl WindowId {
     pub const ALL: [WindowId; 3] = [WindowId::Frames, WindowId::Residency, WindowId::FileTable];
 }
 
+/// How far the NIC engine came with a file read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileRead {
+    /// Done: so many bytes precede the end of the file.
+    Done(usize),
+    /// A page must be brought into memory first. The queue pair stalls while `read_file_faulting` does it.
+    Faults,
+}
+
 /// The target's side of target translation: how the NIC engine reads files without an RPC worker.
 pub trait FileTarget: Send + Sync {
     /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are
-    /// not resident (or will not hold still) as the magic pattern. Returns how many bytes precede the end of the
-    /// file. Never blocks on disk, network or a lock held across one.
+    /// not resident (or will not hold still) as the magic pattern, or, where the target faults instead, not at all.
+    /// Never blocks on disk, network or a lock held across one.
     ///
     /// # Errors
-    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read.
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to read;
+    /// `RemoteInvalid` if this target reads no files; `RemoteOperation` if the bytes cannot be had this way now.
     fn read_file(
         &self,
         owner: RegionOwner,
         filekey: FileKey,
         offset: u64,
         out: &mut [u8],
-    ) -> Result<usize, WcStatus>;
+    ) -> Result<FileRead, WcStatus>;
+
+    /// Does what `read_file` found to fault, and may block on a disk meanwhile: never called on the NIC engine's
+    /// thread. Returns how many bytes precede the end of the file.
+    ///
+    /// # Errors
+    /// As `read_file`.
+    fn read_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        let _ = (owner, filekey, offset, out);
+        Err(WcStatus::RemoteInvalid)
+    }
 
     /// Fills `out` with the page bitmap from `first_page` on; see [`Remote::Bitmap`]. Pages past the end are clear.
     ///

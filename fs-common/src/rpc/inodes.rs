@@ -37,6 +37,7 @@ impl Request<'_> {
             | Request::Heartbeat
             | Request::Detach
             | Request::Recovered
+            | Request::ShareCounters { .. }
             | Request::Close { .. }
             | Request::Layout { .. }
             | Request::Fetch { .. }

@@ -389,6 +389,11 @@ pub enum Request<'a> {
     /// This client has reclaimed all it had open: nobody need be waited for on its account any more (RECLAIM_COMPLETE
     /// of RFC 8881 section 18.51).
     Recovered,
+    /// Where this client counts its one-sided reads (`region::AccessCounters`), to be pulled over this connection.
+    ShareCounters {
+        /// The counters' memory.
+        buffer: RemoteBuffer,
+    },
 }
 
 /// What `Attach` tells a client.
@@ -412,6 +417,30 @@ pub struct Attached {
     /// `server_epoch` of the server before this one, if it stopped with everything on its disk: nothing that one
     /// answered was lost.
     pub clean_predecessor: Option<u64>,
+    /// What one-sided reads of file bytes are worth.
+    pub one_sided: OneSidedReads,
+    /// How accesses are to be counted; `None`: not at all.
+    pub sampling: Option<Sampling>,
+}
+
+/// What one-sided reads of file bytes are worth at a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OneSidedReads {
+    /// Pages on SSD come back as the magic pattern (TeRM section 4.2).
+    Magic,
+    /// Every page is there: there is nothing to look for.
+    Whole,
+    /// There are none: all reads are RPCs.
+    Off,
+}
+
+/// How a client counts accesses for the server (TeRM section 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// Pages of a sample unit: a power of two, at most [`MAX_SAMPLE_UNIT_PAGES`](crate::region::MAX_SAMPLE_UNIT_PAGES).
+    pub unit_pages: u32,
+    /// How often the server pulls the counters.
+    pub period_ms: u32,
 }
 
 /// An opened file.
@@ -467,7 +496,7 @@ pub struct Space {
 /// header and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Heartbeat, Detach, Recovered, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
+    /// Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
     Done,
     /// Attach.
     Attached(Attached),
@@ -557,6 +586,21 @@ impl<'a> Reply<'a> {
     /// `TooLarge` if `out` is too short.
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, BodyError> {
         encode(self, out)
+    }
+
+    /// The body in a buffer of its own size.
+    ///
+    /// # Errors
+    /// `TooLarge` if it is longer than a message can carry.
+    pub fn encode_to_vec(&self) -> Result<Vec<u8>, BodyError> {
+        const ROOM: usize = MAX_MESSAGE_BYTES as usize - super::HEADER_LEN;
+        let first = match self {
+            Reply::Fetched { inline, .. } => inline.len() + 64,
+            _ => 256,
+        };
+        let body =
+            postcard::to_extend(self, Vec::with_capacity(first)).map_err(|_| BodyError::TooLarge(ROOM))?;
+        if body.len() > ROOM { Err(BodyError::TooLarge(ROOM)) } else { Ok(body) }
     }
 
     /// Parses a body; all of it must be used.

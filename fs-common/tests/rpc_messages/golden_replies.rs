@@ -4,7 +4,9 @@ use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
-use cuttlefs_common::rpc::{Attached, DirEntry, HEADER_LEN, Layout, Opened, RECLAIM_FILES_MAX, Reply, Space};
+use cuttlefs_common::rpc::{
+    Attached, DirEntry, HEADER_LEN, Layout, OneSidedReads, Opened, RECLAIM_FILES_MAX, Reply, Sampling, Space,
+};
 
 /// How many kinds of reply there are.
 const KINDS: usize = 14;
@@ -86,8 +88,22 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 magic: MagicPattern::new(magic),
                 read_only: true,
                 clean_predecessor: Some(3),
+                one_sided: OneSidedReads::Off,
+                sampling: Some(Sampling { unit_pages: 256, period_ms: 1000 }),
             }),
-            joined(&[&[1], &[1], &[2], &[0xb0, 0xea, 1], &[64], &[1], &magic, &[1], &[1, 3]]),
+            joined(&[
+                &[1],
+                &[1],
+                &[2],
+                &[0xb0, 0xea, 1],
+                &[64],
+                &[1],
+                &magic,
+                &[1],
+                &[1, 3],
+                &[2],
+                &[1, 0x80, 2, 0xe8, 7],
+            ]),
         ),
         (Reply::Reclaimed(vec![None, Some(OPENED)]), joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr])),
         (Reply::Attr(ATTR), joined(&[&[3], &attr])),

@@ -14,7 +14,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 31;
+const KINDS: usize = 32;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -52,6 +52,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::StatFs => 28,
         Request::Status => 29,
         Request::Recovered => 30,
+        Request::ShareCounters { .. } => 31,
     }
 }
 
@@ -83,6 +84,10 @@ fn connection() -> Vec<(Request<'static>, Vec<u8>)> {
         (Request::StatFs, vec![28]),
         (Request::Status, vec![29]),
         (Request::Recovered, vec![30]),
+        (
+            Request::ShareCounters { buffer: BUFFER },
+            joined(&[&[31], &[7], &[0x80, 0x20], &[0x80, 0x80, 0x40]]),
+        ),
     ]
 }
 

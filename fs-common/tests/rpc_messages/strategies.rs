@@ -6,8 +6,8 @@ use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
-    Allocate, Attached, DirEntry, Layout, NewNode, Opened, Payload, Reclaim, RemoteBuffer, RenameMode, Reply,
-    Request, Rights, SeekFor, Sink, Space, SyncScope, XattrMode,
+    Allocate, Attached, DirEntry, Layout, NewNode, OneSidedReads, Opened, Payload, Reclaim, RemoteBuffer,
+    RenameMode, Reply, Request, Rights, Sampling, SeekFor, Sink, Space, SyncScope, XattrMode,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -180,6 +180,7 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
             Request::Recovered,
         ])
         .boxed(),
+        buffer().prop_map(|buffer| Request::ShareCounters { buffer }).boxed(),
         vec(reclaim(), 0..20).prop_map(|files| Request::Reclaim { files }).boxed(),
         (ino(), bytes()).prop_map(|(parent, name)| Request::Lookup { parent, name }).boxed(),
         ino().prop_map(|ino| Request::GetAttr { ino }).boxed(),
@@ -269,9 +270,19 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
 pub fn reply() -> impl Strategy<Value = Reply<'static>> {
     Union::new(vec![
         Just(Reply::Done).boxed(),
-        (any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(), any::<[u8; 32]>())
+        (
+            any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(),
+            any::<[u8; 32]>(),
+            select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
+            any::<Option<(u32, u32)>>(),
+        )
             .prop_map(
-                |((server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor), magic)| {
+                |(
+                    (server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor),
+                    magic,
+                    one_sided,
+                    sampling,
+                )| {
                     Reply::Attached(Attached {
                         server_epoch,
                         session,
@@ -281,6 +292,8 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         magic: MagicPattern::new(magic),
                         read_only,
                         clean_predecessor,
+                        one_sided,
+                        sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
                     })
                 },
             )

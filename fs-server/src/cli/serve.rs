@@ -4,11 +4,16 @@ use crate::config::LEAST_MEMORY_BYTES;
 use crate::export::{self, Export};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
+use crate::region::Hotspots;
+use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{Parts, RunningServer, ServeOptions};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
+use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -35,6 +40,24 @@ pub(super) struct ServeArgs {
     /// Worker threads for RPCs [default: one for two cores, at most 8]
     #[arg(long)]
     workers: Option<usize>,
+    /// How file regions are served: term, or one of what it is compared with (pin, odp, rpc, rpc-buffer, rpc-direct)
+    #[arg(long, default_value_t, value_name = "POLICY")]
+    region: PolicyName,
+    /// Techniques of term for --region rpc-direct, one building on the other: tiering,hotspot,magic
+    #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
+    with: Vec<Technique>,
+    /// What is promoted to DRAM: pages, or whole sample units as in the paper
+    #[arg(long, default_value_t, value_name = "WHAT")]
+    hotspots: Hotspots,
+    /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
+    #[arg(long)]
+    odp_hardware: bool,
+    /// Bytes of a file that clients count together; a power of two, 4K to 16M
+    #[arg(long, default_value = "1M", value_name = "SIZE")]
+    sample_unit: ByteSize,
+    /// Milliseconds between two looks at what clients counted
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=60_000))]
+    sample_period_ms: u32,
     /// Listen on addresses other machines can reach, although clients are not authenticated yet
     #[arg(long)]
     insecure: bool,
@@ -60,6 +83,14 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
+    let mut policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
+    if args.odp_hardware {
+        policy = policy.with_hardware_times().map_err(anyhow::Error::msg)?;
+        tracing::warn!(
+            "--odp-hardware: what faults is delayed by an RNIC's times; figures are not measured ones"
+        );
+    }
+    let sampling = sampling(args.sample_unit, args.sample_period_ms)?;
     let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
     let clock = Arc::new(SystemClock::new());
     let meta =
@@ -88,6 +119,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
             root_squash: config.export.root_squash.map(|squash| (squash.uid, squash.gid)),
             subtree,
         },
+        policy,
+        hotspots: args.hotspots,
+        sampling,
     };
     let running = RunningServer::start(parts, options)?;
     for endpoint in running.endpoints() {
@@ -96,7 +130,8 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     tracing::info!(
         pool = %opened.uuid(),
         pages = opened.pages(),
-        memory = %ByteSize(memory),
+        memory = %ByteSize(running.server().regions.frames().memory().len() as u64),
+        region = %policy,
         workers,
         "serving"
     );
@@ -106,4 +141,18 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// How clients count, from what was asked for.
+fn sampling(unit: ByteSize, period_ms: u32) -> anyhow::Result<Sampling> {
+    let pages = unit.0 / PAGE_SIZE_U64;
+    let unit_pages = u32::try_from(pages).ok().filter(|pages| {
+        (1..=MAX_SAMPLE_UNIT_PAGES).contains(pages)
+            && pages.is_power_of_two()
+            && unit.0.is_multiple_of(PAGE_SIZE_U64)
+    });
+    let Some(unit_pages) = unit_pages else {
+        bail!("--sample-unit {unit} cannot be; give a power of two from 4K to 16M");
+    };
+    Ok(Sampling { unit_pages, period_ms })
 }

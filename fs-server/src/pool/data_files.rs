@@ -40,6 +40,11 @@ impl DataFile {
         &self.path
     }
 
+    /// It, open.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Pool page of its first page.
     pub fn first_page(&self) -> u64 {
         self.first_page

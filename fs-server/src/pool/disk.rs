@@ -7,8 +7,8 @@
 //! IOs in flight are not ordered, not within a batch either: who needs an order waits for the first before submitting
 //! the second. An IO whose future was dropped may or may not be done.
 //!
-//! Implementations: `uring` (io_uring, O_DIRECT) and `simdisk` (in memory, seeded, can drop and tear
-//! unsynced writes).
+//! Implementations: `uring` (io_uring, O_DIRECT), `cached` (the kernel's page cache, for comparison; it blocks) and
+//! `simdisk` (in memory, seeded, can drop and tear unsynced writes).
 
 use super::aligned_buf::AlignedBuf;
 use cuttlefs_common::ids::FrameIndex;

@@ -6,6 +6,8 @@
 /// Page-aligned memory for direct IO.
 pub mod aligned_buf;
 mod batch;
+/// Storage through the kernel's page cache.
+pub mod cached;
 /// The open data files as one row of pages.
 pub mod data_files;
 /// An open pool.
@@ -30,6 +32,7 @@ pub mod uring;
 pub mod uuid;
 
 pub use aligned_buf::{AlignedBuf, BufferPool};
+pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
 pub use directory::{PoolDirectory, open};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};

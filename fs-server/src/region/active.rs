@@ -100,6 +100,11 @@ impl ActiveFiles {
         Ok(file)
     }
 
+    /// The file's region if it is active.
+    pub fn find(&self, ino: InodeNo) -> Option<Arc<FileRegion>> {
+        self.shard(ino).entries.get(&ino).map(|entry| entry.file.clone())
+    }
+
     /// As `get`, and counts an open; gives the file a slot if one can be had.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! Making frames clean and free: write-out of dirty frames and CLOCK eviction.
+//! Making frames clean and free: write-out of dirty frames and eviction of cold pages.
 //!
 //! # How it works
 //! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
-//! pool go as one IO. Eviction walks the frames with a second-chance hand, takes block locks only if they are free,
-//! and gives a frame back after its entry has moved to the magic frame.
+//! pool go as one IO. Eviction walks the frames with a hand and takes pages that are cold (`heat`): block locks only if
+//! they are free, and a frame goes back after its entry has moved to the magic frame. A round without enough cold pages
+//! is followed by one that takes warmer ones, and by one that takes any.
 //!
 //! Nothing here needs a file's locks: a dirty frame is right on SSD whoever owns the page. That is also why a writer
 //! that meets too many dirty frames can help itself (`relieve`) without any chance of deadlock.
@@ -116,14 +117,32 @@ impl Regions {
 
     /// Frees up to `wanted` frames, the coldest first, and returns how many. Never waits for a lock.
     pub async fn evict(&self, disk: &dyn Disk, wanted: u32) -> u32 {
-        // Two rounds: the first may do nothing but take second chances away.
-        let mut steps = self.frames().usable().saturating_mul(2);
+        let mut freed = 0;
+        let cold = self.heat.cold();
+        for limit in [cold, cold.saturating_mul(2).saturating_add(1), u8::MAX] {
+            if freed < wanted {
+                freed += self.evict_round(disk, wanted - freed, limit).await;
+            }
+        }
+        freed
+    }
+
+    /// Frees up to `wanted` frames of cold pages only.
+    pub(crate) async fn evict_cold(&self, disk: &dyn Disk, wanted: u32) -> u32 {
+        self.evict_round(disk, wanted, self.heat.cold()).await
+    }
+
+    /// Once around: frees up to `wanted` frames of pages with a heat of `limit` at most.
+    async fn evict_round(&self, disk: &dyn Disk, wanted: u32, limit: u8) -> u32 {
+        let mut steps = self.frames().usable();
         let mut freed = 0;
         while freed < wanted {
             let mut dirty = Vec::new();
             let mut guards = Vec::new();
             while dirty.len() < MAX_IO_PAGES && freed + (dirty.len() as u32) < wanted {
-                let Some((frame, page)) = self.frames().next_victim(&mut steps) else {
+                let Some((frame, page)) =
+                    self.frames().next_victim(&mut steps, |page| self.heat.of(page) <= limit)
+                else {
                     break;
                 };
                 // Busy, or its lock is one this batch holds already: another time.

@@ -1,6 +1,6 @@
 //! The DRAM of the pool: one memfd of the memory budget, cut into page-sized frames.
 //!
-//! Owns the memory, the free list, the reverse map from frame to pool page and the CLOCK bits.
+//! Owns the memory, the free list and the reverse map from frame to pool page.
 //!
 //! # How it works
 //! Frames 0, 1 and 2 are magic, black hole and zero and never leave their role. Every other frame is in exactly
@@ -22,7 +22,7 @@ use cuttlefs_common::region::MagicPattern;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Smallest budget: the reserved frames and one to work with.
 pub const MIN_FRAMES: u32 = FrameIndex::FIRST_USABLE.0 + 1;
@@ -38,9 +38,7 @@ pub struct Frames {
     /// Pool page plus one; 0: free or private. Written by whoever holds the page's block lock, read by the
     /// eviction scan, which checks the residency entry under the block lock before it believes it: relaxed.
     owner: Vec<AtomicU64>,
-    /// Second-chance bits. Set by any access of the server, cleared by the eviction hand; relaxed.
-    referenced: Vec<AtomicBool>,
-    /// Where the CLOCK hand stands; relaxed, two hands at once only scan faster.
+    /// Where the eviction hand stands; relaxed, two hands at once only scan faster.
     hand: AtomicU32,
     leaked: AtomicU32,
 }
@@ -67,7 +65,6 @@ impl Frames {
             free_count: AtomicU32::new(free.len() as u32),
             free: Mutex::new(free),
             owner: (0..count).map(|_| AtomicU64::new(0)).collect(),
-            referenced: (0..count).map(|_| AtomicBool::new(false)).collect(),
             hand: AtomicU32::new(FrameIndex::FIRST_USABLE.0),
             leaked: AtomicU32::new(0),
         })
@@ -111,7 +108,6 @@ impl Frames {
     pub(super) fn give_back(&self, frame: FrameIndex) {
         assert!(frame.0 >= FrameIndex::FIRST_USABLE.0, "frame {frame} is reserved and cannot become free");
         self.owner[frame.0 as usize].store(0, Ordering::Relaxed);
-        self.referenced[frame.0 as usize].store(false, Ordering::Relaxed);
         let mut free = self.free.lock();
         debug_assert!(!free.contains(&frame), "frame {frame} was given back twice");
         free.push(frame);
@@ -120,7 +116,6 @@ impl Frames {
 
     /// Says whose bytes a frame holds. Under the page's block lock.
     pub(super) fn set_owner(&self, frame: FrameIndex, page: PoolPage) {
-        // No second chance yet: a page that is read once, by a scan, should go before one that was read again.
         self.owner[frame.0 as usize].store(page.0 + 1, Ordering::Relaxed);
     }
 
@@ -129,36 +124,31 @@ impl Frames {
         self.owner[frame.0 as usize].load(Ordering::Relaxed).checked_sub(1).map(PoolPage)
     }
 
-    /// Gives a frame its second chance. Out-of-range frames are ignored, so that a torn entry does no harm.
-    pub fn touch(&self, frame: FrameIndex) {
-        if let Some(bit) = self.referenced.get(frame.0 as usize) {
-            // Look first: a store by every reader would bounce the cache line of a hot frame's bit.
-            if !bit.load(Ordering::Relaxed) {
-                bit.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Moves the CLOCK hand until a frame without a second chance comes up, at most `steps` frames far.
-    pub(super) fn next_victim(&self, steps: &mut u32) -> Option<(FrameIndex, PoolPage)> {
-        let count = self.owner.len() as u32;
+    /// Moves the eviction hand to the next frame whose page `is_cold`, at most `steps` frames far.
+    pub(super) fn next_victim(
+        &self,
+        steps: &mut u32,
+        is_cold: impl Fn(PoolPage) -> bool,
+    ) -> Option<(FrameIndex, PoolPage)> {
         while *steps > 0 {
             *steps -= 1;
-            let frame = self
-                .hand
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
-                    Some(if at + 1 >= count { FrameIndex::FIRST_USABLE.0 } else { at + 1 })
-                })
-                .map(FrameIndex)
-                .expect("the update always gives a value");
-            let Some(page) = self.owner(frame) else {
-                continue;
-            };
-            if !self.referenced[frame.0 as usize].swap(false, Ordering::Relaxed) {
+            let frame = self.next_frame();
+            if let Some(page) = self.owner(frame).filter(|page| is_cold(*page)) {
                 return Some((frame, page));
             }
         }
         None
+    }
+
+    /// The frame under the eviction hand, which moves on.
+    fn next_frame(&self) -> FrameIndex {
+        let count = self.owner.len() as u32;
+        self.hand
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| {
+                Some(if at + 1 >= count { FrameIndex::FIRST_USABLE.0 } else { at + 1 })
+            })
+            .map(FrameIndex)
+            .expect("the update always gives a value")
     }
 }
 
@@ -254,20 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_gives_second_chances() {
+    fn the_hand_goes_round_and_takes_what_is_cold() {
         let frames = frames(5);
         let a = frames.take().expect("free").into_published();
         let b = frames.take().expect("free").into_published();
         frames.set_owner(a, PoolPage(10));
         frames.set_owner(b, PoolPage(11));
-        frames.touch(a);
-        assert_eq!(frames.next_victim(&mut 2), Some((b, PoolPage(11))));
-        frames.touch(a);
-        frames.touch(b);
-        // The first round only clears.
-        assert_eq!(frames.next_victim(&mut 2), None);
-        frames.touch(b);
-        assert_eq!(frames.next_victim(&mut 4), Some((a, PoolPage(10))));
+        assert_eq!(frames.next_victim(&mut 2, |page| page.0 == 11), Some((b, PoolPage(11))));
+        assert_eq!(frames.next_victim(&mut 2, |_| false), None);
+        assert_eq!(frames.next_victim(&mut 4, |page| page.0 == 10), Some((a, PoolPage(10))));
     }
 
     #[test]

@@ -13,18 +13,28 @@ mod active;
 mod block_locks;
 /// Making frames clean and free.
 mod evict;
+/// Reads that fault, for comparison.
+mod faulting;
 /// One active file.
 mod file_region;
 /// Names of open files.
 mod filekeys;
 /// The DRAM.
 mod frames;
+/// Which pages are hot.
+mod heat;
+/// Which sample units are.
+mod hot_units;
+/// Where accesses are noted, and what follows from them.
+mod hotspots;
 /// The in-memory twin of metadata.
 pub mod memory_meta;
 /// Metadata as regions see it.
 pub mod meta_port;
 #[cfg(feature = "model-check")]
 mod model;
+/// What regions are compared with.
+pub mod policy;
 /// The live mapping of a file.
 pub mod range_table;
 /// Changes of residency entries.
@@ -37,6 +47,8 @@ pub use evict::run_eviction;
 pub use file_region::FileRegion;
 pub use filekeys::MAX_FILEKEYS_PER_OWNER;
 pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
+pub use hot_units::{HotUnit, MAX_UNITS};
+pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
 pub use meta_port::{DataCommit, MetaPort, NoteData, RangeUpdate};
 
 pub(crate) use block_locks::BlockLocks;
@@ -44,6 +56,7 @@ pub(crate) use file_region::{FileState, Generations};
 pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 
+use crate::pool::CachedPool;
 use crate::pool::space::Space;
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
@@ -57,7 +70,10 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use event_listener::Event;
 use filekeys::FileKeys;
+use heat::Heat;
+use hot_units::HotUnits;
 use parking_lot::Mutex;
+use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::BTreeMap;
 use std::io;
@@ -66,9 +82,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
 pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
-/// Requests that may hold bounce buffers at once. Each holds at most one request's pages (1 MiB and a page), so
-/// bounce memory is at most 16 MiB; further requests wait in line.
-pub const MAX_BOUNCE_REQUESTS: usize = 16;
+/// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
+/// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
+pub const MAX_BOUNCE_REQUESTS: usize = 128;
 /// Dirty frames may be one in so many... of two: beyond half of the frames writers help to write back before they
 /// add more, so that the other half is there for reads.
 pub const DIRTY_FRACTION: u64 = 2;
@@ -86,12 +102,26 @@ pub struct RegionsConfig {
     pub file_slots: u32,
     /// Regions kept of files nobody has open.
     pub max_inactive: usize,
+    /// How they are served.
+    pub policy: RegionPolicy,
+    /// What is promoted.
+    pub hotspots: Hotspots,
+    /// Pages of a sample unit.
+    pub unit_pages: u32,
 }
 
 impl RegionsConfig {
     /// The defaults for a pool and a budget.
     pub const fn new(pool_pages: u64, memory_bytes: u64) -> Self {
-        Self { pool_pages, memory_bytes, file_slots: DEFAULT_FILE_SLOTS, max_inactive: MAX_INACTIVE_REGIONS }
+        Self {
+            pool_pages,
+            memory_bytes,
+            file_slots: DEFAULT_FILE_SLOTS,
+            max_inactive: MAX_INACTIVE_REGIONS,
+            policy: RegionPolicy::of(PolicyName::Term),
+            hotspots: Hotspots::Pages,
+            unit_pages: DEFAULT_UNIT_PAGES,
+        }
     }
 }
 
@@ -101,7 +131,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
 
-        /// Counts since the start, all in pages.
+        /// Counts since the start, in pages unless they say otherwise.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct RegionCounts { $($(#[$doc])* pub $name: u64,)* }
 
@@ -120,8 +150,12 @@ counters! {
     fetch_misses,
     /// Read from SSD into a frame and kept there.
     promoted,
+    /// Read from SSD into frames ahead of any request, with their hot unit.
+    promoted_ahead,
     /// Sent from a frame back to SSD.
     evicted,
+    /// Read one-sidedly, as clients counted.
+    counted,
     /// Written from frames to SSD.
     written_back,
     /// Written to SSD past the frames.
@@ -132,6 +166,10 @@ counters! {
     target_hits,
     /// Answered by the NIC engine with the magic pattern.
     target_magic,
+    /// READs (not pages) that faulted in the NIC engine and stalled their queue pair.
+    odp_faults,
+    /// Pages of those READs.
+    odp_fault_pages,
     /// Not read because of the device.
     read_errors,
     /// Not written because of the device.
@@ -203,11 +241,19 @@ pub struct Regions {
     /// Told when free frames run low.
     pub(crate) frames_low: Event,
     pub(crate) clean_hand: AtomicU64,
+    pub(crate) heat: Heat,
+    units: HotUnits,
+    /// The hot units of the last period, in units mode: their pages are the only warm ones.
+    hot_set: Mutex<Vec<HotUnit>>,
+    hotspots: Hotspots,
     active: ActiveFiles,
     keys: FileKeys,
     random: Arc<dyn Random>,
     magic: MagicPattern,
     pool_pages: u64,
+    policy: RegionPolicy,
+    /// What one-sided reads fault in, under the policy that has them do so.
+    mapped: Option<Arc<CachedPool>>,
 }
 
 impl std::fmt::Debug for Regions {
@@ -247,12 +293,28 @@ impl Regions {
             bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
             frames_low: Event::new(),
             clean_hand: AtomicU64::new(0),
+            heat: Heat::new(config.pool_pages, count),
+            units: HotUnits::new(config.unit_pages),
+            hot_set: Mutex::default(),
+            hotspots: config.hotspots,
             active: ActiveFiles::new(table, config.file_slots, config.max_inactive),
             keys: FileKeys::default(),
             random,
             magic,
             pool_pages: config.pool_pages,
+            policy: config.policy,
+            mapped: None,
         })
+    }
+
+    /// The same, with the mapped pool that reads which fault are served from.
+    pub fn with_mapped(self, mapped: Option<Arc<CachedPool>>) -> Self {
+        Self { mapped, ..self }
+    }
+
+    /// How regions are served.
+    pub fn policy(&self) -> RegionPolicy {
+        self.policy
     }
 
     /// Covers what is on SSD; told to clients when they attach.
@@ -401,8 +463,11 @@ impl Regions {
 
     /// Takes a free frame; wakes eviction if that leaves few.
     pub(crate) fn take_frame(&self) -> Option<PrivateFrame> {
+        if !self.policy.uses_frames() {
+            return None;
+        }
         let frame = self.frames().take();
-        if self.frames().free() < self.low_water() {
+        if self.policy.promotes && self.frames().free() < self.low_water() {
             self.frames_low.notify(1);
         }
         frame

@@ -56,7 +56,6 @@ impl Residency {
         if !entry.is_dirty() {
             self.dirty.fetch_add(1, Ordering::Relaxed);
         }
-        self.frames.touch(entry.frame());
         self.table.end_change(page, entry.frame(), true);
     }
 

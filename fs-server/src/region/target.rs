@@ -1,24 +1,32 @@
 //! Target translation: how the NIC engine reads a file without an RPC worker (DESIGN section 2).
 //!
+//! What it reads from is up to the policy: frames, here, or the mapped pool (`faulting`).
+//!
 //! # How it works
 //! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked
 //! up together with its residency entry: that an entry was loaded while the page belonged to the file, and did not
 //! move until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock
-//! and validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern.
+//! and validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern. Where
+//! all pages are in frames nobody looks for the pattern: there, such a page is waited for, a moment, or the READ refused.
 //!
 //! # Failure
-//! A bad filekey or right is `RemoteAccess`; nothing else fails.
+//! A bad filekey or right is `RemoteAccess`, a policy without one-sided reads `RemoteInvalid`, a page that should be in a
+//! frame and is not `RemoteOperation`.
 
 use super::frames::Frames;
+use super::policy::Exposure;
 use super::{FileRegion, FileState, Regions, add};
 use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::rdma::{FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
 use cuttlefs_common::region::{PagePart, ResidencyEntry, divide};
 use std::sync::Arc;
 
 /// How often a page that changed during its copy is copied again before the pattern is sent instead. A write takes
 /// less than a microsecond; who meets three in a row had better ask by RPC.
-const COPY_ATTEMPTS: usize = 4;
+pub(super) const COPY_ATTEMPTS: usize = 4;
+/// The same where the pattern must not be sent: long enough for a writer that was interrupted between two
+/// instructions to be done, about a millisecond, during which the engine serves nobody else.
+const PINNED_ATTEMPTS: usize = 10_000;
 
 /// What a page is at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -50,14 +58,14 @@ impl Regions {
             return false;
         }
         self.frames().memory().read(Frames::offset(before.frame()) + offset_in_page, out);
-        let valid = before.validates(self.residency.table().load_after_copy(pool));
-        if valid {
-            self.frames().touch(before.frame());
-        }
-        valid
+        before.validates(self.residency.table().load_after_copy(pool))
     }
 
-    fn file_to_read(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {
+    pub(super) fn file_to_read(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+    ) -> Result<Arc<FileRegion>, WcStatus> {
         match self.resolve(owner, filekey) {
             Ok((file, rights)) if rights.read && !file.is_reaped() => Ok(file),
             _ => Err(WcStatus::RemoteAccess),
@@ -72,34 +80,39 @@ impl Regions {
         part: PagePart,
         mut view: PageView,
         out: &mut [u8],
-    ) -> Option<u64> {
+    ) -> Result<Option<u64>, WcStatus> {
         let mut size = None;
-        for _ in 0..COPY_ATTEMPTS {
+        let pinned = self.policy.exposure == Exposure::Pinned;
+        for _ in 0..if pinned { PINNED_ATTEMPTS } else { COPY_ATTEMPTS } {
             match view {
                 PageView::Zeros => {
                     out.fill(0);
-                    return size;
+                    return Ok(size);
                 }
-                PageView::Pool(_, entry) if !entry.is_resident() => break,
+                PageView::Pool(_, entry) if !entry.is_resident() && !pinned => break,
                 PageView::Pool(pool, entry) => {
                     if self.copy_resident(pool, entry, part.offset_in_page, out) {
                         add(&self.counters.target_hits, 1);
-                        return size;
+                        return Ok(size);
                     }
+                    std::hint::spin_loop();
                 }
             }
             let state = file.state();
             size = Some(size.unwrap_or(u64::MAX).min(state.size));
             view = self.view(&state, part.page);
         }
+        if pinned {
+            tracing::warn!(ino = %file.ino(), page = %part.page, "a page is not in memory; its one-sided read is refused");
+            return Err(WcStatus::RemoteOperation);
+        }
         self.magic().fill(part.offset_in_page, out);
         add(&self.counters.target_magic, 1);
-        size
+        Ok(size)
     }
-}
 
-impl FileTarget for Regions {
-    fn read_file(
+    /// Reads from frames.
+    fn read_frames(
         &self,
         owner: RegionOwner,
         filekey: FileKey,
@@ -116,13 +129,41 @@ impl FileTarget for Regions {
         };
         for (part, view) in views {
             let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
-            if let Some(seen) = self.read_part(&file, part, view, target) {
+            if let Some(seen) = self.read_part(&file, part, view, target)? {
                 size = size.min(seen);
             }
         }
         out[wanted..].fill(0);
         // The file may have been cut while this went on; then so is the answer.
         Ok((size.saturating_sub(offset) as usize).min(wanted))
+    }
+}
+
+impl FileTarget for Regions {
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<FileRead, WcStatus> {
+        match self.policy.exposure {
+            Exposure::Magic | Exposure::Pinned => {
+                self.read_frames(owner, filekey, offset, out).map(FileRead::Done)
+            }
+            Exposure::Faulting => self.read_mapped(owner, filekey, offset, out),
+            Exposure::Hidden => Err(WcStatus::RemoteInvalid),
+        }
+    }
+
+    fn read_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        self.resolve_fault(owner, filekey, offset, out)
     }
 
     fn read_bitmap(

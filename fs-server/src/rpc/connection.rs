@@ -16,6 +16,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
@@ -69,6 +70,8 @@ pub struct Connection {
     region: Arc<dyn MemoryRegion>,
     session: OnceLock<Arc<Session>>,
     replies: Arc<Semaphore>,
+    /// Its client's counters are pulled over it.
+    is_sampled: AtomicBool,
     /// Which reply buffers are in flight; a permit is held for each.
     in_flight: Mutex<[Option<SemaphoreGuardArc>; REPLIES]>,
 }
@@ -107,6 +110,7 @@ impl Connection {
             region,
             session: OnceLock::new(),
             replies: Arc::new(Semaphore::new(REPLIES)),
+            is_sampled: AtomicBool::new(false),
             in_flight: Mutex::default(),
         }
     }
@@ -119,6 +123,11 @@ impl Connection {
     /// The queue pair.
     pub fn qp(&self) -> &Arc<dyn QueuePair> {
         &self.qp
+    }
+
+    /// Counters are going to be pulled over this connection; `false` if they are already.
+    pub fn begin_sampling(&self) -> bool {
+        !self.is_sampled.swap(true, Ordering::Relaxed)
     }
 
     /// The session it is attached to.

@@ -10,7 +10,7 @@ use super::handlers;
 use super::worker::WorkerContext;
 use crate::session::Admission;
 use cuttlefs_common::ids::{SlotIndex, TraceId};
-use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader};
+use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request, RequestHeader};
 use cuttlefs_common::status::Status;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,22 +22,10 @@ pub type Body = Vec<u8>;
 
 /// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
 pub fn body(reply: &Reply<'_>) -> Result<Body, Status> {
-    let mut room = vec![0; 512];
-    loop {
-        match reply.encode(&mut room) {
-            Ok(len) => {
-                room.truncate(len);
-                return Ok(room);
-            }
-            Err(_) if room.len() < MAX_MESSAGE_BYTES as usize - HEADER_LEN => {
-                room.resize(MAX_MESSAGE_BYTES as usize - HEADER_LEN, 0);
-            }
-            Err(error) => {
-                tracing::error!(%error, "a reply does not fit one message");
-                return Err(Status::ValueTooLarge);
-            }
-        }
-    }
+    reply.encode_to_vec().map_err(|error| {
+        tracing::error!(%error, "a reply does not fit one message");
+        Status::ValueTooLarge
+    })
 }
 
 /// Who sent a request, as far as handlers care.

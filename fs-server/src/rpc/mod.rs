@@ -12,6 +12,8 @@ pub mod connections;
 pub mod dispatch;
 /// What each request does.
 pub mod handlers;
+/// Pulling what clients counted.
+pub mod sampling;
 /// One-sided transfers the server posts.
 pub mod transfer;
 /// One worker's state.

@@ -18,6 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Completions kept for connections that are not handed over yet. A handshake takes microseconds; more than this
 /// means that nobody will come for them.
@@ -37,12 +38,13 @@ pub struct WorkerContext {
     /// This worker's transfers in flight.
     pub transfers: Transfers,
     spawn: Box<dyn Fn(Task)>,
+    sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
     early: RefCell<Vec<Completion>>,
 }
 
 impl WorkerContext {
-    /// A worker's state; `spawn` runs a task on this worker.
+    /// A worker's state; `spawn` runs a task on this worker, `sleep` waits on its clock.
     ///
     /// # Errors
     /// `RdmaError` if there is no bounce memory.
@@ -51,6 +53,7 @@ impl WorkerContext {
         disk: Rc<dyn Disk>,
         pd: &dyn ProtectionDomain,
         spawn: Box<dyn Fn(Task)>,
+        sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         Ok(Rc::new(Self {
             server,
@@ -58,6 +61,7 @@ impl WorkerContext {
             bounce: BouncePool::new(pd)?,
             transfers: Transfers::default(),
             spawn,
+            sleep,
             connections: RefCell::default(),
             early: RefCell::default(),
         }))
@@ -66,6 +70,11 @@ impl WorkerContext {
     /// Runs a task on this worker.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         (self.spawn)(Box::pin(task));
+    }
+
+    /// Waits on this worker's clock.
+    pub fn sleep(&self, time: Duration) -> Task {
+        (self.sleep)(time)
     }
 
     /// A connection was accepted for this worker.

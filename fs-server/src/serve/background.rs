@@ -1,4 +1,4 @@
-//! What a server does by itself, as tasks of worker 0: write-back, eviction, leases, orphans.
+//! What a server does by itself, as tasks of worker 0: write-back, eviction, promotion, leases, orphans.
 
 use crate::pool::LocalFuture;
 use crate::region;
@@ -31,11 +31,23 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
         let never = AtomicBool::new(false);
         tier::run_write_back(&task.server.regions, task.disk.as_ref(), &timer, &never).await;
     });
-    let task = context.clone();
-    worker.spawn_local(async move {
-        let never = AtomicBool::new(false);
-        region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
-    });
+    // Where pages do not move, none is sent back.
+    if context.server.regions.policy().promotes {
+        let task = context.clone();
+        worker.spawn_local(async move {
+            let never = AtomicBool::new(false);
+            region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
+        });
+        let task = context.clone();
+        let timer = SpawnerTimer(spawner.clone());
+        worker.spawn_local(async move {
+            let never = AtomicBool::new(false);
+            let server = &task.server;
+            let period = Duration::from_millis(u64::from(server.sampling.period_ms));
+            let (regions, clock) = (&server.regions, server.clock.as_ref());
+            tier::run_promotion(regions, task.disk.as_ref(), &timer, clock, period, &never).await;
+        });
+    }
     let task = context.clone();
     let timer = spawner.clone();
     worker.spawn_local(async move {

@@ -10,6 +10,7 @@
 
 mod acceptor;
 mod background;
+mod memory;
 /// A whole server in the calling thread.
 pub mod one_thread;
 mod worker_thread;
@@ -18,8 +19,9 @@ use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
 use crate::export::{self, Export};
 use crate::meta::Meta;
-use crate::pool::{DataFiles, Run, Space, SpaceError};
-use crate::region::{Regions, RegionsConfig};
+use crate::pool::{CachedPool, DataFiles, Reach, Run, Space, SpaceError};
+use crate::region::policy::{Access, Exposure, RegionPolicy};
+use crate::region::{Hotspots, Regions, RegionsConfig};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
@@ -28,6 +30,8 @@ use crate::worker::WorkerHandle;
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
+use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
@@ -67,6 +71,12 @@ pub struct ServeOptions {
     pub lease: Duration,
     /// What clients may see and do.
     pub export: Export,
+    /// How file regions are served.
+    pub policy: RegionPolicy,
+    /// What is promoted.
+    pub hotspots: Hotspots,
+    /// How clients count one-sided reads.
+    pub sampling: Sampling,
 }
 
 /// Why a server does not start.
@@ -92,6 +102,23 @@ pub enum StartError {
     /// A link could not be set up.
     #[error(transparent)]
     Link(#[from] RdmaError),
+    /// All of the pool is to be in memory.
+    #[error(
+        "--region pin keeps all of the pool in memory, which takes {needed}; the machine has {available} to give. \
+         Serve a smaller pool, or take --region term"
+    )]
+    PinnedPool {
+        /// What the pool takes.
+        needed: ByteSize,
+        /// What there is.
+        available: ByteSize,
+    },
+    /// One-sided reads are to fault where no NIC is.
+    #[error(
+        "--region odp cannot be served over {0}: a client reads shared memory with its own CPU, and no NIC is there \
+         to take a page fault; listen on tcp:// or unix:// only"
+    )]
+    FaultsWithoutNic(Endpoint),
     /// A worker did not start.
     #[error("a worker could not start: {0}")]
     Worker(String),
@@ -146,9 +173,18 @@ impl RunningServer {
         let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
         let listen = options.listen.clone();
-        let server = build(meta, committed.clone(), data.pages(), &device, clock, random, options)?;
+        let cached = match options.policy.access {
+            Access::Tiering | Access::Direct => None,
+            Access::Buffered => Some(Reach::Buffered),
+            Access::Mapped => Some(Reach::Mapped),
+        };
+        let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
+        let cached = cached.map_err(system("reach the data files through the page cache"))?;
+        let pages = data.pages();
+        let server = build(meta, committed.clone(), pages, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
-        match running.start_threads(&device, &data, workers, &listen) {
+        let storage = Storage { data, cached };
+        match running.start_threads(&device, &storage, workers, &listen) {
             Ok(()) => Ok(running),
             Err(error) => {
                 running.stop_threads();
@@ -160,13 +196,13 @@ impl RunningServer {
     fn start_threads(
         &mut self,
         device: &Arc<dyn Device>,
-        data: &Arc<DataFiles>,
+        storage: &Storage,
         workers: usize,
         listen: &[Endpoint],
     ) -> Result<(), StartError> {
         let pd = device.alloc_pd();
         for index in 0..workers {
-            let worker = WorkerThread::start(index, &self.server, device, &pd, data)?;
+            let worker = WorkerThread::start(index, &self.server, device, &pd, storage)?;
             self.workers.push(worker);
         }
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
@@ -226,23 +262,42 @@ impl RunningServer {
     }
 }
 
+/// How workers reach the pool.
+#[derive(Clone)]
+struct Storage {
+    data: Arc<DataFiles>,
+    /// Through the page cache, where the policy says so; then in no other way.
+    cached: Option<Arc<CachedPool>>,
+}
+
 /// Everything of a server but its threads and links. The device gets the file target and the windows.
+#[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
 fn build(
     meta: Arc<Meta>,
     committed: Arc<CommittedMeta>,
     pool_pages: u64,
+    cached: Option<Arc<CachedPool>>,
     device: &Arc<dyn Device>,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     options: ServeOptions,
 ) -> Result<Arc<Server>, StartError> {
     let space = Arc::new(derive_space(&meta, pool_pages)?);
-    let config = RegionsConfig::new(pool_pages, options.memory_bytes);
+    let faults = options.policy.exposure == Exposure::Faulting;
+    if let Some(shm) = options.listen.iter().find(|endpoint| faults && matches!(endpoint, Endpoint::Shm(_))) {
+        return Err(StartError::FaultsWithoutNic(shm.clone()));
+    }
+    let memory = memory::frame_bytes(&options.policy, options.memory_bytes, pool_pages)?;
+    let mut config = RegionsConfig::new(pool_pages, memory);
+    config.policy = options.policy;
+    config.hotspots = options.hotspots;
+    config.unit_pages = options.sampling.unit_pages;
     let regions = Regions::new(config, space, committed, random.clone())
         .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
-    let regions = Arc::new(regions);
+    let regions = Arc::new(regions.with_mapped(cached));
     device.set_file_target(regions.clone());
-    for id in WindowId::ALL {
+    // What the NIC must fault for, nobody is to read by himself.
+    for id in WindowId::ALL.into_iter().filter(|_| !faults) {
         device.export_window(id, regions.window(id));
     }
     let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
@@ -265,6 +320,7 @@ fn build(
         counters: ServerCounters::default(),
         endpoints: Mutex::default(),
         workers: options.workers.max(1),
+        sampling: options.sampling,
         drain: Drain::default(),
     });
     server.forget(&forgotten);

@@ -5,7 +5,7 @@ use super::{ServeOptions, StartError, acceptor, background, build};
 use crate::committer::CommittedMeta;
 use crate::meta::Meta;
 use crate::pool::Disk;
-use crate::rpc::worker::WorkerContext;
+use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
@@ -46,15 +46,16 @@ impl OneThreadServer {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
         let committed = CommittedMeta::inline(meta.clone());
-        let server = build(meta, committed, pool_pages, device, clock.clone(), random, options)?;
+        let server = build(meta, committed, pool_pages, None, device, clock.clone(), random, options)?;
         let disk = open_disk(server.regions.frames().memory().clone());
         let pd = device.alloc_pd();
         let cq = device.create_cq(CQ_DEPTH)?;
         let worker = Worker::new(Some(cq.clone()), None, clock)
             .map_err(|error| StartError::Worker(error.to_string()))?;
-        let spawner = worker.spawner();
+        let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |task| spawner.spawn(task));
-        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn)?;
+        let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
+        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn, sleep)?;
         background::spawn(&worker, &context);
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server })

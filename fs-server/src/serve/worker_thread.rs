@@ -1,8 +1,8 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
-use super::{Door, StartError, background, join};
-use crate::pool::{DataFiles, UringDisk};
-use crate::rpc::worker::WorkerContext;
+use super::{Door, StartError, Storage, background, join};
+use crate::pool::{CachedDisk, Disk, UringDisk};
+use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::tier;
 use crate::worker::{Worker, WorkerHandle};
@@ -29,14 +29,14 @@ impl WorkerThread {
         server: &Arc<Server>,
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
-        data: &Arc<DataFiles>,
+        storage: &Storage,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, String>>();
-        let (server, pd, data, queue) = (server.clone(), pd.clone(), data.clone(), cq.clone());
+        let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
         let body = move || {
-            let built = build(&server, pd.as_ref(), &data, queue);
+            let built = build(&server, pd.as_ref(), &storage, queue);
             let (worker, context) = match built {
                 Ok(built) => built,
                 Err(reason) => {
@@ -87,20 +87,27 @@ impl WorkerThread {
 fn build(
     server: &Arc<Server>,
     pd: &dyn ProtectionDomain,
-    data: &Arc<DataFiles>,
+    storage: &Storage,
     cq: Arc<dyn CompletionQueue>,
 ) -> Result<(Worker, Rc<WorkerContext>), String> {
-    let disk = open_disk(server, data)?;
-    let worker =
-        Worker::new(Some(cq), Some(disk.clone()), server.clock.clone()).map_err(|error| error.to_string())?;
-    let spawner = worker.spawner();
+    let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
+        Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
+        None => {
+            let ring = open_ring(server, storage)?;
+            (ring.clone(), Some(ring))
+        }
+    };
+    let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
+    let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |task| spawner.spawn(task));
-    let context = WorkerContext::new(server.clone(), disk, pd, spawn).map_err(|e| e.to_string())?;
+    let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
+    let context = WorkerContext::new(server.clone(), disk, pd, spawn, sleep).map_err(|e| e.to_string())?;
     Ok((worker, context))
 }
 
-fn open_disk(server: &Server, data: &Arc<DataFiles>) -> Result<Rc<UringDisk>, String> {
-    UringDisk::new(data.clone(), server.regions.frames().memory().clone()).map(Rc::new).map_err(|error| {
+fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String> {
+    let frames = server.regions.frames().memory().clone();
+    UringDisk::new(storage.data.clone(), frames).map(Rc::new).map_err(|error| {
         format!("io_uring cannot be used ({error}); kernel 5.10 or newer with io_uring enabled is needed")
     })
 }

@@ -25,7 +25,10 @@ pub(super) async fn vacate_pieces(regions: &Regions, pieces: &[Piece]) {
         while at < end {
             let next = end.min(at + VACATE_BATCH);
             let guards = regions.locks.lock_many((at..next).map(PoolPage)).await;
-            (at..next).for_each(|page| regions.residency.vacate(PoolPage(page)));
+            for page in (at..next).map(PoolPage) {
+                regions.residency.vacate(page);
+                regions.heat.set(page, 0);
+            }
             drop(guards);
             at = next;
             // A terabyte takes seconds; others get their turn.

@@ -2,8 +2,9 @@
 //!
 //! # How it works
 //! Under the mapping's lock, held for moments, every page is looked up with its residency entry. Resident pages are
-//! copied from their frames; the others are read in one batch, into free frames while there are any (they become
-//! resident: this is how pages are promoted), else into bounce buffers. No lock is held meanwhile. A page whose entry
+//! copied from their frames; the others are read in one batch, those that are not cold into free frames while there are
+//! any (they become resident: this is how single pages are promoted), the rest into bounce buffers. No lock is held
+//! meanwhile. A page whose entry
 //! moved before its bytes were there is looked up again; after a few rounds the rest is done with the file's and the
 //! pages' locks held, when nothing can move.
 //!
@@ -49,7 +50,7 @@ pub async fn fetch(
         .filter(|(index, _)| pages.contains(*index))
         .map(|(_, part)| part)
         .collect();
-    let mut round = Round { regions, disk, file, size: file.size(), locked: false };
+    let mut round = Round { regions, disk, file, size: file.size(), locked: false, ahead: false };
     for _ in 0..OPTIMISTIC_ROUNDS {
         pending = round.run(pending, &mut sink).await?;
         if pending.is_empty() {
@@ -69,6 +70,25 @@ pub async fn fetch(
     Ok(round.valid_len(offset, len))
 }
 
+/// Reads pages `[first, end)` of a file into frames ahead of any request, as far as there are frames. Pages that cannot
+/// be read or that move meanwhile are left out: whoever wants them will see. Returns how many became resident.
+pub(super) async fn bring(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &FileRegion,
+    first: u64,
+    end: u64,
+) -> u64 {
+    let parts = (first..end)
+        .map(|page| PagePart { page: page.into(), offset_in_page: 0, len: PAGE_SIZE, offset_in_request: 0 })
+        .collect();
+    let before = regions.counters.promoted_ahead.load(std::sync::atomic::Ordering::Relaxed);
+    let mut round = Round { regions, disk, file, size: file.size(), locked: false, ahead: true };
+    // Failures are counted and logged where they happen.
+    let _ = round.run(parts, &mut Sink::Nowhere).await;
+    regions.counters.promoted_ahead.load(std::sync::atomic::Ordering::Relaxed) - before
+}
+
 struct Round<'a> {
     regions: &'a Regions,
     disk: &'a dyn Disk,
@@ -77,6 +97,8 @@ struct Round<'a> {
     size: u64,
     /// The file's and the pages' locks are held.
     locked: bool,
+    /// Nobody waits for the bytes: only frames are filled.
+    ahead: bool,
 }
 
 /// A page to be read from SSD.
@@ -114,12 +136,13 @@ impl Round<'_> {
                 PageView::Pool(pool, before) if !before.is_resident() => {
                     misses.push(Miss { part, pool, before, frame: None });
                 }
+                PageView::Pool(..) if self.ahead => {}
                 PageView::Pool(pool, before) => {
                     let frames = self.regions.frames();
                     let from = Frames::offset(before.frame()) + part.offset_in_page;
                     sink.put_from_memory(part.offset_in_request, part.len, frames.memory(), from);
                     if before.validates(self.regions.residency.table().load_after_copy(pool)) {
-                        frames.touch(before.frame());
+                        self.regions.note_access(self.file, part.page.0, pool);
                         add(&self.regions.counters.fetch_hits, 1);
                         clear_past_end(sink, &part, size);
                     } else {
@@ -141,7 +164,17 @@ impl Round<'_> {
         sink: &mut Sink<'_>,
         moved: &mut Vec<PagePart>,
     ) -> Result<(), Status> {
-        misses.iter_mut().for_each(|miss| miss.frame = self.regions.take_frame());
+        for miss in &mut misses {
+            if !self.ahead {
+                self.regions.note_access(self.file, miss.part.page.0, miss.pool);
+            }
+            if self.ahead || self.regions.is_worth_a_frame(miss.pool) {
+                miss.frame = self.regions.take_frame();
+            }
+        }
+        if self.ahead {
+            misses.retain(|miss| miss.frame.is_some());
+        }
         let _permit = if misses.iter().any(|miss| miss.frame.is_none()) {
             Some(self.regions.bounce.acquire().await)
         } else {
@@ -181,7 +214,9 @@ impl Round<'_> {
                     failed = true;
                     continue;
                 }
-                add(&self.regions.counters.fetch_misses, 1);
+                if !self.ahead {
+                    add(&self.regions.counters.fetch_misses, 1);
+                }
                 let part = miss.part;
                 match (&miss.frame, &done.buffer) {
                     (Some(frame), _) => {
@@ -218,7 +253,8 @@ impl Round<'_> {
         // lock it cannot move now.
         if self.regions.residency.load(miss.pool) == miss.before {
             self.regions.residency.publish(miss.pool, frame, false);
-            add(&self.regions.counters.promoted, 1);
+            let counters = &self.regions.counters;
+            add(if self.ahead { &counters.promoted_ahead } else { &counters.promoted }, 1);
         }
     }
 }

@@ -10,7 +10,9 @@ mod allocate;
 mod copy;
 mod detach;
 mod fetch;
+mod load;
 mod pages;
+mod promote;
 mod reap;
 mod seek;
 mod truncate;
@@ -23,6 +25,8 @@ mod tests;
 pub use allocate::{allocate_range, punch_hole};
 pub use copy::{MAX_COPY_BYTES, copy_range};
 pub use fetch::fetch;
+pub use load::load;
+pub use promote::run_promotion;
 pub use reap::reap;
 pub use seek::seek;
 pub use truncate::truncate;
@@ -96,6 +100,8 @@ pub enum Sink<'a> {
         /// Where the request's first byte goes.
         offset: usize,
     },
+    /// Nobody wants them.
+    Nowhere,
 }
 
 impl Sink<'_> {
@@ -103,6 +109,7 @@ impl Sink<'_> {
         match self {
             Self::Bytes(bytes) => from.read(from_offset, &mut bytes[at..at + len]),
             Self::Memory { memory, offset } => from.copy_to(from_offset, memory, *offset + at, len),
+            Self::Nowhere => {}
         }
     }
 
@@ -110,6 +117,7 @@ impl Sink<'_> {
         match self {
             Self::Bytes(bytes) => bytes[at..at + from.len()].copy_from_slice(from),
             Self::Memory { memory, offset } => memory.write(*offset + at, from),
+            Self::Nowhere => {}
         }
     }
 
@@ -117,6 +125,7 @@ impl Sink<'_> {
         match self {
             Self::Bytes(bytes) => bytes[at..at + len].fill(0),
             Self::Memory { memory, offset } => memory.fill(*offset + at, len, 0),
+            Self::Nowhere => {}
         }
     }
 
@@ -126,6 +135,7 @@ impl Sink<'_> {
             Self::Memory { memory, offset } => {
                 memory.is_writable() && memory.contains(*offset as u64, len as u64)
             }
+            Self::Nowhere => true,
         }
     }
 }

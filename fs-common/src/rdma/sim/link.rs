@@ -4,9 +4,9 @@ use super::queue::{Role, SimPair, SimQueue};
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
 use crate::rdma::{
-    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileTarget, Incoming,
-    LinkKind, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr,
-    RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
+    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
+    Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
 };
 use parking_lot::Mutex;
 use std::any::Any;
@@ -187,7 +187,12 @@ impl Peer<'_> {
                 memory.read(offset as usize, &mut bytes);
             }
             Remote::File { filekey, offset } => {
-                let valid = self.target()?.read_file(self.owner, filekey, offset, &mut bytes)?;
+                let target = self.target()?;
+                let valid = match target.read_file(self.owner, filekey, offset, &mut bytes)? {
+                    FileRead::Done(valid) => valid,
+                    // One thread has nobody else to go on meanwhile.
+                    FileRead::Faults => target.read_file_faulting(self.owner, filekey, offset, &mut bytes)?,
+                };
                 bytes.truncate(valid);
             }
             Remote::Bitmap { filekey, first_page } => {

@@ -2,10 +2,11 @@
 
 use super::{Body, Call, body, done};
 use crate::export;
+use crate::region::policy::Exposure;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use cuttlefs_common::ids::ClientId;
-use cuttlefs_common::rpc::{Attached, Reclaim, Reply, SLOTS_PER_SESSION};
+use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub fn attach(
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
     }
+    let policy = server.regions.policy();
     body(&Reply::Attached(Attached {
         server_epoch: server.epoch,
         session: session.number().0,
@@ -39,16 +41,26 @@ pub fn attach(
         magic: server.regions.magic(),
         read_only: server.export.read_only,
         clean_predecessor: server.meta.clean_predecessor(),
+        one_sided: match policy.exposure {
+            Exposure::Magic => OneSidedReads::Magic,
+            Exposure::Pinned | Exposure::Faulting => OneSidedReads::Whole,
+            Exposure::Hidden => OneSidedReads::Off,
+        },
+        sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
     }))
 }
 
 /// Opens files again that were open before the server restarted or the session expired.
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
     let meta = &call.context.server.meta;
-    let opened = files
-        .iter()
-        .map(|file| meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights)).ok())
-        .collect();
+    let mut opened = Vec::with_capacity(files.len());
+    for file in files {
+        let bound = meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights));
+        opened.push(match bound {
+            Ok(bound) => call.load(bound, file.rights).await.ok(),
+            Err(_) => None,
+        });
+    }
     body(&Reply::Reclaimed(opened))
 }
 

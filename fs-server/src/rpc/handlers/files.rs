@@ -3,6 +3,8 @@
 use super::{Body, Call, body, done};
 use crate::export::{Identity, Need};
 use crate::meta::Operation;
+use crate::region::policy::Exposure;
+use crate::tier;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
 use cuttlefs_common::rpc::{Opened, Reply, Rights, Space};
@@ -33,9 +35,27 @@ impl Call<'_> {
         let opened = server.regions.open(self.session.number(), attr.ino, rights)?;
         Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr })
     }
+
+    /// Brings what was just opened for reading into memory, where the policy wants all of it there. If that fails,
+    /// it is not open.
+    pub(super) async fn load(&self, opened: Opened, rights: Rights) -> Result<Opened, Status> {
+        let server = &self.context.server;
+        if server.regions.policy().exposure != Exposure::Pinned || !rights.read {
+            return Ok(opened);
+        }
+        let loaded = match server.regions.resolve(self.session.number(), opened.filekey) {
+            Ok((file, _)) => tier::load(&server.regions, self.context.disk.as_ref(), &file).await,
+            Err(status) => Err(status),
+        };
+        if let Err(status) = loaded {
+            server.close(self.session.number(), &[opened.filekey]).await;
+            return Err(status);
+        }
+        Ok(opened)
+    }
 }
 
-pub(super) fn create(
+pub(super) async fn create(
     call: &Call<'_>,
     parent: InodeNo,
     name: &[u8],
@@ -52,7 +72,7 @@ pub(super) fn create(
     if !outcome.created {
         check_rights(&call.who, &attr, rights)?;
     }
-    body(&Reply::Opened(call.bind(&attr, rights)?))
+    body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
 }
 
 pub(super) async fn open(
@@ -76,7 +96,7 @@ pub(super) async fn open(
             }
         }
     }
-    body(&Reply::Opened(opened))
+    body(&Reply::Opened(call.load(opened, rights).await?))
 }
 
 pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body, Status> {

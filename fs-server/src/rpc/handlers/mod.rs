@@ -5,6 +5,7 @@ mod data;
 mod files;
 mod names;
 mod repeat;
+mod sample;
 mod status;
 
 pub use attach::attach;
@@ -60,7 +61,7 @@ pub async fn run(
     let who = export.identify(header.uid, header.gid, Some(id));
     let call = Call { context, connection, session, who, peer_lost };
     let request = if may_be_done {
-        match repeat::look(&call, request)? {
+        match repeat::look(&call, request).await? {
             repeat::Repeated::Run(request) => request,
             repeat::Repeated::Answer(answer) => return Ok(answer),
         }
@@ -72,13 +73,14 @@ pub async fn run(
         Request::Heartbeat => done(),
         Request::Detach => attach::detach(&call).await,
         Request::Recovered => attach::recovered(&call),
+        Request::ShareCounters { buffer } => sample::share(&call, buffer),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name),
         Request::GetAttr { ino } => names::get_attr(&call, ino),
         Request::SetAttr { ino, set } => names::set_attr(&call, ino, &set).await,
         Request::Make { parent, name, node, mode } => names::make(&call, parent, name, node, mode),
         Request::Create { parent, name, mode, exclusive, rights } => {
-            files::create(&call, parent, name, mode, exclusive, rights)
+            files::create(&call, parent, name, mode, exclusive, rights).await
         }
         Request::Link { ino, parent, name } => names::link(&call, ino, parent, name),
         Request::Unlink { parent, name } => names::unlink(&call, parent, name).await,

@@ -21,18 +21,22 @@ pub(super) enum Repeated<'a> {
 ///
 /// # Errors
 /// `Io` if the metadata cannot be read; what the answer is, if the inode it was about has gone meanwhile.
-pub(super) fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
+pub(super) async fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
     let meta = &call.context.server.meta;
     match call.who.request.map(|id| meta.request_done(id)).transpose()?.flatten() {
         None => Ok(Repeated::Run(request)),
         Some(record) => {
             tracing::debug!(?record, "a request that was done by the server before this one");
-            again(call, request, record)
+            again(call, request, record).await
         }
     }
 }
 
-fn again<'a>(call: &Call<'_>, request: Request<'a>, record: SlotRecord) -> Result<Repeated<'a>, Status> {
+async fn again<'a>(
+    call: &Call<'_>,
+    request: Request<'a>,
+    record: SlotRecord,
+) -> Result<Repeated<'a>, Status> {
     let meta = &call.context.server.meta;
     let attr = || record.ino.ok_or(Status::Io).and_then(|ino| meta.attr(ino));
     let answer = match request {
@@ -44,7 +48,8 @@ fn again<'a>(call: &Call<'_>, request: Request<'a>, record: SlotRecord) -> Resul
             attr => attr.and_then(|attr| body(&Reply::Attr(attr))),
         },
         Request::Create { rights, .. } => {
-            attr().and_then(|attr| call.bind(&attr, rights)).and_then(|opened| body(&Reply::Opened(opened)))
+            let opened = attr().and_then(|attr| call.bind(&attr, rights))?;
+            body(&Reply::Opened(call.load(opened, rights).await?))
         }
         // It was cut; what has been written since stays.
         Request::Open { ino, rights, .. } => {

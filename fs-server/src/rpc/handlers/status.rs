@@ -36,6 +36,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
     let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
     let counts = region.counts;
+    let policy = server.regions.policy();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
@@ -54,6 +55,13 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "used_pages": space.used,
             "free_pages": space.free,
             "quarantined_pages": space.quarantined,
+        },
+        "region": {
+            "policy": policy.to_string(),
+            // Not measured but added: whoever reads the figures is to know.
+            "odp_hardware": policy.hardware_times,
+            "odp_faults": counts.odp_faults,
+            "odp_fault_bytes": counts.odp_fault_pages * PAGE_SIZE_U64,
         },
         "frames": {
             "bound": region.frames,

@@ -8,7 +8,7 @@ use super::harness::Storage;
 use crate::region::{FileRegion, Frames, MetaPort, Regions};
 use crate::tier::{Sink, Source, WriteAt, fetch, punch_hole, reap, truncate, write, write_back_all};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
-use cuttlefs_common::rdma::{FileTarget, RegionOwner, WindowId};
+use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WindowId};
 use cuttlefs_common::region::{ExtentState, FileTable, PageSet, ResidencyTable};
 use cuttlefs_common::rpc::{Layout, Rights};
 use cuttlefs_common::status::Status;
@@ -187,7 +187,8 @@ impl World {
             let (ino, page) = (1 + random.next_u64() % FILES, random.next_u64() % FILE_PAGES);
             let before = self.floor(ino, page).load(Ordering::SeqCst);
             let key = keys[ino as usize - 1];
-            let valid = regions.read_file(OWNER, key, page * PAGE_SIZE_U64, &mut bytes).expect("readable");
+            let read = regions.read_file(OWNER, key, page * PAGE_SIZE_U64, &mut bytes).expect("readable");
+            let FileRead::Done(valid) = read else { panic!("frames do not fault") };
             if !regions.magic().covers(0, &bytes) {
                 self.judge(ino, page, before, (valid > 0).then_some(&bytes));
                 self.hits[1].fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use crate::tier::{
 };
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{FileTarget, RegionOwner};
+use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner};
 use cuttlefs_common::rpc::{Allocate, Rights, SeekFor};
 use cuttlefs_common::status::Status;
 use futures_lite::future::block_on;
@@ -309,7 +309,8 @@ impl World {
         let opened = regions.open(OWNER, InodeNo(ino), rights).expect("opens");
         let len = model.bytes.len() + 100;
         let mut out = vec![0xEE; len];
-        let got = regions.read_file(OWNER, opened.filekey, 0, &mut out).expect("readable");
+        let read = regions.read_file(OWNER, opened.filekey, 0, &mut out).expect("readable");
+        let FileRead::Done(got) = read else { panic!("frames do not fault") };
         assert_eq!(got, model.bytes.len());
         let mut bitmap = vec![0xEE; model.bytes.len().div_ceil(PAGE_SIZE * 8) + 1];
         regions.read_bitmap(OWNER, opened.filekey, 0, &mut bitmap).expect("readable");

@@ -10,7 +10,7 @@ use crate::tier::{
 };
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights};
 use cuttlefs_common::status::Status;
@@ -272,9 +272,9 @@ fn filekeys_guard_what_the_nic_engine_reads() {
     let readable = regions.open(me, INO, Rights { read: true, write: false }).expect("opens").filekey;
     let writable = regions.open(me, INO, Rights { read: false, write: true }).expect("opens").filekey;
     let mut out = [0; 200];
-    assert_eq!(regions.read_file(me, readable, 0, &mut out), Ok(100));
-    assert_eq!(regions.read_file(me, readable, 100, &mut out), Ok(0));
-    assert_eq!(regions.read_file(me, readable, u64::MAX, &mut out), Ok(0));
+    assert_eq!(regions.read_file(me, readable, 0, &mut out), Ok(FileRead::Done(100)));
+    assert_eq!(regions.read_file(me, readable, 100, &mut out), Ok(FileRead::Done(0)));
+    assert_eq!(regions.read_file(me, readable, u64::MAX, &mut out), Ok(FileRead::Done(0)));
     assert_eq!(regions.read_bitmap(me, readable, u64::MAX - 7, &mut out), Ok(()));
     assert_eq!(regions.read_file(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(regions.read_file(me, writable, 0, &mut out), Err(WcStatus::RemoteAccess));

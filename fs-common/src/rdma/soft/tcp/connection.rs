@@ -8,6 +8,8 @@
 //! engine stops reading a peer whose replies pile up beyond that; a self-driven side always reads (so the two can
 //! never wait for each other) and breaks the queue pair at `OUTPUT_HARD_BYTES`.
 
+//! A file read that faults stalls its queue pair: no input is taken until the fault thread has replied.
+
 //! # The parts
 //! `input` from the socket to frames; `target` the peer's requests; `initiator` own requests and their replies;
 //! `output` what waits for the socket. Here: the life of a connection.
@@ -176,8 +178,13 @@ impl TcpQp {
     /// Acts on what epoll says of the socket.
     pub(super) fn drive(&self, flags: EventFlags) {
         let result = (|| {
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) && self.send.lock().stalled {
+                // Epoll would say so again and again, and the reply that is waited for can reach nobody.
+                return Err(End::Cut);
+            }
             if flags.contains(EventFlags::OUT) {
                 let mut sending = self.send.lock();
+                sending.resumed = false;
                 self.flush_output(&mut sending)?;
                 self.drain_queue(&mut sending)?;
             }

@@ -1,12 +1,13 @@
 //! The NIC engine: one thread a device that reads the sockets of all accepted connections.
 //!
-//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else. Writing is done by
-//! whoever has something to write, under the connection's send lock.
+//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go
+//! to fault threads (`faults`). Writing is done by whoever has something to write, under the connection's send lock.
 //!
 //! A connection that ended stays here until its peer has closed too, or for `LINGER`: closing a socket with unread
 //! input resets it, and the peer would lose what we said last.
 
 use super::connection::TcpQp;
+use super::faults::Faults;
 use crate::rdma::soft::queue::LinkQp;
 use crate::rdma::soft::sys;
 use crate::spin::{self, SpinBudget};
@@ -41,9 +42,10 @@ pub(in crate::rdma::soft) struct Engine {
     stopping: AtomicBool,
     driven: Mutex<HashMap<u64, Driven>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    faults: Faults,
 }
 
-fn token(qp: &TcpQp) -> u64 {
+pub(super) fn token(qp: &TcpQp) -> u64 {
     u64::from(qp.core().number.0)
 }
 
@@ -59,6 +61,7 @@ impl Engine {
             stopping: AtomicBool::new(false),
             driven: Mutex::new(HashMap::new()),
             thread: Mutex::new(None),
+            faults: Faults::default(),
         });
         let running = engine.clone();
         let thread =
@@ -70,6 +73,15 @@ impl Engine {
     pub(super) fn add(&self, qp: &Arc<TcpQp>, flags: EventFlags) -> io::Result<()> {
         self.driven.lock().insert(token(qp), Driven { qp: qp.clone(), until: None });
         Ok(epoll::add(&self.epoll, qp.socket(), EventData::new_u64(token(qp)), flags)?)
+    }
+
+    /// A live or lingering connection.
+    pub(super) fn queue_pair(&self, number: u64) -> Option<Arc<TcpQp>> {
+        self.driven.lock().get(&number).map(|driven| driven.qp.clone())
+    }
+
+    pub(super) fn faults(&self) -> &Faults {
+        &self.faults
     }
 
     pub(super) fn watch(&self, qp: &TcpQp, flags: EventFlags) {
@@ -134,7 +146,7 @@ impl Engine {
                     lingering = true;
                     continue;
                 }
-                let Some(qp) = self.driven.lock().get(&number).map(|driven| driven.qp.clone()) else {
+                let Some(qp) = self.queue_pair(number) else {
                     continue;
                 };
                 if !qp.has_ended() {
@@ -176,5 +188,6 @@ impl Engine {
         {
             tracing::error!("the NIC engine panicked");
         }
+        self.faults.stop();
     }
 }

@@ -221,6 +221,7 @@ const _: () = assert!(size_of::<Raw>() == FRAME_HEADER_LEN);
 fn status_number(status: WcStatus) -> u32 {
     match status {
         WcStatus::RemoteInvalid => 2,
+        WcStatus::RemoteOperation => 3,
         _ => 1,
     }
 }
@@ -320,6 +321,7 @@ impl FrameHeader {
         let status = match (kind, raw.imm.get()) {
             (FrameKind::Nak, 1) => Some(WcStatus::RemoteAccess),
             (FrameKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
+            (FrameKind::Nak, 3) => Some(WcStatus::RemoteOperation),
             (FrameKind::Nak, _) => return Err(FrameError::Field("imm")),
             _ => None,
         };

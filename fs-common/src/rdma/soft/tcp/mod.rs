@@ -9,9 +9,12 @@
 //! Requests are executed in the order of their frames, replies come in that order. A SEND, and an unsignalled
 //! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
 //! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
+//!
+//! A file read for which a page must come from a disk first stalls its queue pair and no other (`faults`).
 
 mod connection;
 pub(super) mod engine;
+mod faults;
 pub mod frame;
 mod handshake;
 

@@ -80,9 +80,13 @@ impl TcpQp {
         Ok(())
     }
 
-    /// Whether the peer must read before more of its requests are executed.
+    /// Whether the peer must read, or a fault must end, before more requests are executed.
     fn is_held_back(&self) -> bool {
-        self.engine.is_some() && self.send.lock().waiting() > OUTPUT_SOFT_BYTES
+        if self.engine.is_none() {
+            return false;
+        }
+        let sending = self.send.lock();
+        sending.stalled || sending.waiting() > OUTPUT_SOFT_BYTES
     }
 
     fn take_frames(&self, receiving: &mut Receiving) -> Result<(), End> {

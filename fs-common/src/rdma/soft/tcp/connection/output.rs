@@ -32,6 +32,10 @@ pub(super) struct Sending {
     /// Unsignalled WRITEs a late Nak could name, newest last; at most the queue's depth.
     pub(super) silent: VecDeque<(u64, WrId)>,
     pub(super) watched: EventFlags,
+    /// A file read faults: input waits for its reply.
+    pub(super) stalled: bool,
+    /// The fault is over: the engine is to come by, also if the socket has nothing new.
+    pub(super) resumed: bool,
 }
 
 impl Sending {
@@ -45,6 +49,8 @@ impl Sending {
             pending: VecDeque::new(),
             silent: VecDeque::new(),
             watched: EventFlags::IN | EventFlags::RDHUP,
+            stalled: false,
+            resumed: false,
         }
     }
 
@@ -113,12 +119,13 @@ impl TcpQp {
     }
 
     /// Watches for what is wanted of the socket now.
-    fn watch(&self, sending: &mut Sending) {
+    pub(super) fn watch(&self, sending: &mut Sending) {
         let mut flags = EventFlags::empty();
-        if self.engine.is_none() || sending.waiting() <= OUTPUT_SOFT_BYTES {
+        if !sending.stalled && (self.engine.is_none() || sending.waiting() <= OUTPUT_SOFT_BYTES) {
             flags |= EventFlags::IN | EventFlags::RDHUP;
         }
-        if sending.waiting() > 0 {
+        // After a fault, too: a socket can nearly always be written, and that brings the engine.
+        if sending.waiting() > 0 || sending.resumed {
             flags |= EventFlags::OUT;
         }
         if flags == sending.watched {

@@ -1,12 +1,17 @@
 //! The peer's requests: one-sided ones are executed here, messages go to posted receives.
+//!
+//! A file read that faults is executed on a fault thread, and the queue pair stalls until then.
 
 use super::input::Receiving;
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::ids::FileKey;
 use crate::rdma::soft::queue::PostedReceive;
 use crate::rdma::soft::region::Need;
+use crate::rdma::soft::tcp::engine::token;
+use crate::rdma::soft::tcp::faults::Fault;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
-use crate::rdma::verbs::{QpState, WcStatus};
+use crate::rdma::verbs::{FileRead, FileTarget, QpState, RegionOwner, WcStatus};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Messages that may wait for a receive to be posted; beyond that the queue pair breaks, as an RC queue pair does
@@ -17,6 +22,13 @@ const PARKED_MESSAGES_MAX: usize = 128;
 pub(super) enum Parked {
     Message(Vec<u8>, Option<u32>),
     WriteImm(u32, u32),
+}
+
+/// Makes a prepared frame a reply with the first `len` bytes of its room.
+fn seal(frame: &mut Vec<u8>, mut header: FrameHeader, len: usize) {
+    frame.truncate(FRAME_HEADER_LEN + len);
+    header.payload_len = (frame.len() - FRAME_HEADER_LEN) as u32;
+    header.seal(frame);
 }
 
 impl TcpQp {
@@ -59,7 +71,7 @@ impl TcpQp {
                 }
                 let filekey = FileKey(header.key);
                 if header.kind == FrameKind::ReadFile {
-                    self.reply(reply, wanted, |out| target.read_file(owner, filekey, header.offset, out))
+                    self.read_file(header, target, owner)
                 } else if !header.offset.is_multiple_of(8) {
                     Err(End::Refused(WcStatus::RemoteInvalid))
                 } else {
@@ -84,19 +96,97 @@ impl TcpQp {
         }
     }
 
+    fn read_file(
+        &self,
+        header: &FrameHeader,
+        target: Arc<dyn FileTarget>,
+        owner: RegionOwner,
+    ) -> Result<(), End> {
+        let (filekey, offset, wanted) = (FileKey(header.key), header.offset, header.wanted as usize);
+        let read = SCRATCH.with_borrow_mut(|frame| {
+            prepare(frame, wanted);
+            let read = target.read_file(owner, filekey, offset, &mut frame[FRAME_HEADER_LEN..]);
+            let read = read.map_err(End::Refused)?;
+            if let FileRead::Done(len) = read {
+                seal(frame, FrameHeader::new(FrameKind::ReadReply, header.sequence), len);
+                self.put(&mut self.send.lock(), frame)?;
+            }
+            Ok::<_, End>(read)
+        })?;
+        match read {
+            FileRead::Done(_) => Ok(()),
+            FileRead::Faults => self.stall(Fault {
+                number: token(self),
+                sequence: header.sequence,
+                target,
+                owner,
+                filekey,
+                offset,
+                wanted,
+            }),
+        }
+    }
+
+    /// Takes no more input until the fault is over.
+    fn stall(&self, fault: Fault) -> Result<(), End> {
+        // Only who has an engine may wait: nobody else reads a self-driven side's replies.
+        let engine = self.engine.as_ref().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
+        {
+            let mut sending = self.send.lock();
+            sending.stalled = true;
+            self.watch(&mut sending);
+        }
+        engine.faults().take(engine, fault).map_err(|error| {
+            tracing::error!(%error, "no thread for a file read that faults");
+            End::Refused(WcStatus::RemoteOperation)
+        })
+    }
+
+    /// Does what faulted, replies, and lets the engine go on with the input. On a fault thread.
+    pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
+        let result = SCRATCH.with_borrow_mut(|frame| {
+            prepare(frame, fault.wanted);
+            let out = &mut frame[FRAME_HEADER_LEN..];
+            let read = fault.target.read_file_faulting(fault.owner, fault.filekey, fault.offset, out);
+            let mut sending = self.send.lock();
+            if self.has_ended() {
+                return Ok(());
+            }
+            match read {
+                Ok(len) => {
+                    seal(frame, FrameHeader::new(FrameKind::ReadReply, fault.sequence), len);
+                    self.put(&mut sending, frame)?;
+                    sending.stalled = false;
+                    sending.resumed = true;
+                    self.watch(&mut sending);
+                    Ok(())
+                }
+                Err(status) => {
+                    let mut nak = FrameHeader::new(FrameKind::Nak, fault.sequence);
+                    nak.status = Some(status);
+                    seal(frame, nak, 0);
+                    // Still stalled: nothing is executed behind a refusal.
+                    self.put(&mut sending, frame)?;
+                    Err(End::Refused(status))
+                }
+            }
+        });
+        if let Err(end) = result {
+            self.end(Some(end));
+        }
+    }
+
     /// Builds a reply with room for `room` bytes, of which `fill` says how many are sent.
     pub(super) fn reply(
         &self,
-        mut header: FrameHeader,
+        header: FrameHeader,
         room: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, WcStatus>,
     ) -> Result<(), End> {
         SCRATCH.with_borrow_mut(|frame| {
             prepare(frame, room);
-            let len = fill(&mut frame[FRAME_HEADER_LEN..]).map_err(End::Refused)?.min(room);
-            frame.truncate(FRAME_HEADER_LEN + len);
-            header.payload_len = len as u32;
-            header.seal(frame);
+            let len = fill(&mut frame[FRAME_HEADER_LEN..]).map_err(End::Refused)?;
+            seal(frame, header, len);
             self.put(&mut self.send.lock(), frame)
         })
     }

@@ -1,0 +1,337 @@
+//! One file under every region policy, one after another: a random walk against an array of bytes, threads that write
+//! into the same pages, and a clean restart under the next policy, which must find the same bytes.
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rpc::{Allocate, Sampling};
+use cuttlefs_common::world::{Random, SeededRandom, SystemClock, SystemRandom};
+use cuttlefs_server::export::Export;
+use cuttlefs_server::meta::{Caller as MetaCaller, Format, HashKey, Meta, SledOptions, SledStore};
+use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::region::policy::{Exposure, PolicyName, RegionPolicy, Technique};
+use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
+const NAME: &[u8] = b"file";
+/// Two data files, some 500 pages together.
+const POOL_BYTES: u64 = 2 << 20;
+/// Fewer than the file has pages, so that policies with frames run out of them.
+const FRAMES: u64 = 24;
+/// The file stays below this.
+const MOST_BYTES: u64 = 60 * 4096;
+const STEPS: usize = 250;
+
+fn format(directory: &Path) {
+    let data = ["a", "b"].map(|name| directory.join(name)).to_vec();
+    let dir = directory.join("pool");
+    let options = FormatOptions { dir: dir.clone(), size: POOL_BYTES, data, ..FormatOptions::default() };
+    pool::format(&options).expect("format");
+    let opened = pool::open(&dir).expect("open");
+    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
+    let root = MetaCaller::default();
+    let format = Format { uuid: opened.uuid().0, hash_key: HashKey([3; 16]), root, root_mode: 0o755 };
+    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
+}
+
+/// The NIC's thread lets go of a stopped server a moment later.
+fn open_store(directory: &Path) -> SledStore {
+    let mut attempt = 0;
+    loop {
+        match SledStore::open(directory, SledOptions::default()) {
+            Ok(store) => return store,
+            Err(error) if attempt == 50 => panic!("{error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+        attempt += 1;
+    }
+}
+
+fn serve(directory: &Path, policy: RegionPolicy, listen: &Endpoint) -> Result<RunningServer, StartError> {
+    let opened = pool::open(&directory.join("pool")).expect("open");
+    let store = open_store(&opened.meta_dir());
+    let clock = Arc::new(SystemClock::new());
+    let parts = Parts {
+        meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
+        data: opened.data_files().clone(),
+        device: SoftDevice::new(SoftOptions::default()),
+        clock,
+        random: Arc::new(SystemRandom),
+    };
+    let options = ServeOptions {
+        memory_bytes: FRAMES * 4096,
+        listen: vec![listen.clone()],
+        workers: 2,
+        lease: Duration::from_secs(600),
+        export: Export::default(),
+        hotspots: cuttlefs_server::region::Hotspots::Pages,
+        policy,
+        sampling: Sampling { unit_pages: 16, period_ms: 50 },
+    };
+    RunningServer::start(parts, options)
+}
+
+fn connect(endpoint: &Endpoint) -> RemoteVolume {
+    let options = SessionOptions {
+        endpoint: endpoint.clone(),
+        label: "policies".into(),
+        subtree: Vec::new(),
+        lanes: 4,
+        background: false,
+    };
+    let device = SoftDevice::new(SoftOptions::default());
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+}
+
+fn read(volume: &RemoteVolume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
+    let mut bytes = Vec::new();
+    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
+    Ok(bytes)
+}
+
+fn policies() -> Vec<RegionPolicy> {
+    use Technique::{Hotspot, Tiering};
+    let with = |techniques: &[Technique]| RegionPolicy::with(PolicyName::RpcDirect, techniques);
+    let mut all: Vec<_> = PolicyName::ALL.into_iter().map(RegionPolicy::of).collect();
+    all.push(with(&[Tiering]).expect("a policy"));
+    all.push(with(&[Tiering, Hotspot]).expect("a policy"));
+    all.push(RegionPolicy::of(PolicyName::Odp).with_hardware_times().expect("a policy"));
+    all
+}
+
+/// A file, and what must be in it.
+struct Walk<'a> {
+    /// Who changes it, and another mount that looks.
+    volumes: [&'a RemoteVolume; 2],
+    file: Handle,
+    appending: Handle,
+    looking: Handle,
+    model: Vec<u8>,
+    random: &'a SeededRandom,
+    policy: String,
+}
+
+impl<'a> Walk<'a> {
+    fn begin(
+        volumes: [&'a RemoteVolume; 2],
+        ino: InodeNo,
+        model: Vec<u8>,
+        random: &'a SeededRandom,
+        policy: String,
+    ) -> Self {
+        let open = |volume: &RemoteVolume, how| volume.open(&CALLER, ino, how).expect("open").handle;
+        let (file, appending) = (open(volumes[0], READ_WRITE), open(volumes[0], APPEND));
+        let looking = open(volumes[1], OpenHow { write: false, ..READ_WRITE });
+        Self { volumes, file, appending, looking, model, random, policy }
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        self.random.next_u64() % bound
+    }
+
+    /// A range, sometimes of whole pages, sometimes within one.
+    fn range(&self) -> (u64, u64) {
+        let (mut offset, mut len) = (self.below(MOST_BYTES), 1 + self.below(5 * 4096));
+        match self.below(4) {
+            0 => (offset, len) = (offset & !4095, len.next_multiple_of(4096)),
+            1 => len = 1 + len % 300,
+            _ => {}
+        }
+        (offset, len.min(MOST_BYTES - offset))
+    }
+
+    fn put(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset as usize + bytes.len();
+        if self.model.len() < end {
+            self.model.resize(end, 0);
+        }
+        self.model[offset as usize..end].copy_from_slice(bytes);
+    }
+
+    fn fill_zeros(&mut self, offset: u64, len: u64) {
+        let size = self.model.len();
+        let clip = |at: u64| (at as usize).min(size);
+        self.model[clip(offset)..clip(offset + len)].fill(0);
+    }
+
+    fn check(&self, offset: u64, len: u64) {
+        let clip = |at: u64| (at as usize).min(self.model.len());
+        let expected = &self.model[clip(offset)..clip(offset + len)];
+        for (volume, handle) in [(self.volumes[0], self.file), (self.volumes[1], self.looking)] {
+            let got = read(volume, handle, offset, len as u32).expect("read");
+            let wrong = got.iter().zip(expected).position(|(got, expected)| got != expected);
+            let context = (&self.policy, offset, len, wrong);
+            assert_eq!(got.len(), expected.len(), "{context:?}");
+            assert_eq!(wrong, None, "{context:?}");
+        }
+    }
+
+    fn step(&mut self) {
+        let (offset, len) = self.range();
+        let volume = self.volumes[0];
+        let bytes: Vec<u8> = (0..len).map(|index| (self.random.next_u64() ^ index) as u8).collect();
+        match self.below(16) {
+            0..=4 => {
+                volume.write(&CALLER, self.file, offset, &bytes).expect("write");
+                self.put(offset, &bytes);
+            }
+            5 => {
+                let end = self.model.len() as u64;
+                if end + len <= MOST_BYTES {
+                    volume.write(&CALLER, self.appending, 0, &bytes).expect("append");
+                    self.put(end, &bytes);
+                }
+            }
+            6 => {
+                let size = if self.below(3) == 0 { self.below(4096) } else { offset };
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let ino = volume.lookup(&CALLER, InodeNo::ROOT, NAME).expect("lookup").ino;
+                volume.set_attr(&CALLER, ino, set).expect("truncate");
+                self.model.resize(size as usize, 0);
+            }
+            7 => {
+                volume.allocate(&CALLER, self.file, offset, len, Allocate::PunchHole).expect("punch");
+                self.fill_zeros(offset, len);
+            }
+            8 => {
+                let how = Allocate::ZeroRange { keep_size: true };
+                volume.allocate(&CALLER, self.file, offset, len, how).expect("zero");
+                self.fill_zeros(offset, len);
+            }
+            9 => {
+                let how = Allocate::Reserve { keep_size: false };
+                volume.allocate(&CALLER, self.file, offset, len, how).expect("reserve");
+                let end = (offset + len) as usize;
+                self.model.resize(self.model.len().max(end), 0);
+            }
+            10 => volume.fsync(&CALLER, self.file, false).expect("fsync"),
+            _ => self.check(offset, len),
+        }
+    }
+
+    /// Threads that write into the same pages, each at places of its own, and one that reads all the while.
+    fn together(&mut self) {
+        const WRITERS: u64 = 3;
+        const PLACE: u64 = 100;
+        const PLACES: u64 = 3 * 4096 / (WRITERS * PLACE);
+        let start = vec![0xee; 3 * 4096];
+        self.volumes[0].write(&CALLER, self.file, 0, &start).expect("write");
+        self.put(0, &start);
+        let place = |writer: u64, index: u64| (index * WRITERS + writer) * PLACE;
+        let (volumes, file, looking) = (self.volumes, self.file, self.looking);
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                scope.spawn(move || {
+                    for index in 0..PLACES {
+                        let bytes = [writer as u8 + 1; PLACE as usize];
+                        volumes[0].write(&CALLER, file, place(writer, index), &bytes).expect("write");
+                    }
+                });
+            }
+            scope.spawn(move || {
+                for _ in 0..PLACES {
+                    let got = read(volumes[1], looking, 0, 3 * 4096).expect("read");
+                    assert!(got.len() == 3 * 4096 && got.iter().all(|byte| matches!(byte, 1..=3 | 0xee)));
+                }
+            });
+        });
+        for writer in 0..WRITERS {
+            for index in 0..PLACES {
+                self.put(place(writer, index), &[writer as u8 + 1; PLACE as usize]);
+            }
+        }
+        self.check(0, MOST_BYTES);
+    }
+
+    fn end(self) -> Vec<u8> {
+        self.check(0, MOST_BYTES);
+        for handle in [self.file, self.appending] {
+            self.volumes[0].release(handle);
+        }
+        self.volumes[1].release(self.looking);
+        self.model
+    }
+}
+
+fn every_policy_keeps_the_bytes(scheme: &str) {
+    let directory = tempfile::tempdir().expect("directory");
+    format(directory.path());
+    let mut endpoint: Endpoint = match scheme {
+        "tcp" => "tcp://127.0.0.1:0".to_owned(),
+        _ => format!("{scheme}://{}", directory.path().join("socket").display()),
+    }
+    .parse()
+    .expect("an endpoint");
+    let random = SeededRandom::new(7);
+    let mut model = Vec::new();
+    let mut ino = None;
+    // Lives through all restarts, and learns the terms of each server anew.
+    let mut veteran: Option<RemoteVolume> = None;
+    let faults_here = |policy: &RegionPolicy| policy.exposure == Exposure::Faulting;
+    for policy in policies().into_iter().filter(|policy| scheme != "shm" || !faults_here(policy)) {
+        let running = serve(directory.path(), policy, &endpoint).expect("start");
+        endpoint = running.endpoints().remove(0);
+        let veteran = veteran.get_or_insert_with(|| connect(&endpoint));
+        let newcomer = connect(&endpoint);
+        let ino = *ino.get_or_insert_with(|| {
+            let made = veteran.create(&CALLER, InodeNo::ROOT, NAME, 0o644, true, READ_WRITE).expect("create");
+            veteran.release(made.1.handle);
+            made.0.ino
+        });
+        let mut walk = Walk::begin([veteran, &newcomer], ino, model, &random, policy.to_string());
+        walk.check(0, MOST_BYTES);
+        for _ in 0..STEPS {
+            walk.step();
+        }
+        walk.together();
+        model = walk.end();
+        let figures = running.server().regions.figures();
+        let counts = figures.counts;
+        assert_eq!(figures.leaked_frames, 0);
+        assert_eq!(running.server().meta.damage_count(), 0);
+        match policy.exposure {
+            Exposure::Magic => {}
+            Exposure::Pinned => assert_eq!((counts.target_magic, counts.evicted), (0, 0)),
+            Exposure::Faulting => assert_eq!(counts.target_magic, 0),
+            Exposure::Hidden => assert_eq!((counts.target_hits, counts.target_magic), (0, 0)),
+        }
+        let over_nic = scheme != "shm" && matches!(policy.exposure, Exposure::Pinned | Exposure::Faulting);
+        assert!(!over_nic || counts.target_hits > 0, "{policy}: reads are one-sided");
+        if !policy.uses_frames() {
+            assert_eq!((figures.free_frames, counts.promoted), (figures.frames, 0), "{policy}");
+        }
+        newcomer.shut_down();
+        running.stop();
+    }
+    if let Some(veteran) = veteran {
+        veteran.shut_down();
+    }
+}
+
+#[test]
+fn every_policy_keeps_the_bytes_over_tcp() {
+    every_policy_keeps_the_bytes("tcp");
+}
+
+#[test]
+fn every_policy_but_odp_keeps_the_bytes_over_shared_memory() {
+    every_policy_keeps_the_bytes("shm");
+}
+
+#[test]
+fn odp_is_refused_where_no_nic_could_fault() {
+    let directory = tempfile::tempdir().expect("directory");
+    format(directory.path());
+    let endpoint = format!("shm://{}", directory.path().join("socket").display()).parse().expect("endpoint");
+    let error = serve(directory.path(), RegionPolicy::of(PolicyName::Odp), &endpoint).err().expect("refused");
+    assert!(error.to_string().contains("listen on tcp://"), "{error}");
+}

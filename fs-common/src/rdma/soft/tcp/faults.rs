@@ -1,0 +1,123 @@
+//! Fault threads: file reads that must bring pages into memory first (TeRM section 2.2, the faulting flow).
+//!
+//! # How it works
+//! When a target answers `Faults`, the queue pair stalls: its input is not read any more, so that replies keep their
+//! order, and the READ is handed over here. A thread does it, blocking as long as the disk takes, sends the reply and
+//! lets the queue pair go on. The engine serves all other queue pairs meanwhile.
+//!
+//! Threads are started when they are needed and stay: a device whose target never faults has none.
+//!
+//! # Invariants
+//! * A queue pair has at most one fault under way, so the queue is bounded by the number of connections.
+//! * A fault names its queue pair by number, which is never given out again: one whose connection ended meanwhile
+//!   finds nobody to reply to, and that is all.
+//!
+//! # Failure
+//! Without a thread to be had, the READ is refused. A target that does not return keeps its one queue pair, and
+//! `stop`, waiting.
+
+use super::engine::Engine;
+use crate::ids::FileKey;
+use crate::rdma::verbs::{FileTarget, RegionOwner};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::io;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Faults resolved at once. Each is a thread that waits for a disk; commodity drives reach their full rate at 32 to
+/// 128 requests. Further queue pairs wait for their turn.
+const FAULT_THREADS_MAX: usize = 64;
+
+/// A READ that faulted.
+pub(super) struct Fault {
+    /// The stalled queue pair.
+    pub(super) number: u64,
+    pub(super) sequence: u64,
+    pub(super) target: Arc<dyn FileTarget>,
+    pub(super) owner: RegionOwner,
+    pub(super) filekey: FileKey,
+    pub(super) offset: u64,
+    pub(super) wanted: usize,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Fault>,
+    /// Threads that wait for work.
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stopping: bool,
+}
+
+/// The faults of one engine.
+#[derive(Default)]
+pub(super) struct Faults {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+impl Faults {
+    /// Takes a fault; `engine` is whose queue pairs stall.
+    pub(super) fn take(&self, engine: &Arc<Engine>, fault: Fault) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.idle <= state.queue.len() && state.threads.len() < FAULT_THREADS_MAX && !state.stopping {
+            let engine = engine.clone();
+            let name = format!("cuttlefs-fault-{}", state.threads.len());
+            let started = std::thread::Builder::new().name(name).spawn(move || engine.faults().run(&engine));
+            match started {
+                Ok(thread) => state.threads.push(thread),
+                // The others will come to it.
+                Err(error) if !state.threads.is_empty() => {
+                    tracing::warn!(%error, threads = state.threads.len(), "no further fault thread");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        state.queue.push_back(fault);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    fn run(&self, engine: &Engine) {
+        // A target may wait for microseconds; the usual slack of 50 would double that. Without it, only times differ.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        while let Some(fault) = self.next() {
+            if let Some(qp) = engine.queue_pair(fault.number) {
+                qp.finish_fault(&fault);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Fault> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return None;
+            }
+            if let Some(fault) = state.queue.pop_front() {
+                return Some(fault);
+            }
+            state.idle += 1;
+            self.work.wait(&mut state);
+            state.idle -= 1;
+        }
+    }
+
+    /// Ends the threads, after what each is doing.
+    pub(super) fn stop(&self) {
+        let threads = {
+            let mut state = self.state.lock();
+            state.stopping = true;
+            state.queue.clear();
+            std::mem::take(&mut state.threads)
+        };
+        self.work.notify_all();
+        for thread in threads {
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a fault thread panicked");
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A data file in memory: loads and stores into the kernel's page cache.
+//!
+//! Owns one mapping. As with `SharedMemory`, all access goes through copies that tolerate a concurrent writer: bytes
+//! may be torn, which the residency entry around the copy detects; no reference into the mapping is handed out.
+//!
+//! # Failure
+//! Unlike `SharedMemory`, an access can fail: a file that was cut below the mapping, or a device that cannot read the
+//! page or has no room for it, raises SIGBUS, which ends the server. That is what a mapped SSD is; who wants errors
+//! takes a policy that does IO.
+
+use cuttlefs_common::ids::PAGE_SIZE;
+use cuttlefs_common::memory::racing_copy;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// Pages one `mincore` call is asked about.
+const PAGES_A_LOOK: usize = 256;
+
+/// The pool pages of one data file, mapped.
+#[derive(Debug)]
+pub(super) struct FileMapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is owned by this value; every access is an opaque copy.
+unsafe impl Send for FileMapping {}
+// SAFETY: as above: concurrent access through `&self` is what the copies are made for.
+unsafe impl Sync for FileMapping {}
+
+impl FileMapping {
+    /// Maps `len` bytes of the file from `file_offset` on.
+    pub(super) fn new(file: BorrowedFd<'_>, file_offset: u64, len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, file_offset)?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        let mapping = Self { base, len };
+        // A fault is to read its page, not the 32 around it: accesses are random, and what readahead brings in would
+        // pass for hits of the policy, or push out pages that are.
+        // SAFETY: the range is this mapping, and the advice changes no byte of it.
+        unsafe { rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::Random)? };
+        Ok(mapping)
+    }
+
+    fn check(&self, at: usize, len: usize) {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "access past the mapped data file");
+    }
+
+    /// Copies bytes out; pages that are not there fault, and the caller waits.
+    pub(super) fn read(&self, at: usize, out: &mut [u8]) {
+        self.check(at, out.len());
+        // SAFETY: the range was just checked, `out` is exclusively ours; a racing writer gives torn bytes.
+        unsafe { racing_copy(self.base.as_ptr().add(at), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies bytes in; pages that are not there fault, and the caller waits.
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
+        self.check(at, bytes.len());
+        // SAFETY: the range was just checked and is mapped writable; a racing reader gets torn bytes.
+        unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
+    }
+
+    /// Whether all pages of a range are in memory now. The kernel may take one away the moment after.
+    pub(super) fn is_cached(&self, at: usize, len: usize) -> bool {
+        self.check(at, len);
+        let end = at + len;
+        let mut first = at - at % PAGE_SIZE;
+        let mut pages = [0u8; PAGES_A_LOOK];
+        while first < end {
+            let count = (end - first).div_ceil(PAGE_SIZE).min(PAGES_A_LOOK);
+            // SAFETY: the pages lie in this mapping (its length is whole pages), and `pages` has a byte for each.
+            let looked = unsafe {
+                libc::mincore(self.base.as_ptr().add(first).cast(), count * PAGE_SIZE, pages.as_mut_ptr())
+            };
+            // Nothing known is as if it were absent: a thread that may block finds out.
+            if looked != 0 || pages[..count].iter().any(|page| page & 1 == 0) {
+                return false;
+            }
+            first += count * PAGE_SIZE;
+        }
+        true
+    }
+
+    /// Faults all pages of a range in.
+    pub(super) fn touch(&self, at: usize, len: usize) {
+        let mut byte = [0];
+        let first = at - at % PAGE_SIZE;
+        for page in (first..at + len).step_by(PAGE_SIZE) {
+            self.read(page, &mut byte);
+        }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are of the one mapping this value owns; nothing borrows from it.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}

@@ -1,0 +1,124 @@
+//! How hot each sample unit is: what whole-unit promotion goes by (TeRM section 4.4).
+//!
+//! Owns a score for each unit of a file that was accessed of late: the accesses of the last period and half of the
+//! score before. Units of files nobody accesses fade away.
+//!
+//! # Invariants
+//! * At most `MAX_UNITS` units are scored; a unit that finds no room is not, until others have faded.
+
+use cuttlefs_common::ids::InodeNo;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+
+/// Units scored at most: 64 GiB with the default unit.
+pub const MAX_UNITS: usize = 64 << 10;
+
+/// A unit's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Unit {
+    ino: InodeNo,
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Score {
+    before: u64,
+    period: u64,
+}
+
+/// A unit with its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotUnit {
+    /// The file; it may be gone.
+    pub ino: InodeNo,
+    /// First page of the unit.
+    pub first_page: u64,
+    /// Its score: accesses of pages.
+    pub score: u64,
+}
+
+/// All scores.
+#[derive(Debug)]
+pub struct HotUnits {
+    unit_pages: u64,
+    /// Held for moments by everyone who counts.
+    scores: Mutex<HashMap<Unit, Score>>,
+}
+
+impl HotUnits {
+    /// No unit accessed yet; units have `unit_pages` pages.
+    pub fn new(unit_pages: u32) -> Self {
+        Self { unit_pages: u64::from(unit_pages.max(1)), scores: Mutex::default() }
+    }
+
+    /// Pages of a unit.
+    pub fn unit_pages(&self) -> u64 {
+        self.unit_pages
+    }
+
+    /// Units that have a score.
+    pub fn len(&self) -> usize {
+        self.scores.lock().len()
+    }
+
+    /// Counts accesses of pages of a file around `page`.
+    pub fn add(&self, ino: InodeNo, page: u64, accesses: u64) {
+        let unit = Unit { ino, number: page / self.unit_pages };
+        let mut scores = self.scores.lock();
+        if let Some(score) = scores.get_mut(&unit) {
+            score.period = score.period.saturating_add(accesses);
+        } else if scores.len() < MAX_UNITS {
+            scores.insert(unit, Score { before: 0, period: accesses });
+        }
+    }
+
+    /// Ends a period: the units in descending order of their scores.
+    pub fn end_period(&self) -> Vec<HotUnit> {
+        let mut scores = self.scores.lock();
+        let mut units = Vec::with_capacity(scores.len());
+        scores.retain(|unit, score| {
+            score.before = score.before / 2 + std::mem::take(&mut score.period);
+            if score.before > 0 {
+                let first_page = unit.number * self.unit_pages;
+                units.push(HotUnit { ino: unit.ino, first_page, score: score.before });
+            }
+            score.before > 0
+        });
+        drop(scores);
+        units.sort_by_key(|unit| (std::cmp::Reverse(unit.score), unit.ino, unit.first_page));
+        units
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(units: &HotUnits) -> Vec<(u64, u64, u64)> {
+        units.end_period().iter().map(|unit| (unit.ino.0, unit.first_page, unit.score)).collect()
+    }
+
+    #[test]
+    fn the_hottest_come_first_and_the_cold_fade() {
+        let units = HotUnits::new(256);
+        let (a, b) = (InodeNo(5), InodeNo(6));
+        units.add(a, 0, 3);
+        units.add(a, 255, 1);
+        units.add(a, 256, 1);
+        units.add(b, 700, 9);
+        assert_eq!(found(&units), [(6, 512, 9), (5, 0, 4), (5, 256, 1)]);
+        units.add(a, 256, 4);
+        assert_eq!(found(&units), [(5, 256, 4), (6, 512, 4), (5, 0, 2)], "half of what was, and the new");
+        for _ in 0..5 {
+            units.end_period();
+        }
+        assert_eq!(units.len(), 0);
+    }
+
+    #[test]
+    fn their_number_is_bounded() {
+        let units = HotUnits::new(1);
+        (0..MAX_UNITS as u64 + 10).for_each(|page| units.add(InodeNo(5), page, 1));
+        assert_eq!(units.len(), MAX_UNITS);
+    }
+}

@@ -1,0 +1,208 @@
+//! Where accesses are noted, and what follows from them: which pages are cold, which units are hot (TeRM section 4.4).
+//!
+//! The server notes what it serves itself; what clients read one-sidedly it learns from their counters
+//! (`rpc/sampling.rs`). Once a period `tier/promote.rs` calls [`Regions::review`] and promotes the units it names.
+//!
+//! Two ways, chosen at the start ([`Hotspots`]):
+//! * *pages* (the default): each page has its own count; a page is kept when it is read from SSD and is not cold. A unit
+//!   is promoted ahead only if it is hot as a whole, which is so when hot pages are neighbours.
+//! * *units*: as in the paper. The hottest units that fit are the hot set; their pages are warm, all others cold.
+
+use super::heat::{COLD_SAMPLES, cold_of};
+use super::hot_units::HotUnit;
+use super::{FileRegion, Regions, add};
+use cuttlefs_common::ids::{FrameIndex, PoolPage};
+use cuttlefs_common::rdma::RegionOwner;
+use cuttlefs_common::region::UnitRecord;
+use std::collections::HashSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// Pages of a sample unit unless told otherwise: the paper's 1 MiB.
+pub const DEFAULT_UNIT_PAGES: u32 = 256;
+/// How much hotter than the mean unit a unit must be to be promoted ahead where pages are counted.
+const AHEAD_FACTOR: u64 = 2;
+/// Of the frames, so many sixteenths are for the hot set: the others are for what is being written and moved.
+const HOT_SIXTEENTHS: u64 = 15;
+
+/// What is promoted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hotspots {
+    /// Single pages, and units that are hot as a whole.
+    #[default]
+    Pages,
+    /// Units, as in the paper.
+    Units,
+}
+
+impl fmt::Display for Hotspots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pages => "pages",
+            Self::Units => "units",
+        })
+    }
+}
+
+impl FromStr for Hotspots {
+    type Err = String;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        match input {
+            "pages" => Ok(Self::Pages),
+            "units" => Ok(Self::Units),
+            _ => Err(format!("`{input}` cannot be promoted; give pages or units")),
+        }
+    }
+}
+
+impl Regions {
+    /// Notes that the server itself read or wrote a page of a file.
+    pub(crate) fn note_access(&self, file: &FileRegion, page: u64, pool: PoolPage) {
+        if !self.policy().promotes {
+            return;
+        }
+        if self.hotspots == Hotspots::Pages {
+            self.heat.touch(pool);
+        }
+        self.units.add(file.ino(), page, 1);
+    }
+
+    /// Notes what a client counted in one unit: `pages[i]` one-sided reads of the unit's `i`-th page. Comes from a
+    /// peer: keys that name nothing and pages past the end are ignored.
+    pub(crate) fn note_counted(&self, owner: RegionOwner, record: &UnitRecord, pages: &[u8]) {
+        let Ok((file, rights)) = self.resolve(owner, record.filekey) else {
+            return;
+        };
+        if !rights.read {
+            return;
+        }
+        let first = u64::from(record.unit) * pages.len() as u64;
+        let mut noted = 0;
+        if self.hotspots == Hotspots::Pages {
+            let state = file.state();
+            for piece in state.table.pieces_in(first, first.saturating_add(pages.len() as u64)) {
+                for page in piece.first..piece.end() {
+                    let accesses = pages[(page - first) as usize];
+                    if accesses > 0 {
+                        self.heat.add(PoolPage(piece.pool + (page - piece.first)), accesses);
+                    }
+                }
+            }
+        }
+        noted += u64::from(record.count);
+        self.units.add(file.ino(), first, noted);
+        add(&self.counters.counted, noted);
+    }
+
+    /// Whether a page that was just read from SSD is kept in a frame.
+    pub(crate) fn is_worth_a_frame(&self, pool: PoolPage) -> bool {
+        !self.policy().promotes
+            || self.frames().free() > 2 * self.low_water()
+            || self.heat.of(pool) > self.heat.cold()
+    }
+
+    /// Ages counts and looks which are cold; the units to promote, the hottest first. Once a period.
+    pub(crate) async fn review(&self) -> Vec<HotUnit> {
+        while self.heat.age_step() {
+            futures_lite::future::yield_now().await;
+        }
+        let units = self.units.end_period();
+        match self.hotspots {
+            Hotspots::Pages => {
+                let usable = self.frames().usable();
+                let step = usable.div_ceil(COLD_SAMPLES).max(1) as usize;
+                let sample = (0..usable).step_by(step).filter_map(|index| {
+                    let owner = self.frames().owner(FrameIndex(FrameIndex::FIRST_USABLE.0 + index))?;
+                    Some(self.heat.of(owner))
+                });
+                self.heat.set_cold(cold_of(sample));
+                hot_as_a_whole(units, self.units.unit_pages(), self.heat.cold())
+            }
+            Hotspots::Units => {
+                self.heat.set_cold(0);
+                self.choose_hot_set(units)
+            }
+        }
+    }
+
+    /// The hottest units that fit; marks their pages warm and those of units that fell out cold.
+    fn choose_hot_set(&self, mut units: Vec<HotUnit>) -> Vec<HotUnit> {
+        let fit = u64::from(self.frames().usable()) * HOT_SIXTEENTHS / 16 / self.units.unit_pages();
+        units.truncate(fit as usize);
+        let before = std::mem::replace(&mut *self.hot_set.lock(), units.clone());
+        let now: HashSet<_> = units.iter().map(|unit| (unit.ino, unit.first_page)).collect();
+        for unit in before.iter().filter(|unit| !now.contains(&(unit.ino, unit.first_page))) {
+            self.mark_unit(unit, 0);
+        }
+        for unit in &units {
+            self.mark_unit(unit, u8::MAX);
+        }
+        units
+    }
+
+    fn mark_unit(&self, unit: &HotUnit, heat: u8) {
+        let Some(file) = self.active.find(unit.ino) else {
+            return;
+        };
+        let state = file.state();
+        let end = unit.first_page + self.units.unit_pages();
+        for piece in state.table.pieces_in(unit.first_page, end).filter(|piece| piece.state.has_bytes()) {
+            (piece.pool..piece.pool + piece.len).for_each(|page| self.heat.set(PoolPage(page), heat));
+        }
+    }
+
+    /// The active file of a unit.
+    pub(crate) fn file_of_unit(&self, unit: &HotUnit) -> Option<std::sync::Arc<FileRegion>> {
+        self.active.find(unit.ino)
+    }
+
+    /// Pages of a sample unit.
+    pub(crate) fn unit_pages(&self) -> u64 {
+        self.units.unit_pages()
+    }
+
+    /// How hotspots are found, for people.
+    pub fn hotspots(&self) -> Hotspots {
+        self.hotspots
+    }
+
+    /// Units that have a score.
+    pub fn scored_units(&self) -> usize {
+        self.units.len()
+    }
+}
+
+/// Units much hotter than the mean, whose every page is accessed more often than cold ones are.
+fn hot_as_a_whole(mut units: Vec<HotUnit>, unit_pages: u64, cold: u8) -> Vec<HotUnit> {
+    let total: u64 = units.iter().map(|unit| unit.score).sum();
+    let mean = total / (units.len() as u64).max(1);
+    let least = (AHEAD_FACTOR * mean).max((u64::from(cold) + 1) * unit_pages);
+    units.retain(|unit| unit.score > least);
+    units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::ids::InodeNo;
+
+    #[test]
+    fn only_units_that_stand_out_are_promoted_ahead() {
+        let unit = |first_page, score| HotUnit { ino: InodeNo(5), first_page, score };
+        let even: Vec<_> = (0..10).map(|index| unit(index * 256, 1000 + index)).collect();
+        assert_eq!(hot_as_a_whole(even, 256, 0), [], "scattered hot pages make all units alike");
+        let mut skewed: Vec<_> = (1..10).map(|index| unit(index * 256, 10)).collect();
+        skewed.insert(0, unit(0, 5000));
+        assert_eq!(hot_as_a_whole(skewed.clone(), 256, 3), [unit(0, 5000)]);
+        assert_eq!(hot_as_a_whole(skewed, 256, 30), [], "its pages are no hotter than cold ones");
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for way in [Hotspots::Pages, Hotspots::Units] {
+            assert_eq!(way.to_string().parse(), Ok(way));
+        }
+        assert!("bytes".parse::<Hotspots>().is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! Region policies: TeRM, and what it is compared with (TeRM sections 6.1 and 6.3), as three switches.
+//!
+//! | policy       | access     | promotes | one-sided reads                                    |
+//! |--------------|------------|----------|----------------------------------------------------|
+//! | `term`       | tiering    | yes      | magic pattern for pages on SSD                     |
+//! | `pin`        | tiering    | no       | of everything: the memory is as large as the pool  |
+//! | `odp`        | mapped     | no       | fault in the NIC engine                            |
+//! | `rpc`        | mapped     | no       | none                                               |
+//! | `rpc-buffer` | buffered   | no       | none                                               |
+//! | `rpc-direct` | direct     | no       | none                                               |
+//!
+//! `rpc-direct` takes the techniques of `term` one after another: tiering IO, hotspots, magic; with all three it is
+//! `term`.
+//!
+//! # Invariants
+//! * All policies store the same bytes in the same places: a pool may be served under one today and another tomorrow.
+//! * Only `tiering` uses frames; the others see every page on SSD.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A policy by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PolicyName {
+    /// SSD-extended memory.
+    #[default]
+    Term,
+    /// All of the pool in DRAM.
+    Pin,
+    /// One-sided reads that fault.
+    Odp,
+    /// RPCs that copy from mapped memory and fault.
+    Rpc,
+    /// RPCs through the kernel's page cache.
+    RpcBuffer,
+    /// RPCs that read and write the SSD.
+    RpcDirect,
+}
+
+impl PolicyName {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Term, Self::Pin, Self::Odp, Self::Rpc, Self::RpcBuffer, Self::RpcDirect];
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Term => "term",
+            Self::Pin => "pin",
+            Self::Odp => "odp",
+            Self::Rpc => "rpc",
+            Self::RpcBuffer => "rpc-buffer",
+            Self::RpcDirect => "rpc-direct",
+        }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = String;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|name| name.text() == input).ok_or_else(|| {
+            let names = Self::ALL.map(Self::text).join(", ");
+            format!("`{input}` is no region policy; give one of {names}")
+        })
+    }
+}
+
+/// A technique `rpc-direct` can be given, in the order of TeRM's Figure 10.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Technique {
+    /// Pages that are in DRAM are served from there.
+    Tiering,
+    /// Hot pages come to DRAM, cold ones leave it.
+    Hotspot,
+    /// One-sided reads, with the magic pattern for what is on SSD.
+    Magic,
+}
+
+impl FromStr for Technique {
+    type Err = String;
+
+    fn from_str(input: &str) -> Result<Self, Self::Err> {
+        match input {
+            "tiering" => Ok(Self::Tiering),
+            "hotspot" => Ok(Self::Hotspot),
+            "magic" => Ok(Self::Magic),
+            _ => Err(format!("`{input}` is no technique; give tiering, hotspot or magic")),
+        }
+    }
+}
+
+/// How the server reaches a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// In its frame, or on SSD past the kernel's cache.
+    Tiering,
+    /// On SSD, past the kernel's cache.
+    Direct,
+    /// Through the kernel's cache, by read and write.
+    Buffered,
+    /// In the kernel's cache, by load and store.
+    Mapped,
+}
+
+/// What one-sided reads see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// Frames; the magic pattern in place of pages on SSD.
+    Magic,
+    /// Frames, which hold everything.
+    Pinned,
+    /// The mapped pool; a page that is not there faults.
+    Faulting,
+    /// Nothing.
+    Hidden,
+}
+
+/// How regions are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionPolicy {
+    /// How the server reaches a page.
+    pub access: Access,
+    /// Whether pages move between SSD and frames after the start.
+    pub promotes: bool,
+    /// What one-sided reads see.
+    pub exposure: Exposure,
+    /// Whether reads that fault take the time an RNIC's do as well (`--odp-hardware`).
+    pub hardware_times: bool,
+}
+
+impl Default for RegionPolicy {
+    fn default() -> Self {
+        Self::of(PolicyName::Term)
+    }
+}
+
+impl RegionPolicy {
+    /// The policy of a name.
+    pub const fn of(name: PolicyName) -> Self {
+        let (access, promotes, exposure) = match name {
+            PolicyName::Term => (Access::Tiering, true, Exposure::Magic),
+            PolicyName::Pin => (Access::Tiering, false, Exposure::Pinned),
+            PolicyName::Odp => (Access::Mapped, false, Exposure::Faulting),
+            PolicyName::Rpc => (Access::Mapped, false, Exposure::Hidden),
+            PolicyName::RpcBuffer => (Access::Buffered, false, Exposure::Hidden),
+            PolicyName::RpcDirect => (Access::Direct, false, Exposure::Hidden),
+        };
+        Self { access, promotes, exposure, hardware_times: false }
+    }
+
+    /// `rpc-direct` with the first techniques of Figure 10.
+    ///
+    /// # Errors
+    /// In words: the name takes none, or one that comes earlier is left out.
+    pub fn with(name: PolicyName, techniques: &[Technique]) -> Result<Self, String> {
+        if techniques.is_empty() {
+            return Ok(Self::of(name));
+        }
+        if name != PolicyName::RpcDirect {
+            return Err(format!("--with belongs to --region rpc-direct; {name} takes no techniques"));
+        }
+        let wanted = [Technique::Tiering, Technique::Hotspot, Technique::Magic];
+        let mut given = techniques.to_vec();
+        given.sort_unstable();
+        if !wanted.starts_with(&given) {
+            return Err(
+                "--with takes `tiering`, `tiering,hotspot` or `tiering,hotspot,magic`: each technique \
+                        builds on the one before"
+                    .to_owned(),
+            );
+        }
+        let has = |technique| given.contains(&technique);
+        Ok(Self {
+            access: Access::Tiering,
+            promotes: has(Technique::Hotspot),
+            exposure: if has(Technique::Magic) { Exposure::Magic } else { Exposure::Hidden },
+            hardware_times: false,
+        })
+    }
+
+    /// The same, with what an RNIC's page faults cost beside the CPU's.
+    ///
+    /// # Errors
+    /// In words: nothing faults in the NIC engine under this policy.
+    pub fn with_hardware_times(self) -> Result<Self, String> {
+        if self.exposure != Exposure::Faulting {
+            return Err(format!("--odp-hardware belongs to --region odp; {self} has no such faults"));
+        }
+        Ok(Self { hardware_times: true, ..self })
+    }
+
+    /// Whether pages may be in frames at all.
+    pub const fn uses_frames(&self) -> bool {
+        matches!(self.access, Access::Tiering)
+    }
+}
+
+impl fmt::Display for RegionPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, techniques) = match (self.access, self.exposure) {
+            (Access::Tiering, Exposure::Pinned) => (PolicyName::Pin, ""),
+            (Access::Tiering, Exposure::Hidden) if self.promotes => {
+                (PolicyName::RpcDirect, " with tiering,hotspot")
+            }
+            (Access::Tiering, Exposure::Hidden) => (PolicyName::RpcDirect, " with tiering"),
+            (Access::Tiering, _) => (PolicyName::Term, ""),
+            (Access::Direct, _) => (PolicyName::RpcDirect, ""),
+            (Access::Buffered, _) => (PolicyName::RpcBuffer, ""),
+            (Access::Mapped, Exposure::Faulting) => (PolicyName::Odp, ""),
+            (Access::Mapped, _) => (PolicyName::Rpc, ""),
+        };
+        write!(f, "{name}{techniques}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip_and_others_are_refused() {
+        for name in PolicyName::ALL {
+            assert_eq!(name.to_string().parse::<PolicyName>(), Ok(name));
+            assert_eq!(RegionPolicy::of(name).to_string(), name.to_string());
+        }
+        let error = "numa".parse::<PolicyName>().expect_err("no policy");
+        assert!(error.contains("rpc-buffer"), "{error}");
+    }
+
+    #[test]
+    fn all_techniques_make_term_and_none_may_be_left_out() {
+        use Technique::{Hotspot, Magic, Tiering};
+        let with = |techniques: &[Technique]| RegionPolicy::with(PolicyName::RpcDirect, techniques);
+        assert_eq!(with(&[Tiering, Hotspot, Magic]), Ok(RegionPolicy::of(PolicyName::Term)));
+        assert_eq!(with(&[]), Ok(RegionPolicy::of(PolicyName::RpcDirect)));
+        let tiering = with(&[Tiering]).expect("a policy");
+        assert!(tiering.uses_frames() && !tiering.promotes && tiering.exposure == Exposure::Hidden);
+        assert_eq!(tiering.to_string(), "rpc-direct with tiering");
+        assert!(tiering.with_hardware_times().is_err());
+        assert!(RegionPolicy::of(PolicyName::Odp).with_hardware_times().is_ok_and(|odp| odp.hardware_times));
+        assert!(with(&[Magic]).is_err() && with(&[Tiering, Magic]).is_err());
+        assert!(RegionPolicy::with(PolicyName::Pin, &[Tiering]).is_err());
+    }
+}

@@ -1,0 +1,30 @@
+//! A client says where it counts its one-sided reads.
+
+use super::{Body, Call, done};
+use crate::rpc::sampling::{self, SharedCounters};
+use cuttlefs_common::region::CountersShape;
+use cuttlefs_common::rpc::RemoteBuffer;
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Counters are pulled over the connection they are shared on, once a period, until it ends. One table a connection.
+pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let shape = CountersShape::of(&server.sampling).ok_or(Status::Unsupported)?;
+    let is_large_enough = buffer.len as usize >= shape.len_bytes();
+    if !is_large_enough || buffer.offset.checked_add(u64::from(buffer.len)).is_none() {
+        return Err(Status::Invalid);
+    }
+    if !server.regions.policy().promotes {
+        return done();
+    }
+    if !call.connection.begin_sampling() {
+        return Err(Status::Invalid);
+    }
+    let counters = SharedCounters { buffer, shape, owner: call.session.number() };
+    let period = Duration::from_millis(u64::from(server.sampling.period_ms));
+    let connection = Arc::downgrade(call.connection);
+    call.context.spawn(sampling::run(call.context.clone(), connection, counters, period));
+    done()
+}

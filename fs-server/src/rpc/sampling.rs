@@ -1,0 +1,142 @@
+//! Pulling clients' counters (TeRM section 4.4): once a sample period the server reads, one-sidedly, what a client
+//! counted, and writes zeros over it. The client's CPU takes no part.
+//!
+//! One task a client, on the worker that owns the connection the counters were shared over; it ends with that
+//! connection. Only the records and the page counters of units that were read travel.
+//!
+//! # Failure
+//! A client whose counters cannot be read is not sampled any more; its connection is closed by the failed READ as any
+//! is. What it counted is hints: keys that name nothing are ignored, and no count can do more than keep a page of a file
+//! the client may read in DRAM.
+
+use super::bounce::Bounce;
+use super::connection::Connection;
+use super::transfer::Direction;
+use super::worker::WorkerContext;
+use cuttlefs_common::rdma::{RegionOwner, WcStatus};
+use cuttlefs_common::region::{CountersShape, UNIT_RECORD_LEN, UnitRecord};
+use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, RemoteBuffer};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Units that were not read and lie between two that were are pulled along, up to so many: one READ instead of two.
+const MAX_GAP_UNITS: usize = 16;
+
+/// A client's counters.
+pub struct SharedCounters {
+    /// Where they are.
+    pub buffer: RemoteBuffer,
+    /// How they lie there.
+    pub shape: CountersShape,
+    /// Whose filekeys they name.
+    pub owner: RegionOwner,
+}
+
+impl SharedCounters {
+    fn part(&self, bytes: Range<usize>) -> RemoteBuffer {
+        RemoteBuffer {
+            rkey: self.buffer.rkey,
+            offset: self.buffer.offset + bytes.start as u64,
+            len: bytes.len() as u32,
+        }
+    }
+}
+
+/// Pulls a client's counters every `period` for as long as its connection stands.
+pub async fn run(
+    context: Rc<WorkerContext>,
+    connection: Weak<Connection>,
+    counters: SharedCounters,
+    period: Duration,
+) {
+    loop {
+        context.sleep(period).await;
+        let Some(connection) = connection.upgrade() else {
+            return;
+        };
+        if let Err(status) = pull(&context, &connection, &counters).await {
+            tracing::debug!(
+                ?status,
+                session = counters.owner.0,
+                "a client's counters cannot be read any more"
+            );
+            return;
+        }
+    }
+}
+
+async fn pull(
+    context: &WorkerContext,
+    connection: &Arc<Connection>,
+    counters: &SharedCounters,
+) -> Result<(), WcStatus> {
+    let shape = counters.shape;
+    let bounce = Rc::new(context.bounce.lend().await);
+    let transfer = async |direction, bytes: Range<usize>| {
+        let len = bytes.len();
+        context.transfers.run(connection, direction, &bounce, &counters.part(bytes), 0, len).await
+    };
+    transfer(Direction::Pull, 0..shape.units() * UNIT_RECORD_LEN).await?;
+    let records: Vec<(usize, UnitRecord)> = (0..shape.units())
+        .filter_map(|index| {
+            let mut bytes = [0; UNIT_RECORD_LEN];
+            bounce.memory().read(bounce.offset() + index * UNIT_RECORD_LEN, &mut bytes);
+            Some((index, UnitRecord::parse(&bytes)?))
+        })
+        .collect();
+    let mut pages = vec![0; shape.unit_pages() as usize];
+    for run in runs(&records, MAX_TRANSFER_BYTES as usize / shape.unit_pages() as usize) {
+        let (first, last) = (records[run.start].0, records[run.end - 1].0);
+        let bytes = shape.pages_offset(first)..shape.pages_offset(last + 1);
+        transfer(Direction::Pull, bytes.clone()).await?;
+        for (index, record) in &records[run] {
+            let at = bounce.offset() + (shape.pages_offset(*index) - bytes.start);
+            bounce.memory().read(at, &mut pages);
+            context.server.regions.note_counted(counters.owner, record, &pages);
+        }
+        zero(&bounce, bytes.len());
+        transfer(Direction::Push, bytes).await?;
+        transfer(Direction::Push, first * UNIT_RECORD_LEN..(last + 1) * UNIT_RECORD_LEN).await?;
+        // Thousands of units take a while; requests get their turn.
+        futures_lite::future::yield_now().await;
+    }
+    Ok(())
+}
+
+fn zero(bounce: &Bounce, len: usize) {
+    bounce.memory().fill(bounce.offset(), len.max(UNIT_RECORD_LEN), 0);
+}
+
+/// Cuts records into runs of near neighbours, each of at most `max_units` units: ranges of `records`.
+fn runs(records: &[(usize, UnitRecord)], max_units: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (at, (index, _)) in records.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run)
+                if index - records[run.end - 1].0 <= MAX_GAP_UNITS
+                    && index - records[run.start].0 < max_units =>
+            {
+                run.end = at + 1;
+            }
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::ids::FileKey;
+
+    #[test]
+    fn neighbours_are_pulled_together() {
+        let record = UnitRecord { filekey: FileKey(1), unit: 0, count: 1 };
+        let records: Vec<_> = [0, 1, 17, 40, 41, 42, 43].map(|index| (index, record)).into();
+        assert_eq!(runs(&records, 100), [0..3, 3..7]);
+        assert_eq!(runs(&records, 3), [0..2, 2..3, 3..6, 6..7]);
+        assert!(runs(&[], 3).is_empty());
+    }
+}
