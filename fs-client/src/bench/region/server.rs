@@ -139,14 +139,7 @@ impl RegionServer {
             None => Command::new(&binary),
         };
         command.arg("serve").arg("--pool").arg(pool.directory()).args(["--listen", &endpoint.to_string()]);
-        // A server without policies serves as one that pins if its memory is as large as its pool.
-        let pins_itself = options.policy.holds_everything() && server_has_policies()?;
-        if pins_itself || !options.policy.holds_everything() {
-            command.args(options.policy.server_flags());
-        }
-        if !pins_itself {
-            command.args(["--memory", &options.memory_bytes.to_string()]);
-        }
+        command.args(options.policy.server_flags()).args(["--memory", &options.memory_bytes.to_string()]);
         if let Some(workers) = options.workers {
             command.args(["--workers", &workers.to_string()]);
         }
@@ -262,19 +255,6 @@ impl Drop for RegionServer {
             let _ = std::fs::remove_file(socket);
         }
     }
-}
-
-/// Whether this `cuttlefsd` has policies at all.
-///
-/// # Errors
-/// If it cannot be run.
-pub(super) fn server_has_policies() -> anyhow::Result<bool> {
-    let output = Command::new(server_binary()?)
-        .args(["serve", "--help"])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot run cuttlefsd; set CUTTLEFSD to its path, or put it beside this program")?;
-    Ok(String::from_utf8_lossy(&output.stdout).contains("--region"))
 }
 
 /// A port nobody listens on. Somebody may take it before the server does; then that server's start fails.
