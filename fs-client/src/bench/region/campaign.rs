@@ -14,11 +14,12 @@ use super::load::{self, Outcome, Timing};
 use super::point::{Point, disk_operations_per_value, median};
 use super::policy::Policy;
 use super::pool::{FILE_NAME, ScratchPool};
-use super::server::{Link, RegionServer, ServerOptions};
+use super::server::{Link, RegionServer, ServerOptions, own_bytes};
 use super::settings::{Preload, Settings, memory_bytes};
 use super::volume;
 use crate::bench::report::Progress;
 use anyhow::Context as _;
+use cuttlefs_common::size::ByteSize;
 use std::time::Duration;
 
 /// Warm-up with everything in memory: there is no placement to wait for.
@@ -194,6 +195,13 @@ pub(super) fn run(
     }
     progress.end();
     judge(&mut results.points, pool, &mut disk);
+    if turns.iter().any(|turn| turn.policy.page_cached()) {
+        let own = ByteSize(own_bytes(settings.args.workers, pool.pool_bytes()));
+        results.note(format!(
+            "ODP, RPC and RPC_buffer ran in a memory cgroup of the DRAM shown and {own} for the server itself; their \
+             misses are what their process had the disk read"
+        ));
+    }
     if let Some(missing) = &disk.missing {
         results.note(format!("the disk's own figures and the bound are left out: {missing}"));
     }

@@ -59,6 +59,10 @@ impl Figure {
             println!("Beside the paper (TeRM, FAST '24)");
             print!("{}", self.paper_table().render(coloured()));
         }
+        println!(
+            "MISS: disk reads for each value; DISK: the disk alone, kops/s; BOUND: the least of PIN and what the disk \
+             allows at that MISS"
+        );
         for note in &self.notes {
             println!("note: {note}");
         }
@@ -85,8 +89,8 @@ impl Figure {
         let with_latencies = self.points.iter().any(|point| self.paper_latencies(point).is_some());
         let mut table = Table::default();
         let mut heading = vec![
-            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "BOUND", "OF BOUND", "OF PIN",
-            "TERM/IT", "PAPER",
+            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "DISK", "BOUND", "OF BOUND",
+            "OF PIN", "TERM/IT", "PAPER",
         ];
         if with_latencies {
             heading.extend(["PAPER P50", "PAPER P99"]);
@@ -108,6 +112,7 @@ impl Figure {
                 format!("{:.1}", point.p50_us),
                 format!("{:.1}", point.p99_us),
                 format!("{:.3}", point.disk_reads_per_value),
+                kilo(point.disk_reads_per_second),
                 kilo(point.bound_operations_per_second),
                 share(point.of_bound()),
                 share(point.of_pin()),
