@@ -2,13 +2,14 @@
 //! system that does nothing.
 //!
 //! * `bench mount MNT` runs every row of `items` in a directory of its own under MNT and prints a table.
+//! * `bench region`, `bench octopus`, `bench kv` need no mount: they serve a scratch pool themselves (`region`).
 //! * `bench null MNT` reads resident data at random, in turn with the null FUSE file system, and prints the ratio.
 //!
 //! `fio_job` runs the job files of `fixtures/fio`; `files` does what fio cannot: small files and names, through
 //! plain system calls. `site` owns the directory worked in and removes it at the end, also after an error.
 //! Whatever is compared is run in turn, round by round, because a machine's speed drifts.
 //!
-//! Nothing here knows that the file system is cuttlefs: any directory can be measured.
+//! Nothing but `region` knows that the file system is cuttlefs: any directory can be measured.
 
 mod files;
 mod fio_job;
@@ -21,7 +22,8 @@ mod site;
 
 pub use mount::{BenchMountArgs, run};
 pub use null::{BenchNullArgs, run_null};
-pub use region::{RegionArgs, run_region};
+pub use region::{KvArgs, OctopusArgs, OctopusClientArgs, RegionArgs};
+pub use region::{run_kv, run_octopus, run_octopus_client, run_region};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -32,6 +34,13 @@ pub enum BenchCommand {
     Null(BenchNullArgs),
     /// Measure reads and writes of data that memory holds in part, as the TeRM paper does; needs no mount
     Region(RegionArgs),
+    /// Measure clients that look a file up before each access, as the paper does with Octopus
+    Octopus(OctopusArgs),
+    /// Measure gets of a key-value table in one file, as the paper does with XStore
+    Kv(KvArgs),
+    /// One client process of `octopus`
+    #[command(hide = true)]
+    OctopusClient(OctopusClientArgs),
 }
 
 /// Runs a benchmark.
@@ -43,5 +52,8 @@ pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
         BenchCommand::Mount(args) => run(args),
         BenchCommand::Null(args) => run_null(args),
         BenchCommand::Region(args) => run_region(&args),
+        BenchCommand::Octopus(args) => run_octopus(&args),
+        BenchCommand::Kv(args) => run_kv(&args),
+        BenchCommand::OctopusClient(args) => run_octopus_client(&args),
     }
 }

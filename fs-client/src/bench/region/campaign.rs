@@ -3,7 +3,7 @@
 //! Everything that is compared is measured in the same run on the same pool: the loads with everything in memory
 //! first, the disk alone, and then the policies; with several rounds, all of them again, in turn.
 //!
-//! A policy that cannot be had here (no cgroup, no such flag, no NIC on the link) is left out with a note that says
+//! A policy that cannot be had here (no cgroup, no NIC on the link) is left out with a note that says
 //! why. Wrong data and failing loads end the run.
 
 use super::cgroup::MemoryCgroup;
@@ -14,11 +14,12 @@ use super::load::{self, Outcome, Timing};
 use super::point::{Point, disk_operations_per_value, median};
 use super::policy::Policy;
 use super::pool::{FILE_NAME, ScratchPool};
-use super::server::{Link, RegionServer, ServerOptions, server_has_policies};
+use super::server::{Link, RegionServer, ServerOptions, own_bytes};
 use super::settings::{Preload, Settings, memory_bytes};
 use super::volume;
 use crate::bench::report::Progress;
 use anyhow::Context as _;
+use cuttlefs_common::size::ByteSize;
 use std::time::Duration;
 
 /// Warm-up with everything in memory: there is no placement to wait for.
@@ -115,29 +116,22 @@ impl Results {
     }
 }
 
-/// What this machine and server can do.
+/// What this machine can do.
 #[derive(Clone, Debug)]
 pub(super) struct Abilities {
-    policies: bool,
     cgroup: Result<(), String>,
 }
 
 impl Abilities {
     /// Looks.
-    ///
-    /// # Errors
-    /// If there is no server at all.
-    pub(super) fn look() -> anyhow::Result<Self> {
+    pub(super) fn look() -> Self {
         let cgroup = MemoryCgroup::new(64 << 20).map(drop).map_err(|error| format!("{error:#}"));
-        Ok(Self { policies: server_has_policies()?, cgroup })
+        Self { cgroup }
     }
 
     /// Why a policy cannot be had.
     pub(super) fn refusal(&self, policy: Policy, link: Link) -> Option<String> {
         let label = policy.label();
-        if !matches!(policy, Policy::Term | Policy::Pin) && !self.policies {
-            return Some(format!("{label} is left out: this cuttlefsd has no --region"));
-        }
         if policy.needs_nic() && link == Link::Shm {
             return Some(format!("{label} is left out: over shm no NIC translates; use --link tcp or unix"));
         }
@@ -161,7 +155,7 @@ pub(super) fn run(
     timing: &Timing,
     cases: &[Case],
 ) -> anyhow::Result<Results> {
-    let abilities = Abilities::look()?;
+    let abilities = Abilities::look();
     let mut results = Results::default();
     let turns = turns(cases, &abilities, settings.args.link, &mut results);
     let steps: usize =
@@ -201,6 +195,13 @@ pub(super) fn run(
     }
     progress.end();
     judge(&mut results.points, pool, &mut disk);
+    if turns.iter().any(|turn| turn.policy.page_cached()) {
+        let own = ByteSize(own_bytes(settings.args.workers, pool.pool_bytes()));
+        results.note(format!(
+            "ODP, RPC and RPC_buffer ran in a memory cgroup of the DRAM shown and {own} for the server itself; their \
+             misses are what their process had the disk read"
+        ));
+    }
     if let Some(missing) = &disk.missing {
         results.note(format!("the disk's own figures and the bound are left out: {missing}"));
     }
@@ -379,7 +380,7 @@ mod tests {
             case("50", 50, &[Policy::Pin, Policy::Term]),
             case("50b", 50, &[Policy::Term]),
         ];
-        let abilities = Abilities { policies: true, cgroup: Err("no right".to_owned()) };
+        let abilities = Abilities { cgroup: Err("no right".to_owned()) };
         let mut results = Results::default();
         let turns = turns(&cases, &abilities, Link::Tcp, &mut results);
         let got: Vec<_> =
@@ -390,13 +391,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_is_told_once() {
-        let abilities = Abilities { policies: true, cgroup: Ok(()) };
+        let abilities = Abilities { cgroup: Ok(()) };
         assert_eq!(abilities.refusal(Policy::Odp, Link::Tcp), None);
         assert!(abilities.refusal(Policy::Odp, Link::Shm).is_some());
-        let old = Abilities { policies: false, cgroup: Ok(()) };
-        assert!(
-            old.refusal(Policy::Rpc, Link::Tcp).is_some() && old.refusal(Policy::Term, Link::Tcp).is_none()
-        );
         let mut results = Results::default();
         results.note("a".to_owned());
         results.note("a".to_owned());

@@ -155,13 +155,13 @@ fn draw_panel<DB: DrawingBackend>(panel: &DrawingArea<DB, Shift>, chart: &Chart)
         .y_label_area_size(72)
         .caption(&chart.caption, (FONT, 16).into_font());
     if chart.logarithmic {
-        // Whole powers of ten around what there is.
+        // From a whole power of ten on, with room for the legend above what there is.
         let low = 10f64.powf(lowest.log10().floor());
-        let high = 10f64.powf(highest.log10().ceil()).max(low * 10.0);
+        let high = (highest * 4.0).max(low * 10.0);
         let context = builder.build_cartesian_2d(x_range, (low..high).log_scale()).map_err(failed)?;
         draw_series(context, chart, low)
     } else {
-        let context = builder.build_cartesian_2d(x_range, 0.0..highest * 1.15).map_err(failed)?;
+        let context = builder.build_cartesian_2d(x_range, 0.0..highest * 1.3).map_err(failed)?;
         draw_series(context, chart, 0.0)
     }
 }

@@ -200,9 +200,8 @@ pub(super) fn fill_by(
         volume.write(&caller, file.handle, offset, &bytes).context("cannot fill the pool")?;
         offset += len;
     }
-    volume.fsync(&caller, file.handle, false).context("cannot fill the pool")?;
-    volume.release(file.handle);
-    Ok(())
+    // It stays open until the session ends.
+    volume.fsync(&caller, file.handle, false).context("cannot fill the pool")
 }
 
 /// The size of a block device; `None` if the path is none.

@@ -59,6 +59,10 @@ impl Figure {
             println!("Beside the paper (TeRM, FAST '24)");
             print!("{}", self.paper_table().render(coloured()));
         }
+        println!(
+            "MISS: disk reads for each value; DISK: the disk alone, kops/s; BOUND: the least of PIN and what the disk \
+             allows at that MISS"
+        );
         for note in &self.notes {
             println!("note: {note}");
         }
@@ -85,8 +89,8 @@ impl Figure {
         let with_latencies = self.points.iter().any(|point| self.paper_latencies(point).is_some());
         let mut table = Table::default();
         let mut heading = vec![
-            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "BOUND", "OF BOUND", "OF PIN",
-            "TERM/IT", "PAPER",
+            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "DISK", "BOUND", "OF BOUND",
+            "OF PIN", "TERM/IT", "PAPER",
         ];
         if with_latencies {
             heading.extend(["PAPER P50", "PAPER P99"]);
@@ -108,6 +112,7 @@ impl Figure {
                 format!("{:.1}", point.p50_us),
                 format!("{:.1}", point.p99_us),
                 format!("{:.3}", point.disk_reads_per_value),
+                kilo(point.disk_reads_per_second),
                 kilo(point.bound_operations_per_second),
                 share(point.of_bound()),
                 share(point.of_pin()),
@@ -218,9 +223,14 @@ pub(super) mod tests {
     #[test]
     fn the_table_puts_the_paper_beside_it_and_guesses_nothing() {
         let text = figure().table().render(false);
-        let line = |policy: &str| text.lines().find(|line| line.contains(policy)).expect("row").to_owned();
-        assert!(line("PIN").contains("0.97"), "{text}");
-        let odp = line("ODP");
+        let line = |policy: &str| {
+            text.lines()
+                .find(|line| line.contains(&format!(" {policy} |")))
+                .map(str::to_owned)
+                .unwrap_or_default()
+        };
+        assert!(line("   PIN").contains("0.97"), "{text}");
+        let odp = line("   ODP");
         assert!(odp.contains("160.00") && odp.contains("45781.4"), "{text}");
         assert!(figure().paper_table().render(false).contains("30.46 to 549.63"));
     }

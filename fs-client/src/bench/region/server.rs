@@ -21,10 +21,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Memory of a server's own beside its data. With an empty pool and two workers `cuttlefsd serve` has 12 to 40 MiB of
-/// anonymous memory (it grows with workers, bounce buffers of 8 MiB each, and with the metadata store's cache); a
-/// limit that left no room for it would take it from the data and flatter what is not page-cached.
-pub(super) const OWN_MEMORY_BYTES: u64 = 64 << 20;
+/// Memory of a server's own beside its data, under a cgroup's limit: measured with an empty pool, `cuttlefsd serve
+/// --region rpc` has 1.4 MiB of anonymous memory and 0.2 MiB of page tables; sockets and the metadata's cache come on top.
+/// More would be more page cache for the data, and flatter what is page-cached.
+const OWN_BYTES: u64 = 16 << 20;
+/// Its bounce buffers, each worker's.
+const BOUNCE_BYTES_PER_WORKER: u64 = 8 << 20;
+/// Page tables and the page cache's own tables take about 1/400 of what is mapped and cached.
+const TABLES_SHARE: u64 = 256;
 /// How long a server may take to answer.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long it may take to write back and end.
@@ -119,7 +123,7 @@ impl RegionServer {
         let binary = server_binary()?;
         let cgroup = if options.policy.page_cached() {
             pool.drop_page_cache()?;
-            Some(MemoryCgroup::new(options.memory_bytes + OWN_MEMORY_BYTES)?)
+            Some(MemoryCgroup::new(options.memory_bytes + own_bytes(options.workers, pool.pool_bytes()))?)
         } else {
             None
         };
@@ -139,14 +143,7 @@ impl RegionServer {
             None => Command::new(&binary),
         };
         command.arg("serve").arg("--pool").arg(pool.directory()).args(["--listen", &endpoint.to_string()]);
-        // A server without policies serves as one that pins if its memory is as large as its pool.
-        let pins_itself = options.policy.holds_everything() && server_has_policies()?;
-        if pins_itself || !options.policy.holds_everything() {
-            command.args(options.policy.server_flags());
-        }
-        if !pins_itself {
-            command.args(["--memory", &options.memory_bytes.to_string()]);
-        }
+        command.args(options.policy.server_flags()).args(["--memory", &options.memory_bytes.to_string()]);
         if let Some(workers) = options.workers {
             command.args(["--workers", &workers.to_string()]);
         }
@@ -264,17 +261,12 @@ impl Drop for RegionServer {
     }
 }
 
-/// Whether this `cuttlefsd` has policies at all.
-///
-/// # Errors
-/// If it cannot be run.
-pub(super) fn server_has_policies() -> anyhow::Result<bool> {
-    let output = Command::new(server_binary()?)
-        .args(["serve", "--help"])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot run cuttlefsd; set CUTTLEFSD to its path, or put it beside this program")?;
-    Ok(String::from_utf8_lossy(&output.stdout).contains("--region"))
+/// What a page-cached server's cgroup may use beyond the data's share.
+pub(super) fn own_bytes(workers: Option<usize>, pool_bytes: u64) -> u64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // The server's own choice where nothing was asked for.
+    let workers = workers.unwrap_or((cores / 2).clamp(1, 8)) as u64;
+    OWN_BYTES + workers * BOUNCE_BYTES_PER_WORKER + pool_bytes / TABLES_SHARE
 }
 
 /// A port nobody listens on. Somebody may take it before the server does; then that server's start fails.
