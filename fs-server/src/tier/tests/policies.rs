@@ -56,7 +56,7 @@ fn what_is_pinned_is_never_the_pattern_and_what_is_not_is_refused() {
     let mut out = vec![0xEE; LEN + 10];
     assert_eq!(writer.read_file(ME, opened.filekey, 0, &mut out), Ok(FileRead::Done(LEN)));
     assert_eq!(out[..LEN], stamped(1, 0, LEN));
-    block_on(write_back(&writer, &disk, &[opened.file.clone()], true)).expect("writes back");
+    block_on(write_back(&writer, &disk, std::slice::from_ref(&opened.file), true)).expect("writes back");
 
     let reader = regions(policy, &meta, None);
     let disk = disk.attach(reader.frames().memory().clone());
@@ -94,7 +94,8 @@ fn a_read_of_the_mapped_pool_faults_once() {
         // The first round writes, the second finds it in a page cache that was emptied, where the system lets us.
         if !hardware {
             put(&regions, &disk, &opened.file);
-            block_on(write_back(&regions, &disk, &[opened.file.clone()], true)).expect("writes back");
+            block_on(write_back(&regions, &disk, std::slice::from_ref(&opened.file), true))
+                .expect("writes back");
         }
         let (page, _) = opened.file.state().table.get(FilePage(0)).expect("mapped");
         let absent = !pool.is_cached(page.byte_offset(), LEN);
