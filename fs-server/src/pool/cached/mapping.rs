@@ -41,7 +41,8 @@ impl FileMapping {
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
         let mapping = Self { base, len };
         // A fault is to read its page, not the 32 around it: accesses are random, and what readahead brings in would
-        // pass for hits of the policy, or push out pages that are.
+        // pass for hits of the policy, or push out pages that are. The price, since Linux 6.3: accesses through the mapping
+        // no longer count as recent use (`vma_has_recency`), so pages leave about in order of arrival.
         // SAFETY: the range is this mapping, and the advice changes no byte of it.
         unsafe { rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::Random)? };
         Ok(mapping)

@@ -3,5 +3,6 @@
 mod concurrent;
 mod crash;
 mod harness;
+mod policies;
 mod reference;
 mod scenarios;
