@@ -18,6 +18,8 @@ use std::sync::Once;
 /// Pixels of a panel; a figure has one beside the other.
 const PANEL_WIDTH: u32 = 640;
 const HEIGHT: u32 = 460;
+/// Pixels of one line of the legend.
+const LEGEND_LINE: u32 = 17;
 /// Name under which the font is registered; in an SVG a family that every viewer knows.
 const FONT: &str = "sans-serif";
 /// What is beside the point.
@@ -143,6 +145,9 @@ fn draw_panel<DB: DrawingBackend>(panel: &DrawingArea<DB, Shift>, chart: &Chart)
     let all = || chart.series.iter().flat_map(|series| &series.values);
     let highest = all().map(|value| value.1).fold(0.0, f64::max).max(1e-3);
     let lowest = all().map(|value| value.1).filter(|y| *y > 0.0).fold(highest, f64::min);
+    // The axis goes on so far that the legend, a line for each series, covers nothing.
+    let legend_share = f64::from(LEGEND_LINE) * (chart.series.len() as f64 + 1.0) / f64::from(HEIGHT);
+    let room = 1.0 / (1.0 - 1.5 * legend_share).max(0.4);
     let x_range = match chart.kind {
         Kind::Curve => 0.0..all().map(|value| value.0).fold(0.1, f64::max),
         Kind::Lines | Kind::Bars => -0.5..chart.places.len().max(1) as f64 - 0.5,
@@ -157,11 +162,11 @@ fn draw_panel<DB: DrawingBackend>(panel: &DrawingArea<DB, Shift>, chart: &Chart)
     if chart.logarithmic {
         // From a whole power of ten on, with room for the legend above what there is.
         let low = 10f64.powf(lowest.log10().floor());
-        let high = (highest * 4.0).max(low * 10.0);
+        let high = low * (highest / low).max(3.0).powf(room);
         let context = builder.build_cartesian_2d(x_range, (low..high).log_scale()).map_err(failed)?;
         draw_series(context, chart, low)
     } else {
-        let context = builder.build_cartesian_2d(x_range, 0.0..highest * 1.3).map_err(failed)?;
+        let context = builder.build_cartesian_2d(x_range, 0.0..highest * room).map_err(failed)?;
         draw_series(context, chart, 0.0)
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn plan(figure: u8, settings: &Settings, value_sizes: &[u64]) -> anyh
             ("Dynamic hotspots (Figure 11)", vec![case], panels)
         }
         12 => {
-            let thetas = settings.choose(&[0.0, 0.5, 0.8, 0.9, 0.99], &[0.0, 0.99]);
+            let thetas = settings.choose(&[0.0, 0.5, 0.9, 0.99], &[0.0, 0.99]);
             let writes = settings.choose(&[0, 25, 50, 75, 100], &[50]);
             let skews = thetas.iter().map(|&theta| {
                 build.case("skewness", theta.to_string(), settings.load(LARGE, 0, theta), &compared)
@@ -104,8 +104,8 @@ pub(super) fn plan(figure: u8, settings: &Settings, value_sizes: &[u64]) -> anyh
             ("Skewness and write ratio, 4 KiB (Figure 12)", skews.chain(ratios).collect(), panels)
         }
         13 => {
-            let clients = settings.choose(&[1, 2, 4, 8, 16, 32], &[1, 4]);
-            let servers = settings.choose(&[1, 2, 4, 8], &[1]);
+            let clients = settings.choose(&[1, 2, 4, 8, 16], &[1, 4]);
+            let servers = settings.choose(&[1, 2, 4], &[1]);
             let of_clients = clients.iter().map(|&threads| {
                 let load = Load { threads, ..settings.load(LARGE, 0, THETA) };
                 build.case("client threads", threads.to_string(), load, &compared)

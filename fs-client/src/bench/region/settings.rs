@@ -55,10 +55,10 @@ pub(super) struct CommonArgs {
     /// Scatter runs of so many bytes over the file instead of single values
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true)]
     pub(super) clustered: ByteSize,
-    /// Seconds of each point [default: 5; 1 with --quick]
+    /// Seconds of each point [default: 4; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(super) seconds: Option<u32>,
-    /// Seconds before each point [default: 5; 1 with --quick]
+    /// Seconds before each point [default: 4; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=3600))]
     pub(super) warmup: Option<u32>,
     /// Warm up until throughput does not change any more, and as long as --warmup [default with it: 60] at most
@@ -101,9 +101,9 @@ impl Settings {
         let warmup = args.warmup.unwrap_or(match (args.settle, quick) {
             (true, _) => 60,
             (false, true) => 1,
-            (false, false) => 5,
+            (false, false) => 4,
         });
-        let measure = args.seconds.unwrap_or(if quick { 1 } else { 5 });
+        let measure = args.seconds.unwrap_or(if quick { 1 } else { 4 });
         Ok(Self {
             size_bytes,
             threads: args.threads.map_or(8, usize::from),
