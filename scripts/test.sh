@@ -125,6 +125,7 @@ twomounts   240 quick
 zerocpu     240 quick
 mounts      240 quick
 fio-verify  480 full
+soak        240 full
 memory      480 full
 kill        480 full
 realwork    720 full

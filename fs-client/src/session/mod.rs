@@ -153,6 +153,8 @@ pub struct Session {
     /// Where one-sided reads are counted, while a server wants to know.
     access_counters: ArcSwapOption<AccessCounters>,
     shut_down: AtomicBool,
+    /// The session is being ended by this side: that its connections go is no news.
+    ending: AtomicBool,
     /// Wakes pausing reconnects when the mount ends.
     pause: (Mutex<()>, Condvar),
     trace: AtomicU64,
@@ -195,6 +197,7 @@ impl Session {
             unsynced: Unsynced::default(),
             access_counters: ArcSwapOption::empty(),
             shut_down: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
             away: AtomicBool::new(false),
@@ -340,7 +343,7 @@ impl Session {
 
     /// Ends the session: waiting calls fail with `ShutDown`; the server is told if it is there.
     pub fn shut_down(&self) {
-        if self.is_shut_down() {
+        if self.ending.swap(true, Ordering::AcqRel) {
             return;
         }
         if self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed) {
@@ -375,7 +378,7 @@ impl Session {
     }
 
     fn note_away(&self, error: &dyn std::fmt::Display) {
-        if !self.away.swap(true, Ordering::Relaxed) {
+        if !self.ending.load(Ordering::Acquire) && !self.away.swap(true, Ordering::Relaxed) {
             tracing::warn!(endpoint = %self.options.endpoint, %error, "server is away; operations wait until it is back");
         }
     }

@@ -167,6 +167,11 @@ impl Regions {
         self.hotspots
     }
 
+    /// Pages with so many accesses of late, or fewer, are cold.
+    pub fn cold_heat(&self) -> u8 {
+        self.heat.cold()
+    }
+
     /// Units that have a score.
     pub fn scored_units(&self) -> usize {
         self.units.len()

@@ -1,6 +1,7 @@
 //! The server's status as JSON, for `cuttlefs status`: every bounded thing with its bound.
 
 use super::{Body, body};
+use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
 use crate::rpc::connections::MAX_CONNECTIONS;
 use crate::rpc::worker::WorkerContext;
@@ -63,6 +64,15 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "odp_faults": counts.odp_faults,
             "odp_fault_bytes": counts.odp_fault_pages * PAGE_SIZE_U64,
         },
+        "hotspots": {
+            "of": server.regions.hotspots().to_string(),
+            "sample_unit_bytes": server.regions.unit_pages() * PAGE_SIZE_U64,
+            "sample_period_ms": server.sampling.period_ms,
+            "scored_units": server.regions.scored_units(),
+            "bound": MAX_UNITS,
+            "cold_heat": server.regions.cold_heat(),
+            "counted": counts.counted,
+        },
         "frames": {
             "bound": region.frames,
             "bytes": u64::from(region.frames) * PAGE_SIZE_U64,
@@ -86,6 +96,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "fetch_hits": counts.fetch_hits,
             "fetch_misses": counts.fetch_misses,
             "promoted": counts.promoted,
+            "promoted_ahead": counts.promoted_ahead,
             "evicted": counts.evicted,
             "written_back": counts.written_back,
             "direct_writes": counts.direct_writes,
