@@ -39,6 +39,18 @@ pub fn must_run_once(request: &Request<'_>) -> bool {
         || matches!(request, Request::Open { .. } | Request::Close { .. } | Request::Reclaim { .. })
 }
 
+/// Requests that read or write the SSD: they wait for a turn.
+pub fn moves_bytes(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::Fetch { .. }
+            | Request::Write { .. }
+            | Request::Sync(_)
+            | Request::Allocate { .. }
+            | Request::CopyRange { .. }
+    )
+}
+
 /// Checks names, sizes and offsets.
 ///
 /// # Errors

@@ -16,5 +16,7 @@ pub mod handlers;
 pub mod sampling;
 /// One-sided transfers the server posts.
 pub mod transfer;
+/// Whose request runs next.
+pub mod turns;
 /// One worker's state.
 pub mod worker;

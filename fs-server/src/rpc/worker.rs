@@ -8,6 +8,7 @@ use super::bounce::BouncePool;
 use super::connection::{Connection, WorkId};
 use super::dispatch;
 use super::transfer::Transfers;
+use super::turns::Turns;
 use crate::pool::Disk;
 use crate::server::Server;
 use cuttlefs_common::ids::QpNumber;
@@ -37,6 +38,8 @@ pub struct WorkerContext {
     pub bounce: BouncePool,
     /// This worker's transfers in flight.
     pub transfers: Transfers,
+    /// This worker's turns for requests that move file bytes.
+    pub turns: Turns,
     spawn: Box<dyn Fn(Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
@@ -60,6 +63,7 @@ impl WorkerContext {
             disk,
             bounce: BouncePool::new(pd)?,
             transfers: Transfers::default(),
+            turns: Turns::default(),
             spawn,
             sleep,
             connections: RefCell::default(),

@@ -11,7 +11,7 @@ use super::disk::Disk;
 use super::file_load::{self, FileLoad, Load};
 use super::interrupt;
 use super::load::{self, Outcome, Timing};
-use super::point::{Point, disk_operations_per_value, median};
+use super::point::{Point, disk_operations_per_value, median, twice_per_value};
 use super::policy::Policy;
 use super::pool::{FILE_NAME, ScratchPool};
 use super::server::{Link, RegionServer, ServerOptions, own_bytes};
@@ -304,6 +304,7 @@ fn one_turn(
             p99_us: outcome.latency_us(0.99),
             disk_reads_per_value: reads,
             disk_writes_per_value: writes,
+            twice_per_value: twice_per_value(&outcome, &before, &after),
             pin_operations_per_second: None,
             disk_reads_per_second: None,
             disk_writes_per_second: None,

@@ -71,6 +71,7 @@ fn colour(policy: Policy) -> RGBColor {
     match policy {
         Policy::Pin => RGBColor(90, 90, 90),
         Policy::Term | Policy::Magic => RGBColor(213, 94, 0),
+        Policy::TermUnits => RGBColor(140, 60, 0),
         Policy::Odp | Policy::OdpHardware => RGBColor(0, 114, 178),
         Policy::Rpc => RGBColor(0, 158, 115),
         Policy::RpcBuffer => RGBColor(86, 180, 233),

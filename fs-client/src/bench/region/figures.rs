@@ -36,8 +36,15 @@ pub(super) struct Panel {
 /// The four that most figures compare.
 const COMPARED: [Policy; 4] = [Policy::Pin, Policy::Term, Policy::Rpc, Policy::Odp];
 /// Figure 10's: what is added one after the other.
-const TECHNIQUES: [Policy; 6] =
-    [Policy::Rpc, Policy::RpcBuffer, Policy::RpcDirect, Policy::Tiering, Policy::Hotspot, Policy::Magic];
+const TECHNIQUES: [Policy; 7] = [
+    Policy::Rpc,
+    Policy::RpcBuffer,
+    Policy::RpcDirect,
+    Policy::Tiering,
+    Policy::Hotspot,
+    Policy::Magic,
+    Policy::TermUnits,
+];
 /// The paper's skew.
 pub(super) const THETA: f64 = 0.99;
 const SMALL: u64 = 256;
@@ -75,8 +82,11 @@ pub(super) fn plan(figure: u8, settings: &Settings, value_sizes: &[u64]) -> anyh
             let cases = loads.iter().map(|&(writes, bytes)| {
                 let name = format!("{} {}", if writes == 0 { "read" } else { "write" }, size_name(bytes));
                 // One-sided reads change nothing about writes, as in the paper.
-                let policies: Vec<Policy> =
-                    policies.iter().copied().filter(|&p| writes == 0 || p != Policy::Magic).collect();
+                let policies: Vec<Policy> = policies
+                    .iter()
+                    .copied()
+                    .filter(|&p| writes == 0 || !matches!(p, Policy::Magic | Policy::TermUnits))
+                    .collect();
                 build.case("technique", name, settings.load(bytes, writes, THETA), &policies)
             });
             let panels = vec![panel("technique", "operation and value size", Kind::Bars, false)];

@@ -37,6 +37,8 @@ pub(super) struct Point {
     pub(super) disk_reads_per_value: f64,
     /// Disk writes for each value.
     pub(super) disk_writes_per_value: f64,
+    /// One-sided reads that found the magic pattern and went again by RPC.
+    pub(super) twice_per_value: f64,
     /// The same load with everything in memory.
     pub(super) pin_operations_per_second: Option<f64>,
     /// Random reads and writes a second of the disk alone.
@@ -104,6 +106,11 @@ pub(super) fn disk_operations_per_value(
     (read_pages / pages_per_value / values, written_pages / pages_per_value / values)
 }
 
+/// Reads that travelled twice for each value: the page bitmap had not said yet that the page was on SSD.
+pub(super) fn twice_per_value(outcome: &Outcome, before: &Counts, after: &Counts) -> f64 {
+    after.nic.magic_pages.saturating_sub(before.nic.magic_pages) as f64 / outcome.operations.max(1) as f64
+}
+
 /// The middle one of several rounds, by throughput.
 pub(super) fn median(rounds: &[f64]) -> f64 {
     let mut sorted = rounds.to_vec();
@@ -115,7 +122,7 @@ pub(super) fn median(rounds: &[f64]) -> f64 {
 mod tests {
     use super::*;
     use crate::bench::region::load::histogram;
-    use crate::bench::region::server::PageCounts;
+    use crate::bench::region::server::{NicCounts, PageCounts};
 
     #[test]
     fn the_bound_is_memory_or_disk_whichever_is_slower() {
@@ -137,12 +144,14 @@ mod tests {
         let outcome = Outcome { operations: 100, seconds: 1.0, latencies, timeline: Vec::new() };
         let after = Counts {
             pages: PageCounts { fetch_misses: 200, direct_writes: 40, ..PageCounts::default() },
+            nic: NicCounts { magic_pages: 7 },
             disk_read_bytes: 4096 * 400,
             disk_write_bytes: 0,
         };
         let before = Counts::default();
         let counted = disk_operations_per_value(Policy::Term, &load, &outcome, &before, &after);
         assert_eq!(counted, (0.5, 0.1));
+        assert_eq!(twice_per_value(&outcome, &before, &after), 0.07);
         assert_eq!(disk_operations_per_value(Policy::Odp, &load, &outcome, &before, &after), (1.0, 0.0));
     }
 

@@ -10,6 +10,8 @@ pub(super) enum Policy {
     Pin,
     /// What cuttlefs does.
     Term,
+    /// The same, but whole sample units are promoted, as in the paper.
+    TermUnits,
     /// On-demand paging by the NIC, its software part only.
     Odp,
     /// The same with the times the paper measured of the NIC's hardware (Figure 4).
@@ -34,6 +36,7 @@ impl Policy {
         match self {
             Self::Pin => "PIN",
             Self::Term => "TeRM",
+            Self::TermUnits => "TeRM_units",
             Self::Odp => "ODP",
             Self::OdpHardware => "ODP+RNIC",
             Self::Rpc => "RPC",
@@ -49,6 +52,7 @@ impl Policy {
     pub(super) fn server_flags(self) -> &'static [&'static str] {
         match self {
             Self::Term => &[],
+            Self::TermUnits => &["--hotspots", "units"],
             Self::Pin => &["--region", "pin"],
             Self::Odp => &["--region", "odp"],
             Self::OdpHardware => &["--region", "odp", "--odp-hardware"],

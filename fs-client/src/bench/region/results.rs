@@ -60,7 +60,7 @@ impl Figure {
             print!("{}", self.paper_table().render(coloured()));
         }
         println!(
-            "MISS: disk reads for each value; DISK: the disk alone, kops/s; BOUND: the least of PIN and what the disk \
+            "MISS: disk reads for each value; TWICE: one-sided reads that found the magic pattern, for each value; DISK: the disk alone, kops/s; BOUND: the least of PIN and what the disk \
              allows at that MISS"
         );
         for note in &self.notes {
@@ -89,8 +89,8 @@ impl Figure {
         let with_latencies = self.points.iter().any(|point| self.paper_latencies(point).is_some());
         let mut table = Table::default();
         let mut heading = vec![
-            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "DISK", "BOUND", "OF BOUND",
-            "OF PIN", "TERM/IT", "PAPER",
+            "PART", "AT", "POLICY", "KOPS/S", "P50 us", "P99 us", "MISS", "TWICE", "DISK", "BOUND",
+            "OF BOUND", "OF PIN", "TERM/IT", "PAPER",
         ];
         if with_latencies {
             heading.extend(["PAPER P50", "PAPER P99"]);
@@ -112,6 +112,7 @@ impl Figure {
                 format!("{:.1}", point.p50_us),
                 format!("{:.1}", point.p99_us),
                 format!("{:.3}", point.disk_reads_per_value),
+                format!("{:.4}", point.twice_per_value),
                 kilo(point.disk_reads_per_second),
                 kilo(point.bound_operations_per_second),
                 share(point.of_bound()),
@@ -187,6 +188,7 @@ pub(super) mod tests {
             p99_us: 20.0,
             disk_reads_per_value: 0.5,
             disk_writes_per_value: 0.0,
+            twice_per_value: 0.0,
             pin_operations_per_second: Some(100.0),
             disk_reads_per_second: Some(45.0),
             disk_writes_per_second: None,

@@ -90,12 +90,23 @@ struct Status {
     pid: u32,
     #[serde(default)]
     pages: PageCounts,
+    #[serde(default)]
+    nic: NicCounts,
+}
+
+/// What the NIC engine answered.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NicCounts {
+    /// Pages answered with the magic pattern: their reads travel again, by RPC.
+    pub(super) magic_pages: u64,
 }
 
 /// What a server has done so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) pages: PageCounts,
+    pub(super) nic: NicCounts,
     /// Bytes its process had the disks read (proc_pid_io(5)): also what page faults read.
     pub(super) disk_read_bytes: u64,
     /// Bytes its process had the disks write.
@@ -205,11 +216,11 @@ impl RegionServer {
     /// # Errors
     /// If it does not answer.
     pub(super) fn counts(&self) -> anyhow::Result<Counts> {
-        let pages = self.status()?.pages;
+        let Status { pages, nic, .. } = self.status()?;
         let path = format!("/proc/{}/io", self.child.id());
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
         let (disk_read_bytes, disk_write_bytes) = disk_bytes(&text);
-        Ok(Counts { pages, disk_read_bytes, disk_write_bytes })
+        Ok(Counts { pages, nic, disk_read_bytes, disk_write_bytes })
     }
 
     /// Bytes charged to its cgroup, if it has one.

@@ -37,7 +37,7 @@ pub(super) struct CommonArgs {
     /// What the load goes over
     #[arg(long, value_enum, default_value_t = Link::Tcp)]
     pub(super) link: Link,
-    /// Client threads [default: 8]
+    /// Client threads [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
     /// The server's threads for RPCs [default: the server's own choice]
@@ -78,6 +78,9 @@ pub(super) struct CommonArgs {
     pub(super) out: PathBuf,
 }
 
+/// Client threads unless told otherwise: enough for a disk's queue beside two cores' work.
+const DEFAULT_THREADS: usize = 16;
+
 /// The same, with what was not said filled in.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
@@ -106,7 +109,7 @@ impl Settings {
         let measure = args.seconds.unwrap_or(if quick { 1 } else { 4 });
         Ok(Self {
             size_bytes,
-            threads: args.threads.map_or(8, usize::from),
+            threads: args.threads.map_or(DEFAULT_THREADS, usize::from),
             dram_percent: args.dram.unwrap_or(50),
             timing: Timing {
                 warmup: Duration::from_secs(warmup.into()),

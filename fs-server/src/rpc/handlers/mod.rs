@@ -68,6 +68,8 @@ pub async fn run(
     } else {
         request
     };
+    let _turn =
+        if admit::moves_bytes(&request) { Some(context.turns.take(session.number().0).await) } else { None };
     match request {
         Request::Attach { .. } | Request::Status => Err(Status::Malformed),
         Request::Heartbeat => done(),
