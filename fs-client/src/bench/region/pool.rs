@@ -85,7 +85,10 @@ impl ScratchPool {
         if let Some(data) = data {
             command.arg("--data").arg(data);
         }
-        if !pool.is_device {
+        if pool.is_device {
+            // Its help says that all on it is lost; a benchmark before this one left a pool there.
+            command.arg("--force");
+        } else {
             command.args(["--size", &(file_bytes + MARGIN_BYTES).to_string()]);
         }
         let output = command.stdin(Stdio::null()).output().context("cannot run cuttlefsd format")?;

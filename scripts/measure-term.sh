@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Makes docs/term.md: every figure of the TeRM paper's evaluation, measured here, as tables and plots (docs/term/*.svg).
+# Takes about half an hour and wants the machine for itself.
+# usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [FIGURE...]     8 to 15, octopus, kv, ram, links
+#   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
+source "$(dirname "$0")/env.sh"
+cd "$ROOT" || exit 1
+set -uo pipefail
+
+size=1G
+seconds=3
+warmup=4
+figures=()
+while (($#)); do
+    case $1 in
+        --size | --seconds | --warmup)
+            declare "${1#--}=$2"
+            shift
+            ;;
+        8 | 9 | 1[0-5] | octopus | kv | ram | links) figures+=("$1") ;;
+        *) die "unknown argument $1; see the head of $0" ;;
+    esac
+    shift
+done
+((${#figures[@]})) || figures=(links 8 9 10 11 12 13 14 15 octopus kv ram)
+
+bench=$CUTTLEFS_BIN/cuttlefs
+[[ -x $bench ]] || die "no $bench; build it: cargo build --release"
+out=docs/term
+work=$(mktemp -d /var/tmp/cft-term.XXXX) || exit 1
+loop=
+clean_up() {
+    [[ -n $loop ]] && losetup -d "$loop"
+    mountpoint -q "$work/ram" && umount "$work/ram"
+    rm -rf --one-file-system "$work"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+# A block device in RAM, a quarter larger than the data.
+ram_device() {
+    [[ -n $loop ]] && return 0
+    local bytes
+    bytes=$(($(numfmt --from=iec "$size") * 5 / 4))
+    mkdir -p "$work/ram" && mount -t tmpfs -o size=$((bytes + (64 << 20))) tmpfs "$work/ram" || return 1
+    truncate -s "$bytes" "$work/ram/disk" || return 1
+    loop=$(losetup -f --show "$work/ram/disk")
+}
+
+# run NAME TITLE COMMAND...: its tables go to a file of its own, from which docs/term.md is put together.
+run() {
+    local name=$1 title=$2
+    shift 2
+    say "$title"
+    mkdir -p "$out/tables"
+    {
+        echo "## $title"
+        echo
+        # shellcheck disable=SC2016
+        printf '`cuttlefs %s`\n\n```\n' "${*//$loop/DEVICE}"
+    } >"$out/tables/$name.md"
+    if "$bench" "$@" --scratch "$work" --out "$work/out" 2>"$work/progress" | grep -v '^written:' >"$work/table"; then
+        cat "$work/table"
+        cat "$work/table" >>"$out/tables/$name.md"
+        echo '```' >>"$out/tables/$name.md"
+        local plot
+        for plot in "$work"/out/*.svg; do
+            mv "$plot" "$out/$name.svg"
+            printf '\n![%s](term/%s.svg)\n' "$title" "$name" >>"$out/tables/$name.md"
+        done
+        for plot in "$work"/out/*.json; do
+            mv "$plot" "$out/$name.json"
+        done
+        rm -rf "$work/out"
+    else
+        tail -n 5 "$work/progress" >&2
+        die "$title failed"
+    fi
+}
+
+common=(--size "$size" --seconds "$seconds" --warmup "$warmup")
+for figure in "${figures[@]}"; do
+    case $figure in
+        links)
+            run link-tcp "4 KiB reads over tcp, settled" bench region --size "$size" --warmup 15 --seconds 8 --policy pin,term,term-units,hotspot,odp,odp-hardware,rpc --dram 50
+            run link-shm "4 KiB reads over shm, settled" bench region --size "$size" --warmup 15 --seconds 8 --policy pin,term,term-units,rpc --dram 50 --link shm
+            ;;
+        ram)
+            ram_device || die "a loop device over a tmpfs needs root"
+            run ram "A RAM-backed block device in place of the SSD" bench region --size "$size" --warmup 12 --seconds 6 --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
+            ;;
+        15)
+            truncate -s "$(($(numfmt --from=iec "$size") * 5 / 4))" "$work/disk"
+            ram_device || die "a loop device over a tmpfs needs root"
+            run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
+            ;;
+        octopus) run figure-16 "Figure 16: Octopus" bench octopus --seconds "$seconds" --warmup "$warmup" ;;
+        kv) run figure-17 "Figure 17: a key-value table" bench kv --seconds "$seconds" --warmup "$warmup" ;;
+        *) run "figure-$figure" "Figure $figure" bench region "${common[@]}" --figure "$figure" ;;
+    esac
+done
+
+{
+    echo "# Data larger than memory, as the TeRM paper measures it"
+    echo
+    echo "Made by \`scripts/measure-term.sh\`; what the figures mean stands in [benchmarks.md](benchmarks.md)."
+    echo "Machine: $(nproc) cores, $(awk '/MemTotal/ {printf "%d GiB", $2 / 1048576}' /proc/meminfo), kernel $(uname -r), $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD). $size of data."
+    for name in link-tcp link-shm ram figure-{8,9,10,11,12,13,14,15,16,17}; do
+        [[ -e $out/tables/$name.md ]] || continue
+        echo
+        cat "$out/tables/$name.md"
+    done
+} >docs/term.md
+say "written: docs/term.md and $out"
