@@ -33,15 +33,16 @@ fn race(hotspots: Hotspots) {
     let site = Site::new(Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots });
     let magic = site.regions().magic();
     let clients = ["tcp", "shm", "tcp", "shm"].map(|scheme| site.connect(scheme, 8, true));
+    let plain = site.connect("tcp", 2, false);
     let world = World::new([&clients[0], &clients[1], &clients[2], &clients[3]], seed, until);
     std::thread::scope(|scope| {
-        let world = &world;
+        let (world, plain) = (&world, &plain);
         let bounded = [
             scope.spawn(move || world.bounded(|| world.writer(0))),
             scope.spawn(move || world.bounded(|| world.writer(1))),
             scope.spawn(move || world.bounded(|| world.writer(2))),
             scope.spawn(move || world.bounded(|| world.churner())),
-            scope.spawn(move || world.bounded(|| world.pattern_writer(&magic))),
+            scope.spawn(move || world.bounded(|| world.pattern_writer(&magic, plain))),
         ];
         for reader in 0..4 {
             scope.spawn(move || world.bounded(|| world.reader(reader)));
@@ -55,6 +56,7 @@ fn race(hotspots: Hotspots) {
         assert_eq!(ended, 0, "somebody saw what must not be; see above");
     });
     world.finish();
+    plain.shut_down();
     let figures = site.regions().figures();
     println!("{figures:?}");
     for client in &clients {

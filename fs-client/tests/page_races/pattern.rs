@@ -3,7 +3,8 @@
 use super::actors::{World, had_room};
 use super::running::{CALLER, READ, READ_WRITE, figure, read};
 use super::words::{WORDS, bytes_of};
-use cuttlefs_client::file::volume::Volume;
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Handle, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::region::MagicPattern;
@@ -12,8 +13,8 @@ const PAGES: u64 = 20;
 
 impl World<'_> {
     /// Writes the pattern and words, whole pages and parts, and reads them back through every client. Alone with its
-    /// file, so it knows every byte.
-    pub fn pattern_writer(&self, magic: &MagicPattern) {
+    /// file, so it knows every byte. `plain` pulls no bitmaps: it learns only from the bytes what is not there.
+    pub fn pattern_writer(&self, magic: &MagicPattern, plain: &RemoteVolume) {
         let draw = self.random(70);
         let made = self.clients[0].create(&CALLER, InodeNo::ROOT, b"pattern", 0o644, true, READ_WRITE);
         let (attr, opened) = made.expect("create");
@@ -50,31 +51,25 @@ impl World<'_> {
                 self.check(client, handle, &model, first * PAGE_SIZE_U64, count * PAGE_SIZE as u32);
             }
         }
-        // Nobody evicts and nobody reads ahead what the pattern says is not there: each page costs its question.
-        let client = self.clients[2];
+        // Whether it is resident or not: each look at the pattern costs its question.
+        let looking = plain.open(&CALLER, attr.ino, READ).expect("open").handle;
         let mut page = vec![0; PAGE_SIZE];
         magic.fill(0, &mut page);
         if had_room(self.clients[0].write(&CALLER, opened.handle, 0, &page)) {
-            let before = figure(client, "magic_hits");
+            let before = figure(plain, "magic_hits");
             for _ in 0..10 {
-                assert_eq!(read(client, handles[2], 0, PAGE_SIZE as u32).expect("read"), page);
+                assert_eq!(read(plain, looking, 0, PAGE_SIZE as u32).expect("read"), page);
             }
-            assert!(figure(client, "magic_hits") >= before + 10, "the pattern was believed to be data");
+            assert!(figure(plain, "magic_hits") >= before + 10, "the pattern was believed to be data");
         }
+        plain.release(looking);
         for (client, handle) in self.clients.iter().zip(handles) {
             client.release(handle);
         }
         self.clients[0].release(opened.handle);
     }
 
-    fn check(
-        &self,
-        client: &cuttlefs_client::file::RemoteVolume,
-        handle: cuttlefs_client::file::volume::Handle,
-        model: &[u8],
-        offset: u64,
-        len: u32,
-    ) {
+    fn check(&self, client: &RemoteVolume, handle: Handle, model: &[u8], offset: u64, len: u32) {
         let got = read(client, handle, offset, len).expect("read");
         let end = model.len().min((offset + u64::from(len)) as usize);
         let expected = &model[offset as usize..end];
