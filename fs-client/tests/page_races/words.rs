@@ -63,7 +63,7 @@ impl PageState {
     /// Begins the next version, of zeros or of bytes.
     pub fn begin(&self, zeros: bool) -> u64 {
         let begun = self.begun.load(Ordering::SeqCst);
-        let next = if (begun % 2 == 1) == zeros { begun + 2 } else { begun + 1 };
+        let next = if begun.is_multiple_of(2) != zeros { begun + 2 } else { begun + 1 };
         if zeros {
             self.zeroed.store(next, Ordering::SeqCst);
         }

@@ -86,9 +86,10 @@ fn promote(storage: &Storage, periods: usize) {
 
 fn pool_pages(storage: &Storage, ino: u64) -> Vec<PoolPage> {
     let layout = storage.file(ino).layout(FilePage(0), usize::MAX);
-    let pages = layout.extents.iter().flat_map(|extent| {
-        (extent.pool_page.0..extent.pool_page.0 + u64::from(extent.len_pages)).map(PoolPage)
-    });
+    let pages = layout
+        .extents
+        .iter()
+        .flat_map(|extent| (extent.pool_page.0..extent.pool_page.0 + extent.len_pages).map(PoolPage));
     pages.collect()
 }
 
@@ -311,14 +312,14 @@ fn promotion_races_with_everything_and_no_byte_is_wrong() {
             if lives.is_empty() {
                 stopped.store(true, Ordering::Release);
             }
-            let tasks = if random.next_u64() % 2 == 0 { &mut background } else { &mut lives };
+            let tasks = if random.next_u64().is_multiple_of(2) { &mut background } else { &mut lives };
             if !tasks.is_empty() {
                 let index = random.next_u64() as usize % tasks.len();
                 if block_on(poll_once(tasks[index].as_mut())).is_some() {
                     drop(tasks.swap_remove(index));
                 }
             }
-            if random.next_u64() % 3 > 0 {
+            if !random.next_u64().is_multiple_of(3) {
                 storage.disk.step();
             }
         }
