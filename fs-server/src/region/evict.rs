@@ -4,7 +4,7 @@
 //! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
 //! pool go as one IO. Eviction walks the frames with a hand and takes pages that are cold (`heat`): block locks only if
 //! they are free, and a frame goes back after its entry has moved to the magic frame. A round without enough cold pages
-//! is followed by one that takes warmer ones, and by one that takes any.
+//! is followed by ones that take warmer ones, the last of them any.
 //!
 //! Nothing here needs a file's locks: a dirty frame is right on SSD whoever owns the page. That is also why a writer
 //! that meets too many dirty frames can help itself (`relieve`) without any chance of deadlock.
@@ -21,6 +21,8 @@ use std::sync::atomic::Ordering;
 const MAX_IO_PAGES: usize = 64;
 /// Pages of one batch at most: bounds how many block locks write-out holds at once.
 pub(crate) const MAX_BATCH_PAGES: usize = 256;
+/// How much warmer the pages of each further round may be: five rounds at most after the first.
+const WARMER: u8 = 4;
 
 impl Regions {
     /// Writes frames to their pool pages. The caller holds the pages' block locks. Returns for each page whether the
@@ -117,12 +119,13 @@ impl Regions {
 
     /// Frees up to `wanted` frames, the coldest first, and returns how many. Never waits for a lock.
     pub async fn evict(&self, disk: &dyn Disk, wanted: u32) -> u32 {
-        let mut freed = 0;
-        let cold = self.heat.cold();
-        for limit in [cold, cold.saturating_mul(2).saturating_add(1), u8::MAX] {
-            if freed < wanted {
-                freed += self.evict_round(disk, wanted - freed, limit).await;
-            }
+        let mut limit = self.heat.cold();
+        let mut freed = self.evict_round(disk, wanted, limit).await;
+        // What was cold at the last review may be accessed a few times a page by now, and yet be far colder than what
+        // is hot: so in steps, and not at once whatever comes first.
+        while freed < wanted && limit < u8::MAX {
+            limit = limit.saturating_mul(WARMER).saturating_add(1);
+            freed += self.evict_round(disk, wanted - freed, limit).await;
         }
         freed
     }

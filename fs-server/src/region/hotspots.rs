@@ -11,7 +11,7 @@
 use super::heat::{COLD_SAMPLES, cold_of};
 use super::hot_units::HotUnit;
 use super::{FileRegion, Regions, add};
-use cuttlefs_common::ids::{FrameIndex, PoolPage};
+use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::region::UnitRecord;
 use std::collections::HashSet;
@@ -78,7 +78,10 @@ impl Regions {
             return;
         }
         let first = u64::from(record.unit) * pages.len() as u64;
-        let mut noted = 0;
+        // Nor may a peer take the places of units that are there with names of units that are not.
+        if first >= file.size().div_ceil(PAGE_SIZE_U64) {
+            return;
+        }
         if self.hotspots == Hotspots::Pages {
             let state = file.state();
             for piece in state.table.pieces_in(first, first.saturating_add(pages.len() as u64)) {
@@ -90,7 +93,7 @@ impl Regions {
                 }
             }
         }
-        noted += u64::from(record.count);
+        let noted = u64::from(record.count);
         self.units.add(file.ino(), first, noted);
         add(&self.counters.counted, noted);
     }
@@ -133,18 +136,20 @@ impl Regions {
         let before = std::mem::replace(&mut *self.hot_set.lock(), units.clone());
         let now: HashSet<_> = units.iter().map(|unit| (unit.ino, unit.first_page)).collect();
         for unit in before.iter().filter(|unit| !now.contains(&(unit.ino, unit.first_page))) {
-            self.mark_unit(unit, 0);
+            // Loaded if need be: nothing else would ever cool its pages. A file that is gone has none.
+            if let Ok(file) = self.file(unit.ino) {
+                self.mark_unit(&file, unit, 0);
+            }
         }
         for unit in &units {
-            self.mark_unit(unit, u8::MAX);
+            if let Some(file) = self.file_of_unit(unit) {
+                self.mark_unit(&file, unit, u8::MAX);
+            }
         }
         units
     }
 
-    fn mark_unit(&self, unit: &HotUnit, heat: u8) {
-        let Some(file) = self.active.find(unit.ino) else {
-            return;
-        };
+    fn mark_unit(&self, file: &FileRegion, unit: &HotUnit, heat: u8) {
         let state = file.state();
         let end = unit.first_page + self.units.unit_pages();
         for piece in state.table.pieces_in(unit.first_page, end).filter(|piece| piece.state.has_bytes()) {

@@ -3,7 +3,7 @@
 use crate::pool::simdisk::SimDisk;
 use crate::pool::space::Space;
 use crate::region::memory_meta::MemoryMeta;
-use crate::region::{FileRegion, Frames, MetaPort, Regions, RegionsConfig};
+use crate::region::{FileRegion, Frames, Hotspots, MetaPort, Regions, RegionsConfig};
 use crate::tier::{Sink, fetch};
 use cuttlefs_common::ids::{FrameIndex, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{PageSet, divide};
@@ -26,6 +26,15 @@ impl Storage {
         let meta = MemoryMeta::default();
         let regions = regions(pool_pages, frames, &meta);
         let disk = SimDisk::new(pool_pages, regions.frames().memory().clone());
+        Self { regions, disk, meta, pool_pages, frames }
+    }
+
+    /// A server that promotes whole units of so many pages, on a disk whose choices come from `seed`.
+    pub fn with_units(pool_pages: u64, frames: u64, unit_pages: u32, seed: u64) -> Self {
+        let meta = MemoryMeta::default();
+        let config = RegionsConfig { hotspots: Hotspots::Units, unit_pages, ..config(pool_pages, frames) };
+        let regions = regions_of(config, &meta);
+        let disk = SimDisk::seeded(pool_pages, regions.frames().memory().clone(), seed);
         Self { regions, disk, meta, pool_pages, frames }
     }
 
@@ -106,11 +115,17 @@ impl Storage {
     }
 }
 
+fn config(pool_pages: u64, frames: u64) -> RegionsConfig {
+    let defaults = RegionsConfig::new(pool_pages, frames * PAGE_SIZE_U64);
+    RegionsConfig { file_slots: 4, max_inactive: 0, ..defaults }
+}
+
 fn regions(pool_pages: u64, frames: u64, meta: &MemoryMeta) -> Arc<Regions> {
-    let space = Space::new(pool_pages, meta.used()).expect("extents do not overlap");
-    let mut config = RegionsConfig::new(pool_pages, frames * PAGE_SIZE_U64);
-    config.file_slots = 4;
-    config.max_inactive = 0;
+    regions_of(config(pool_pages, frames), meta)
+}
+
+fn regions_of(config: RegionsConfig, meta: &MemoryMeta) -> Arc<Regions> {
+    let space = Space::new(config.pool_pages, meta.used()).expect("extents do not overlap");
     let random = Arc::new(SeededRandom::new(42));
     Arc::new(Regions::new(config, Arc::new(space), Arc::new(meta.clone()), random).expect("memory"))
 }

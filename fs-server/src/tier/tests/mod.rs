@@ -4,5 +4,6 @@ mod concurrent;
 mod crash;
 mod harness;
 mod policies;
+mod promotion;
 mod reference;
 mod scenarios;

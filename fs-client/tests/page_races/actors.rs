@@ -1,0 +1,242 @@
+//! Who writes and who reads, at the same time.
+
+use super::running::{CALLER, READ, READ_WRITE, read};
+use super::words::{PageState, WORDS, bytes_of, cut_of};
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{FsError, Handle, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{Random, SeededRandom};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Files with one writer each.
+const FILES: usize = 3;
+/// Pages of each: together more than twice the frames.
+const FILE_PAGES: u64 = 72;
+/// What a writer does if no time is given.
+const STEPS: u64 = 900;
+
+/// A file that comes and goes: who looks for it finds this much.
+#[derive(Clone, Copy)]
+pub struct Churned {
+    pub ino: InodeNo,
+    /// The number in its words.
+    pub file: u64,
+}
+
+/// What all threads share.
+pub struct World<'a> {
+    /// Over tcp, shm, tcp, shm.
+    pub clients: [&'a RemoteVolume; 4],
+    pub churned: Mutex<Vec<Churned>>,
+    pub churned_reads: AtomicU64,
+    handles: [[Handle; 4]; FILES],
+    pages: Vec<Vec<PageState>>,
+    seed: u64,
+    until: Option<Instant>,
+    stop: AtomicBool,
+}
+
+/// Ends the run when a thread panics.
+struct EndOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Whether there was room for a change; anything else that fails ends the test.
+pub fn had_room<T>(result: Result<T, FsError>) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(FsError::Server(Status::NoSpace)) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl<'a> World<'a> {
+    /// Files of holes, open at every client.
+    pub fn new(clients: [&'a RemoteVolume; 4], seed: u64, until: Option<Instant>) -> Self {
+        let handles = std::array::from_fn(|file| {
+            let name = format!("file-{file}");
+            let made = clients[0].create(&CALLER, InodeNo::ROOT, name.as_bytes(), 0o644, true, READ_WRITE);
+            let (attr, opened) = made.expect("create");
+            let size = SetAttr { size: Some(FILE_PAGES * PAGE_SIZE_U64), ..SetAttr::default() };
+            clients[0].set_attr(&CALLER, attr.ino, size).expect("truncate");
+            clients[0].release(opened.handle);
+            clients.map(|client| client.open(&CALLER, attr.ino, READ_WRITE).expect("open").handle)
+        });
+        let pages = (0..FILES).map(|_| (0..FILE_PAGES).map(|_| PageState::new()).collect()).collect();
+        Self {
+            clients,
+            churned: Mutex::default(),
+            churned_reads: AtomicU64::new(0),
+            handles,
+            pages,
+            seed,
+            until,
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs a thread's part; if it panics, all end.
+    pub fn bounded(&self, part: impl FnOnce()) {
+        let _end = EndOnPanic(&self.stop);
+        part();
+    }
+
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
+    pub fn running(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Random numbers of one thread.
+    pub fn random(&self, thread: u64) -> impl Fn(u64) -> u64 + use<> {
+        let random = SeededRandom::new(self.seed ^ thread.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        move |below| random.next_u64() % below
+    }
+
+    /// Whether a bounded thread that has done so many steps goes on.
+    pub fn goes_on(&self, steps: u64, share: u64) -> bool {
+        self.running() && self.until.map_or(steps < STEPS / share, |until| Instant::now() < until)
+    }
+
+    pub fn churned_reads(&self) -> u64 {
+        self.churned_reads.load(Ordering::Relaxed)
+    }
+
+    /// Rewrites and punches the pages of its file through one client after another.
+    pub fn writer(&self, file: usize) {
+        let draw = self.random(1 + file as u64);
+        let mut steps = 0;
+        while self.goes_on(steps, 1) {
+            steps += 1;
+            let client = draw(4) as usize;
+            let (volume, handle) = (self.clients[client], self.handles[file][client]);
+            // Half of what is done is done to a sixth of the pages, so that there are hot ones.
+            let first = draw(if draw(2) == 0 { FILE_PAGES / 6 } else { FILE_PAGES });
+            let count = (1 + draw(3)).min(FILE_PAGES - first);
+            match draw(10) {
+                0 => self.punch(file, volume, handle, first, count),
+                1 => volume.fsync(&CALLER, handle, true).expect("fsync"),
+                2..=4 => self.write_whole(file, volume, handle, first, count),
+                _ => self.write_page(file, volume, handle, first),
+            }
+        }
+    }
+
+    fn punch(&self, file: usize, volume: &RemoteVolume, handle: Handle, first: u64, count: u64) {
+        let pages = &self.pages[file][first as usize..(first + count) as usize];
+        let versions: Vec<u64> = pages.iter().map(|page| page.begin(true)).collect();
+        let (offset, len) = (first * PAGE_SIZE_U64, count * PAGE_SIZE_U64);
+        volume.allocate(&CALLER, handle, offset, len, Allocate::PunchHole).expect("punch");
+        pages.iter().zip(versions).for_each(|(page, version)| page.end(version));
+    }
+
+    /// Several pages in one write. Only versions that are not cut.
+    fn write_whole(&self, file: usize, volume: &RemoteVolume, handle: Handle, first: u64, count: u64) {
+        let name = file as u64 + 1;
+        let pages = &self.pages[file][first as usize..(first + count) as usize];
+        let versions: Vec<u64> = (first..)
+            .zip(pages)
+            .map(|(at, page)| {
+                let mut version = page.begin(false);
+                while cut_of(name, at, version) != 0 {
+                    version = page.begin(false);
+                }
+                version
+            })
+            .collect();
+        let bytes: Vec<u8> =
+            (first..).zip(&versions).flat_map(|(at, version)| bytes_of(name, at, *version, WORDS)).collect();
+        if had_room(volume.write(&CALLER, handle, first * PAGE_SIZE_U64, &bytes)) {
+            pages.iter().zip(versions).for_each(|(page, version)| page.end(version));
+        }
+    }
+
+    /// One page, in two parts if its version is cut.
+    fn write_page(&self, file: usize, volume: &RemoteVolume, handle: Handle, at: u64) {
+        let name = file as u64 + 1;
+        let page = &self.pages[file][at as usize];
+        let version = page.begin(false);
+        let cut = cut_of(name, at, version);
+        let rear = bytes_of(name, at, version, WORDS - cut);
+        if !had_room(volume.write(&CALLER, handle, at * PAGE_SIZE_U64 + cut as u64 * 8, &rear)) {
+            return;
+        }
+        if cut > 0 {
+            let front = bytes_of(name, at, version, cut);
+            // The page is there, so there is room.
+            volume.write(&CALLER, handle, at * PAGE_SIZE_U64, &front).expect("write");
+        }
+        page.end(version);
+    }
+
+    /// Reads whole pages, parts and spans through one client.
+    pub fn reader(&self, client: usize) {
+        let draw = self.random(100 + client as u64);
+        while self.running() {
+            let file = draw(FILES as u64) as usize;
+            let first = draw(if draw(2) == 0 { FILE_PAGES / 6 } else { FILE_PAGES });
+            let (mut offset, mut len) = (first * PAGE_SIZE_U64, PAGE_SIZE_U64);
+            match draw(3) {
+                0 => {}
+                1 => {
+                    let word = draw(WORDS as u64);
+                    (offset, len) = (offset + word * 8, (1 + draw(WORDS as u64 - word)) * 8);
+                }
+                _ => {
+                    offset += draw(WORDS as u64) * 8;
+                    len = (1 + draw(5 * WORDS as u64)) * 8;
+                }
+            }
+            self.read_and_judge(file, client, offset, len.min(FILE_PAGES * PAGE_SIZE_U64 - offset));
+        }
+    }
+
+    fn read_and_judge(&self, file: usize, client: usize, offset: u64, len: u64) {
+        let pages = offset / PAGE_SIZE_U64..(offset + len).div_ceil(PAGE_SIZE_U64);
+        let state = |page: u64| &self.pages[file][page as usize];
+        let floors: Vec<u64> = pages.clone().map(|page| state(page).done()).collect();
+        let got = read(self.clients[client], self.handles[file][client], offset, len as u32).expect("read");
+        assert_eq!(got.len() as u64, len, "the file's length stands");
+        for (page, floor) in pages.zip(floors) {
+            let start = (page * PAGE_SIZE_U64).max(offset);
+            let end = ((page + 1) * PAGE_SIZE_U64).min(offset + len);
+            let part = &got[(start - offset) as usize..(end - offset) as usize];
+            let first_word = (start % PAGE_SIZE_U64 / 8) as usize;
+            state(page).judge(file as u64 + 1, page, first_word, floor, part);
+        }
+    }
+
+    /// All is quiet: every page shows at every client what was written last.
+    pub fn finish(&self) {
+        for client in 0..4 {
+            for (file, handles) in self.handles.iter().enumerate() {
+                for page in 0..FILE_PAGES {
+                    self.read_and_judge(file, client, page * PAGE_SIZE_U64, PAGE_SIZE_U64);
+                }
+                self.clients[client].release(handles[client]);
+            }
+        }
+    }
+
+    /// Opens a file to read; `None`: it is gone.
+    pub fn open_to_read(&self, client: usize, ino: InodeNo) -> Option<Handle> {
+        match self.clients[client].open(&CALLER, ino, READ) {
+            Ok(opened) => Some(opened.handle),
+            Err(FsError::Server(Status::NotFound | Status::Stale)) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Pages that are evicted, rewritten, cut off and given to other files while clients read them, over tcp and shared
+//! memory at once: nobody ever sees a torn, foreign or old page, nor the magic pattern for data or data for the pattern.
+//!
+//! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so that
+//! everything moves all the time. `CUTTLEFS_STRESS_SEED` repeats what is drawn (not how threads meet);
+//! `CUTTLEFS_STRESS_SECONDS` is the long form.
+
+#[path = "../running/mod.rs"]
+mod running;
+
+mod actors;
+mod churn;
+mod pattern;
+mod words;
+
+use actors::World;
+use cuttlefs_client::file::volume::Volume;
+use cuttlefs_common::world::{Random, SystemRandom};
+use cuttlefs_server::region::Hotspots;
+use running::{Site, Sizes, figure};
+use std::time::{Duration, Instant};
+
+/// Some 500 pages.
+const POOL_BYTES: u64 = 2 << 20;
+const FRAMES: u64 = 96;
+
+fn race(hotspots: Hotspots) {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let seed = variable("CUTTLEFS_STRESS_SEED").unwrap_or_else(|| SystemRandom.next_u64());
+    println!("CUTTLEFS_STRESS_SEED={seed}");
+    let until =
+        variable("CUTTLEFS_STRESS_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let site = Site::new(Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots });
+    let magic = site.regions().magic();
+    let clients = ["tcp", "shm", "tcp", "shm"].map(|scheme| site.connect(scheme, 8, true));
+    let plain = site.connect("tcp", 2, false);
+    let world = World::new([&clients[0], &clients[1], &clients[2], &clients[3]], seed, until);
+    std::thread::scope(|scope| {
+        let (world, plain) = (&world, &plain);
+        let bounded = [
+            scope.spawn(move || world.bounded(|| world.writer(0))),
+            scope.spawn(move || world.bounded(|| world.writer(1))),
+            scope.spawn(move || world.bounded(|| world.writer(2))),
+            scope.spawn(move || world.bounded(|| world.churner())),
+            scope.spawn(move || world.bounded(|| world.pattern_writer(&magic, plain))),
+        ];
+        for reader in 0..4 {
+            scope.spawn(move || world.bounded(|| world.reader(reader)));
+        }
+        for reader in 0..2 {
+            scope.spawn(move || world.bounded(|| world.churn_reader(reader)));
+        }
+        // One that panicked ends the run at once: `bounded` sees to it.
+        let ended = bounded.into_iter().map(|thread| thread.join()).filter(Result::is_err).count();
+        world.stop();
+        assert_eq!(ended, 0, "somebody saw what must not be; see above");
+    });
+    world.finish();
+    plain.shut_down();
+    let figures = site.regions().figures();
+    println!("{figures:?}");
+    for client in &clients {
+        println!("{:?}", client.session().counters.figures());
+    }
+    // A run in which nothing raced tested nothing.
+    let counts = figures.counts;
+    for (what, count) in [
+        ("evicted", counts.evicted),
+        ("promoted", counts.promoted + counts.promoted_ahead),
+        ("fetched from frames", counts.fetch_hits),
+        ("fetched from SSD", counts.fetch_misses),
+        ("read by the NIC from frames", counts.target_hits),
+        ("answered with the pattern", counts.target_magic),
+        ("counted by clients", counts.counted),
+        ("churned reads", world.churned_reads()),
+    ] {
+        assert!(count > 50, "{what}: {count}");
+    }
+    for client in &clients {
+        for what in ["onesided_reads", "magic_hits", "sparse_fetches"] {
+            assert!(figure(client, what) > 50, "{what} of a client: {}", figure(client, what));
+        }
+        assert_eq!(figure(client, "reconnects"), 0);
+        client.shut_down();
+    }
+    site.check();
+}
+
+#[test]
+fn no_reader_sees_what_moved_where_pages_are_promoted() {
+    race(Hotspots::Pages);
+}
+
+#[test]
+fn no_reader_sees_what_moved_where_units_are_promoted() {
+    race(Hotspots::Units);
+}

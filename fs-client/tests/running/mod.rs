@@ -1,0 +1,175 @@
+//! A server with threads on a pool in a temporary directory that listens on tcp and shared memory at once, and clients.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_common::ids::TraceId;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::world::{SystemClock, SystemRandom};
+use cuttlefs_server::export::Export;
+use cuttlefs_server::meta::{Caller as MetaCaller, Format, HashKey, Meta, SledOptions, SledStore};
+use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::region::{Hotspots, Regions};
+use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+pub const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+pub const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
+/// How long a test waits for what must come before it says that it did not.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sizes of a server.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub pool_bytes: u64,
+    pub frames: u64,
+    pub hotspots: Hotspots,
+}
+
+/// A running server and where it is.
+pub struct Site {
+    sizes: Sizes,
+    running: Option<RunningServer>,
+    tcp: Endpoint,
+    shm: Endpoint,
+    // After the server, which uses it.
+    directory: TempDir,
+}
+
+impl Site {
+    /// Formats a pool and serves it.
+    pub fn new(sizes: Sizes) -> Self {
+        let directory = tempfile::tempdir().expect("directory");
+        format(&directory.path().join("pool"), sizes.pool_bytes);
+        let shm = format!("shm://{}", directory.path().join("socket").display());
+        let mut site = Self {
+            sizes,
+            running: None,
+            tcp: "tcp://127.0.0.1:0".parse().expect("an endpoint"),
+            shm: shm.parse().expect("an endpoint"),
+            directory,
+        };
+        site.start();
+        site
+    }
+
+    fn start(&mut self) {
+        let opened = pool::open(&self.directory.path().join("pool")).expect("open");
+        let store = open_store(&opened.meta_dir());
+        let clock = Arc::new(SystemClock::new());
+        let parts = Parts {
+            meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
+            data: opened.data_files().clone(),
+            device: SoftDevice::new(SoftOptions::default()),
+            clock,
+            random: Arc::new(SystemRandom),
+        };
+        let options = ServeOptions {
+            memory_bytes: self.sizes.frames * 4096,
+            listen: vec![self.tcp.clone(), self.shm.clone()],
+            workers: 2,
+            lease: Duration::from_secs(600),
+            export: Export::default(),
+            hotspots: self.sizes.hotspots,
+            policy: RegionPolicy::default(),
+            sampling: Sampling { unit_pages: 16, period_ms: 50 },
+        };
+        let running = RunningServer::start(parts, options).expect("start");
+        self.tcp = running.endpoints().remove(0);
+        self.running = Some(running);
+    }
+
+    /// Stops the server cleanly and starts the next one.
+    pub fn restart(&mut self) {
+        self.running.take().expect("it runs").stop();
+        self.start();
+    }
+
+    /// The server's regions.
+    pub fn regions(&self) -> &Regions {
+        &self.running.as_ref().expect("it runs").server().regions
+    }
+
+    /// What must hold of a server that nobody is asking for anything.
+    pub fn check(&self) {
+        assert_eq!(self.regions().figures().leaked_frames, 0);
+        assert_eq!(self.running.as_ref().expect("it runs").server().meta.damage_count(), 0);
+    }
+
+    /// A client over `tcp` or `shm`. `background`: it has its control thread, which shares counters and pulls bitmaps.
+    pub fn connect(&self, scheme: &str, lanes: usize, background: bool) -> RemoteVolume {
+        let endpoint = if scheme == "tcp" { &self.tcp } else { &self.shm };
+        let options = SessionOptions {
+            endpoint: endpoint.clone(),
+            label: scheme.into(),
+            subtree: Vec::new(),
+            lanes,
+            background,
+        };
+        let device = SoftDevice::new(SoftOptions::default());
+        RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.stop();
+        }
+    }
+}
+
+fn format(directory: &Path, pool_bytes: u64) {
+    let options = FormatOptions { dir: directory.to_owned(), size: pool_bytes, ..FormatOptions::default() };
+    pool::format(&options).expect("format");
+    let opened = pool::open(directory).expect("open");
+    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
+    let root = MetaCaller::default();
+    let format = Format { uuid: opened.uuid().0, hash_key: HashKey([3; 16]), root, root_mode: 0o755 };
+    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
+}
+
+/// The NIC's thread lets go of a stopped server a moment later.
+fn open_store(directory: &Path) -> SledStore {
+    let mut attempt = 0;
+    loop {
+        match SledStore::open(directory, SledOptions::default()) {
+            Ok(store) => return store,
+            Err(error) if attempt == 50 => panic!("{error}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+        attempt += 1;
+    }
+}
+
+/// Reads from a file.
+pub fn read(volume: &RemoteVolume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
+    let mut bytes = Vec::new();
+    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
+    Ok(bytes)
+}
+
+/// One of a client's figures.
+pub fn figure(volume: &RemoteVolume, name: &str) -> u64 {
+    let figures = volume.session().counters.figures();
+    figures.into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
+}
+
+/// Tries again and again; fails if it does not come true in time.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
