@@ -115,6 +115,11 @@ cargo_tests() {
     fi
 }
 
+# The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
+model_check() {
+    phase model-check 900 cargo test -p cuttlefs-server --locked --features model-check --lib region::model
+}
+
 # Suite, its time limit in seconds, and whether --quick runs it.
 all_suites="
 pjdfstest   600 quick
@@ -139,6 +144,7 @@ say "setup"
 if ! $suites_only; then
     phase checks 900 scripts/check.sh
     cargo_tests
+    model_check
     # Asked for only: the sanitised build alone takes longer than everything else together.
     if ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
         phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
