@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes docs/term.md: every figure of the TeRM paper's evaluation, measured here, as tables and plots (docs/term/*.svg).
+# Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
+# Figures that are named are made anew, others stay.
 # Takes about half an hour and wants the machine for itself.
 # usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
@@ -47,26 +48,26 @@ ram_device() {
     loop=$(losetup -f --show "$work/ram/disk")
 }
 
-# run NAME TITLE COMMAND...: its tables go to a file of its own, from which docs/term.md is put together.
+# run NAME TITLE COMMAND...: a page with its tables and plot.
 run() {
     local name=$1 title=$2
     shift 2
     say "$title"
-    mkdir -p "$out/tables"
+    mkdir -p "$out"
     {
-        echo "## $title"
+        echo "# $title"
         echo
         # shellcheck disable=SC2016
         printf '`cuttlefs %s`\n\n```\n' "${*//$loop/DEVICE}"
-    } >"$out/tables/$name.md"
+    } >"$out/$name.md"
     if "$bench" "$@" --scratch "$work" --out "$work/out" 2>"$work/progress" | grep -v '^written:' >"$work/table"; then
         cat "$work/table"
-        cat "$work/table" >>"$out/tables/$name.md"
-        echo '```' >>"$out/tables/$name.md"
+        cat "$work/table" >>"$out/$name.md"
+        echo '```' >>"$out/$name.md"
         local plot
         for plot in "$work"/out/*.svg; do
             mv "$plot" "$out/$name.svg"
-            printf '\n![%s](term/%s.svg)\n' "$title" "$name" >>"$out/tables/$name.md"
+            printf '\n![%s](%s.svg)\n' "$title" "$name" >>"$out/$name.md"
         done
         for plot in "$work"/out/*.json; do
             mv "$plot" "$out/$name.json"
@@ -104,11 +105,10 @@ done
     echo "# Data larger than memory, as the TeRM paper measures it"
     echo
     echo "Made by \`scripts/measure-term.sh\`; what the figures mean stands in [benchmarks.md](benchmarks.md)."
-    echo "Machine: $(nproc) cores, $(awk '/MemTotal/ {printf "%d GiB", $2 / 1048576}' /proc/meminfo), kernel $(uname -r), $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD). $size of data."
+    echo "Machine: $(nproc) cores, $(awk '/MemTotal/ {printf "%d GiB", $2 / 1048576}' /proc/meminfo), kernel $(uname -r), $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD)."
+    echo
     for name in link-tcp link-shm ram figure-{8,9,10,11,12,13,14,15,16,17}; do
-        [[ -e $out/tables/$name.md ]] || continue
-        echo
-        cat "$out/tables/$name.md"
+        [[ -e $out/$name.md ]] && echo "* [$(sed -n '1s/^# //p' "$out/$name.md")](term/$name.md)"
     done
 } >docs/term.md
 say "written: docs/term.md and $out"
