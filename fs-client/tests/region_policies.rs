@@ -1,23 +1,21 @@
 //! One file under every region policy, one after another: a random walk against an array of bytes, threads that write
 //! into the same pages, and a clean restart under the next policy, which must find the same bytes.
 
+mod serving;
+
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
-use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rpc::{Allocate, Sampling};
-use cuttlefs_common::world::{Random, SeededRandom, SystemClock, SystemRandom};
-use cuttlefs_server::export::Export;
-use cuttlefs_server::meta::{Caller as MetaCaller, Format, HashKey, Meta, SledOptions, SledStore};
-use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::world::{Random, SeededRandom};
+use cuttlefs_server::pool::FormatOptions;
+use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::{Exposure, PolicyName, RegionPolicy, Technique};
-use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
+use cuttlefs_server::serve::{RunningServer, StartError};
+use serving::Serve;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
@@ -34,62 +32,17 @@ const STEPS: usize = 250;
 fn format(directory: &Path) {
     let data = ["a", "b"].map(|name| directory.join(name)).to_vec();
     let dir = directory.join("pool");
-    let options = FormatOptions { dir: dir.clone(), size: POOL_BYTES, data, ..FormatOptions::default() };
-    pool::format(&options).expect("format");
-    let opened = pool::open(&dir).expect("open");
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
-    let root = MetaCaller::default();
-    let format = Format { uuid: opened.uuid().0, hash_key: HashKey([3; 16]), root, root_mode: 0o755 };
-    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
-}
-
-/// The NIC's thread lets go of a stopped server a moment later.
-fn open_store(directory: &Path) -> SledStore {
-    let mut attempt = 0;
-    loop {
-        match SledStore::open(directory, SledOptions::default()) {
-            Ok(store) => return store,
-            Err(error) if attempt == 50 => panic!("{error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-        attempt += 1;
-    }
+    let options = FormatOptions { dir, size: POOL_BYTES, data, ..FormatOptions::default() };
+    serving::make_pool(&options, [3; 16]);
 }
 
 fn serve(directory: &Path, policy: RegionPolicy, listen: &Endpoint) -> Result<RunningServer, StartError> {
-    let opened = pool::open(&directory.join("pool")).expect("open");
-    let store = open_store(&opened.meta_dir());
-    let clock = Arc::new(SystemClock::new());
-    let parts = Parts {
-        meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
-        data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions::default()),
-        clock,
-        random: Arc::new(SystemRandom),
-    };
-    let options = ServeOptions {
-        memory_bytes: FRAMES * 4096,
-        listen: vec![listen.clone()],
-        workers: 2,
-        lease: Duration::from_secs(600),
-        export: Export::default(),
-        hotspots: cuttlefs_server::region::Hotspots::Pages,
-        policy,
-        sampling: Sampling { unit_pages: 16, period_ms: 50 },
-    };
-    RunningServer::start(parts, options)
+    let with = Serve { frames: FRAMES, listen: vec![listen.clone()], policy, hotspots: Hotspots::Pages };
+    serving::serve(&directory.join("pool"), with)
 }
 
 fn connect(endpoint: &Endpoint) -> RemoteVolume {
-    let options = SessionOptions {
-        endpoint: endpoint.clone(),
-        label: "policies".into(),
-        subtree: Vec::new(),
-        lanes: 4,
-        background: false,
-    };
-    let device = SoftDevice::new(SoftOptions::default());
-    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    serving::connect(endpoint, "policies", 4, false)
 }
 
 fn read(volume: &RemoteVolume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {

@@ -1,26 +1,21 @@
 //! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and sled
 //! included, and two clients. Restarts are clean ones.
 
+use super::serving::{self, Serve};
 use super::step::{Step, step};
 use super::walk::{Site, walk};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::Volume;
-use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::Cut;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
-use cuttlefs_server::export::Export;
-use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
-use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
-use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
+use cuttlefs_server::serve::RunningServer;
 use proptest::prelude::*;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -28,8 +23,6 @@ use tempfile::TempDir;
 const POOL_BYTES: u64 = 1 << 20;
 /// Far fewer than the pool has pages.
 const FRAMES: u64 = 16;
-/// Nobody heartbeats here.
-const LEASE: Duration = Duration::from_secs(600);
 
 struct Linked {
     clients: Vec<RemoteVolume>,
@@ -42,52 +35,19 @@ struct Linked {
 
 fn make_pool(directory: &Path) -> u64 {
     let options = FormatOptions { dir: directory.to_owned(), size: POOL_BYTES, ..FormatOptions::default() };
-    let report = pool::format(&options).expect("format");
-    let opened = pool::open(directory).expect("open");
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
     let mut key = [0; 16];
     SystemRandom.fill(&mut key);
-    let root = Caller::default();
-    let format = Format { uuid: opened.uuid().0, hash_key: HashKey(key), root, root_mode: 0o755 };
-    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
-    report.pages
-}
-
-/// The NIC's thread lets go of a stopped server a moment later.
-fn open_store(directory: &Path) -> SledStore {
-    let mut attempt = 0;
-    loop {
-        match SledStore::open(directory, SledOptions::default()) {
-            Ok(store) => return store,
-            Err(error) if attempt == 50 => panic!("{error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-        attempt += 1;
-    }
+    serving::make_pool(&options, key)
 }
 
 fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
-    let opened = pool::open(directory).expect("open");
-    let store = open_store(&opened.meta_dir());
-    let clock = Arc::new(SystemClock::new());
-    let parts = Parts {
-        meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
-        data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions::default()),
-        clock,
-        random: Arc::new(SystemRandom),
-    };
-    let options = ServeOptions {
-        memory_bytes: FRAMES * 4096,
+    let with = Serve {
+        frames: FRAMES,
         listen: vec![listen],
-        workers: 2,
-        lease: LEASE,
-        export: Export::default(),
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
-        sampling: Sampling { unit_pages: 16, period_ms: 50 },
     };
-    RunningServer::start(parts, options).expect("start")
+    serving::serve(directory, with).expect("start")
 }
 
 impl Linked {
@@ -107,16 +67,8 @@ impl Linked {
     }
 
     fn connect(&self) -> RemoteVolume {
-        let options = SessionOptions {
-            endpoint: self.endpoint.clone(),
-            label: "model".into(),
-            subtree: Vec::new(),
-            lanes: 2,
-            // Closes take effect at once, so that space can be compared exactly.
-            background: false,
-        };
-        let device = SoftDevice::new(SoftOptions::default());
-        RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+        // Without a background, closes take effect at once, so that space can be compared exactly.
+        serving::connect(&self.endpoint, "model", 2, false)
     }
 }
 

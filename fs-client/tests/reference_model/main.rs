@@ -6,6 +6,8 @@
 
 mod linked;
 mod model;
+#[path = "../serving/mod.rs"]
+mod serving;
 mod simulated;
 mod step;
 mod walk;

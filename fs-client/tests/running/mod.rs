@@ -2,22 +2,18 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../serving/mod.rs"]
+mod serving;
+
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
-use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::ids::TraceId;
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rpc::Sampling;
-use cuttlefs_common::world::{SystemClock, SystemRandom};
-use cuttlefs_server::export::Export;
-use cuttlefs_server::meta::{Caller as MetaCaller, Format, HashKey, Meta, SledOptions, SledStore};
-use cuttlefs_server::pool::{self, FormatOptions};
+use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::region::{Hotspots, Regions};
-use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions};
-use std::path::Path;
-use std::sync::Arc;
+use cuttlefs_server::serve::RunningServer;
+use serving::Serve;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -50,7 +46,9 @@ impl Site {
     /// Formats a pool and serves it.
     pub fn new(sizes: Sizes) -> Self {
         let directory = tempfile::tempdir().expect("directory");
-        format(&directory.path().join("pool"), sizes.pool_bytes);
+        let dir = directory.path().join("pool");
+        let options = FormatOptions { dir, size: sizes.pool_bytes, ..FormatOptions::default() };
+        serving::make_pool(&options, [3; 16]);
         let shm = format!("shm://{}", directory.path().join("socket").display());
         let mut site = Self {
             sizes,
@@ -64,27 +62,13 @@ impl Site {
     }
 
     fn start(&mut self) {
-        let opened = pool::open(&self.directory.path().join("pool")).expect("open");
-        let store = open_store(&opened.meta_dir());
-        let clock = Arc::new(SystemClock::new());
-        let parts = Parts {
-            meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
-            data: opened.data_files().clone(),
-            device: SoftDevice::new(SoftOptions::default()),
-            clock,
-            random: Arc::new(SystemRandom),
-        };
-        let options = ServeOptions {
-            memory_bytes: self.sizes.frames * 4096,
+        let with = Serve {
+            frames: self.sizes.frames,
             listen: vec![self.tcp.clone(), self.shm.clone()],
-            workers: 2,
-            lease: Duration::from_secs(600),
-            export: Export::default(),
-            hotspots: self.sizes.hotspots,
             policy: RegionPolicy::default(),
-            sampling: Sampling { unit_pages: 16, period_ms: 50 },
+            hotspots: self.sizes.hotspots,
         };
-        let running = RunningServer::start(parts, options).expect("start");
+        let running = serving::serve(&self.directory.path().join("pool"), with).expect("start");
         self.tcp = running.endpoints().remove(0);
         self.running = Some(running);
     }
@@ -109,15 +93,7 @@ impl Site {
     /// A client over `tcp` or `shm`. `background`: it has its control thread, which shares counters and pulls bitmaps.
     pub fn connect(&self, scheme: &str, lanes: usize, background: bool) -> RemoteVolume {
         let endpoint = if scheme == "tcp" { &self.tcp } else { &self.shm };
-        let options = SessionOptions {
-            endpoint: endpoint.clone(),
-            label: scheme.into(),
-            subtree: Vec::new(),
-            lanes,
-            background,
-        };
-        let device = SoftDevice::new(SoftOptions::default());
-        RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+        serving::connect(endpoint, scheme, lanes, background)
     }
 }
 
@@ -126,29 +102,6 @@ impl Drop for Site {
         if let Some(running) = self.running.take() {
             running.stop();
         }
-    }
-}
-
-fn format(directory: &Path, pool_bytes: u64) {
-    let options = FormatOptions { dir: directory.to_owned(), size: pool_bytes, ..FormatOptions::default() };
-    pool::format(&options).expect("format");
-    let opened = pool::open(directory).expect("open");
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
-    let root = MetaCaller::default();
-    let format = Format { uuid: opened.uuid().0, hash_key: HashKey([3; 16]), root, root_mode: 0o755 };
-    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
-}
-
-/// The NIC's thread lets go of a stopped server a moment later.
-fn open_store(directory: &Path) -> SledStore {
-    let mut attempt = 0;
-    loop {
-        match SledStore::open(directory, SledOptions::default()) {
-            Ok(store) => return store,
-            Err(error) if attempt == 50 => panic!("{error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
-        }
-        attempt += 1;
     }
 }
 

@@ -16,12 +16,12 @@
 //! kernel takes away between the look and the copy makes the engine itself wait, for all queue pairs; the two are less
 //! than a microsecond apart.
 
-use super::target::{COPY_ATTEMPTS, PageView};
-use super::{FileRegion, Regions, add};
+use super::target::{COPY_ATTEMPTS, Look, PageView};
+use super::{Regions, add};
 use crate::pool::CachedPool;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rdma::{FileRead, RegionOwner, WcStatus};
-use cuttlefs_common::region::{PagePart, divide};
+use cuttlefs_common::region::divide;
 use std::time::Duration;
 
 /// Figure 4, step 1a: the RNIC notices, stalls the queue pair and interrupts the CPU.
@@ -32,13 +32,6 @@ const RNIC_RESUMES: Duration = Duration::from_nanos(74_170 + 128_860);
 /// of a page takes as long as its worker's own page fault, at most some milliseconds.
 const FAULTING_ATTEMPTS: usize = 1000;
 const FAULTING_PAUSE: Duration = Duration::from_micros(100);
-
-/// A request's pages at one moment.
-struct Look {
-    /// Length of the file.
-    size: u64,
-    views: Vec<(PagePart, PageView)>,
-}
 
 impl Look {
     /// Ranges of the pool the request needs, neighbours together.
@@ -61,13 +54,6 @@ impl Look {
 }
 
 impl Regions {
-    fn look(&self, file: &FileRegion, offset: u64, len: usize) -> Look {
-        let state = file.state();
-        let wanted = state.size.saturating_sub(offset).min(len as u64) as usize;
-        let views = divide(offset, wanted).map(|part| (part, self.view(&state, part.page))).collect();
-        Look { size: state.size, views }
-    }
-
     /// Copies what was looked at; `None` if a page moved or changes.
     fn copy_mapped(&self, pool: &CachedPool, look: &Look, offset: u64, out: &mut [u8]) -> Option<usize> {
         let mut wanted = 0;

@@ -37,6 +37,14 @@ pub(crate) enum PageView {
     Pool(PoolPage, ResidencyEntry),
 }
 
+/// A request's pages at one moment.
+pub(super) struct Look {
+    /// Length of the file.
+    pub(super) size: u64,
+    /// Those before the end of the file.
+    pub(super) views: Vec<(PagePart, PageView)>,
+}
+
 impl Regions {
     /// Looks a page up. The caller holds the mapping's lock, which is what makes the entry worth something.
     pub(crate) fn view(&self, state: &FileState, page: FilePage) -> PageView {
@@ -111,6 +119,13 @@ impl Regions {
         Ok(size)
     }
 
+    pub(super) fn look(&self, file: &FileRegion, offset: u64, len: usize) -> Look {
+        let state = file.state();
+        let wanted = state.size.saturating_sub(offset).min(len as u64) as usize;
+        let views = divide(offset, wanted).map(|part| (part, self.view(&state, part.page))).collect();
+        Look { size: state.size, views }
+    }
+
     /// Reads from frames.
     fn read_frames(
         &self,
@@ -120,13 +135,8 @@ impl Regions {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
-        let (mut size, wanted, views) = {
-            let state = file.state();
-            let wanted = state.size.saturating_sub(offset).min(out.len() as u64) as usize;
-            let views: Vec<_> =
-                divide(offset, wanted).map(|part| (part, self.view(&state, part.page))).collect();
-            (state.size, wanted, views)
-        };
+        let Look { mut size, views } = self.look(&file, offset, out.len());
+        let wanted = size.saturating_sub(offset).min(out.len() as u64) as usize;
         for (part, view) in views {
             let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
             if let Some(seen) = self.read_part(&file, part, view, target)? {

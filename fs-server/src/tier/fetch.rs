@@ -71,22 +71,14 @@ pub async fn fetch(
 }
 
 /// Reads pages `[first, end)` of a file into frames ahead of any request, as far as there are frames. Pages that cannot
-/// be read or that move meanwhile are left out: whoever wants them will see. Returns how many became resident.
-pub(super) async fn bring(
-    regions: &Regions,
-    disk: &dyn Disk,
-    file: &FileRegion,
-    first: u64,
-    end: u64,
-) -> u64 {
+/// be read or that move meanwhile are left out: whoever wants them will see.
+pub(super) async fn bring(regions: &Regions, disk: &dyn Disk, file: &FileRegion, first: u64, end: u64) {
     let parts = (first..end)
         .map(|page| PagePart { page: page.into(), offset_in_page: 0, len: PAGE_SIZE, offset_in_request: 0 })
         .collect();
-    let before = regions.counters.promoted_ahead.load(std::sync::atomic::Ordering::Relaxed);
     let mut round = Round { regions, disk, file, size: file.size(), locked: false, ahead: true };
     // Failures are counted and logged where they happen.
     let _ = round.run(parts, &mut Sink::Nowhere).await;
-    regions.counters.promoted_ahead.load(std::sync::atomic::Ordering::Relaxed) - before
 }
 
 struct Round<'a> {
