@@ -12,7 +12,7 @@ use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, Xat
 use cuttlefs_common::status::Status;
 use cuttlefs_server::export::Export;
 use std::time::Duration;
-use world::{LEASE, World, WorldConfig};
+use world::{Death, LEASE, World, WorldConfig};
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
@@ -29,14 +29,17 @@ fn both(test: impl Fn(&World)) {
 }
 
 /// Runs `test` with the request lost, then with the reply lost: first only that, then with the server killed in that
-/// moment.
+/// moment, or when it has written everything back.
 fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
     both(|world| {
         for cut in [Cut::Request, Cut::Reply] {
             test(world, &|| world.network().cut_after(cut, 0));
             assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
-            test(world, &|| world.kill_at(cut));
-            assert!(!world.network().cut_is_pending() && world.has_died(), "{cut:?} did not happen");
+            for death in [Death::Sudden, Death::WrittenBack] {
+                test(world, &|| world.kill_at(cut, death));
+                let happened = !world.network().cut_is_pending() && world.has_died();
+                assert!(happened, "{cut:?}, {death:?} did not happen");
+            }
         }
     });
 }

@@ -4,6 +4,7 @@
 use super::serving::{self, Serve};
 use super::step::{Step, step};
 use super::walk::{Site, walk};
+use super::world::Death;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::attr::Timestamp;
@@ -99,7 +100,7 @@ impl Site for Linked {
         self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone()));
     }
 
-    fn kill_at(&self, _cut: Cut) {}
+    fn kill_at(&self, _cut: Cut, _death: Death) {}
 
     fn has_died(&self) -> bool {
         false

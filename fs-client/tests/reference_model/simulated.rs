@@ -3,7 +3,7 @@
 
 use super::step::{Step, step};
 use super::walk::{Reached, Site, walk};
-use super::world::{World, WorldConfig};
+use super::world::{Death, World, WorldConfig};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
@@ -46,8 +46,8 @@ impl Site for Simulated {
         self.world.start();
     }
 
-    fn kill_at(&self, cut: Cut) {
-        self.world.kill_at(cut);
+    fn kill_at(&self, cut: Cut, death: Death) {
+        self.world.kill_at(cut, death);
     }
 
     fn has_died(&self) -> bool {

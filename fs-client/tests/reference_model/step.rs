@@ -1,6 +1,7 @@
 //! Operations by places: clients, inodes, names and handles by index, so that they shrink well and mean something
 //! whatever came before.
 
+use super::world::Death;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::sim::Cut;
@@ -130,6 +131,7 @@ pub enum Step {
     /// asked is done once all the same.
     Kill {
         cut: Cut,
+        death: Death,
     },
     Cut {
         cut: Cut,
@@ -238,7 +240,11 @@ pub fn step() -> impl Strategy<Value = (usize, Step)> {
         30 => names(),
         1 => (1u64..3000).prop_map(|ms| Step::Pass { ms }),
         1 => Just(Step::Restart),
-        2 => prop_oneof![Just(Cut::Request), Just(Cut::Reply)].prop_map(|cut| Step::Kill { cut }),
+        2 => (
+            prop_oneof![Just(Cut::Request), Just(Cut::Reply)],
+            prop_oneof![Just(Death::Sudden), Just(Death::WrittenBack)],
+        )
+            .prop_map(|(cut, death)| Step::Kill { cut, death }),
         2 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
     ];
     (0usize..2, step)

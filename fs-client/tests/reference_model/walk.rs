@@ -2,6 +2,7 @@
 
 use super::model::{GID, Model, Time, UID};
 use super::step::{How, Step};
+use super::world::Death;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
@@ -31,7 +32,7 @@ pub trait Site {
     /// The server goes and comes back. What was synced stays.
     fn restart(&mut self);
     /// Kills the server when the next message of this kind is lost, and starts it again, if this site can.
-    fn kill_at(&self, cut: Cut);
+    fn kill_at(&self, cut: Cut, death: Death);
     /// Whether that has happened since this was asked last.
     fn has_died(&self) -> bool;
     /// Cuts a connection soon, if this site can.
@@ -138,9 +139,9 @@ impl<S: Site> Walk<S> {
                 self.compare();
                 (Ok(()), Ok(()))
             }
-            Step::Kill { cut } => {
+            Step::Kill { cut, death } => {
                 self.sync();
-                self.site.kill_at(cut);
+                self.site.kill_at(cut, death);
                 (Ok(()), Ok(()))
             }
             Step::Cut { cut, pass } => {

@@ -17,6 +17,7 @@ use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
+use cuttlefs_server::tier::WRITE_BACK_INTERVAL;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,6 +32,15 @@ pub struct WorldConfig {
     pub frames: u64,
     /// The disk does its work late and in any order.
     pub deferred: bool,
+}
+
+/// In which moment of its work a server dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// At once.
+    Sudden,
+    /// When it has written back what it did last.
+    WrittenBack,
 }
 
 /// How long a client may be silent in a world.
@@ -51,7 +61,7 @@ struct Inner {
     server: RefCell<Option<OneThreadServer>>,
     export: RefCell<Export>,
     /// The server dies with the next cut, and another one starts.
-    dies_at_cut: Cell<bool>,
+    dies_at_cut: Cell<Option<Death>>,
     has_died: Cell<bool>,
 }
 
@@ -82,7 +92,7 @@ impl World {
             disk,
             server: RefCell::default(),
             export: RefCell::default(),
-            dies_at_cut: Cell::new(false),
+            dies_at_cut: Cell::default(),
             has_died: Cell::new(false),
         });
         inner.start();
@@ -113,14 +123,14 @@ impl World {
     }
 
     /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
-    pub fn kill_at(&self, cut: Cut) {
+    pub fn kill_at(&self, cut: Cut, death: Death) {
         self.inner.network.cut_after(cut, 0);
-        self.inner.dies_at_cut.set(true);
+        self.inner.dies_at_cut.set(Some(death));
     }
 
     /// Whether a kill is to come.
     pub fn will_die(&self) -> bool {
-        self.inner.dies_at_cut.get()
+        self.inner.dies_at_cut.get().is_some()
     }
 
     /// Whether a server was killed since this was asked last.
@@ -158,12 +168,7 @@ impl World {
 
     /// Lets time pass, with all that happens meanwhile.
     pub fn pass(&self, time: Duration) {
-        let Inner { clock, server, disk, .. } = &*self.inner;
-        let until = clock.monotonic() + time;
-        while clock.monotonic() < until {
-            clock.advance(Duration::from_millis(100));
-            while server.borrow().as_ref().is_some_and(OneThreadServer::step) || disk.step() {}
-        }
+        self.inner.pass(time);
     }
 }
 
@@ -203,10 +208,23 @@ impl Inner {
         drop(self.server.borrow_mut().take());
     }
 
+    fn pass(&self, time: Duration) {
+        let until = self.clock.monotonic() + time;
+        while self.clock.monotonic() < until {
+            self.clock.advance(Duration::from_millis(100));
+            while self.server.borrow().as_ref().is_some_and(OneThreadServer::step) || self.disk.step() {}
+        }
+    }
+
     fn step(&self) -> bool {
-        if self.dies_at_cut.get() && !self.network.cut_is_pending() {
-            self.dies_at_cut.set(false);
+        if !self.network.cut_is_pending()
+            && let Some(death) = self.dies_at_cut.take()
+        {
             self.has_died.set(true);
+            if death == Death::WrittenBack {
+                // No client runs meanwhile, so nobody asks the dying server again.
+                self.pass(2 * WRITE_BACK_INTERVAL);
+            }
             self.kill();
             self.start();
             return true;

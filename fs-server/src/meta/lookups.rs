@@ -5,7 +5,7 @@ use super::key;
 use super::metadata::Meta;
 use super::name::Cookie;
 use super::operation::RequestId;
-use super::record::{self, InodeRecord, RecordError, SlotRecord};
+use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
@@ -203,12 +203,8 @@ impl Meta {
     /// `Io`.
     pub fn request_done(&self, request: RequestId) -> Result<Option<SlotRecord>, Status> {
         let key = key::client_slot(request.client, request.slot);
-        let look = || {
-            let Some(value) = self.store.get(&key)? else { return Ok(None) };
-            let slot: SlotRecord = record::parse(&value).map_err(MetaError::record(&key))?;
-            Ok((slot.seq == request.seq).then_some(slot))
-        };
-        look().map_err(|e: MetaError| self.fail("request_done", e))
+        let slot = self.stored().slot(&key).map_err(|e| self.fail("request_done", e))?;
+        Ok(slot.filter(|slot| slot.seq == request.seq))
     }
 
     /// Clients that have not been forgotten, and whether they have a session.

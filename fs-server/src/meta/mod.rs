@@ -51,8 +51,8 @@ pub use memory_store::MemoryStore;
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, Caller, DataCommit, DataStamp, LINK_MAX, Operation, Outcome, RangeUpdate, RequestId,
-    XATTRS_PER_INODE_MAX,
+    ApplyContext, Caller, DataCommit, DataStamp, DoneAppend, LINK_MAX, Operation, Outcome, Placed,
+    RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use record::{FORMAT_VERSION, InodeRecord, RecordError, SlotRecord};
 pub use sled_store::{SledOptions, SledStore};

@@ -54,6 +54,24 @@ pub struct RangeUpdate {
     pub extents: Vec<Extent>,
 }
 
+/// Where an append's bytes went: what a retransmission is told instead of appending them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// File offset.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// An append whose bytes become durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoneAppend {
+    /// Which request it was.
+    pub request: RequestId,
+    /// Where it went.
+    pub placed: Placed,
+}
+
 /// A file's data that became durable: what the store may say from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataCommit {
@@ -63,6 +81,15 @@ pub struct DataCommit {
     pub ranges: Vec<RangeUpdate>,
     /// Its durable length.
     pub size: u64,
+    /// The appends its length covers from now on, one a slot.
+    pub appends: Vec<DoneAppend>,
+}
+
+impl DataCommit {
+    /// A change of the mapping that covers no append.
+    pub fn of_ranges(ino: InodeNo, ranges: Vec<RangeUpdate>, size: u64) -> Self {
+        Self { ino, ranges, size, appends: Vec::new() }
+    }
 }
 
 /// Times and counter of the inode when its data was committed. The façade fills it in from the live inode.

@@ -4,6 +4,7 @@
 //! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
 
 use super::name::{HashKey, SLOTS_PER_BUCKET};
+use super::operation::Placed;
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::name;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// First byte of every value. Another number means another format.
 const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -184,6 +185,8 @@ pub struct SlotRecord {
     pub seq: u64,
     /// The inode it was about, if its answer tells of one.
     pub ino: Option<InodeNo>,
+    /// Of an append: where its bytes went.
+    pub placed: Option<Placed>,
 }
 
 /// A counter of the superblock.
@@ -306,6 +309,9 @@ mod tests {
             &[1, 0xac, 2, 2, 1],
         );
         golden(CounterRecord(128), &[1, 0x80, 1]);
+        golden(SlotRecord { seq: 128, ino: Some(InodeNo(5)), placed: None }, &[1, 0x80, 1, 1, 5, 0]);
+        let placed = Some(Placed { offset: 300, len: 9 });
+        golden(SlotRecord { seq: 1, ino: Some(InodeNo(5)), placed }, &[1, 1, 1, 5, 1, 0xac, 2, 9]);
         golden(
             SuperRecord {
                 format_version: 1,

@@ -3,7 +3,7 @@
 use super::error::MetaError;
 use super::key::{self, KeyRange, tag};
 use super::name::{Cookie, HashKey};
-use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, XattrHead};
+use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord, XattrHead};
 use super::store::{Direction, Store};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{FilePage, InodeNo};
@@ -65,6 +65,14 @@ impl<'a> View<'a> {
             return Ok(None);
         };
         record::parse_inode(&value).map(Some).map_err(MetaError::record(&key))
+    }
+
+    /// What is known of a client's slot; `key` is the slot's.
+    pub fn slot(&self, key: &[u8]) -> Result<Option<SlotRecord>, MetaError> {
+        let Some(value) = self.store.get(key)? else {
+            return Ok(None);
+        };
+        record::parse(&value).map(Some).map_err(MetaError::record(key))
     }
 
     /// The raw bucket of a hash.

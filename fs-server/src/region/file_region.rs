@@ -16,9 +16,10 @@
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
+use super::meta_port::DoneAppend;
 use super::range_table::{PieceState, RangeTable};
 use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
-use cuttlefs_common::ids::{FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -42,6 +43,8 @@ pub struct FileState {
     pub(crate) tail_is_zero: bool,
     /// Contents or attributes moved since the last commit.
     pub(crate) uncommitted: bool,
+    /// The last append of each slot since the last commit, which will say that it was done.
+    pub(crate) appends: BTreeMap<(ClientId, SlotIndex), DoneAppend>,
 }
 
 /// One active file.
@@ -99,6 +102,7 @@ impl FileRegion {
                 durable_size: size,
                 tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
                 uncommitted: false,
+                appends: BTreeMap::new(),
             }),
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),

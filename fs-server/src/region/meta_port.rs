@@ -9,7 +9,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
-pub use crate::meta::{DataCommit, NoteData, RangeUpdate};
+pub use crate::meta::{DataCommit, DoneAppend, NoteData, Placed, RangeUpdate, RequestId};
 
 /// Metadata as file regions see it.
 pub trait MetaPort: Send + Sync {

@@ -49,7 +49,7 @@ pub use filekeys::MAX_FILEKEYS_PER_OWNER;
 pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
-pub use meta_port::{DataCommit, MetaPort, NoteData, RangeUpdate};
+pub use meta_port::{DataCommit, DoneAppend, MetaPort, NoteData, Placed, RangeUpdate, RequestId};
 
 pub(crate) use block_locks::BlockLocks;
 pub(crate) use file_region::{FileState, Generations};

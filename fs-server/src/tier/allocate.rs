@@ -113,7 +113,7 @@ pub async fn punch_hole(
     };
     if holds_pages {
         let range = RangeUpdate { first: FilePage(first), end: FilePage(last), extents: Vec::new() };
-        let commit = DataCommit { ino: file.ino(), ranges: vec![range], size: durable_size };
+        let commit = DataCommit::of_ranges(file.ino(), vec![range], durable_size);
         regions.meta.commit_data(&[commit])?;
         let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
             let removed = state.table.remove(first, last);
@@ -222,7 +222,7 @@ async fn reserve_taken(
     if ranges.is_empty() {
         return Ok(converted);
     }
-    regions.meta.commit_data(&[DataCommit { ino: file.ino(), ranges, size: durable_size }])?;
+    regions.meta.commit_data(&[DataCommit::of_ranges(file.ino(), ranges, durable_size)])?;
     file.change_layout(regions.file_table(), &regions.generations, |state| {
         reserved.iter().for_each(|piece| state.table.insert(*piece));
         for piece in &converted {

@@ -63,7 +63,7 @@ pub async fn truncate(
     } else {
         Vec::new()
     };
-    commit(DataCommit { ino: file.ino(), ranges, size: new_durable })?;
+    commit(DataCommit::of_ranges(file.ino(), ranges, new_durable))?;
 
     let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
         let removed = if cuts { state.table.remove(end_page, MAX_FILE_PAGES) } else { Vec::new() };

@@ -16,7 +16,7 @@ use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write_back::relieve;
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{FileRegion, FileState, NoteData, Regions};
+use crate::region::{DoneAppend, FileRegion, FileState, NoteData, Placed, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::region::divide;
@@ -29,8 +29,9 @@ use std::sync::Arc;
 pub enum WriteAt {
     /// There.
     Offset(u64),
-    /// At the end of the file, wherever that is by then (`O_APPEND`).
-    End,
+    /// At the end of the file, wherever that is by then (`O_APPEND`). The request's identity becomes durable with the
+    /// bytes, so that they are not appended twice.
+    End(Option<RequestId>),
 }
 
 /// A done write.
@@ -79,12 +80,16 @@ pub async fn write(
     }
     let offset = match at {
         WriteAt::Offset(offset) => offset,
-        WriteAt::End => file.size(),
+        WriteAt::End(_) => file.size(),
     };
     if len == 0 {
         return Ok(Written { offset, len: 0, attr: regions.meta.attr(file.ino())? });
     }
-    extend(regions, disk, file, offset, source).await
+    let request = match at {
+        WriteAt::Offset(_) => None,
+        WriteAt::End(request) => request,
+    };
+    extend(regions, disk, file, offset, source, request).await
 }
 
 pub(super) fn end_of(offset: u64, len: usize) -> Result<u64, Status> {
@@ -175,6 +180,7 @@ async fn extend(
     file: &Arc<FileRegion>,
     offset: u64,
     source: Source<'_>,
+    appended_for: Option<RequestId>,
 ) -> Result<Written, Status> {
     let end = end_of(offset, source.len())?;
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
@@ -216,6 +222,7 @@ async fn extend(
         note_modified(regions, file);
         return Err(status);
     }
+    let source_len = source.len() as u32;
     let mut note = NoteData { modified: true, ..NoteData::default() };
     let mut update = |state: &mut FileState| {
         if end > state.size {
@@ -223,6 +230,10 @@ async fn extend(
             // The new last page was zeros, or the old last page whose tail is zeros by now.
             state.tail_is_zero = true;
             note.size = Some(end);
+        }
+        if let Some(request) = appended_for {
+            let placed = Placed { offset, len: source_len };
+            state.appends.insert((request.client, request.slot), DoneAppend { request, placed });
         }
         state.uncommitted = true;
         note.allocated_pages = Some(state.table.allocated_pages());

@@ -82,7 +82,8 @@ fn snapshot(file: &FileRegion) -> Option<Snapshot> {
                 }),
             }
         }
-        let commit = DataCommit { ino: file.ino(), ranges, size: state.size };
+        let appends = std::mem::take(&mut state.appends).into_values().collect();
+        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, appends };
         Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
     })?;
     let dirty = std::mem::take(&mut *file.dirty.lock());
@@ -97,7 +98,13 @@ fn put_back(regions: &Regions, file: &Arc<FileRegion>, snapshot: Snapshot) {
             dirty.entry(page).or_insert(pool);
         }
     }
-    file.change_bookkeeping(|state| state.uncommitted = true);
+    file.change_bookkeeping(|state| {
+        state.uncommitted = true;
+        for append in snapshot.commit.appends {
+            // A later one of the slot says that this one was answered.
+            state.appends.entry((append.request.client, append.request.slot)).or_insert(append);
+        }
+    });
     regions.list_dirty(file);
 }
 

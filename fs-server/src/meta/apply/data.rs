@@ -6,12 +6,14 @@ use super::super::key;
 use super::super::operation::{
     ApplyContext, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS, RangeUpdate,
 };
-use super::super::record::{self, BytesRecord, InodeRecord};
+use super::super::record::{self, BytesRecord, InodeRecord, SlotRecord};
 use super::super::store::Direction;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Edits a file's extents; gives the pages then allocated.
 pub(super) fn edit_ranges(
@@ -38,6 +40,7 @@ pub(super) fn commit_data(
     if stamps.len() != commits.len() {
         return Err(Status::Invalid.into());
     }
+    let mut slots: BTreeMap<[u8; 19], Option<SlotRecord>> = BTreeMap::new();
     for (commit, stamp) in commits.iter().zip(stamps) {
         let Some(mut record) = draft.inode_if_any(commit.ino)? else {
             continue;
@@ -54,6 +57,20 @@ pub(super) fn commit_data(
             (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
         }
         draft.put_inode(commit.ino, record);
+        for append in &commit.appends {
+            let slot = key::client_slot(append.request.client, append.request.slot);
+            let done =
+                SlotRecord { seq: append.request.seq, ino: Some(commit.ino), placed: Some(append.placed) };
+            // A slot may have gone on, in another batch or with another file of this one.
+            let known = match slots.entry(slot) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(draft.view.slot(&slot)?),
+            };
+            if known.is_none_or(|known| known.seq < done.seq) {
+                *known = Some(done);
+                draft.batch.put(slot, record::encode(&done));
+            }
+        }
     }
     Ok(Outcome::default())
 }

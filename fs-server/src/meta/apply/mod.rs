@@ -65,7 +65,8 @@ pub fn apply(
         && !applied.batch.is_empty()
     {
         // In the same batch: after a crash the effect and the knowledge that it was had are both there, or neither.
-        let done = SlotRecord { seq: request.seq, ino: applied.outcome.attr.map(|attr| attr.ino) };
+        let ino = applied.outcome.attr.map(|attr| attr.ino);
+        let done = SlotRecord { seq: request.seq, ino, placed: None };
         applied.batch.put(key::client_slot(request.client, request.slot), record::encode(&done));
     }
     Ok(applied)

@@ -2,7 +2,8 @@
 
 use super::super::sled_store::{SledOptions, SledStore};
 use super::super::{
-    Caller, HashKey, MemoryStore, Meta, MetaError, NoteData, Operation, RequestId, SlotRecord, Store, check,
+    Caller, DataCommit, DoneAppend, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
+    Operation, Placed, RequestId, SlotRecord, Store, check,
 };
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
@@ -35,7 +36,7 @@ fn sled_keeps_everything_over_a_restart() {
         let many: Vec<_> = (0..5000).map(|index| super::extent(index * 2, index * 2, 1)).collect();
         let update = super::super::RangeUpdate { first: 0.into(), end: 10_000.into(), extents: many };
         let ino = world.file(below, "large");
-        let commit = super::super::DataCommit { ino, ranges: vec![update], size: 10_000 * 4096 };
+        let commit = DataCommit::of_ranges(ino, vec![update], 10_000 * 4096);
         world.meta.commit_data(&[commit]).expect("commit");
         world.meta.flush().expect("flush");
         assert!(matches!(
@@ -102,11 +103,16 @@ fn what_is_no_store_is_refused() {
         super::super::Format { uuid: [0; 16], hash_key: HashKey([0; 16]), root: ROOT_USER, root_mode: 0o755 };
     assert!(matches!(Meta::format(&*store, &*clock, &again), Err(MetaError::AlreadyFormatted)));
     let mut superblock = store.get(super::super::key::SUPERBLOCK).expect("get").expect("there");
-    superblock[1] = 2;
+    let other = FORMAT_VERSION + 1;
+    superblock[1] = other as u8;
     let mut batch = super::super::Batch::default();
     batch.put(super::super::key::SUPERBLOCK, superblock);
     store.commit(batch).expect("commit");
-    assert!(matches!(open(&store), Err(MetaError::Format { found: 2, expected: 1 })));
+    let refused = open(&store);
+    assert!(
+        matches!(refused, Err(MetaError::Format { found, expected: FORMAT_VERSION }) if found == other),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -185,7 +191,7 @@ fn a_request_is_remembered_with_what_it_did() {
     assert!(made.ino > ino);
     // All of it is there for the next server, and nothing of what was refused.
     let world = World::on(world.store.clone());
-    let done = SlotRecord { seq: 42, ino: Some(made.ino) };
+    let done = SlotRecord { seq: 42, ino: Some(made.ino), placed: None };
     assert_eq!(world.meta.request_done(request(3, 42)), Ok(Some(done)));
     assert_eq!(world.meta.request_done(request(3, 41)), Ok(None), "it was answered, or 42 had not come");
     assert_eq!(world.meta.request_done(request(3, 43)), Ok(None));
@@ -199,6 +205,38 @@ fn a_request_is_remembered_with_what_it_did() {
     world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
     assert_eq!(world.meta.request_done(request(3, 42)), Ok(None));
     assert_eq!(world.meta.clients(), Ok(vec![(ClientId(8), true)]));
+}
+
+#[test]
+fn an_append_is_remembered_with_its_bytes_and_never_hides_a_later_request() {
+    let world = World::new();
+    let request = |slot, seq| RequestId { client: ClientId(7), slot: SlotIndex(slot), seq };
+    let (one, two) = (world.file(ROOT, "one"), world.file(ROOT, "two"));
+    let commit = |ino, appends: &[(u16, u64)]| DataCommit {
+        appends: appends
+            .iter()
+            .map(|(slot, seq)| DoneAppend {
+                request: request(*slot, *seq),
+                placed: Placed { offset: 10 * seq, len: 10 },
+            })
+            .collect(),
+        ..DataCommit::of_ranges(ino, Vec::new(), 1000)
+    };
+    let done = |ino, seq| {
+        Ok(Some(SlotRecord { seq, ino: Some(ino), placed: Some(Placed { offset: 10 * seq, len: 10 }) }))
+    };
+    // Slot 1 went from one file to the other; the order of the files says nothing.
+    world.meta.commit_data(&[commit(one, &[(1, 9), (2, 3)]), commit(two, &[(1, 8)])]).expect("commit");
+    assert_eq!(world.meta.request_done(request(1, 9)), done(one, 9));
+    assert_eq!(world.meta.request_done(request(1, 8)), Ok(None));
+    assert_eq!(world.meta.request_done(request(2, 3)), done(one, 3));
+    // Slot 2 made a name after its append, and only then the append is written back.
+    let caller = Caller { request: Some(request(2, 5)), ..USER };
+    let make = Operation::Create { parent: ROOT, name: b"new", mode: 0o600, exclusive: true };
+    let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
+    world.meta.commit_data(&[commit(one, &[(2, 4)])]).expect("commit");
+    let kept = SlotRecord { seq: 5, ino: Some(made.ino), placed: None };
+    assert_eq!(world.meta.request_done(request(2, 5)), Ok(Some(kept)));
 }
 
 #[test]

@@ -10,11 +10,11 @@ use cuttlefs_common::status::Status;
 const ROOT: InodeNo = InodeNo::ROOT;
 
 fn commit(ino: InodeNo, first: u64, end: u64, extents: Vec<Extent>, size: u64) -> DataCommit {
-    DataCommit {
+    DataCommit::of_ranges(
         ino,
-        ranges: vec![RangeUpdate { first: FilePage(first), end: FilePage(end), extents }],
+        vec![RangeUpdate { first: FilePage(first), end: FilePage(end), extents }],
         size,
-    }
+    )
 }
 
 fn size(size: u64) -> SetAttr {
@@ -126,7 +126,7 @@ fn one_batch_for_many_files_and_ranges_and_the_gone_are_skipped() {
         RangeUpdate { first: FilePage(2), end: FilePage(4), extents: vec![extent(2, 12, 2)] },
         RangeUpdate { first: FilePage(1), end: FilePage(2), extents: vec![] },
     ];
-    let many = DataCommit { ino: one, ranges, size: 16_384 };
+    let many = DataCommit::of_ranges(one, ranges, 16_384);
     let commits =
         [many, commit(gone, 0, 1, vec![extent(0, 90, 1)], 1), commit(two, 0, 1, vec![extent(0, 20, 1)], 5)];
     world.meta.commit_data(&commits).expect("commit");

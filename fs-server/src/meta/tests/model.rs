@@ -496,7 +496,7 @@ impl Pair {
                 }
                 let update =
                     RangeUpdate { first: FilePage(*first), end: FilePage(at), extents: extents.clone() };
-                let commit = DataCommit { ino, ranges: vec![update], size: *size };
+                let commit = DataCommit::of_ranges(ino, vec![update], *size);
                 let expected = match model.node(ino).map(|node| node.kind) {
                     Ok(FileKind::File) => {
                         model.change(ino, |node| {

@@ -1,8 +1,8 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, DataCommit, DataStamp, Direction, MemoryStore, Operation, RangeUpdate, RequestId,
-    Store, View, apply, key,
+    ApplyContext, Caller, DataCommit, DataStamp, Direction, DoneAppend, MemoryStore, Operation, Placed,
+    RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
@@ -54,12 +54,13 @@ fn operations_survive_the_log() {
             extents: vec![extent(0, 50, 4), extent(6, 70, 2)],
         }],
         size: 30_000,
+        appends: vec![DoneAppend {
+            request: RequestId { client: ClientId(9), slot: SlotIndex(2), seq: 1 },
+            placed: Placed { offset: 29_000, len: 1000 },
+        }],
     };
-    let cut = DataCommit {
-        ino: file,
-        ranges: vec![RangeUpdate { first: FilePage(2), end: FilePage(9), extents: vec![] }],
-        size: 5000,
-    };
+    let gone = RangeUpdate { first: FilePage(2), end: FilePage(9), extents: vec![] };
+    let cut = DataCommit::of_ranges(file, vec![gone], 5000);
     let stamp = DataStamp {
         mtime: Timestamp { secs: 3, nanos: 3 },
         ctime: Timestamp { secs: 3, nanos: 3 },

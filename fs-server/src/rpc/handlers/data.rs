@@ -114,7 +114,7 @@ pub(super) async fn write(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let file = call.writable(filekey)?;
-    let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
+    let at = if append { WriteAt::End(call.who.request) } else { WriteAt::Offset(offset) };
     let disk = call.context.disk.as_ref();
     let written = match payload {
         Payload::Inline(bytes) => {

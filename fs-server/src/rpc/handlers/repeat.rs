@@ -5,7 +5,7 @@
 //! answer said is not kept: it is told anew, of the same inode as it is now.
 
 use super::{Body, Call, body, done};
-use crate::meta::SlotRecord;
+use crate::meta::{Placed, SlotRecord};
 use cuttlefs_common::rpc::{Reply, Request};
 use cuttlefs_common::status::Status;
 
@@ -60,6 +60,11 @@ async fn again<'a>(
         | Request::Rename { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. } => done(),
+        Request::Write { append: true, .. } => match record.placed {
+            Some(Placed { offset, len }) => attr()
+                .and_then(|attr| body(&Reply::Written { offset, len, size: attr.size, change: attr.change })),
+            None => return Ok(Repeated::Run(request)),
+        },
         // Nothing else leaves a record. A client that uses a number for two requests gets what it asks for.
         request => return Ok(Repeated::Run(request)),
     };
