@@ -15,6 +15,8 @@ pub mod memory;
 pub mod name;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
+/// What the log holds.
+pub mod redo;
 /// What clients may read one-sidedly, and the arithmetic of pages.
 pub mod region;
 /// RPC messages.

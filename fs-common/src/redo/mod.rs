@@ -1,0 +1,9 @@
+//! Redo records: what the log holds, in a client's ring and in the server's segment alike (DESIGN section 5, durable
+//! RPC section 4.2).
+
+mod record;
+
+pub use record::{
+    ALIGNMENT, HEADER_LEN, LogId, MAX_DATA_BYTES, OPERATOR_LEN, Record, RecordError, RecordKind, encode,
+    encoded_len, parse,
+};
