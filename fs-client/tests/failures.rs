@@ -21,8 +21,8 @@ const ROOT: InodeNo = InodeNo::ROOT;
 
 fn both(test: impl Fn(&World)) {
     for translation in [Translation::Target, Translation::Initiator] {
-        for deferred in [false, true] {
-            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 16, deferred };
+        for (deferred, log) in [(false, false), (true, false), (false, true), (true, true)] {
+            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 16, deferred, log };
             test(&World::new(config));
         }
     }
@@ -35,7 +35,9 @@ fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
         for cut in [Cut::Request, Cut::Reply] {
             test(world, &|| world.network().cut_after(cut, 0));
             assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
-            for death in [Death::Sudden, Death::WrittenBack] {
+            // Where answers are not durable, a power loss may take more than what was under way.
+            let power = world.answers_are_durable().then_some(Death::PowerLost);
+            for death in [Death::Sudden, Death::WrittenBack].into_iter().chain(power) {
                 test(world, &|| world.kill_at(cut, death));
                 let happened = !world.network().cut_is_pending() && world.has_died();
                 assert!(happened, "{cut:?}, {death:?} did not happen");
@@ -247,6 +249,7 @@ fn a_one_sided_read_that_breaks_is_read_again() {
         pool_pages: 1024,
         frames: 64,
         deferred: false,
+        log: false,
     };
     let world = World::new(config);
     let volume = world.client();
@@ -316,7 +319,14 @@ fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
     for cut in [Cut::Request, Cut::Reply] {
         for pass in 0..8 {
             let translation = Translation::Target;
-            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 64, deferred: false };
+            let config = WorldConfig {
+                seed: 1,
+                translation,
+                pool_pages: 1024,
+                frames: 64,
+                deferred: false,
+                log: false,
+            };
             let world = World::new(config);
             let volume = world.client();
             let handles: Vec<_> = (0..files)

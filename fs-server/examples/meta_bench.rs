@@ -118,7 +118,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     }],
                 }],
                 size: 4096,
-                appends: Vec::new(),
+                done: Vec::new(),
             };
             let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
             meta.commit_data(&commits)?;

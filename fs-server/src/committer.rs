@@ -1,11 +1,7 @@
-//! The committer: one thread that makes metadata durable for everybody who waits, with one sync for many
-//! (group commit), so that no worker ever blocks on the store's disk.
-//!
-//! Also the place where `Meta` meets the regions' narrow view of it (`MetaPort`).
-//!
-//! # Invariants
-//! A waiter is told `Ok` only by a flush that began after it asked.
+//! Where `Meta` meets the regions' narrow view of it (`MetaPort`), and the threads that make metadata durable for everybody
+//! who waits (`GroupCommit`).
 
+use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
 use crate::pool::LocalFuture;
 use crate::region::{DataCommit, MetaPort, NoteData};
@@ -13,86 +9,40 @@ use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
-use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
-use std::thread::JoinHandle;
 
-#[derive(Default)]
-struct State {
-    /// Flushes asked for; the number of the last one somebody waits for.
-    asked: u64,
-    /// All up to this one are done.
-    done: u64,
-    /// How the flush that ended at `done` went; a failed one is final.
-    failed: bool,
-    wakers: Vec<Waker>,
-    stop: bool,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    work: Condvar,
-}
-
-/// Metadata with its committer thread.
+/// Metadata with its committing threads.
 pub struct CommittedMeta {
     meta: Arc<Meta>,
-    shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    flushes: GroupCommit,
+    /// Apart from the flushes, which take longer and for which no answer is to wait.
+    persists: GroupCommit,
 }
 
 impl CommittedMeta {
-    /// Starts the committer.
+    /// Starts the threads.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// A thread cannot be started.
     pub fn start(meta: Arc<Meta>) -> std::io::Result<Arc<Self>> {
-        let shared = Arc::new(Shared::default());
-        let thread = std::thread::Builder::new().name("committer".into()).spawn({
-            let (meta, shared) = (meta.clone(), shared.clone());
-            move || run(&meta, &shared)
-        })?;
-        Ok(Arc::new(Self { meta, shared, thread: Mutex::new(Some(thread)) }))
+        let (flushed, persisted) = (meta.clone(), meta.clone());
+        let flushes = GroupCommit::start("committer", move || flushed.flush())?;
+        let persists = GroupCommit::start("acknowledger", move || persisted.persist())?;
+        Ok(Arc::new(Self { meta, flushes, persists }))
     }
 
-    /// Without a thread: who asks for a flush flushes. For a server in one thread.
+    /// Without threads: who asks for a flush flushes. For a server in one thread.
     pub fn inline(meta: Arc<Meta>) -> Arc<Self> {
-        Arc::new(Self { meta, shared: Arc::default(), thread: Mutex::new(None) })
+        let (flushed, persisted) = (meta.clone(), meta.clone());
+        let flushes = GroupCommit::inline(move || flushed.flush());
+        let persists = GroupCommit::inline(move || persisted.persist());
+        Arc::new(Self { meta, flushes, persists })
     }
 
-    /// Ends the thread; who still waits is served first.
+    /// Ends the threads; who still waits is served first.
     pub fn stop(&self) {
-        self.shared.state.lock().stop = true;
-        self.shared.work.notify_one();
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the committer thread panicked");
-        }
-    }
-}
-
-fn run(meta: &Meta, shared: &Shared) {
-    let mut state = shared.state.lock();
-    loop {
-        if state.asked == state.done {
-            if state.stop {
-                return;
-            }
-            shared.work.wait(&mut state);
-            continue;
-        }
-        let upto = state.asked;
-        drop(state);
-        let failed = meta.flush().is_err();
-        state = shared.state.lock();
-        state.done = upto;
-        state.failed |= failed;
-        for waker in state.wakers.drain(..) {
-            waker.wake();
-        }
+        self.flushes.stop();
+        self.persists.stop();
     }
 }
 
@@ -114,23 +64,10 @@ impl MetaPort for CommittedMeta {
     }
 
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>> {
-        if self.thread.lock().is_none() {
-            return Box::pin(std::future::ready(self.meta.flush()));
-        }
-        let shared = self.shared.clone();
-        let ticket = {
-            let mut state = shared.state.lock();
-            state.asked += 1;
-            state.asked
-        };
-        shared.work.notify_one();
-        Box::pin(std::future::poll_fn(move |context| {
-            let mut state = shared.state.lock();
-            if state.done >= ticket {
-                return Poll::Ready(if state.failed { Err(Status::Io) } else { Ok(()) });
-            }
-            state.wakers.push(context.waker().clone());
-            Poll::Pending
-        }))
+        self.flushes.wait()
+    }
+
+    fn persist(&self) -> LocalFuture<'static, Result<(), Status>> {
+        if self.meta.is_persistent() { Box::pin(std::future::ready(Ok(()))) } else { self.persists.wait() }
     }
 }

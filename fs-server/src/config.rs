@@ -18,6 +18,8 @@ pub const CONFIG_FILE: &str = "cuttlefs.toml";
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
 /// Least memory a server runs with: the reserved frames and some to work in.
 pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
+/// Size of the redo log unless told otherwise: a second's writes of a fast device, so that writers seldom wait for room.
+pub const DEFAULT_LOG_BYTES: u64 = 256 << 20;
 /// Least lease: below it, a busy machine's scheduling looks like a dead client.
 pub const LEAST_LEASE_MS: u64 = 1_000;
 /// Longest lease: a dead client's locks are held as long.
@@ -65,15 +67,29 @@ pub struct ServerConfig {
     pub lease_ms: u64,
     /// When an operation is durable.
     pub durability: Durability,
+    /// Size of the redo log in bytes, where there is one; taken when it is made.
+    #[serde(deserialize_with = "size")]
+    pub log_size: u64,
 }
 
 /// When an operation is durable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// When fsync, fdatasync, syncfs or O_SYNC says so.
     #[default]
     Fsync,
+    /// When it is answered.
+    Ack,
+}
+
+impl std::fmt::Display for Durability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Fsync => "fsync",
+            Self::Ack => "ack",
+        })
+    }
 }
 
 /// What clients may do.
@@ -100,7 +116,13 @@ pub struct Squash {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { memory: 1 << 30, listen: Vec::new(), lease_ms: 20_000, durability: Durability::Fsync }
+        Self {
+            memory: 1 << 30,
+            listen: Vec::new(),
+            lease_ms: 20_000,
+            durability: Durability::Fsync,
+            log_size: DEFAULT_LOG_BYTES,
+        }
     }
 }
 
@@ -226,7 +248,10 @@ impl Config {
              memory = {memory} # DRAM for pages\n\
              listen = {listen} # tcp://HOST:PORT, unix:///PATH, shm:///PATH\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
-             durability = \"fsync\" # data and names are durable when fsync, fdatasync, syncfs or O_SYNC says so\n\
+             # fsync: data and names are durable when fsync, fdatasync, syncfs or O_SYNC says so;\n\
+             # ack: every change is durable when it is answered, through a redo log of log_size\n\
+             durability = \"{durability}\"\n\
+             log_size = {log_size}\n\
              \n\
              [export]\n\
              read_only = {read_only} # nothing can be changed\n\
@@ -238,6 +263,8 @@ impl Config {
             memory = quoted(&exact(self.server.memory)),
             listen = list(listen),
             lease_ms = self.server.lease_ms,
+            durability = self.server.durability,
+            log_size = quoted(&exact(self.server.log_size)),
             read_only = self.export.read_only,
             subtree = quoted(&self.export.subtree),
         );
@@ -359,7 +386,7 @@ mod tests {
             ("memory = \"1G\"", "memory = \"4K\"", "server.memory"),
             ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
             ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
-            ("durability = \"fsync\"", "durability = \"ack\"", "ack"),
+            ("durability = \"fsync\"", "durability = \"always\"", "always"),
             ("subtree = \"/\"", "subtree = \"a/b\"", "export.subtree"),
             ("subtree = \"/\"", "subtree = \"/a/../b\"", "export.subtree"),
             ("listen = []", "listen = [\"http://x\"]", "no endpoint"),

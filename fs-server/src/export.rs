@@ -58,6 +58,9 @@ impl Export {
 }
 
 impl Identity {
+    /// The server itself.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, squashed: false, request: None };
+
     /// Checks a squashed caller against an inode's permission bits; others passed their own kernel.
     ///
     /// # Errors

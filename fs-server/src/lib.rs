@@ -12,6 +12,10 @@ pub mod config;
 pub mod counters;
 /// What the server enforces whatever a client's kernel thinks.
 pub mod export;
+/// One sync for many.
+pub mod group_commit;
+/// The redo log.
+pub mod log;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
 /// The SSD space and how its bytes are reached.

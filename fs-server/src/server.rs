@@ -96,6 +96,18 @@ impl Server {
             .await
     }
 
+    /// Where every answered mutation is durable: waits until everything done so far is.
+    ///
+    /// # Errors
+    /// `Io` once the log or the store has failed.
+    pub async fn acknowledge(&self) -> Result<(), Status> {
+        if let Some(log) = self.regions.redo() {
+            log.committed().await?;
+            self.regions.meta.persist().await?;
+        }
+        Ok(())
+    }
+
     /// What an operation leaves to do: an inode without names that nobody has open goes.
     pub async fn settle(&self, outcome: Outcome) {
         if let Some(ino) = outcome.orphaned {

@@ -41,6 +41,7 @@ impl Session {
         };
         let number = attached.session;
         let epoch = attached.server_epoch;
+        let durable_answers = attached.durable_answers;
         let attaching = self.attaching.lock();
         let known = self.attachment.load().as_ref().is_some_and(|known| {
             known.attached.session == number && (known.windows.is_some() || windows.is_empty())
@@ -58,7 +59,7 @@ impl Session {
             // The mount's first attach: nothing is open yet.
             recovered.number = number;
             recovered.epoch = epoch;
-            self.unsynced.begin_session(number);
+            self.unsynced.begin_session(number, durable_answers);
         }
         Ok(number)
     }
@@ -121,7 +122,7 @@ impl Session {
         if lane.call_recovering(self, &Request::Recovered, &mut recovered.seq).is_none() {
             return Ok(false);
         }
-        self.unsynced.begin_session(number);
+        self.unsynced.begin_session(number, attachment.attached.durable_answers);
         recovered.epoch = epoch;
         recovered.number = number;
         Ok(true)

@@ -5,6 +5,7 @@
 //! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery writes them again.
 //!
 //! What makes a file longer or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
+//! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
 //!
 //! # Bounds
 //! At most [`MAX_KEPT_BYTES`]. A write beyond is not kept: should the server lose it, the next fsync of that file
@@ -107,6 +108,8 @@ struct FileWrites {
 #[derive(Debug, Default)]
 struct State {
     session: u64,
+    /// What that session's server has answered it cannot lose: nothing is kept.
+    durable_answers: bool,
     /// Number of the next write.
     next: u64,
     cost: usize,
@@ -119,6 +122,9 @@ struct State {
 impl State {
     /// Keeps a change, or that there was one.
     fn keep(&mut self, ino: InodeNo, offset: u64, what: Option<What>, change: u64) {
+        if self.durable_answers {
+            return;
+        }
         let number = self.next;
         self.next += 1;
         let file = self.files.entry(ino).or_default();
@@ -133,6 +139,9 @@ impl State {
     }
 
     fn note_operation(&mut self, session: u64, ino: InodeNo, offset: u64, what: What, change: u64) {
+        if self.durable_answers {
+            return;
+        }
         if self.session != session {
             // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
             self.failed.insert(ino);
@@ -172,7 +181,7 @@ impl Unsynced {
         if state.session != session {
             return false;
         }
-        let fits = state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
+        let fits = !state.durable_answers && state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
         state.keep(ino, offset, fits.then(|| What::Bytes(bytes.to_vec())), change);
         true
     }
@@ -199,6 +208,9 @@ impl Unsynced {
     /// The server wrote to this file by itself: there are no bytes to keep here.
     pub(crate) fn note_elsewhere(&self, ino: InodeNo) {
         let mut state = self.state.lock();
+        if state.durable_answers {
+            return;
+        }
         let number = state.next;
         state.next += 1;
         // No change counter came with it, so a killed server counts as having lost it.
@@ -289,8 +301,9 @@ impl Unsynced {
     }
 
     /// From now on only what this session answers is taken.
-    pub(super) fn begin_session(&self, session: u64) {
-        self.state.lock().session = session;
+    pub(super) fn begin_session(&self, session: u64, durable_answers: bool) {
+        let mut state = self.state.lock();
+        (state.session, state.durable_answers) = (session, durable_answers);
     }
 }
 
@@ -325,7 +338,7 @@ mod tests {
 
     fn unsynced() -> Unsynced {
         let unsynced = Unsynced::default();
-        unsynced.begin_session(1);
+        unsynced.begin_session(1, false);
         unsynced
     }
 
@@ -388,7 +401,7 @@ mod tests {
         let kept: Vec<_> = all(0);
         assert_eq!(kept, []);
         // A lost server's answer cannot be made good any more.
-        unsynced.begin_session(2);
+        unsynced.begin_session(2, false);
         unsynced.note_allocate(1, INO, 0, 1, Allocate::PunchHole);
         assert!(unsynced.take_failed(INO));
     }
@@ -410,7 +423,7 @@ mod tests {
     #[test]
     fn another_session_s_answer_is_not_taken() {
         let unsynced = unsynced();
-        unsynced.begin_session(2);
+        unsynced.begin_session(2, false);
         assert!(!unsynced.note(1, INO, 0, b"late", 1));
         assert!(unsynced.is_empty());
     }

@@ -46,6 +46,10 @@ impl Site for Simulated {
         self.world.start();
     }
 
+    fn answers_are_durable(&self) -> bool {
+        self.world.answers_are_durable()
+    }
+
     fn kill_at(&self, cut: Cut, death: Death) {
         self.world.kill_at(cut, death);
     }
@@ -76,13 +80,20 @@ impl Site for Simulated {
 
 fn config() -> impl Strategy<Value = WorldConfig> {
     let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
-    (any::<u64>(), translation, prop_oneof![3 => 24u64..64, 1 => 64u64..512], 8u64..64, any::<bool>())
-        .prop_map(|(seed, translation, pool_pages, frames, deferred)| WorldConfig {
+    (
+        any::<u64>(),
+        translation,
+        prop_oneof![3 => 24u64..64, 1 => 64u64..512],
+        8u64..64,
+        (any::<bool>(), prop::bool::weighted(0.25)),
+    )
+        .prop_map(|(seed, translation, pool_pages, frames, (deferred, log))| WorldConfig {
             seed,
             translation,
             pool_pages,
             frames,
             deferred,
+            log,
         })
 }
 

@@ -242,7 +242,7 @@ pub fn step() -> impl Strategy<Value = (usize, Step)> {
         1 => Just(Step::Restart),
         2 => (
             prop_oneof![Just(Cut::Request), Just(Cut::Reply)],
-            prop_oneof![Just(Death::Sudden), Just(Death::WrittenBack)],
+            prop_oneof![Just(Death::Sudden), Just(Death::WrittenBack), Just(Death::PowerLost)],
         )
             .prop_map(|(cut, death)| Step::Kill { cut, death }),
         2 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),

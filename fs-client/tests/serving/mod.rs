@@ -64,6 +64,7 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
         device: SoftDevice::new(SoftOptions::default()),
         clock,
         random: Arc::new(SystemRandom),
+        log: None,
     };
     let options = ServeOptions {
         memory_bytes: serve.frames * 4096,

@@ -8,15 +8,17 @@ use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
+use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
-use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, Store};
+use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
+use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta};
 use cuttlefs_server::pool::{SimDisk, SimMode};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
-use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
+use cuttlefs_server::serve::{LogParts, ServeOptions};
 use cuttlefs_server::tier::WRITE_BACK_INTERVAL;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,6 +34,8 @@ pub struct WorldConfig {
     pub frames: u64,
     /// The disk does its work late and in any order.
     pub deferred: bool,
+    /// Changes are logged: every answer is durable.
+    pub log: bool,
 }
 
 /// In which moment of its work a server dies.
@@ -41,6 +45,8 @@ pub enum Death {
     Sudden,
     /// When it has written back what it did last.
     WrittenBack,
+    /// At once, and the machine with it.
+    PowerLost,
 }
 
 /// How long a client may be silent in a world.
@@ -56,8 +62,9 @@ struct Inner {
     network: Arc<SimNetwork>,
     clock: Arc<ManualClock>,
     random: Arc<SeededRandom>,
-    store: Arc<dyn Store>,
+    store: RefCell<Arc<MemoryStore>>,
     disk: SimDisk,
+    log: Option<SimLog>,
     server: RefCell<Option<OneThreadServer>>,
     export: RefCell<Export>,
     /// The server dies with the next cut, and another one starts.
@@ -74,7 +81,7 @@ impl World {
     pub fn new(config: WorldConfig) -> Self {
         let clock = Arc::new(ManualClock::default());
         let random = Arc::new(SeededRandom::new(config.seed));
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+        let store = Arc::new(MemoryStore::default());
         let mut key = [0; 16];
         random.fill(&mut key);
         let root = Caller::default();
@@ -88,8 +95,9 @@ impl World {
             network: SimNetwork::new(config.translation),
             clock,
             random,
-            store,
+            store: RefCell::new(store),
             disk,
+            log: config.log.then(|| SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(config.seed))),
             server: RefCell::default(),
             export: RefCell::default(),
             dies_at_cut: Cell::default(),
@@ -116,16 +124,20 @@ impl World {
         self.inner.kill();
     }
 
-    /// Power loss: the server and all that the disk had not synced are gone.
+    /// Power loss: the server is gone, and of what was not synced any part.
     pub fn lose_power(&self) {
-        self.kill();
-        self.inner.disk.crash(self.inner.random.as_ref());
+        self.inner.lose_power();
     }
 
     /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
     pub fn kill_at(&self, cut: Cut, death: Death) {
         self.inner.network.cut_after(cut, 0);
         self.inner.dies_at_cut.set(Some(death));
+    }
+
+    /// Whether changes are logged.
+    pub fn answers_are_durable(&self) -> bool {
+        self.inner.log.is_some()
     }
 
     /// Whether a kill is to come.
@@ -180,7 +192,8 @@ impl Drop for World {
 
 impl Inner {
     fn start(&self) {
-        let meta = Arc::new(Meta::open(self.store.clone(), self.clock.clone()).expect("open metadata"));
+        let meta =
+            Arc::new(Meta::open(self.store.borrow().clone(), self.clock.clone()).expect("open metadata"));
         let device: Arc<dyn Device> = self.network.device();
         let options = ServeOptions {
             memory_bytes: self.config.frames * 4096,
@@ -200,12 +213,32 @@ impl Inner {
             self.clock.clone(),
             self.random.clone(),
             options,
+            self.log.clone().map(|log| LogParts {
+                held: Contents::read(&log).expect("the log can be read"),
+                device: Arc::new(log),
+                acknowledges: true,
+            }),
+            &|| self.disk.step(),
         );
         *self.server.borrow_mut() = Some(server.expect("start"));
     }
 
     fn kill(&self) {
         drop(self.server.borrow_mut().take());
+    }
+
+    fn lose_power(&self) {
+        self.kill();
+        let random = self.random.as_ref();
+        self.disk.crash(random);
+        if let Some(log) = &self.log {
+            log.crash(random);
+        }
+        // The store writes its log in order: a prefix of its batches is left.
+        let mut store = self.store.borrow_mut();
+        let kept = random.next_u64() as usize % (store.unflushed_batches() + 1);
+        let left = store.crashed(kept);
+        *store = Arc::new(left);
     }
 
     fn pass(&self, time: Duration) {
@@ -225,7 +258,10 @@ impl Inner {
                 // No client runs meanwhile, so nobody asks the dying server again.
                 self.pass(2 * WRITE_BACK_INTERVAL);
             }
-            self.kill();
+            match death {
+                Death::Sudden | Death::WrittenBack => self.kill(),
+                Death::PowerLost => self.lose_power(),
+            }
             self.start();
             return true;
         }

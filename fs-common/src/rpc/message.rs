@@ -422,6 +422,8 @@ pub struct Attached {
     pub one_sided: OneSidedReads,
     /// How accesses are to be counted; `None`: not at all.
     pub sampling: Option<Sampling>,
+    /// Every mutation that is answered is durable: there is nothing a client would have to keep for a restart.
+    pub durable_answers: bool,
 }
 
 /// What one-sided reads of file bytes are worth at a server.

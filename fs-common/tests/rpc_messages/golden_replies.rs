@@ -90,6 +90,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 clean_predecessor: Some(3),
                 one_sided: OneSidedReads::Off,
                 sampling: Some(Sampling { unit_pages: 256, period_ms: 1000 }),
+                durable_answers: true,
             }),
             joined(&[
                 &[1],
@@ -103,6 +104,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 &[1, 3],
                 &[2],
                 &[1, 0x80, 2, 0xe8, 7],
+                &[1],
             ]),
         ),
         (Reply::Reclaimed(vec![None, Some(OPENED)]), joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr])),

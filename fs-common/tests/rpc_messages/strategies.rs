@@ -274,14 +274,14 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(),
             any::<[u8; 32]>(),
             select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
-            any::<Option<(u32, u32)>>(),
+            any::<(Option<(u32, u32)>, bool)>(),
         )
             .prop_map(
                 |(
                     (server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor),
                     magic,
                     one_sided,
-                    sampling,
+                    (sampling, durable_answers),
                 )| {
                     Reply::Attached(Attached {
                         server_epoch,
@@ -294,6 +294,7 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         clean_predecessor,
                         one_sided,
                         sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
+                        durable_answers,
                     })
                 },
             )

@@ -1,24 +1,26 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
-use crate::config::LEAST_MEMORY_BYTES;
+use crate::config::{Durability, LEAST_MEMORY_BYTES};
 use crate::export::{self, Export};
+use crate::log::{Contents, FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
 use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
-use crate::serve::{Parts, RunningServer, ServeOptions};
+use crate::serve::{LogParts, Parts, RunningServer, ServeOptions};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
-use cuttlefs_common::world::{SystemClock, SystemRandom};
+use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +51,13 @@ pub(super) struct ServeArgs {
     /// What is promoted to DRAM: pages, or whole sample units as in the paper
     #[arg(long, default_value_t, value_name = "WHAT")]
     hotspots: Hotspots,
+    /// When a change is durable: fsync (when fsync and its like say so) or ack (when it is answered)
+    /// [default: `durability` of cuttlefs.toml]
+    #[arg(long, value_enum, value_name = "WHEN")]
+    durability: Option<Durability>,
+    /// Size of the redo log when it is made, with --durability ack [default: `log_size` of cuttlefs.toml, 256M]
+    #[arg(long, value_name = "SIZE")]
+    log_size: Option<ByteSize>,
     /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
     #[arg(long)]
     odp_hardware: bool,
@@ -100,12 +109,17 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         "the metadata in {} belongs to another pool; put the right one back",
         opened.meta_dir().display()
     );
+    let durability = args.durability.unwrap_or(config.server.durability);
+    let log_bytes = args.log_size.map_or(config.server.log_size, |size| size.0);
+    let log = redo_log(&opened.log_dir(), durability, log_bytes)?;
+    let recovers_only = log.is_some() && durability == Durability::Fsync;
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
         device: SoftDevice::new(SoftOptions { allow_insecure_listen: args.insecure }),
         clock,
         random: Arc::new(SystemRandom),
+        log,
     };
     let subtree = export::components(config.export.subtree.as_bytes())
         .map_err(|_| anyhow::anyhow!("`subtree` in cuttlefs.toml must not contain `..`"))?;
@@ -124,6 +138,11 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         sampling,
     };
     let running = RunningServer::start(parts, options)?;
+    if recovers_only {
+        // All it held is in the pool; the next server that wants one makes its own.
+        FileLog::remove(&opened.log_dir())
+            .context("cannot remove the redo log that is not needed any more")?;
+    }
     for endpoint in running.endpoints() {
         tracing::info!(%endpoint, "listening");
     }
@@ -132,6 +151,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         pages = opened.pages(),
         memory = %ByteSize(running.server().regions.frames().memory().len() as u64),
         region = %policy,
+        %durability,
         workers,
         "serving"
     );
@@ -141,6 +161,31 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The pool's redo log with what it holds; made if there is none and changes are to be logged.
+fn redo_log(directory: &Path, durability: Durability, bytes: u64) -> anyhow::Result<Option<LogParts>> {
+    let acknowledges = durability == Durability::Ack;
+    let found = FileLog::open(directory).context("cannot open the redo log")?;
+    let device = match found {
+        Some(found) => found,
+        None if !acknowledges => return Ok(None),
+        None => {
+            let least = RING_OFFSET + MIN_CAPACITY;
+            ensure!(
+                (least..=RING_OFFSET + MAX_CAPACITY).contains(&bytes),
+                "a redo log of {} cannot be; give --log-size of {} to {}",
+                ByteSize(bytes),
+                ByteSize(least),
+                ByteSize(MAX_CAPACITY)
+            );
+            tracing::info!(size = %ByteSize(bytes), "making the redo log");
+            FileLog::make(directory, bytes, LogId(SystemRandom.next_u64()))
+                .with_context(|| format!("cannot make the redo log in {}", directory.display()))?
+        }
+    };
+    let held = Contents::read(&device)?;
+    Ok(Some(LogParts { device: Arc::new(device), held, acknowledges }))
 }
 
 /// How clients count, from what was asked for.

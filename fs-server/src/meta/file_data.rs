@@ -4,7 +4,7 @@
 use super::live::{Live, NoteData};
 use super::metadata::Meta;
 use super::operation::{Caller, DataCommit, DataStamp, Operation};
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
@@ -33,6 +33,19 @@ impl Meta {
         };
         live.note(note, self.clock.now(), |change| (change + 1).max(self.change_floor));
         Ok(live.record.attr(ino))
+    }
+
+    /// Gives a file these times in memory: what recovery did to it was done then.
+    ///
+    /// # Errors
+    /// As `note_data`.
+    pub fn restore_times(&self, ino: InodeNo, mtime: Timestamp, ctime: Timestamp) -> Result<(), Status> {
+        // So that it is live.
+        self.note_data(ino, NoteData { modified: true, ..NoteData::default() })?;
+        if let Some(live) = self.live.write(ino).get_mut(&ino) {
+            (live.record.mtime, live.record.ctime) = (mtime, ctime);
+        }
+        Ok(())
     }
 
     /// Records data that is on the device: one batch for all. Files that are gone are skipped.

@@ -125,6 +125,14 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn persist(&self) -> Result<(), StoreError> {
+        self.flush()
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.contents.read().unflushed.is_empty()
+    }
+
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.contents.read().current.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum())
     }

@@ -357,6 +357,19 @@ impl Meta {
         self.flush_store().map_err(|e| self.fail("flush", e))
     }
 
+    /// Blocks until everything done so far would be found after a power loss.
+    ///
+    /// # Errors
+    /// As `flush`.
+    pub fn persist(&self) -> Result<(), Status> {
+        self.store.persist().map_err(|e| self.fail("persist", e.into()))
+    }
+
+    /// Whether there is nothing `persist` would have to do.
+    pub fn is_persistent(&self) -> bool {
+        self.store.is_persistent()
+    }
+
     /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing
     /// calls any more; what comes later all the same works. `clean`: the server of this epoch has written
     /// everything back, which the next one may tell its clients.

@@ -51,7 +51,7 @@ pub use memory_store::MemoryStore;
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, Caller, DataCommit, DataStamp, DoneAppend, LINK_MAX, Operation, Outcome, Placed,
+    ApplyContext, Caller, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome, Placed,
     RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use record::{FORMAT_VERSION, InodeRecord, RecordError, SlotRecord};

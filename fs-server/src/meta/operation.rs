@@ -54,7 +54,7 @@ pub struct RangeUpdate {
     pub extents: Vec<Extent>,
 }
 
-/// Where an append's bytes went: what a retransmission is told instead of appending them again.
+/// Where a write's bytes went: what a retransmission is told instead of writing them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// File offset.
@@ -63,9 +63,9 @@ pub struct Placed {
     pub len: u32,
 }
 
-/// An append whose bytes become durable.
+/// A write whose bytes become durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DoneAppend {
+pub struct DoneRequest {
     /// Which request it was.
     pub request: RequestId,
     /// Where it went.
@@ -81,14 +81,14 @@ pub struct DataCommit {
     pub ranges: Vec<RangeUpdate>,
     /// Its durable length.
     pub size: u64,
-    /// The appends its length covers from now on, one a slot.
-    pub appends: Vec<DoneAppend>,
+    /// The writes this covers, one a slot.
+    pub done: Vec<DoneRequest>,
 }
 
 impl DataCommit {
-    /// A change of the mapping that covers no append.
+    /// A change of the mapping that covers no write.
     pub fn of_ranges(ino: InodeNo, ranges: Vec<RangeUpdate>, size: u64) -> Self {
-        Self { ino, ranges, size, appends: Vec::new() }
+        Self { ino, ranges, size, done: Vec::new() }
     }
 }
 

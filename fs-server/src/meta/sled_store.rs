@@ -24,7 +24,7 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Suffix of a snapshot that was not finished.
 const UNFINISHED_SNAPSHOT: &str = ".generating";
@@ -73,6 +73,10 @@ pub struct SledStore {
     path: PathBuf,
     /// There may be files of large batches. Set by commits, cleared and set again by flushes.
     large_batches: AtomicBool,
+    /// Number of the last batch, and of the last that survives a power loss. Only ever raised; release and acquire, so
+    /// that who has seen its batch committed sees it here.
+    committed: AtomicU64,
+    persistent: AtomicU64,
     /// Set once, by whoever fails first; read before each batch. Relaxed: it guards no other memory.
     poisoned: AtomicBool,
 }
@@ -133,6 +137,8 @@ impl SledStore {
             db,
             path: path.to_path_buf(),
             large_batches: AtomicBool::new(true),
+            committed: AtomicU64::new(0),
+            persistent: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
         };
         store.redo()?;
@@ -205,6 +211,24 @@ impl SledStore {
         last.tail.append(&journalled.record)?;
         self.journal.insert(JOURNAL_KEY, journalled.record)?;
         self.change(batch)?;
+        self.committed.store(last.batch, Ordering::Release);
+        Ok(())
+    }
+
+    /// All batches up to this one survive a power loss.
+    fn note_persistent(&self, batch: u64) {
+        self.persistent.fetch_max(batch, Ordering::AcqRel);
+    }
+
+    fn sync_tail(&self) -> Result<(), StoreError> {
+        let (batch, files) = {
+            let last = self.last.lock();
+            (last.batch, last.tail.files())
+        };
+        for file in files {
+            file.sync_data().map_err(|e| backend("sync the tail", e))?;
+        }
+        self.note_persistent(batch);
         Ok(())
     }
 
@@ -219,6 +243,7 @@ impl SledStore {
         let large_batches = self.large_batches.swap(false, Ordering::AcqRel);
         self.db.flush().map_err(|e| backend("flush", e))?;
         self.log_file.sync_data().map_err(|e| backend("fdatasync", e))?;
+        self.note_persistent(flushed_batch);
         self.last.lock().tail.empty_the_other().map_err(|e| backend("empty the tail", e))?;
         if large_batches {
             let kept = sled_journal::remove_files(&self.path, |seq| seq >= flushed_batch)
@@ -270,6 +295,15 @@ impl Store for SledStore {
     fn flush(&self) -> Result<(), StoreError> {
         self.check()?;
         self.sync().map_err(|error| self.poison(error))
+    }
+
+    fn persist(&self) -> Result<(), StoreError> {
+        self.check()?;
+        self.sync_tail().map_err(|error| self.poison(error))
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.persistent.load(Ordering::Acquire) >= self.committed.load(Ordering::Acquire)
     }
 
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {

@@ -1,4 +1,5 @@
-//! The tail: every batch since the last flush, in two files that need no sync.
+//! The tail: every batch since the last flush, in two files that need no sync to outlive the process, and one to outlive
+//! a power loss.
 //!
 //! Sled keeps its newest records in the process's own memory, so a killed server would lose what it acknowledged
 //! since the last flush, and clients would see names come and go. What is written to a file survives the process
@@ -24,6 +25,7 @@ use super::store::Batch;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 const FILES: [&str; 2] = ["tail-0", "tail-1"];
 /// Length and checksum before each record.
@@ -32,7 +34,7 @@ const FRAME_BYTES: usize = 8;
 /// The two files.
 #[derive(Debug)]
 pub struct Tail {
-    files: [File; 2],
+    files: [Arc<File>; 2],
     /// Which of them batches go to.
     current: usize,
 }
@@ -44,7 +46,7 @@ impl Tail {
     /// [`io::Error`].
     pub fn open(directory: &Path) -> io::Result<Self> {
         let open = |name| OpenOptions::new().create(true).append(true).open(directory.join(name));
-        Ok(Self { files: [open(FILES[0])?, open(FILES[1])?], current: 0 })
+        Ok(Self { files: [Arc::new(open(FILES[0])?), Arc::new(open(FILES[1])?)], current: 0 })
     }
 
     /// What is in the files of `directory`: batches that follow `last` without a gap, in order.
@@ -92,7 +94,12 @@ impl Tail {
         framed.extend_from_slice(&(record.len() as u32).to_le_bytes());
         framed.extend_from_slice(&crc32c::crc32c(record).to_le_bytes());
         framed.extend_from_slice(record);
-        self.files[self.current].write_all(&framed)
+        (&*self.files[self.current]).write_all(&framed)
+    }
+
+    /// The files: what was appended is durable once both are synced.
+    pub fn files(&self) -> [Arc<File>; 2] {
+        self.files.clone()
     }
 
     /// A flush begins: new batches go to the other file.

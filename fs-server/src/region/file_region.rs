@@ -16,7 +16,7 @@
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
-use super::meta_port::DoneAppend;
+use super::meta_port::{DoneRequest, Placed, RequestId};
 use super::range_table::{PieceState, RangeTable};
 use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
@@ -43,8 +43,16 @@ pub struct FileState {
     pub(crate) tail_is_zero: bool,
     /// Contents or attributes moved since the last commit.
     pub(crate) uncommitted: bool,
-    /// The last append of each slot since the last commit, which will say that it was done.
-    pub(crate) appends: BTreeMap<(ClientId, SlotIndex), DoneAppend>,
+    /// The last write of each slot since the last commit, which will say that it was done.
+    pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
+}
+
+impl FileState {
+    /// A write was done: the next commit says so.
+    pub(crate) fn note_done(&mut self, request: RequestId, placed: Placed) {
+        self.uncommitted = true;
+        self.done.insert((request.client, request.slot), DoneRequest { request, placed });
+    }
 }
 
 /// One active file.
@@ -102,7 +110,7 @@ impl FileRegion {
                 durable_size: size,
                 tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
                 uncommitted: false,
-                appends: BTreeMap::new(),
+                done: BTreeMap::new(),
             }),
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),

@@ -209,4 +209,8 @@ impl MetaPort for MemoryMeta {
             Ok(())
         })
     }
+
+    fn persist(&self) -> LocalFuture<'static, Result<(), Status>> {
+        self.flush()
+    }
 }

@@ -9,7 +9,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
-pub use crate::meta::{DataCommit, DoneAppend, NoteData, Placed, RangeUpdate, RequestId};
+pub use crate::meta::{DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId};
 
 /// Metadata as file regions see it.
 pub trait MetaPort: Send + Sync {
@@ -34,6 +34,8 @@ pub trait MetaPort: Send + Sync {
     /// # Errors
     /// `Io` if the store fails; then nothing was changed.
     fn commit_data(&self, commits: &[DataCommit]) -> Result<(), Status>;
-    /// Makes every batch so far durable.
+    /// Makes every batch so far durable where it is used from.
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>>;
+    /// Makes every batch so far survive a power loss, by the quickest way.
+    fn persist(&self) -> LocalFuture<'static, Result<(), Status>>;
 }

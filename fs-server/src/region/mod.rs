@@ -49,13 +49,14 @@ pub use filekeys::MAX_FILEKEYS_PER_OWNER;
 pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
-pub use meta_port::{DataCommit, DoneAppend, MetaPort, NoteData, Placed, RangeUpdate, RequestId};
+pub use meta_port::{DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate, RequestId};
 
 pub(crate) use block_locks::BlockLocks;
 pub(crate) use file_region::{FileState, Generations};
 pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 
+use crate::log::{Change, LoggedFile, RedoLog, Ticket};
 use crate::pool::CachedPool;
 use crate::pool::space::Space;
 use active::ActiveFiles;
@@ -77,8 +78,8 @@ use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
 pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
@@ -254,6 +255,8 @@ pub struct Regions {
     policy: RegionPolicy,
     /// What one-sided reads fault in, under the policy that has them do so.
     mapped: Option<Arc<CachedPool>>,
+    /// Where changes of contents are logged; set once recovery is done, where they are.
+    redo: OnceLock<Arc<RedoLog>>,
 }
 
 impl std::fmt::Debug for Regions {
@@ -304,12 +307,51 @@ impl Regions {
             pool_pages: config.pool_pages,
             policy: config.policy,
             mapped: None,
+            redo: OnceLock::new(),
         })
     }
 
     /// The same, with the mapped pool that reads which fault are served from.
     pub fn with_mapped(self, mapped: Option<Arc<CachedPool>>) -> Self {
         Self { mapped, ..self }
+    }
+
+    /// From now on changes of contents go to the log.
+    pub fn start_log(&self, log: Arc<RedoLog>) {
+        assert!(self.redo.set(log).is_ok(), "the log was started before");
+    }
+
+    /// The log, if changes of contents go to one.
+    pub fn redo(&self) -> Option<&Arc<RedoLog>> {
+        self.redo.get()
+    }
+
+    /// Room in the log, if there is one, for a change of contents of so many bytes and records.
+    pub(crate) async fn begin_change(
+        &self,
+        bytes: usize,
+        records: usize,
+    ) -> Result<Option<Ticket<'_>>, Status> {
+        match self.redo() {
+            Some(log) => log.begin_change(bytes, records).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Puts a change of a file into the log, where there is one.
+    pub(crate) fn log(
+        &self,
+        ticket: Option<&Ticket<'_>>,
+        request: Option<RequestId>,
+        file: &FileRegion,
+        change: Change<'_>,
+    ) -> Result<(), Status> {
+        if let Some(ticket) = ticket {
+            let ino = file.ino();
+            let before = self.meta.attr(ino)?.change;
+            ticket.append(request, LoggedFile { ino, before }, change);
+        }
+        Ok(())
     }
 
     /// How regions are served.

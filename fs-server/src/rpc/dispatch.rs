@@ -101,8 +101,12 @@ async fn answer(
             let peer_lost = Cell::new(false);
             // Only a slot's first request can be one that was sent to another server before.
             let may_be_done = first && once;
-            let result =
+            let mutates = admit::is_mutation(&request) || matches!(request, Request::Sync(_));
+            let mut result =
                 handlers::run(context, connection, &session, header, request, may_be_done, &peer_lost).await;
+            if mutates && result.is_ok() {
+                result = context.server.acknowledge().await.and(result);
+            }
             let reply = reply_to(context, header, result);
             // What failed with its connection was not answered: it runs again when it is sent again.
             let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.as_slice()));

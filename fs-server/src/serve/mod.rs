@@ -1,7 +1,7 @@
 //! A running server: threads, links, start and stop.
 //!
-//! Start: metadata -> free space (what no extent names) -> regions -> device (file target, windows) -> workers ->
-//! listeners. Stop runs the other way: listeners close, running requests end, everything is written back and
+//! Start: metadata -> free space (what no extent names) -> regions -> device (file target, windows) -> the first worker,
+//! which recovers what the redo log holds -> the others -> listeners. Stop runs the other way: listeners close, running requests end, everything is written back and
 //! committed, threads are joined.
 //!
 //! # Failure
@@ -13,6 +13,7 @@ mod background;
 mod memory;
 /// A whole server in the calling thread.
 pub mod one_thread;
+mod recovery;
 mod worker_thread;
 
 use crate::committer::CommittedMeta;
@@ -27,6 +28,8 @@ use crate::server::Server;
 use crate::session::Sessions;
 use crate::veil::Veil;
 use crate::worker::WorkerHandle;
+pub use recovery::{LogParts, RecoveryError};
+
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
@@ -56,6 +59,8 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Unpredictable numbers.
     pub random: Arc<dyn Random>,
+    /// The redo log, if the pool has one.
+    pub log: Option<LogParts>,
 }
 
 /// How a server is run.
@@ -168,7 +173,7 @@ impl RunningServer {
     /// # Errors
     /// [`StartError`], saying what to do.
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
-        let Parts { meta, data, device, clock, random } = parts;
+        let Parts { meta, data, device, clock, random, log } = parts;
         let system = |action| move |source| StartError::System { action, source };
         let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
@@ -181,10 +186,12 @@ impl RunningServer {
         let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
         let pages = data.pages();
+        let drawn = random.clone();
         let server = build(meta, committed.clone(), pages, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
-        match running.start_threads(&device, &storage, workers, &listen) {
+        let log = log.map(|log| (log, drawn));
+        match running.start_threads(&device, &storage, workers, &listen, log) {
             Ok(()) => Ok(running),
             Err(error) => {
                 running.stop_threads();
@@ -199,10 +206,11 @@ impl RunningServer {
         storage: &Storage,
         workers: usize,
         listen: &[Endpoint],
+        mut log: Option<(LogParts, Arc<dyn Random>)>,
     ) -> Result<(), StartError> {
         let pd = device.alloc_pd();
         for index in 0..workers {
-            let worker = WorkerThread::start(index, &self.server, device, &pd, storage)?;
+            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, log.take())?;
             self.workers.push(worker);
         }
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
@@ -259,6 +267,9 @@ impl RunningServer {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
         self.meta.stop();
+        if let Some(log) = self.server.regions.redo() {
+            log.stop();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
 //! that a server and its clients can run from one seed.
 
-use super::{ServeOptions, StartError, acceptor, background, build};
+use super::{LogParts, ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::CommittedMeta;
 use crate::meta::Meta;
 use crate::pool::Disk;
@@ -11,6 +11,7 @@ use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
 use cuttlefs_common::world::{Clock, Random};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,10 +31,12 @@ pub struct OneThreadServer {
 }
 
 impl OneThreadServer {
-    /// Builds it; `open_disk` makes its disk over the frames' memory. Listens on the first endpoint of `options`.
+    /// Builds it; `open_disk` makes its disk over the frames' memory. Listens on the first endpoint of `options`. What the
+    /// log holds is done again before this returns; `others` moves whatever else moves in this thread meanwhile.
     ///
     /// # Errors
     /// As a server with threads.
+    #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
     pub fn start(
         meta: Arc<Meta>,
         pool_pages: u64,
@@ -42,10 +45,13 @@ impl OneThreadServer {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
         options: ServeOptions,
+        log: Option<LogParts>,
+        others: &dyn Fn() -> bool,
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
         let committed = CommittedMeta::inline(meta.clone());
+        let drawn = random.clone();
         let server = build(meta, committed, pool_pages, None, device, clock.clone(), random, options)?;
         let disk = open_disk(server.regions.frames().memory().clone());
         let pd = device.alloc_pd();
@@ -56,6 +62,17 @@ impl OneThreadServer {
         let spawn = Box::new(move |task| spawner.spawn(task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
         let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn, sleep)?;
+        if let Some(log) = log {
+            let outcome = Rc::new(RefCell::new(None));
+            let (task, slot) = (context.clone(), outcome.clone());
+            worker.spawn_local(async move {
+                let done = recovery::run(&task.server, task.disk.as_ref(), log, drawn.as_ref(), false).await;
+                *slot.borrow_mut() = Some(done);
+            });
+            while outcome.borrow().is_none() && (worker.step(&mut |_| {}).unwrap_or(false) || others()) {}
+            let done = outcome.borrow_mut().take();
+            done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
+        }
         background::spawn(&worker, &context);
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server })

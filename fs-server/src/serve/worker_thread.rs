@@ -1,12 +1,13 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
-use super::{Door, StartError, Storage, background, join};
+use super::{Door, LogParts, StartError, Storage, background, join, recovery};
 use crate::pool::{CachedDisk, Disk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::tier;
 use crate::worker::{Worker, WorkerHandle};
 use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
+use cuttlefs_common::world::Random;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -23,13 +24,15 @@ pub(super) struct WorkerThread {
 }
 
 impl WorkerThread {
-    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work.
+    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work; it is given the redo log
+    /// to recover first.
     pub(super) fn start(
         index: usize,
         server: &Arc<Server>,
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
         storage: &Storage,
+        log: Option<(LogParts, Arc<dyn Random>)>,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
@@ -44,6 +47,12 @@ impl WorkerThread {
                     return;
                 }
             };
+            if let Some(log) = log
+                && let Err(reason) = recover(&worker, &context, log)
+            {
+                let _ = started.send(Err(reason));
+                return;
+            }
             let adopting = context.clone();
             worker.spawn_local(async move {
                 while let Ok(connection) = connections.recv().await {
@@ -81,6 +90,21 @@ impl WorkerThread {
     pub(super) fn stop(self) {
         self.door.handle.stop();
         join(self.thread, "worker");
+    }
+}
+
+fn recover(
+    worker: &Worker,
+    context: &Rc<WorkerContext>,
+    (log, random): (LogParts, Arc<dyn Random>),
+) -> Result<(), String> {
+    let task = context.clone();
+    let all =
+        async move { recovery::run(&task.server, task.disk.as_ref(), log, random.as_ref(), true).await };
+    match worker.block_on(all) {
+        Ok(Some(done)) => done,
+        Ok(None) => Err("it was stopped during recovery".into()),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -6,6 +6,7 @@
 use super::detach::{allocate, detach, fill_holes, near, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write::{note_modified, zero_tail};
+use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
 use crate::region::{DataCommit, FileRegion, FileState, NoteData, RangeUpdate, Regions};
@@ -78,7 +79,7 @@ async fn zero_edges(
     if edges.is_empty() {
         return Ok(());
     }
-    let zeroed = change_pages(regions, disk, file, &edges, NewBytes::Zeros).await;
+    let zeroed = change_pages(regions, disk, file, &edges, NewBytes::Zeros, || Ok(())).await;
     note_modified(regions, file);
     zeroed
 }
@@ -95,6 +96,7 @@ pub async fn punch_hole(
     len: u64,
 ) -> Result<Attr, Status> {
     let mut end = checked_end(offset, len)?;
+    let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
     if file.is_reaped() {
@@ -106,6 +108,11 @@ pub async fn punch_hole(
         end = end.next_multiple_of(PAGE_SIZE_U64).max(end);
     }
     zero_edges(regions, disk, file, offset, end).await?;
+    if let Some(ticket) = &ticket {
+        let change = Change::Zeros { offset, len: end - offset, keep_space: false };
+        regions.log(Some(ticket), None, file, change)?;
+        ticket.committed().await?;
+    }
     let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
     let (holds_pages, durable_size) = {
         let state = file.state();
@@ -141,6 +148,7 @@ async fn reserve(
     zero: bool,
 ) -> Result<Attr, Status> {
     let end = checked_end(offset, len)?;
+    let ticket = regions.begin_change(0, 2).await?;
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
     if file.is_reaped() {
@@ -163,6 +171,7 @@ async fn reserve(
         &fill_holes(&holes, &runs, PieceState::Unwritten),
         keep_size,
         zero,
+        ticket.as_ref(),
     )
     .await;
     if result.is_err() {
@@ -197,12 +206,27 @@ async fn reserve_taken(
     reserved: &[Piece],
     keep_size: bool,
     zero: bool,
+    ticket: Option<&Ticket<'_>>,
 ) -> Result<Vec<Piece>, Status> {
     if !keep_size && end > file.size() {
         zero_tail(regions, disk, file).await?;
     }
     if zero {
         zero_edges(regions, disk, file, offset, end).await?;
+    }
+    if let Some(ticket) = ticket {
+        let len = end - offset;
+        let change = if zero {
+            Change::Zeros { offset, len, keep_space: true }
+        } else {
+            Change::Reserve { offset, len }
+        };
+        regions.log(Some(ticket), None, file, change)?;
+        if !keep_size && end > file.size() {
+            let change = Change::Write { offset: end, bytes: &[], ends: Some(end) };
+            regions.log(Some(ticket), None, file, change)?;
+        }
+        ticket.committed().await?;
     }
     let (converted, durable_size): (Vec<Piece>, u64) = {
         let state = file.state();

@@ -30,10 +30,11 @@ pub use promote::run_promotion;
 pub use reap::reap;
 pub use seek::seek;
 pub use truncate::truncate;
-pub use write::{WriteAt, Written, write};
+pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};
 pub use write_back::{Timer, WRITE_BACK_INTERVAL, release_space, run_write_back, write_back, write_back_all};
 
 use cuttlefs_common::memory::SharedMemory;
+use std::borrow::Cow;
 
 /// Where a write's bytes come from. They hold still until the write is done.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +73,18 @@ impl Source<'_> {
             Self::Memory { memory, offset, len: whole } => {
                 assert!(at + len <= *whole, "read past the write's bytes");
                 memory.copy_to(offset + at, to, to_offset, len);
+            }
+        }
+    }
+
+    /// All of them in one piece.
+    fn bytes(&self) -> Cow<'_, [u8]> {
+        match self {
+            Self::Bytes(bytes) => Cow::Borrowed(bytes),
+            Self::Memory { len, .. } => {
+                let mut bytes = vec![0; *len];
+                self.copy_to_slice(0, &mut bytes);
+                Cow::Owned(bytes)
             }
         }
     }

@@ -85,12 +85,15 @@ enum Way {
 }
 
 /// Makes all changes; their pages are distinct. What lands in frames is on the file's dirty list when this returns.
+/// `log` is called once nothing but a direct write can fail, with all pages locked: changes of one page are logged in the
+/// order in which they are made.
 pub(super) async fn change_pages(
     regions: &Regions,
     disk: &dyn Disk,
     file: &FileRegion,
     changes: &[PageChange],
     bytes: NewBytes<'_>,
+    log: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
     let _guards = regions.locks.lock_many(changes.iter().map(|change| change.pool)).await;
     changes.iter().for_each(|change| regions.note_access(file, change.file_page.0, change.pool));
@@ -112,6 +115,7 @@ pub(super) async fn change_pages(
         None
     };
     let mut stored = read_stored(regions, disk, changes, &mut ways).await?;
+    log()?;
 
     let mut direct: Vec<(usize, Vec<usize>)> = Vec::new();
     for (index, (change, way)) in changes.iter().zip(ways).enumerate() {

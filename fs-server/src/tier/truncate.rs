@@ -11,6 +11,7 @@
 
 use super::detach::{detach, end_is_inside_bytes};
 use super::write::zero_tail;
+use crate::log::Change;
 use crate::pool::disk::Disk;
 use crate::region::range_table::MAX_FILE_PAGES;
 use crate::region::{DataCommit, FileRegion, NoteData, RangeUpdate, Regions};
@@ -34,6 +35,7 @@ pub async fn truncate(
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
+    let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
     if file.is_reaped() {
@@ -63,6 +65,11 @@ pub async fn truncate(
     } else {
         Vec::new()
     };
+    if let Some(ticket) = &ticket {
+        // Without the request: attributes may belong to it, and only the batch below says that they were set.
+        regions.log(Some(ticket), None, file, Change::Length(new_size))?;
+        ticket.committed().await?;
+    }
     commit(DataCommit::of_ranges(file.ino(), ranges, new_durable))?;
 
     let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {

@@ -14,9 +14,10 @@ use super::Source;
 use super::detach::{allocate, end_is_inside_bytes, fill_holes, near, undo_allocation, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write_back::relieve;
+use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{DoneAppend, FileRegion, FileState, NoteData, Placed, Regions, RequestId};
+use crate::region::{FileRegion, FileState, NoteData, Placed, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::region::divide;
@@ -29,9 +30,8 @@ use std::sync::Arc;
 pub enum WriteAt {
     /// There.
     Offset(u64),
-    /// At the end of the file, wherever that is by then (`O_APPEND`). The request's identity becomes durable with the
-    /// bytes, so that they are not appended twice.
-    End(Option<RequestId>),
+    /// At the end of the file, wherever that is by then (`O_APPEND`).
+    End,
 }
 
 /// A done write.
@@ -45,6 +45,19 @@ pub struct Written {
     pub attr: Attr,
 }
 
+/// A write under way.
+#[derive(Clone, Copy)]
+struct Writing<'w> {
+    regions: &'w Regions,
+    disk: &'w dyn Disk,
+    file: &'w Arc<FileRegion>,
+    source: Source<'w>,
+    /// Its identity becomes durable with the bytes, so that they are not written twice.
+    request: Option<RequestId>,
+    /// Room in the log, where there is one.
+    ticket: Option<&'w Ticket<'w>>,
+}
+
 /// Writes all of `source`.
 ///
 /// # Errors
@@ -56,11 +69,28 @@ pub async fn write(
     at: WriteAt,
     source: Source<'_>,
 ) -> Result<Written, Status> {
+    write_for(regions, disk, file, at, source, None).await
+}
+
+/// The same for a request, whose identity becomes durable with the bytes: it is not done twice.
+///
+/// # Errors
+/// As `write`.
+pub async fn write_for(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    at: WriteAt,
+    source: Source<'_>,
+    request: Option<RequestId>,
+) -> Result<Written, Status> {
     let len = source.len();
     if len > MAX_TRANSFER_BYTES as usize {
         return Err(Status::Invalid);
     }
     relieve(regions, disk).await;
+    let ticket = regions.begin_change(len, 1).await?;
+    let writing = Writing { regions, disk, file, source, request, ticket: ticket.as_ref() };
     if let WriteAt::Offset(offset) = at {
         let end = end_of(offset, len)?;
         let shared = file.order.read().await;
@@ -69,7 +99,7 @@ pub async fn write(
             end <= state.size && changes_of(&state, offset, len).is_some()
         };
         if overwrites && len > 0 {
-            let result = overwrite(regions, disk, file, offset, source).await;
+            let result = writing.overwrite(offset).await;
             drop(shared);
             return result;
         }
@@ -80,16 +110,12 @@ pub async fn write(
     }
     let offset = match at {
         WriteAt::Offset(offset) => offset,
-        WriteAt::End(_) => file.size(),
+        WriteAt::End => file.size(),
     };
     if len == 0 {
         return Ok(Written { offset, len: 0, attr: regions.meta.attr(file.ino())? });
     }
-    let request = match at {
-        WriteAt::Offset(_) => None,
-        WriteAt::End(request) => request,
-    };
-    extend(regions, disk, file, offset, source, request).await
+    writing.extend(offset).await
 }
 
 pub(super) fn end_of(offset: u64, len: usize) -> Result<u64, Status> {
@@ -113,27 +139,127 @@ fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChan
         .collect()
 }
 
-/// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
-async fn overwrite(
-    regions: &Regions,
-    disk: &dyn Disk,
-    file: &Arc<FileRegion>,
-    offset: u64,
-    source: Source<'_>,
-) -> Result<Written, Status> {
-    if file.is_reaped() {
-        return Err(Status::Stale);
+impl Writing<'_> {
+    fn log(&self, offset: u64, ends: Option<u64>) -> Result<(), Status> {
+        if self.ticket.is_none() {
+            return Ok(());
+        }
+        let change = Change::Write { offset, bytes: &self.source.bytes(), ends };
+        self.regions.log(self.ticket, self.request, self.file, change)
     }
-    let changes = changes_of(&file.state(), offset, source.len()).ok_or(Status::Io)?;
-    let changed = change_pages(regions, disk, file, &changes, NewBytes::From(source)).await;
-    note_modified(regions, file);
-    changed?;
-    let attr = regions.meta.note_data(file.ino(), NoteData { modified: true, ..NoteData::default() })?;
-    Ok(Written { offset, len: source.len() as u32, attr })
+
+    /// It was done: the next write-back says so.
+    fn done(&self, state: &mut FileState, offset: u64) {
+        state.uncommitted = true;
+        if let Some(request) = self.request {
+            state.note_done(request, Placed { offset, len: self.source.len() as u32 });
+        }
+    }
+
+    /// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
+    async fn overwrite(&self, offset: u64) -> Result<Written, Status> {
+        let Self { regions, disk, file, source, .. } = *self;
+        if file.is_reaped() {
+            return Err(Status::Stale);
+        }
+        let changes = changes_of(&file.state(), offset, source.len()).ok_or(Status::Io)?;
+        let log = || self.log(offset, None);
+        let changed = change_pages(regions, disk, file, &changes, NewBytes::From(source), log).await;
+        match changed {
+            Ok(()) => file.change_bookkeeping(|state| self.done(state, offset)),
+            Err(_) => file.change_bookkeeping(|state| state.uncommitted = true),
+        }
+        // After the change: a write-back that takes the file off the list looks at it afterwards.
+        regions.list_dirty(file);
+        changed?;
+        let note = NoteData { modified: true, ..NoteData::default() };
+        let attr = regions.meta.note_data(file.ino(), note)?;
+        Ok(Written { offset, len: source.len() as u32, attr })
+    }
+
+    /// Writes with the file to itself: over holes, unwritten pages, the end.
+    async fn extend(&self, offset: u64) -> Result<Written, Status> {
+        let Self { regions, disk, file, source, .. } = *self;
+        let end = end_of(offset, source.len())?;
+        let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
+        let (holes, near) = {
+            let state = file.state();
+            let holes = state.table.holes_in(first, last);
+            let near = holes.first().and_then(|(page, _)| near(&state, *page));
+            (holes, near)
+        };
+        let wanted = holes.iter().map(|(_, len)| len).sum();
+        let runs = allocate(regions, wanted, near).await?;
+        let new = fill_holes(&holes, &runs, PieceState::Fresh);
+        let (changes, converted) = {
+            let state = file.state();
+            let converted: Vec<Piece> = state
+                .table
+                .pieces_in(first, last)
+                .filter(|piece| piece.state == PieceState::Unwritten)
+                .map(|piece| Piece { state: PieceState::Fresh, ..piece })
+                .collect();
+            (plan(&state, offset, source.len(), &new, &converted), converted)
+        };
+        let mut placed = Ok(());
+        if end > file.size() {
+            placed = zero_tail(regions, disk, file).await;
+        }
+        if placed.is_ok() {
+            placed = change_pages(regions, disk, file, &changes, NewBytes::From(source), || Ok(())).await;
+        }
+        if placed.is_ok() {
+            // Before anything shows it: a write-back that sees it finds it in the log.
+            placed = self.log(offset, Some(end.max(file.size())));
+        }
+        if let Err(status) = placed {
+            {
+                let mut dirty = file.dirty.lock();
+                for change in changes.iter().filter(|change| change.base == Base::Zeros) {
+                    dirty.remove(&change.file_page);
+                }
+            }
+            vacate_pieces(regions, &converted).await;
+            undo_allocation(regions, &runs).await;
+            note_modified(regions, file);
+            return Err(status);
+        }
+        let mut note = NoteData { modified: true, ..NoteData::default() };
+        let mut update = |state: &mut FileState| {
+            if end > state.size {
+                state.size = end;
+                // The new last page was zeros, or the old last page whose tail is zeros by now.
+                state.tail_is_zero = true;
+                note.size = Some(end);
+            }
+            self.done(state, offset);
+            note.allocated_pages = Some(state.table.allocated_pages());
+        };
+        if new.is_empty() && converted.is_empty() {
+            file.change_size(regions.file_table(), &mut update);
+        } else {
+            file.change_layout(regions.file_table(), &regions.generations, |state| {
+                new.iter().for_each(|piece| state.table.insert(*piece));
+                for piece in &converted {
+                    state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
+                }
+                update(state);
+            });
+        }
+        regions.list_dirty(file);
+        let attr = regions.meta.note_data(file.ino(), note)?;
+        Ok(Written { offset, len: source.len() as u32, attr })
+    }
+}
+
+/// Notes that a request was done whose bytes are in the file: the next write-back says so.
+pub fn note_done(regions: &Regions, file: &Arc<FileRegion>, request: RequestId, placed: Placed) {
+    file.change_bookkeeping(|state| state.note_done(request, placed));
+    regions.list_dirty(file);
 }
 
 /// Something was changed that the store does not know: on the list with it.
-pub(super) fn note_modified(regions: &Regions, file: &Arc<FileRegion>) {
+pub fn note_modified(regions: &Regions, file: &Arc<FileRegion>) {
     file.change_bookkeeping(|state| state.uncommitted = true);
     // After the change: a write-back that takes the file off the list looks at it afterwards.
     regions.list_dirty(file);
@@ -165,93 +291,12 @@ pub(super) async fn zero_tail(
         })
     };
     if let Some(change) = change {
-        let changed = change_pages(regions, disk, file, &[change], NewBytes::Zeros).await;
+        let changed = change_pages(regions, disk, file, &[change], NewBytes::Zeros, || Ok(())).await;
         note_modified(regions, file);
         changed?;
     }
     file.change_bookkeeping(|state| state.tail_is_zero = true);
     Ok(())
-}
-
-/// Writes with the file to itself: over holes, unwritten pages, the end.
-async fn extend(
-    regions: &Regions,
-    disk: &dyn Disk,
-    file: &Arc<FileRegion>,
-    offset: u64,
-    source: Source<'_>,
-    appended_for: Option<RequestId>,
-) -> Result<Written, Status> {
-    let end = end_of(offset, source.len())?;
-    let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-    let (holes, near) = {
-        let state = file.state();
-        let holes = state.table.holes_in(first, last);
-        let near = holes.first().and_then(|(page, _)| near(&state, *page));
-        (holes, near)
-    };
-    let wanted = holes.iter().map(|(_, len)| len).sum();
-    let runs = allocate(regions, wanted, near).await?;
-    let new = fill_holes(&holes, &runs, PieceState::Fresh);
-    let (changes, converted) = {
-        let state = file.state();
-        let converted: Vec<Piece> = state
-            .table
-            .pieces_in(first, last)
-            .filter(|piece| piece.state == PieceState::Unwritten)
-            .map(|piece| Piece { state: PieceState::Fresh, ..piece })
-            .collect();
-        (plan(&state, offset, source.len(), &new, &converted), converted)
-    };
-    let mut placed = Ok(());
-    if end > file.size() {
-        placed = zero_tail(regions, disk, file).await;
-    }
-    if placed.is_ok() {
-        placed = change_pages(regions, disk, file, &changes, NewBytes::From(source)).await;
-    }
-    if let Err(status) = placed {
-        {
-            let mut dirty = file.dirty.lock();
-            for change in changes.iter().filter(|change| change.base == Base::Zeros) {
-                dirty.remove(&change.file_page);
-            }
-        }
-        vacate_pieces(regions, &converted).await;
-        undo_allocation(regions, &runs).await;
-        note_modified(regions, file);
-        return Err(status);
-    }
-    let source_len = source.len() as u32;
-    let mut note = NoteData { modified: true, ..NoteData::default() };
-    let mut update = |state: &mut FileState| {
-        if end > state.size {
-            state.size = end;
-            // The new last page was zeros, or the old last page whose tail is zeros by now.
-            state.tail_is_zero = true;
-            note.size = Some(end);
-        }
-        if let Some(request) = appended_for {
-            let placed = Placed { offset, len: source_len };
-            state.appends.insert((request.client, request.slot), DoneAppend { request, placed });
-        }
-        state.uncommitted = true;
-        note.allocated_pages = Some(state.table.allocated_pages());
-    };
-    if new.is_empty() && converted.is_empty() {
-        file.change_size(regions.file_table(), &mut update);
-    } else {
-        file.change_layout(regions.file_table(), &regions.generations, |state| {
-            new.iter().for_each(|piece| state.table.insert(*piece));
-            for piece in &converted {
-                state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
-            }
-            update(state);
-        });
-    }
-    regions.list_dirty(file);
-    let attr = regions.meta.note_data(file.ino(), note)?;
-    Ok(Written { offset, len: source.len() as u32, attr })
 }
 
 /// The changes of a write over any pages; `new` and `converted` are those without bytes as yet.

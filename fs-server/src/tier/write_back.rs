@@ -82,8 +82,8 @@ fn snapshot(file: &FileRegion) -> Option<Snapshot> {
                 }),
             }
         }
-        let appends = std::mem::take(&mut state.appends).into_values().collect();
-        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, appends };
+        let done = std::mem::take(&mut state.done).into_values().collect();
+        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done };
         Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
     })?;
     let dirty = std::mem::take(&mut *file.dirty.lock());
@@ -100,9 +100,9 @@ fn put_back(regions: &Regions, file: &Arc<FileRegion>, snapshot: Snapshot) {
     }
     file.change_bookkeeping(|state| {
         state.uncommitted = true;
-        for append in snapshot.commit.appends {
+        for done in snapshot.commit.done {
             // A later one of the slot says that this one was answered.
-            state.appends.entry((append.request.client, append.request.slot)).or_insert(append);
+            state.done.entry((done.request.client, done.request.slot)).or_insert(done);
         }
     });
     regions.list_dirty(file);
@@ -166,6 +166,13 @@ async fn write_back_group(
         group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
         return Err(Status::Io);
     }
+    // What the batch says was done can be found in the log.
+    if let Some(log) = regions.redo()
+        && let Err(status) = log.committed().await
+    {
+        group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
+        return Err(status);
+    }
     let commits: Vec<DataCommit> = group.iter().map(|(_, snapshot)| snapshot.commit.clone()).collect();
     if let Err(status) = regions.meta.commit_data(&commits) {
         group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
@@ -191,11 +198,18 @@ async fn write_back_group(
 pub async fn write_back_all(regions: &Regions, disk: &dyn Disk) -> Result<(), Status> {
     // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
     let swept = regions.sweep.write().await;
+    let mark = regions.redo().map(|log| (log, log.mark()));
     let listed = take_listed(regions, usize::MAX);
-    let result = write_back(regions, disk, &listed, true).await;
+    let mut result = write_back(regions, disk, &listed, true).await;
     relist(regions, listed);
     drop(swept);
     regions.trim_active();
+    if let Some((log, mark)) = mark {
+        match result {
+            Ok(()) => result = log.checkpoint(mark).await,
+            Err(_) => log.refuse_waiting(),
+        }
+    }
     result
 }
 
@@ -255,10 +269,16 @@ pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk) {
     }
 }
 
-/// Writes back every second, until `stopped` is set.
+/// Writes back every second, and when the log has no room, until `stopped` is set.
 pub async fn run_write_back(regions: &Regions, disk: &dyn Disk, timer: &dyn Timer, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Acquire) {
-        timer.sleep(WRITE_BACK_INTERVAL).await;
+        match regions.redo() {
+            Some(log) => {
+                let pressed = log.pressed();
+                futures_lite::future::or(timer.sleep(WRITE_BACK_INTERVAL), pressed).await;
+            }
+            None => timer.sleep(WRITE_BACK_INTERVAL).await,
+        }
         if let Err(status) = write_back_all(regions, disk).await {
             tracing::error!(%status, "write-back failed; it is tried again in a second");
         }

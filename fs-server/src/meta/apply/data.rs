@@ -57,18 +57,18 @@ pub(super) fn commit_data(
             (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
         }
         draft.put_inode(commit.ino, record);
-        for append in &commit.appends {
-            let slot = key::client_slot(append.request.client, append.request.slot);
-            let done =
-                SlotRecord { seq: append.request.seq, ino: Some(commit.ino), placed: Some(append.placed) };
+        for done in &commit.done {
+            let slot = key::client_slot(done.request.client, done.request.slot);
+            let in_slot =
+                SlotRecord { seq: done.request.seq, ino: Some(commit.ino), placed: Some(done.placed) };
             // A slot may have gone on, in another batch or with another file of this one.
             let known = match slots.entry(slot) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => unknown.insert(draft.view.slot(&slot)?),
             };
-            if known.is_none_or(|known| known.seq < done.seq) {
-                *known = Some(done);
-                draft.batch.put(slot, record::encode(&done));
+            if known.is_none_or(|known| known.seq < in_slot.seq) {
+                *known = Some(in_slot);
+                draft.batch.put(slot, record::encode(&in_slot));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::sled_store::{SledOptions, SledStore};
 use super::super::{
-    Caller, DataCommit, DoneAppend, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
+    Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
     Operation, Placed, RequestId, SlotRecord, Store, check,
 };
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
@@ -213,9 +213,9 @@ fn an_append_is_remembered_with_its_bytes_and_never_hides_a_later_request() {
     let request = |slot, seq| RequestId { client: ClientId(7), slot: SlotIndex(slot), seq };
     let (one, two) = (world.file(ROOT, "one"), world.file(ROOT, "two"));
     let commit = |ino, appends: &[(u16, u64)]| DataCommit {
-        appends: appends
+        done: appends
             .iter()
-            .map(|(slot, seq)| DoneAppend {
+            .map(|(slot, seq)| DoneRequest {
                 request: request(*slot, *seq),
                 placed: Placed { offset: 10 * seq, len: 10 },
             })

@@ -1,7 +1,7 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, DataCommit, DataStamp, Direction, DoneAppend, MemoryStore, Operation, Placed,
+    ApplyContext, Caller, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore, Operation, Placed,
     RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
@@ -54,7 +54,7 @@ fn operations_survive_the_log() {
             extents: vec![extent(0, 50, 4), extent(6, 70, 2)],
         }],
         size: 30_000,
-        appends: vec![DoneAppend {
+        done: vec![DoneRequest {
             request: RequestId { client: ClientId(9), slot: SlotIndex(2), seq: 1 },
             placed: Placed { offset: 29_000, len: 1000 },
         }],

@@ -47,6 +47,7 @@ pub fn attach(
             Exposure::Hidden => OneSidedReads::Off,
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
+        durable_answers: server.regions.redo().is_some(),
     }))
 }
 

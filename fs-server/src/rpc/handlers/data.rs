@@ -114,11 +114,11 @@ pub(super) async fn write(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let file = call.writable(filekey)?;
-    let at = if append { WriteAt::End(call.who.request) } else { WriteAt::Offset(offset) };
-    let disk = call.context.disk.as_ref();
+    let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
+    let (disk, request) = (call.context.disk.as_ref(), call.who.request);
     let written = match payload {
         Payload::Inline(bytes) => {
-            tier::write(&server.regions, disk, &file, at, tier::Source::Bytes(bytes)).await?
+            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request).await?
         }
         Payload::Pull(buffer) => {
             let RemoteBuffer { len, .. } = buffer;
@@ -130,7 +130,7 @@ pub(super) async fn write(
                 .await
                 .map_err(|status| call.transfer_failed(status))?;
             let source = tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len };
-            tier::write(&server.regions, disk, &file, at, source).await?
+            tier::write_for(&server.regions, disk, &file, at, source, request).await?
         }
     };
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
@@ -144,6 +144,10 @@ pub(super) async fn write(
 
 pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Status> {
     let server = &call.context.server;
+    if server.regions.redo().is_some() {
+        // Answered is durable; what is under way is nobody's yet.
+        return done();
+    }
     let disk = call.context.disk.as_ref();
     match scope {
         SyncScope::All => tier::write_back_all(&server.regions, disk).await?,

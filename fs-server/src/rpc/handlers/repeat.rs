@@ -60,7 +60,7 @@ async fn again<'a>(
         | Request::Rename { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. } => done(),
-        Request::Write { append: true, .. } => match record.placed {
+        Request::Write { .. } => match record.placed {
             Some(Placed { offset, len }) => attr()
                 .and_then(|attr| body(&Reply::Written { offset, len, size: attr.size, change: attr.change })),
             None => return Ok(Repeated::Run(request)),

@@ -1,6 +1,7 @@
 //! The server's status as JSON, for `cuttlefs status`: every bounded thing with its bound.
 
 use super::{Body, body};
+use crate::config::Durability;
 use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
 use crate::rpc::connections::MAX_CONNECTIONS;
@@ -36,6 +37,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let rpc: Map<String, Value> =
         server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
     let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
+    let log = server.regions.redo().map(|log| log.figures());
     let counts = region.counts;
     let policy = server.regions.policy();
     let status = json!({
@@ -47,7 +49,17 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "provider": "soft",
         "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "export": { "read_only": server.export.read_only, "root_squash": server.export.root_squash },
-        "durability": "fsync",
+        "durability": if log.is_some() { Durability::Ack } else { Durability::Fsync }.to_string(),
+        "redo_log": log.map(|log| {
+            json!({
+                "bound": log.capacity,
+                "used": log.used,
+                "changes_under_way": log.under_way,
+                "records": log.records,
+                "syncs": log.syncs,
+                "failed": log.failed,
+            })
+        }),
         "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
         "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
         "pool": {

@@ -190,7 +190,7 @@ impl World {
                 };
                 let model = self.model.get_mut(&ino).expect("model");
                 let place = if append { model.bytes.len() as u64 } else { offset };
-                let at = if append { WriteAt::End(None) } else { WriteAt::Offset(offset) };
+                let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
                 let result = block_on(write(regions, disk, &storage.file(ino), at, source));
                 if model.missing(place, place + len as u64) > free {
                     assert_eq!(result, Err(Status::NoSpace));

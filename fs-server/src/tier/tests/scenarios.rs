@@ -200,7 +200,7 @@ fn arguments_out_of_their_domain() {
     assert!(at(MAX_FILE_SIZE - 1, &long[..1]).is_ok());
     assert_eq!(file.size(), MAX_FILE_SIZE);
     assert_eq!(
-        block_on(write(regions, disk, &file, WriteAt::End(None), Source::Bytes(&[1]))).map(|_| ()),
+        block_on(write(regions, disk, &file, WriteAt::End, Source::Bytes(&[1]))).map(|_| ()),
         Err(Status::TooLarge)
     );
     assert_eq!(storage.read(&file, MAX_FILE_SIZE - 1, 1), Ok(vec![1]));
@@ -297,7 +297,7 @@ fn an_open_file_is_not_reaped_and_a_reaped_one_is_stale() {
     assert_eq!(block_on(reap(regions, INO, gone)), Err(Status::Busy));
     assert!(regions.close(RegionOwner(1), opened.filekey).expect("closes").last);
     assert_eq!(block_on(reap(regions, INO, gone)), Ok(3));
-    let at = WriteAt::End(None);
+    let at = WriteAt::End;
     let late = block_on(write(regions, &storage.disk, &opened.file, at, Source::Bytes(&[1])));
     assert_eq!(late.map(|_| ()), Err(Status::Stale));
     assert_eq!(storage.read(&opened.file, 0, 1), Err(Status::Stale));

@@ -1,0 +1,154 @@
+//! Group commit: one thread that makes things durable for everybody who waits, with one sync for many, so that no worker
+//! ever blocks on a disk.
+//!
+//! # Invariants
+//! * Who waits is told `Ok` only by a run of the work that began after it asked.
+//! * A failure is final: everybody who asks later is told so, too.
+
+use crate::pool::LocalFuture;
+use cuttlefs_common::status::Status;
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+#[derive(Default)]
+struct State {
+    /// Runs asked for; the number of the last one somebody waits for.
+    asked: u64,
+    /// All up to this one are done.
+    done: u64,
+    /// A run failed.
+    failed: bool,
+    wakers: Vec<Waker>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+type Work = Box<dyn Fn() -> Result<(), Status> + Send + Sync>;
+
+/// The thread, and the work it does; without a thread, who waits works.
+pub struct GroupCommit {
+    shared: Arc<Shared>,
+    work: Arc<Work>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl GroupCommit {
+    /// Starts a thread that does `work` whenever somebody waits.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        name: &str,
+        work: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
+        let commit = Self::inline(work);
+        let (shared, work) = (commit.shared.clone(), commit.work.clone());
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&work, &shared))?;
+        *commit.thread.lock() = Some(thread);
+        Ok(commit)
+    }
+
+    /// Without a thread. For a server in one thread.
+    pub fn inline(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
+        Self { shared: Arc::default(), work: Arc::new(Box::new(work)), thread: Mutex::new(None) }
+    }
+
+    /// Resolves when a run that began after this call has ended.
+    pub fn wait(&self) -> LocalFuture<'static, Result<(), Status>> {
+        if self.thread.lock().is_none() {
+            return Box::pin(std::future::ready((self.work)()));
+        }
+        let shared = self.shared.clone();
+        let ticket = {
+            let mut state = shared.state.lock();
+            state.asked += 1;
+            state.asked
+        };
+        shared.work.notify_one();
+        Box::pin(std::future::poll_fn(move |context| {
+            let mut state = shared.state.lock();
+            if state.done >= ticket {
+                return Poll::Ready(if state.failed { Err(Status::Io) } else { Ok(()) });
+            }
+            state.wakers.push(context.waker().clone());
+            Poll::Pending
+        }))
+    }
+
+    /// Ends the thread; who still waits is served first.
+    pub fn stop(&self) {
+        self.shared.state.lock().stop = true;
+        self.shared.work.notify_one();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a committing thread panicked");
+        }
+    }
+}
+
+fn run(work: &Work, shared: &Shared) {
+    let mut state = shared.state.lock();
+    loop {
+        if state.asked == state.done {
+            if state.stop {
+                return;
+            }
+            shared.work.wait(&mut state);
+            continue;
+        }
+        let upto = state.asked;
+        drop(state);
+        let failed = work().is_err();
+        state = shared.state.lock();
+        state.done = upto;
+        state.failed |= failed;
+        for waker in state.wakers.drain(..) {
+            waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_lite::future::block_on;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn a_wait_is_answered_by_a_run_that_began_after_it() {
+        let begun = Arc::new(AtomicU64::new(0));
+        let counted = begun.clone();
+        let commit = GroupCommit::start("test", move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        })
+        .expect("start");
+        for _ in 0..100 {
+            let before = begun.load(Ordering::SeqCst);
+            block_on(commit.wait()).expect("runs");
+            assert!(begun.load(Ordering::SeqCst) > before);
+        }
+        let many: Vec<_> = (0..50).map(|_| commit.wait()).collect();
+        many.into_iter().for_each(|wait| block_on(wait).expect("runs"));
+        commit.stop();
+    }
+
+    #[test]
+    fn a_failure_is_for_good() {
+        let runs = AtomicU64::new(0);
+        let fails_once =
+            move || if runs.fetch_add(1, Ordering::SeqCst) == 1 { Err(Status::Io) } else { Ok(()) };
+        let commit = GroupCommit::start("test", fails_once).expect("start");
+        let outcomes: Vec<_> = (0..3).map(|_| block_on(commit.wait())).collect();
+        assert_eq!(outcomes, [Ok(()), Err(Status::Io), Err(Status::Io)]);
+        commit.stop();
+    }
+}

@@ -1,0 +1,217 @@
+//! Where the log's bytes are kept: a file, or for tests and simulation memory that forgets what was not synced.
+
+use super::header::{BLOCK_BYTES, HEADER_BYTES, Header, RING_OFFSET};
+use cuttlefs_common::redo::LogId;
+use cuttlefs_common::world::Random;
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Name of the file in the log's directory.
+pub const SEGMENT_FILE: &str = "segment";
+/// Bytes zeroed at a time when a file is made.
+const ZEROED_BYTES: usize = 1 << 20;
+
+/// A log's bytes. Calls block.
+pub trait LogDevice: Send + Sync {
+    /// Bytes there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads.
+    ///
+    /// # Errors
+    /// The device's.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
+
+    /// Writes; durable with the next `sync`.
+    ///
+    /// # Errors
+    /// The device's.
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Makes what was written before durable.
+    ///
+    /// # Errors
+    /// The device's; what is on it is unknown then.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A log in a file of fixed length.
+#[derive(Debug)]
+pub struct FileLog {
+    file: File,
+    len: u64,
+}
+
+impl FileLog {
+    /// Opens the log in `directory`; `None` if there is none.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(directory: &Path) -> io::Result<Option<Self>> {
+        match OpenOptions::new().read(true).write(true).open(directory.join(SEGMENT_FILE)) {
+            Ok(file) => Ok(Some(Self { len: file.metadata()?.len(), file })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a log of about `len` bytes, all written once: no later sync waits for the file system to find space.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn make(directory: &Path, len: u64, log: LogId) -> io::Result<Self> {
+        std::fs::create_dir_all(directory)?;
+        // Under another name until it is whole.
+        let unfinished = directory.join("segment.unfinished");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&unfinished)?;
+        let len = len.next_multiple_of(BLOCK_BYTES).max(RING_OFFSET + BLOCK_BYTES);
+        let zeros = vec![0; ZEROED_BYTES];
+        let mut at = 0;
+        while at < len {
+            let part = (len - at).min(ZEROED_BYTES as u64);
+            file.write_all_at(&zeros[..part as usize], at)?;
+            at += part;
+        }
+        let header = Header::first(log, len);
+        file.write_all_at(&header.encode(), header.place())?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, directory.join(SEGMENT_FILE))?;
+        File::open(directory)?.sync_all()?;
+        if let Some(parent) = directory.parent() {
+            File::open(parent)?.sync_all()?;
+        }
+        Ok(Self { file, len })
+    }
+
+    /// Removes the log of `directory`, durably.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        std::fs::remove_file(directory.join(SEGMENT_FILE))?;
+        File::open(directory)?.sync_all()
+    }
+}
+
+impl LogDevice for FileLog {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(bytes, offset)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Contents {
+    /// As reads see it.
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    /// Writes since the last sync.
+    unsynced: Vec<(usize, Vec<u8>)>,
+    fails: bool,
+}
+
+/// A log in memory with a real device's faults: a crash drops, reorders and tears what was not synced, in sectors.
+#[derive(Clone, Debug, Default)]
+pub struct SimLog {
+    contents: Arc<Mutex<Contents>>,
+}
+
+/// What a device writes whole.
+const SECTOR_BYTES: usize = 512;
+
+impl SimLog {
+    /// An empty log.
+    pub fn new(len: u64, log: LogId) -> Self {
+        let mut bytes = vec![0; len as usize];
+        let header = Header::first(log, len);
+        bytes[header.place() as usize..][..HEADER_BYTES].copy_from_slice(&header.encode());
+        let contents = Contents { now: bytes.clone(), durable: bytes, ..Contents::default() };
+        Self { contents: Arc::new(Mutex::new(contents)) }
+    }
+
+    /// Power loss: of each sector that was not synced, any of the writes since then is there, or none.
+    pub fn crash(&self, random: &dyn Random) {
+        let mut contents = self.contents.lock();
+        let mut left = std::mem::take(&mut contents.durable);
+        for (offset, bytes) in std::mem::take(&mut contents.unsynced) {
+            let mut at = 0;
+            while at < bytes.len() {
+                let end = ((offset + at) / SECTOR_BYTES + 1) * SECTOR_BYTES - offset;
+                let end = end.min(bytes.len());
+                if random.next_u64().is_multiple_of(2) {
+                    left[offset + at..offset + end].copy_from_slice(&bytes[at..end]);
+                }
+                at = end;
+            }
+        }
+        contents.now.clone_from(&left);
+        contents.durable = left;
+        contents.fails = false;
+    }
+
+    /// Every write and sync fails from now on, until a crash.
+    pub fn fail(&self) {
+        self.contents.lock().fails = true;
+    }
+
+    /// Flips one bit of what is durable.
+    pub fn flip(&self, byte: usize, bit: u8) {
+        let mut contents = self.contents.lock();
+        contents.now[byte] ^= 1 << bit;
+        contents.durable[byte] ^= 1 << bit;
+    }
+}
+
+impl LogDevice for SimLog {
+    fn len(&self) -> u64 {
+        self.contents.lock().now.len() as u64
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let from = offset as usize;
+        bytes.copy_from_slice(&self.contents.lock().now[from..from + bytes.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let contents = &mut *self.contents.lock();
+        if contents.fails {
+            return Err(io::Error::other("the simulated log device fails"));
+        }
+        let from = offset as usize;
+        contents.now[from..from + bytes.len()].copy_from_slice(bytes);
+        contents.unsynced.push((from, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let contents = &mut *self.contents.lock();
+        if contents.fails {
+            return Err(io::Error::other("the simulated log device fails"));
+        }
+        for (from, bytes) in contents.unsynced.drain(..) {
+            contents.durable[from..from + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+}

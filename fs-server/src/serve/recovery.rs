@@ -1,0 +1,173 @@
+//! Recovery: what the redo log holds is done again, before anybody is served (docs/durability.md has the decision table).
+//!
+//! # Invariants
+//! * Until all of it is in the pool and in metadata, durably, nothing of the log changes: a crash on the way finds the
+//!   same log.
+//! * Changes of recovery are not logged: the log begins its new life afterwards.
+
+use crate::export::Identity;
+use crate::log::{Again, Contents, FileChanges, LogDevice, RedoLog, net};
+use crate::pool::Disk;
+use crate::region::FileRegion;
+use crate::server::Server;
+use crate::tier::{self, Source, WriteAt};
+use cuttlefs_common::attr::{FileKind, SetAttr};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// The redo log a server starts with.
+pub struct LogParts {
+    /// Where it is.
+    pub device: Arc<dyn LogDevice>,
+    /// What the server before this one left in it.
+    pub held: Contents,
+    /// Changes are logged from now on, too: every answered mutation is durable.
+    pub acknowledges: bool,
+}
+
+/// What recovery did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Records found.
+    pub records: usize,
+    /// Files changed.
+    pub files: usize,
+    /// Files whose changes were not needed: they are gone.
+    pub gone: usize,
+}
+
+/// Why acknowledged changes could not be done again.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "changes of inode {ino} that were acknowledged cannot be done again: {status}; the redo log is kept. Mend the pool's \
+     devices or make room, then start again"
+)]
+pub struct RecoveryError {
+    ino: InodeNo,
+    status: Status,
+}
+
+/// Does again what the log holds, and begins its new life.
+///
+/// # Errors
+/// [`RecoveryError`]; the log is as it was.
+pub(super) async fn recover(
+    server: &Server,
+    disk: &dyn Disk,
+    held: &Contents,
+) -> Result<Recovered, RecoveryError> {
+    let mut recovered = Recovered { records: held.len(), ..Recovered::default() };
+    if held.is_empty() {
+        return Ok(recovered);
+    }
+    let begun = server.clock.monotonic();
+    tracing::info!(
+        records = held.len(),
+        "the server before this one ended early; doing again what it had acknowledged"
+    );
+    let failed = |ino| move |status| RecoveryError { ino, status };
+    for (ino, file_changes) in net(held) {
+        let attr = match server.meta.attr(ino) {
+            Ok(attr) if attr.kind == FileKind::File => attr,
+            Ok(_) | Err(Status::NotFound | Status::Stale) => {
+                recovered.gone += 1;
+                continue;
+            }
+            Err(status) => return Err(failed(ino)(status)),
+        };
+        let (mtime, ctime) = match file_changes.modified {
+            Some((at, before)) if attr.change <= before => (at, at),
+            // Metadata knows of it.
+            _ => (attr.mtime, attr.ctime),
+        };
+        let again = async {
+            let file = server.regions.file(ino)?;
+            do_again(server, disk, &file, file_changes).await?;
+            server.meta.restore_times(ino, mtime, ctime)?;
+            tier::note_modified(&server.regions, &file);
+            Ok(())
+        };
+        again.await.map_err(failed(ino))?;
+        recovered.files += 1;
+    }
+    tier::write_back_all(&server.regions, disk).await.map_err(failed(InodeNo(0)))?;
+    let took_ms = (server.clock.monotonic() - begun).as_millis() as u64;
+    let Recovered { records, files, gone } = recovered;
+    tracing::info!(records, files, gone, took_ms, "recovery is done");
+    Ok(recovered)
+}
+
+async fn do_again(
+    server: &Server,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    file_changes: FileChanges,
+) -> Result<(), Status> {
+    let regions = &server.regions;
+    for change in file_changes.changes {
+        match change {
+            Again::Write { offset, bytes, of } => {
+                for (index, part) in bytes.chunks(MAX_TRANSFER_BYTES as usize).enumerate() {
+                    let at = WriteAt::Offset(offset + index as u64 * u64::from(MAX_TRANSFER_BYTES));
+                    tier::write(regions, disk, file, at, Source::Bytes(part)).await?;
+                }
+                if let Some((request, placed)) = of {
+                    tier::note_done(regions, file, request, placed);
+                }
+            }
+            Again::AtLeast(size) if file.size() >= size => {}
+            Again::Length(size) | Again::AtLeast(size) => {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                server.truncate(disk, &Identity::ROOT, file.ino(), size, &set).await?;
+            }
+            Again::Reserve { offset, len } => {
+                let how = Allocate::Reserve { keep_size: true };
+                match tier::allocate_range(regions, disk, file, offset, len, how).await {
+                    // Nothing is in it, and what it was to be kept for comes next.
+                    Ok(_) | Err(Status::NoSpace) => {}
+                    Err(status) => return Err(status),
+                }
+            }
+            Again::Zeros { offset, len, keep_space } => {
+                let zero = Allocate::ZeroRange { keep_size: true };
+                let how = if keep_space { zero } else { Allocate::PunchHole };
+                match tier::allocate_range(regions, disk, file, offset, len, how).await {
+                    // What it had reserved went elsewhere since; as a hole the range reads the same.
+                    Err(Status::NoSpace) => {
+                        tier::punch_hole(regions, disk, file, offset, len).await?;
+                    }
+                    other => {
+                        other?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Recovers, and starts the log where changes are to be logged.
+///
+/// # Errors
+/// What stands in the way, with what to do.
+pub(super) async fn run(
+    server: &Server,
+    disk: &dyn Disk,
+    log: LogParts,
+    random: &dyn cuttlefs_common::world::Random,
+    threaded: bool,
+) -> Result<(), String> {
+    let LogParts { device, held, acknowledges } = log;
+    recover(server, disk, &held).await.map_err(|error| error.to_string())?;
+    // Also where changes are not logged from now on: what the log held must not be done again over newer ones.
+    let log = RedoLog::begin(device, held.header.turn, server.clock.clone(), random, threaded)
+        .map_err(|error| format!("the redo log cannot be started: {error}; check its device"))?;
+    if acknowledges {
+        server.regions.start_log(log);
+    } else {
+        log.stop();
+    }
+    Ok(())
+}
