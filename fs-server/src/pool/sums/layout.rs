@@ -40,12 +40,17 @@ pub const fn extra_pages(pages: u64) -> u64 {
 
 /// The most pool pages that fit `room` pages together with what they need beside them.
 pub const fn pages_that_fit(room: u64) -> u64 {
-    // One page in 1024 for sums and two for intents, rounded up: then at most a few pages too few.
-    let mut pages = room - room / SUMS_PER_BLOCK;
-    while pages > 0 && pages + extra_pages(pages) > room {
-        pages -= 1;
+    // More pages never need less room: between what fits and what does not, by halves.
+    let (mut fits, mut fits_not) = (0, room + 1);
+    while fits_not - fits > 1 {
+        let middle = fits + (fits_not - fits) / 2;
+        if middle + extra_pages(middle) <= room {
+            fits = middle;
+        } else {
+            fits_not = middle;
+        }
     }
-    pages
+    fits
 }
 
 /// One data file's part.
@@ -194,7 +199,7 @@ mod tests {
         for room in [3, 4, 100, 1024, 1027, 5000, 1 << 20, (1 << 28) + 77] {
             let pages = pages_that_fit(room);
             assert!(pages + extra_pages(pages) <= room, "{room}");
-            assert!(pages + 5 + extra_pages(pages + 5) > room, "{room}: {pages}");
+            assert!(pages + 1 + extra_pages(pages + 1) > room, "{room}: {pages}");
         }
         assert_eq!((pages_that_fit(0), pages_that_fit(2)), (0, 0));
     }

@@ -225,4 +225,4 @@ fn add(counter: &AtomicU64, by: u64) {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

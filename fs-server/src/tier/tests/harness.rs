@@ -2,18 +2,17 @@
 
 use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
 use crate::pool::simdisk::SimDisk;
-use crate::pool::sums::tests::format_sim;
-use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
 use crate::pool::space::Space;
+use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
 use crate::region::memory_meta::MemoryMeta;
 use crate::region::{FileRegion, Frames, Hotspots, MetaPort, Regions, RegionsConfig};
 use crate::tier::{Sink, fetch};
 use cuttlefs_common::ids::{FrameIndex, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SeededRandom;
 use futures_lite::future::block_on;
-use cuttlefs_common::memory::SharedMemory;
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -23,6 +22,7 @@ use std::sync::Arc;
 const SUM_CACHE_BYTES: usize = 4096;
 
 /// A simulated disk with checksums over it; what is done to the medium is done past them.
+#[derive(Clone)]
 pub(super) struct SummedSim {
     medium: SimDisk,
     frames: Arc<SharedMemory>,
@@ -182,7 +182,7 @@ fn regions_of(config: RegionsConfig, meta: &MemoryMeta, sums: Arc<PageSums>) -> 
 fn formatted(pool_pages: u64, frames: Arc<SharedMemory>, seed: u64) -> SimDisk {
     let layout = SumLayout::new([pool_pages]);
     let medium = SimDisk::seeded(layout.all_pages(), frames, seed);
-    format_sim(&medium, &layout);
+    medium.format(&layout);
     medium
 }
 
