@@ -6,6 +6,7 @@ mod directory;
 mod model;
 mod posix;
 mod replay;
+mod rot;
 
 use super::{Caller, Format, HashKey, MemoryStore, Meta, Operation, Outcome, Store, check};
 use cuttlefs_common::attr::Attr;
