@@ -12,6 +12,8 @@ pub mod config;
 pub mod counters;
 /// What the server enforces whatever a client's kernel thinks.
 pub mod export;
+/// Checking a pool that nobody serves.
+pub mod fsck;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
 /// The SSD space and how its bytes are reached.

@@ -5,6 +5,7 @@ mod data;
 mod directory;
 mod model;
 mod posix;
+mod repair;
 mod replay;
 mod rot;
 

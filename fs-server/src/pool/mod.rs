@@ -36,7 +36,7 @@ pub mod uuid;
 pub use aligned_buf::AlignedBuf;
 pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
-pub use directory::{PoolDirectory, open};
+pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, format};

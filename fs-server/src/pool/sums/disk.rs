@@ -19,6 +19,7 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a page is found to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,33 @@ impl SummedDisk {
     /// All pages of a region were settled.
     pub fn recovered(&self, pages: &Range<u64>) {
         self.core.sums.marks.recovered(self.core.sums.layout.region(PoolPage(pages.start)));
+    }
+
+    /// Goes on as if no region had been marked, where the intents cannot be read; with `write` they are empty on disk, too.
+    ///
+    /// # Errors
+    /// A device error.
+    pub async fn forget_intents(&self, write: bool) -> io::Result<()> {
+        if write {
+            self.core.sums.marks.clear(&*self.core.inner).await?;
+        }
+        self.core.sums.is_read.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives pages the sums of what they hold now, whatever that is.
+    ///
+    /// # Errors
+    /// As `examine`; a page that cannot be read is left as it is.
+    pub async fn accept(&self, pages: Range<u64>) -> io::Result<()> {
+        let first = pages.start;
+        let (found, held) = self.core.look(pages).await?;
+        for (page, (verdict, sum)) in (first..).map(PoolPage).zip(found) {
+            if verdict != Verdict::Unreadable {
+                self.core.sums.put(&held, page, sum);
+            }
+        }
+        Ok(())
     }
 
     /// Looks at pages on SSD. Without their block locks a page that is being written may look rotten.

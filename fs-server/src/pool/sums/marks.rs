@@ -164,6 +164,23 @@ impl Marks {
         Ok(damaged_in_all)
     }
 
+    /// Writes intents anew, with no region marked, and makes that durable. Before anything is written to the pool.
+    ///
+    /// # Errors
+    /// A device error.
+    pub async fn clear(&self, disk: &dyn Disk) -> io::Result<()> {
+        let _turn = self.writing.lock().await;
+        {
+            let mut state = self.state.lock();
+            state.regions.clear();
+            self.recovering.store(0, Ordering::Relaxed);
+            state.changed = (0..state.blocks.len()).collect();
+            state.blocks.iter_mut().for_each(|block| block.bits = NO_BITS);
+        }
+        self.write(disk).await?;
+        disk.sync().await
+    }
+
     /// Writes begin in these regions (distinct). When this returns they are marked durably.
     ///
     /// # Errors
