@@ -141,7 +141,7 @@ impl ProblemKind {
     pub const fn repair(self) -> &'static str {
         match self {
             Self::BadRecord | Self::StrayTarget | Self::StrayExtent | Self::NoInode => "removes the record",
-            Self::NoRoot => "makes an empty root directory",
+            Self::NoRoot => "makes a root directory",
             Self::NextIno => "moves the next number behind them",
             Self::WrongBucket | Self::Dangling | Self::SecondParent => "removes the entry",
             Self::WrongKind => "corrects the entry's type",

@@ -14,14 +14,14 @@ use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Checks what the store alone answers for, at rest: how long a file is beside its extents is up to who commits them, and
-/// how large the pool is to who opens it.
+/// Checks what operations alone answer for, at rest: how long a file is beside its extents is up to who commits them, which
+/// numbers inodes get to who makes them, and how large the pool is to who opens it.
 ///
 /// # Errors
 /// If the store cannot be read.
 pub fn check(store: &dyn Store, hash_key: HashKey) -> Result<Vec<Problem>, StoreError> {
     let mut problems = Survey::of(store, hash_key, u64::MAX)?.problems;
-    problems.retain(|problem| problem.kind != ProblemKind::PastEnd);
+    problems.retain(|problem| !matches!(problem.kind, ProblemKind::PastEnd | ProblemKind::NextIno));
     Ok(problems)
 }
 
