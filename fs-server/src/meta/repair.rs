@@ -54,6 +54,9 @@ pub fn repair(
     Ok((repaired, Survey::of(store, hash_key, pool_pages)?))
 }
 
+/// The key of a bucket, and a name in it.
+type NameAt = (Vec<u8>, Vec<u8>);
+
 struct Repairer<'a> {
     store: &'a dyn Store,
     view: View<'a>,
@@ -231,7 +234,7 @@ impl Repairer<'_> {
     }
 
     /// Buckets and names that name an inode.
-    fn names_of(&self, ino: InodeNo) -> Result<Vec<(Vec<u8>, Vec<u8>)>, MetaError> {
+    fn names_of(&self, ino: InodeNo) -> Result<Vec<NameAt>, MetaError> {
         let mut names = Vec::new();
         let range = key::all(tag::ENTRY);
         self.view.scan(&range.from, &range.to, super::store::Direction::Forward, &mut |key, value| {

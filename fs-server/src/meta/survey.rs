@@ -58,6 +58,9 @@ struct Surveyor<'a> {
     found: Survey,
 }
 
+/// Gets each record's key and value; says what is wrong with it by itself.
+type Visit<'a, T> = &'a mut dyn FnMut(&mut T, &[u8], &[u8]) -> Result<(), RecordError>;
+
 impl Survey {
     /// Looks at a store that is at rest, whose pool has `pool_pages`.
     ///
@@ -98,11 +101,7 @@ impl Surveyor<'_> {
     }
 
     /// All records of a kind. In parts, so that what they are told to can change `self`.
-    fn each(
-        &mut self,
-        tag: u8,
-        visit: &mut dyn FnMut(&mut Self, &[u8], &[u8]) -> Result<(), RecordError>,
-    ) -> Result<(), StoreError> {
+    fn each(&mut self, tag: u8, visit: Visit<'_, Self>) -> Result<(), StoreError> {
         let range = key::all(tag);
         let store = self.store;
         store.scan(&range.from, &range.to, Direction::Forward, &mut |key, value| {

@@ -150,10 +150,11 @@ impl Scrub<'_> {
                 read += run.end - run.start;
                 self.step(run).await?;
             }
-            let mut figures = self.figures.lock();
-            figures.position = step.end;
-            figures.current.pages += read;
-            drop(figures);
+            {
+                let mut figures = self.figures.lock();
+                figures.position = step.end;
+                figures.current.pages += read;
+            }
             if read > 0 {
                 let pace = Duration::from_secs_f64((read * PAGE_SIZE_U64) as f64 / rate_bytes.max(1) as f64);
                 self.timer.sleep(pace.saturating_sub(self.clock.monotonic().saturating_sub(began))).await;
