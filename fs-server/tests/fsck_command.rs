@@ -149,7 +149,10 @@ fn damaged_intents_superblocks_and_metadata_are_found() {
     assert_eq!(fsck(&dir, &["--repair"]).0, 4, "no superblock, no pool");
     flip(&data, 100);
     assert_eq!(fsck(&dir, &[]).0, 0);
-    fs::write(dir.join("meta/conf"), b"nonsense").expect("write");
+    // An empty log where batches were flushed to it.
+    let log = dir.join("meta/db");
+    let len = fs::metadata(&log).expect("there").len() as usize;
+    fs::write(&log, vec![0; len]).expect("write");
     let (code, report) = fsck(&dir, &[]);
     assert_eq!((code, kinds(&report)), (4, vec!["store".to_owned()]), "{report}");
 }

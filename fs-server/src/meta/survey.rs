@@ -199,11 +199,11 @@ impl Surveyor<'_> {
                     }
                 }
             }
-            if last.0 == ino && page.0 < last.1 {
+            let before = if last.0 == ino { last.1 } else { 0 };
+            if page.0 < before {
                 this.problem(ProblemKind::FileOverlap, ino, key, page_detail(page));
             }
-            last = (ino, last.1.max(extent.file_end().0) * u64::from(last.0 == ino));
-            last.1 = last.1.max(extent.file_end().0);
+            last = (ino, before.max(extent.file_end().0));
             if extent.pool_page.0 + extent.len_pages > this.pool_pages {
                 this.problem(ProblemKind::PastPool, ino, key, page_detail(page));
             }

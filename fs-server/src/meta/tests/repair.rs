@@ -174,8 +174,8 @@ fn cases() -> Vec<Case> {
         (
             "an entry of no inode",
             Kind::Dangling,
-            |tree| remove(&*tree.store, &key::inode(tree.link)),
-            |_, world| assert_eq!(world.names(InodeNo::ROOT), ["other", "outer"]),
+            |tree| enter(&*tree.store, InodeNo::ROOT, b"ghost", b"ghost", InodeNo(999), FileKind::File),
+            |_, world| assert_eq!(world.names(InodeNo::ROOT), ["link", "other", "outer"]),
         ),
         (
             "an entry in another's bucket",
