@@ -42,10 +42,13 @@ fn storage(evicted: bool) -> Storage {
 }
 
 fn put(storage: &Storage, page: usize, pages: usize) {
-    let bytes = stamped(INO.0, (page * PAGE_SIZE) as u64, pages * PAGE_SIZE);
+    put_bytes(storage, page, &stamped(INO.0, (page * PAGE_SIZE) as u64, pages * PAGE_SIZE));
+}
+
+fn put_bytes(storage: &Storage, page: usize, bytes: &[u8]) {
     let at = WriteAt::Offset((page * PAGE_SIZE) as u64);
     let file = storage.file(INO.0);
-    block_on(write(&storage.regions, &storage.disk, &file, at, Source::Bytes(&bytes))).expect("writes");
+    block_on(write(&storage.regions, &storage.disk, &file, at, Source::Bytes(bytes))).expect("writes");
 }
 
 fn pool_page(storage: &Storage, page: u64) -> PoolPage {
@@ -116,7 +119,8 @@ fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
         let storage = storage(true);
         // Overwritten in place, and cut off somewhere.
         for _ in 0..1 + random.next_u64() % 4 {
-            put(&storage, random.next_u64() as usize % PAGES, 1);
+            let other: Vec<u8> = stamped(seed + 2, 0, PAGE_SIZE);
+            put_bytes(&storage, random.next_u64() as usize % PAGES, &other);
         }
         storage.disk.set_mode(SimMode::Deferred);
         {
