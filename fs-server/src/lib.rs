@@ -12,6 +12,8 @@ pub mod config;
 pub mod counters;
 /// What the server enforces whatever a client's kernel thinks.
 pub mod export;
+/// Checking a pool that nobody serves.
+pub mod fsck;
 /// One sync for many.
 pub mod group_commit;
 /// The redo log.

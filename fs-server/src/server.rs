@@ -7,15 +7,15 @@
 use crate::counters::ServerCounters;
 use crate::export::{Export, Identity};
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
-use crate::pool::Disk;
+use crate::pool::{Disk, PageSums};
 use crate::region::{ClosedRegion, Regions};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::session::Sessions;
-use crate::tier;
+use crate::tier::{self, ScrubFigures};
 use crate::veil::Veil;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
-use cuttlefs_common::ids::{ClientId, FileKey, InodeNo};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::status::Status;
@@ -51,6 +51,10 @@ pub struct Server {
     pub workers: usize,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
+    /// Checksums of pages.
+    pub sums: Arc<PageSums>,
+    /// Where the scrub is.
+    pub scrub: Mutex<ScrubFigures>,
     /// Whether it is going down.
     pub drain: Drain,
 }
@@ -135,6 +139,17 @@ impl Server {
                 tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
             }
         }
+    }
+
+    /// The file a pool page belongs to, by the durable mappings. Looks at all of them: for the log.
+    pub fn owner_of(&self, page: PoolPage) -> Option<(InodeNo, FilePage)> {
+        let mut owner = None;
+        let looked = self.meta.all_extents(&mut |ino, extent| {
+            if let Some(at) = page.0.checked_sub(extent.pool_page.0).filter(|at| *at < extent.len_pages) {
+                owner = Some((ino, FilePage(extent.file_page.0 + at)));
+            }
+        });
+        looked.ok().and(owner)
     }
 
     /// Keeps that a client has a session.

@@ -14,6 +14,7 @@ use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
+use cuttlefs_server::tier::ScrubOptions;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +76,8 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
         policy: serve.policy,
         hotspots: serve.hotspots,
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
+        scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
+        sum_cache_bytes: 1 << 20,
     };
     RunningServer::start(parts, options)
 }

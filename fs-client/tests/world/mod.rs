@@ -14,12 +14,12 @@ use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta};
-use cuttlefs_server::pool::{SimDisk, SimMode};
+use cuttlefs_server::pool::{SimDisk, SimMode, SumLayout};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
 use cuttlefs_server::serve::{LogParts, ServeOptions};
-use cuttlefs_server::tier::WRITE_BACK_INTERVAL;
+use cuttlefs_server::tier::{ScrubOptions, WRITE_BACK_INTERVAL};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -88,7 +88,9 @@ impl World {
         let format = Format { uuid: [7; 16], hash_key: HashKey(key), root, root_mode: 0o755 };
         Meta::format(store.as_ref(), clock.as_ref(), &format).expect("format");
         let nowhere = Arc::new(SharedMemory::new("no-frames", 4096).expect("memory"));
-        let disk = SimDisk::seeded(config.pool_pages, nowhere, config.seed);
+        let layout = SumLayout::new([config.pool_pages]);
+        let disk = SimDisk::seeded(layout.all_pages(), nowhere, config.seed);
+        disk.format(&layout);
         disk.set_mode(if config.deferred { SimMode::Deferred } else { SimMode::AtOnce });
         let inner = Rc::new(Inner {
             config,
@@ -204,6 +206,9 @@ impl Inner {
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },
+            scrub: ScrubOptions::default(),
+            // One block: sums are read again and again.
+            sum_cache_bytes: 4096,
         };
         let server = OneThreadServer::start(
             meta,

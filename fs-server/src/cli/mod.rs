@@ -1,6 +1,7 @@
-//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it.
+//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it, `fsck` checks it.
 
 mod format;
+mod fsck;
 mod serve;
 
 use clap::{Parser, Subcommand};
@@ -9,6 +10,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
+/// What fsck(8) exits with when it does not understand its arguments.
+const FSCK_USAGE: u8 = 16;
 /// Chooses what is logged, in tracing-subscriber's syntax.
 const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
@@ -19,6 +22,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
   cuttlefsd format --pool /srv/cuttle --size 64G
   cuttlefsd format --pool /srv/cuttle --data /dev/nvme1n1 --data /dev/nvme2n1
   cuttlefsd serve --pool /srv/cuttle --memory 8G --listen shm:///run/cuttlefs/a.sock
+  cuttlefsd fsck --pool /srv/cuttle --repair
 
 Environment:
   CUTTLEFS_LOG   what is logged, such as info (default), debug or cuttlefs_server::tier=debug")]
@@ -33,11 +37,25 @@ enum Command {
     Format(format::FormatArgs),
     /// Serve a pool until SIGTERM or Ctrl-C
     Serve(serve::ServeArgs),
+    /// Check a pool that nobody serves, and repair it. Exit codes: 0 clean, 1 all repaired, 4 errors are left,
+    /// 8 nothing could be checked, 16 usage
+    Fsck(fsck::FsckArgs),
 }
 
 /// Runs the command of this process's arguments.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let is_fsck = std::env::args().nth(1).is_some_and(|command| command == "fsck");
+            let _ = error.print();
+            return match error.exit_code() {
+                0 => ExitCode::SUCCESS,
+                _ if is_fsck => ExitCode::from(FSCK_USAGE),
+                code => ExitCode::from(code as u8),
+            };
+        }
+    };
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -48,6 +66,7 @@ pub fn run() -> ExitCode {
     let result = match cli.command {
         Command::Format(args) => format::run(&args),
         Command::Serve(args) => serve::run(args),
+        Command::Fsck(args) => return fsck::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

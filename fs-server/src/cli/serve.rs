@@ -8,6 +8,7 @@ use crate::pool;
 use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{LogParts, Parts, RunningServer, ServeOptions};
+use crate::tier::ScrubOptions;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -67,6 +68,15 @@ pub(super) struct ServeArgs {
     /// Milliseconds between two looks at what clients counted
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(50..=60_000))]
     sample_period_ms: u32,
+    /// Bytes a second that the scrub reads at most to verify checksums; 0 for no scrub
+    #[arg(long, default_value = "32M", value_name = "SIZE")]
+    scrub_rate: ByteSize,
+    /// Hours from the start of one scrub of the pool to the start of the next
+    #[arg(long, default_value_t = 168, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    scrub_hours: u32,
+    /// DRAM for checksums; 4K for 4M of file pages that are in use. What is not there is read from SSD
+    #[arg(long, default_value = "16M", value_name = "SIZE")]
+    checksum_cache: ByteSize,
     /// Listen on addresses other machines can reach, although clients are not authenticated yet
     #[arg(long)]
     insecure: bool,
@@ -136,6 +146,11 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         policy,
         hotspots: args.hotspots,
         sampling,
+        scrub: ScrubOptions {
+            rate_bytes: args.scrub_rate.0,
+            interval: Duration::from_secs(u64::from(args.scrub_hours) * 3600),
+        },
+        sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
     };
     let running = RunningServer::start(parts, options)?;
     if recovers_only {

@@ -138,6 +138,15 @@ impl Meta {
         Ok(())
     }
 
+    /// The pool a store belongs to, and the key of its name hash.
+    ///
+    /// # Errors
+    /// [`MetaError`].
+    pub fn identity(store: &dyn Store) -> Result<([u8; 16], HashKey), MetaError> {
+        let superblock = superblock(store)?;
+        Ok((superblock.uuid, superblock.hash_key))
+    }
+
     /// Opens a formatted store. Counts its inodes and collects its orphans, which is one pass over each.
     ///
     /// # Errors

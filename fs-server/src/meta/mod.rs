@@ -6,7 +6,7 @@
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
-//! * `check` whether a store's records agree with each other
+//! * `survey` whether a store's records agree with each other; `problem` what can be wrong; `repair` what is done about it
 //!
 //! # Invariants
 //! * One operation is one batch; the store never holds a part of one (invariant 5 rides on that).
@@ -20,7 +20,6 @@
 //! `Status::Io`; nothing is guessed or repaired in passing.
 
 mod apply;
-mod check;
 mod draft;
 mod error;
 mod extent_edit;
@@ -32,18 +31,21 @@ mod memory_store;
 mod metadata;
 mod name;
 mod operation;
+mod problem;
 mod record;
+mod repair;
+mod sled_flushed;
 mod sled_journal;
 mod sled_store;
 mod sled_tail;
 mod store;
+mod survey;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
 pub use apply::apply;
-pub use check::{Problem, check};
 pub use draft::Applied;
 pub use error::MetaError;
 pub use live::NoteData;
@@ -54,7 +56,10 @@ pub use operation::{
     ApplyContext, Caller, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome, Placed,
     RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
+pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, RecordError, SlotRecord};
+pub use repair::repair;
 pub use sled_store::{SledOptions, SledStore};
 pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
+pub use survey::{Survey, check};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};

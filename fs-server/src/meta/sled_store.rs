@@ -11,11 +11,14 @@
 //!   was never relied upon, and is removed before opening.
 //! * It panics on some damage; opening is therefore guarded.
 //! * Its newest records are in the process's memory only: `sled_tail` keeps them for when the process is killed.
+//! * What it recovers ends where its log's checksums do: rot in the middle of the log looks like an end. `sled_flushed`
+//!   knows how far it must go.
 //! * Its own batches are slow and block on flushes: see `sled_journal` for what stands in their place.
 //!
 //! # On failure
 //! The first failed commit or flush poisons the store: everything after it fails until the server restarts.
 
+use super::sled_flushed::Flushed;
 use super::sled_journal::{self, INLINE_MAX_BYTES, JournalError};
 use super::sled_tail::Tail;
 use super::store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES, Visitor};
@@ -70,6 +73,7 @@ pub struct SledStore {
     /// Held for writing while a batch's records change one by one, so that `get` sees all of it or nothing.
     applying: RwLock<()>,
     log_file: File,
+    flushed: Flushed,
     path: PathBuf,
     /// There may be files of large batches. Set by commits, cleared and set again by flushes.
     large_batches: AtomicBool,
@@ -130,6 +134,7 @@ impl SledStore {
         let open = |path: &Path| File::open(path).map_err(|e| backend("open", e));
         let store = Self {
             log_file: open(&path.join("db"))?,
+            flushed: Flushed::open(path).map_err(|e| backend("open", e))?,
             journal: db.open_tree(JOURNAL_TREE).map_err(|e| backend("open the journal", e))?,
             last: Mutex::new(Last { batch: 0, tail: Tail::open(path).map_err(|e| backend("open", e))? }),
             flushing: Mutex::new(()),
@@ -187,6 +192,13 @@ impl SledStore {
             last = seq;
         }
         self.last.lock().batch = last;
+        let flushed = self.flushed.batch();
+        if last < flushed {
+            let what = format!(
+                "batch {flushed} was flushed and the last one found is {last}: meta/ is damaged; restore the pool from a copy"
+            );
+            return Err(backend("open", what));
+        }
         Ok(())
     }
 
@@ -243,6 +255,7 @@ impl SledStore {
         let large_batches = self.large_batches.swap(false, Ordering::AcqRel);
         self.db.flush().map_err(|e| backend("flush", e))?;
         self.log_file.sync_data().map_err(|e| backend("fdatasync", e))?;
+        self.flushed.note(flushed_batch).map_err(|e| backend("note the flush", e))?;
         self.note_persistent(flushed_batch);
         self.last.lock().tail.empty_the_other().map_err(|e| backend("empty the tail", e))?;
         if large_batches {

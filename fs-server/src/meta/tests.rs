@@ -5,7 +5,9 @@ mod data;
 mod directory;
 mod model;
 mod posix;
+mod repair;
 mod replay;
+mod rot;
 
 use super::{Caller, Format, HashKey, MemoryStore, Meta, Operation, Outcome, Store, check};
 use cuttlefs_common::attr::Attr;

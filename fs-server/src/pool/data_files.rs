@@ -2,17 +2,20 @@
 //!
 //! Owns the open descriptors. A data file is a regular file or a block device; its first `DATA_START` bytes hold
 //! the superblock and are not pool pages. Behind them, the files' pages follow one another in the order of
-//! `cuttlefs.toml`.
+//! `cuttlefs.toml`. Behind its pages a file has their checksums (`sums::layout`); for disks these are pages as well,
+//! numbered on from the pool's last page.
 //!
 //! ```text
 //! pool page    0 ............ n0-1 | n0 .............. n0+n1-1 |
-//! data file 0  [superblock][pages ]  data file 1 [superblock][pages ]
+//! data file 0  [superblock][pages ][sums]  data file 1 [superblock][pages ][sums]
 //! ```
 //!
 //! # Invariants
 //! * Files lie back to back: `files[i+1].first_page == files[i].first_page + files[i].pages`.
 //! * `locate` never answers a place before `DATA_START`, so no pool IO can reach a superblock.
+//! * No IO that `holds` reaches from pages into sums.
 
+use super::sums::layout::{SumLayout, extra_pages};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,6 +34,8 @@ pub struct DataFile {
     file: File,
     first_page: u64,
     pages: u64,
+    /// Its first page that is no pool page, counted from the pool's last.
+    first_extra: u64,
     direct: bool,
 }
 
@@ -53,6 +58,11 @@ impl DataFile {
     /// Pool pages in it.
     pub fn pages(&self) -> u64 {
         self.pages
+    }
+
+    /// All its pages, sums included.
+    pub fn all_pages(&self) -> u64 {
+        self.pages + extra_pages(self.pages)
     }
 
     /// Whether it is open with O_DIRECT; not every file system can.
@@ -83,6 +93,7 @@ pub struct Place {
 pub struct DataFiles {
     files: Vec<DataFile>,
     pages: u64,
+    extra: u64,
 }
 
 impl DataFiles {
@@ -93,8 +104,10 @@ impl DataFiles {
 
     /// Appends a file with `pages` pool pages.
     pub fn push(&mut self, path: PathBuf, file: File, pages: u64, direct: bool) {
-        self.files.push(DataFile { path, file, first_page: self.pages, pages, direct });
+        let (first_page, first_extra) = (self.pages, self.extra);
+        self.files.push(DataFile { path, file, first_page, pages, first_extra, direct });
         self.pages += pages;
+        self.extra += extra_pages(pages);
     }
 
     /// Pages of the pool.
@@ -102,14 +115,29 @@ impl DataFiles {
         self.pages
     }
 
+    /// Where the pages' checksums are.
+    pub fn sum_layout(&self) -> SumLayout {
+        SumLayout::new(self.files.iter().map(DataFile::pages))
+    }
+
+    /// Whether an IO of `len` bytes may be: all of it in pool pages, or none.
+    pub fn holds(&self, pool_offset: u64, len: usize) -> bool {
+        let (pool_end, end) = (self.pages * PAGE_SIZE_U64, (self.pages + self.extra) * PAGE_SIZE_U64);
+        let io_end = pool_offset.checked_add(len as u64);
+        io_end.is_some_and(|io_end| io_end <= pool_end || (pool_offset >= pool_end && io_end <= end))
+    }
+
     /// The files in order.
     pub fn files(&self) -> &[DataFile] {
         &self.files
     }
 
-    /// The file and place of a byte of the pool; `None` past the end.
+    /// The file and place of a byte of the pool, or of its sums behind it; `None` past the end.
     pub fn locate(&self, pool_offset: u64) -> Option<Place> {
         let page = pool_offset / PAGE_SIZE_U64;
+        if page >= self.pages {
+            return self.locate_extra(pool_offset - self.pages * PAGE_SIZE_U64);
+        }
         let file = self.files.partition_point(|file| file.first_page + file.pages <= page);
         let found = self.files.get(file)?;
         let inside = pool_offset - found.first_page * PAGE_SIZE_U64;
@@ -117,6 +145,18 @@ impl DataFiles {
             file,
             file_offset: DATA_START + inside,
             contiguous_bytes: found.pages * PAGE_SIZE_U64 - inside,
+        })
+    }
+
+    fn locate_extra(&self, offset: u64) -> Option<Place> {
+        let page = offset / PAGE_SIZE_U64;
+        let file = self.files.partition_point(|file| file.first_extra + extra_pages(file.pages) <= page);
+        let found = self.files.get(file)?;
+        let inside = offset - found.first_extra * PAGE_SIZE_U64;
+        Some(Place {
+            file,
+            file_offset: DATA_START + found.pages * PAGE_SIZE_U64 + inside,
+            contiguous_bytes: extra_pages(found.pages) * PAGE_SIZE_U64 - inside,
         })
     }
 }
@@ -143,7 +183,18 @@ mod tests {
         assert_eq!(place(3), at(1, 0, 1));
         assert_eq!(place(4), at(2, 0, 4));
         assert_eq!(place(7), at(2, 3, 1));
-        assert_eq!(place(8), None);
+        // Each has a sum block and two of intents.
+        let extra = |file, pages: u64, extra: u64| {
+            let file_offset = DATA_START + (pages + extra) * 4096 + 5;
+            Some(Place { file, file_offset, contiguous_bytes: (3 - extra) * 4096 - 5 })
+        };
+        assert_eq!(place(8), extra(0, 3, 0));
+        assert_eq!(place(10), extra(0, 3, 2));
+        assert_eq!(place(11), extra(1, 1, 0));
+        assert_eq!(place(16), extra(2, 4, 2));
+        assert_eq!(place(17), None);
+        let holds = |page: u64, pages: usize| files.holds(page * 4096, pages * 4096);
+        assert!(holds(0, 8) && holds(8, 9) && !holds(7, 2) && !holds(8, 10) && !files.holds(u64::MAX, 2));
         assert_eq!(files.locate(u64::MAX), None);
     }
 }

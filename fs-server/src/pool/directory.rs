@@ -58,13 +58,33 @@ pub struct PoolDirectory {
 /// # Errors
 /// `PoolError`, saying what to do.
 pub fn open(dir: &Path) -> Result<PoolDirectory, PoolError> {
+    open_to(dir, Intent::Serve)
+}
+
+/// What a pool is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// To read and write.
+    Serve,
+    /// To read: no byte changes, of the lock's file neither.
+    Look,
+}
+
+/// As `open`, for what is intended.
+///
+/// # Errors
+/// As `open`.
+pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
     let unfinished = dir.join(UNFINISHED_FILE).exists();
     let config_path = dir.join(CONFIG_FILE);
     if !config_path.exists() && !unfinished {
         return Err(PoolError::NoPool(dir.to_owned()));
     }
     // First the lock: what is there may be changing under a `format`.
-    let lock = lock(dir)?;
+    let lock = match intent {
+        Intent::Serve => lock(dir)?,
+        Intent::Look => lock_quietly(dir)?,
+    };
     if dir.join(UNFINISHED_FILE).exists() || !config_path.exists() {
         return Err(PoolError::Unfinished(dir.to_owned()));
     }
@@ -79,7 +99,7 @@ pub fn open(dir: &Path) -> Result<PoolDirectory, PoolError> {
     let mut created_seconds = 0;
     for (index, path) in config.pool.data.iter().enumerate() {
         let path = dir.join(path);
-        let opened = open_data_file(&path).map_err(|error| match error {
+        let opened = open_data_file_to(&path, intent).map_err(|error| match error {
             PoolError::Io { source, .. } if is_missing(&source) => {
                 PoolError::MissingDevice { index, path: path.clone() }
             }
@@ -152,6 +172,11 @@ pub(super) struct OpenedData {
 
 /// Opens a data file or device for this process alone.
 pub(super) fn open_data_file(path: &Path) -> Result<OpenedData, PoolError> {
+    open_data_file_to(path, Intent::Serve)
+}
+
+fn open_data_file_to(path: &Path, intent: Intent) -> Result<OpenedData, PoolError> {
+    let writes = intent == Intent::Serve;
     let kind = std::fs::metadata(path).map_err(at("open", path))?.file_type();
     let is_device = kind.is_block_device();
     if !is_device && !kind.is_file() {
@@ -160,7 +185,7 @@ pub(super) fn open_data_file(path: &Path) -> Result<OpenedData, PoolError> {
     // Without O_CREAT, O_EXCL means: fail if the kernel or anyone else holds this block device.
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     let try_open = |flags: OFlags| {
-        OpenOptions::new().read(true).write(true).custom_flags((flags | exclusive).bits() as i32).open(path)
+        OpenOptions::new().read(true).write(writes).custom_flags((flags | exclusive).bits() as i32).open(path)
     };
     let (opened, direct) = match try_open(OFlags::DIRECT) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -263,6 +288,17 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         writeln!(file, "{}", std::process::id())
     };
     write(&mut file).map_err(at("write", &path))?;
+    Ok(file)
+}
+
+/// Takes the lock of a pool's directory, and leaves its file as it is.
+fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
+    let path = dir.join(LOCK_FILE);
+    // Who formatted the pool made it.
+    let file = File::open(&path).map_err(at("open", &path))?;
+    if !flock(&file, &path)? {
+        return Err(PoolError::InUse { path: dir.to_owned(), pid: None });
+    }
     Ok(file)
 }
 

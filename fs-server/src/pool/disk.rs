@@ -8,10 +8,11 @@
 //! the second. An IO whose future was dropped may or may not be done.
 //!
 //! Implementations: `uring` (io_uring, O_DIRECT), `cached` (the kernel's page cache, for comparison; it blocks) and
-//! `simdisk` (in memory, seeded, can drop and tear unsynced writes).
+//! `simdisk` (in memory, seeded, can drop and tear unsynced writes). `sums` puts checksums over any of them.
 
 use super::aligned_buf::AlignedBuf;
-use cuttlefs_common::ids::FrameIndex;
+use super::sums::RottenPages;
+use cuttlefs_common::ids::{FrameIndex, PoolPage};
 use std::future::Future;
 use std::pin::Pin;
 
@@ -69,6 +70,22 @@ pub struct IoError {
     pub len: usize,
     /// What the device said.
     pub source: std::io::Error,
+}
+
+impl IoError {
+    fn rot(&self) -> Option<&RottenPages> {
+        self.source.get_ref()?.downcast_ref()
+    }
+
+    /// Whether the device read all of it and some pages' checksums do not match.
+    pub fn is_rot(&self) -> bool {
+        self.rot().is_some()
+    }
+
+    /// Whether this page of the IO is concerned; where the device failed all of them may be.
+    pub fn concerns(&self, page: PoolPage) -> bool {
+        self.rot().is_none_or(|rot| rot.pages.contains(&page))
+    }
 }
 
 /// The pool's storage as one worker sees it.

@@ -124,6 +124,17 @@ pub enum PoolError {
     MissingDirectory(PathBuf),
 }
 
+impl PoolError {
+    /// Whether it says that the pool is damaged, and not that it cannot be opened here and now.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Superblock { source, .. } => !matches!(source, SuperblockError::Version { .. }),
+            Self::WrongDataFile { .. } | Self::Shrunk { .. } | Self::MissingDirectory(_) => true,
+            _ => false,
+        }
+    }
+}
+
 /// Puts what was tried and on what into an error.
 pub(super) fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> PoolError + 'a {
     move |source| PoolError::Io { action, path: path.to_owned(), source }

@@ -8,7 +8,7 @@
 //! | 1 | `format-unfinished` with the new UUID | unfinished: `format` again, no force needed |
 //! | 2 | `cuttlefs.toml` of an old pool removed | as above |
 //! | 3 | `meta/`, `log/` emptied or made | as above |
-//! | 4 | data files at their length, superblocks written and synced | as above |
+//! | 4 | data files at their length, sums, intents and superblocks written and synced | as above |
 //! | 5 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 6 |
 //! | 6 | `format-unfinished` removed, directory synced | a whole pool |
 //!
@@ -23,10 +23,12 @@ use super::directory::{
 };
 use super::error::at;
 use super::signature::{HEAD_BYTES, signature_of};
+use super::sums::intent;
+use super::sums::layout::{intent_blocks, pages_that_fit};
 use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock};
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, Config, PoolConfig};
-use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
 use rustix::fs::FallocateFlags;
@@ -37,6 +39,8 @@ use std::path::{Path, PathBuf};
 
 /// Least space of a data file: what is smaller holds nothing worth serving.
 pub const LEAST_FILE_BYTES: u64 = 1 << 20;
+/// Bytes of zeros written to a device at once.
+const ZEROS_BYTES: usize = 1 << 20;
 const CONFIG_TEMPORARY: &str = "cuttlefs.toml.new";
 
 /// What to make.
@@ -258,13 +262,14 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
         candidate.pages = match candidate.opened.as_ref().filter(|opened| opened.is_device) {
             Some(device) => {
                 let usable = device.len.saturating_sub(DATA_START);
-                if usable < LEAST_FILE_BYTES {
+                let pages = pages_that_fit(usable / PAGE_SIZE_U64);
+                if pages * PAGE_SIZE_U64 < LEAST_FILE_BYTES {
                     let path = candidate.path.display();
                     return Err(PoolError::Size(format!(
                         "{path} has less than {least}; name a larger device"
                     )));
                 }
-                usable / PAGE_SIZE_U64
+                pages
             }
             None => {
                 files_seen += 1;
@@ -289,6 +294,9 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
     let opened = candidate.opened.as_ref().expect("it was just opened");
     if !opened.is_device {
         let len = superblock.file_bytes();
+        // What was in it would pass for checksums.
+        let emptied = opened.file.set_len(0);
+        emptied.map_err(at("empty", path))?;
         if let Err(error) = reserve(&opened.file, len) {
             let full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT));
             if fresh {
@@ -301,6 +309,7 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
             });
         }
     }
+    write_sums(opened, superblock).map_err(at("write the checksums of", path))?;
     let mut block = AlignedBuf::zeroed(DATA_START as usize);
     block.as_mut_slice()[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode()[..]);
     opened.file.write_all_at(block.as_slice(), 0).map_err(at("write the superblock of", path))?;
@@ -309,6 +318,28 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
         Some(parent) if fresh => sync_directory(parent),
         _ => Ok(()),
     }
+}
+
+/// No page has a sum, no region is marked.
+fn write_sums(opened: &OpenedData, superblock: &Superblock) -> io::Result<()> {
+    if opened.is_device {
+        // A file's are zeros already.
+        let zeros = AlignedBuf::zeroed(ZEROS_BYTES);
+        let mut offset = superblock.sums_start();
+        while offset < superblock.intents_start() {
+            let len = (superblock.intents_start() - offset).min(zeros.len() as u64);
+            opened.file.write_all_at(&zeros.as_slice()[..len as usize], offset)?;
+            offset += len;
+        }
+    }
+    let blocks = intent_blocks(superblock.pages);
+    let mut buffer = AlignedBuf::zeroed(PAGE_SIZE);
+    for place in 0..2 * blocks {
+        intent::encode(&intent::NO_BITS, place % blocks, buffer.as_mut_slice());
+        let offset = superblock.intents_start() + place * PAGE_SIZE_U64;
+        opened.file.write_all_at(buffer.as_slice(), offset)?;
+    }
+    Ok(())
 }
 
 /// Makes the file just `len` bytes long, with its blocks reserved, so that a write to the pool never finds the file

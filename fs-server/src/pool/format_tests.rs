@@ -5,6 +5,8 @@ use crate::pool::{PoolDirectory, open};
 use std::process::Command;
 
 const SIZE: u64 = 8 << 20;
+/// With the superblock, two blocks of sums and two of intents.
+const FILE_BYTES: u64 = DATA_START + SIZE + 4 * PAGE_SIZE_U64;
 
 fn options(dir: &Path) -> FormatOptions {
     FormatOptions { dir: dir.join("pool"), size: SIZE, ..FormatOptions::default() }
@@ -49,7 +51,7 @@ fn a_pool_is_made_and_opened() {
     assert_eq!(pool.config().pool.data, [PathBuf::from("data")]);
     assert!(pool.meta_dir().is_dir() && pool.log_dir().is_dir());
     let data = fs::metadata(options.dir.join("data")).expect("there");
-    assert_eq!(data.len(), SIZE + DATA_START);
+    assert_eq!(data.len(), FILE_BYTES);
     use std::os::unix::fs::MetadataExt;
     assert!(data.blocks() * 512 >= SIZE, "space is reserved");
     assert_eq!(data.mode() & 0o077, 0, "others cannot read the data");
@@ -236,13 +238,13 @@ fn what_is_wrong_with_a_pool_is_said() {
     patch(&data, 0, &head);
 
     let file = OpenOptions::new().write(true).open(&data).expect("open");
-    file.set_len(SIZE + DATA_START - 1).expect("cut");
+    file.set_len(FILE_BYTES - 1).expect("cut");
     assert!(matches!(open_error(dir.path()), PoolError::Shrunk { .. }));
     file.set_len(100).expect("cut");
     says(&["damaged"]);
     file.set_len(0).expect("cut");
     says(&["no cuttlefs superblock"]);
-    file.set_len(SIZE + DATA_START).expect("extended");
+    file.set_len(FILE_BYTES).expect("extended");
     patch(&data, 0, &head);
 
     let config = options.dir.join(CONFIG_FILE);
@@ -312,7 +314,8 @@ fn block_devices_give_all_they_have_and_are_held_alone() {
     let file = dir.path().join("file");
     let options = FormatOptions { data: vec![device.0.clone(), file], ..options(dir.path()) };
     let report = format(&options).expect("formatted");
-    let device_pages = ((4 << 20) - DATA_START) / PAGE_SIZE_U64;
+    // One block of sums and two of intents.
+    let device_pages = ((4 << 20) - DATA_START) / PAGE_SIZE_U64 - 3;
     assert_eq!((report.data[0].1, report.data[1].1), (device_pages, SIZE / PAGE_SIZE_U64));
     let pool = open(&options.dir).expect("opened");
     let other = FormatOptions { dir: dir.path().join("other"), force: true, ..options.clone() };

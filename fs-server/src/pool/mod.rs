@@ -24,6 +24,8 @@ pub mod signature;
 pub mod simdisk;
 /// Which pages are free.
 pub mod space;
+/// Checksums of pages.
+pub mod sums;
 /// The first 4 KiB of a data file.
 pub mod superblock;
 /// Storage through io_uring.
@@ -34,12 +36,13 @@ pub mod uuid;
 pub use aligned_buf::AlignedBuf;
 pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
-pub use directory::{PoolDirectory, open};
+pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
+pub use sums::{PageSums, SumFigures, SumLayout, SummedDisk};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};
 pub use uuid::PoolUuid;

@@ -23,6 +23,7 @@
 
 use super::batch::{Batch, Ticket};
 use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
+use super::sums::{SumLayout, intent};
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::world::{Random, SeededRandom};
@@ -229,6 +230,16 @@ impl SimDisk {
         assert!(page < medium.pages, "page {page} is past the disk's end");
         let history = PageHistory { durable: Some(Box::new(*bytes)), versions: Vec::new() };
         medium.content.insert(page, history);
+    }
+
+    /// Brings sums and intents to what `format` leaves on a real device.
+    pub fn format(&self, layout: &SumLayout) {
+        (layout.pages()..layout.all_pages()).for_each(|page| self.poke(page, &[0; PAGE_SIZE]));
+        let mut bytes = [0; PAGE_SIZE];
+        for (number, block) in layout.intent_blocks().enumerate() {
+            intent::encode(&intent::NO_BITS, number as u64, &mut bytes);
+            block.copies.iter().for_each(|page| self.poke(*page, &bytes));
+        }
     }
 
     /// Pages with writes that a crash may take.

@@ -17,7 +17,9 @@
 //!     64      4  page size: 4096
 //!     68      4  reserved, zero
 //!     72      8  time of formatting, seconds since the epoch
-//!     80   4012  reserved, zero
+//!     80      8  byte offset of the pages' checksums in this file (`sums`)
+//!     88      8  byte offset of the write intents in this file: copy A, and behind it copy B
+//!     96   3996  reserved, zero
 //!   4092      4  CRC32C of everything before
 //! ```
 //! Numbers are little-endian.
@@ -25,8 +27,10 @@
 //! | format version | what changed |
 //! | --- | --- |
 //! | 1 | the first |
+//! | 2 | checksums and write intents behind the pages |
 
 use super::data_files::DATA_START;
+use super::sums::layout::{extra_pages, sum_blocks};
 use super::uuid::PoolUuid;
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use std::mem::{offset_of, size_of};
@@ -34,14 +38,14 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The format this release reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes of a superblock.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Most data files of a pool. More is a typing error, or a hostile file.
 pub const MOST_DATA_FILES: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"cuttlefs";
-const RESERVED_BYTES: usize = 4012;
+const RESERVED_BYTES: usize = 3996;
 const CHECKED_BYTES: usize = offset_of!(Raw, crc32c);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -59,6 +63,8 @@ struct Raw {
     page_size: U32,
     reserved_word: U32,
     created_seconds: I64,
+    sums_start: U64,
+    intents_start: U64,
     reserved: [u8; RESERVED_BYTES],
     crc32c: U32,
 }
@@ -92,8 +98,12 @@ pub enum SuperblockError {
     NoMagic,
     /// Another release's.
     #[error(
-        "the pool has format version {found} and this release reads version {FORMAT_VERSION}; use {} release of cuttlefs",
-        if *found > FORMAT_VERSION { "a newer" } else { "an older" }
+        "the pool has format version {found} and this release reads version {FORMAT_VERSION}; {}",
+        if *found > FORMAT_VERSION {
+            "use a newer release of cuttlefs"
+        } else {
+            "serve it with an older release of cuttlefs, and copy its files to a pool made by this one"
+        }
     )]
     Version {
         /// The version there is.
@@ -128,6 +138,8 @@ impl Superblock {
             page_size: U32::new(PAGE_SIZE as u32),
             reserved_word: U32::ZERO,
             created_seconds: I64::new(self.created_seconds),
+            sums_start: U64::new(self.sums_start()),
+            intents_start: U64::new(self.intents_start()),
             reserved: [0; RESERVED_BYTES],
             crc32c: U32::ZERO,
         };
@@ -171,23 +183,37 @@ impl Superblock {
         require(count <= MOST_DATA_FILES && index < count, "its index is not below the number of files")?;
         let (first, pages) = (raw.first_page.get(), raw.pages.get());
         // Every byte offset in the pool and in the file must fit an off_t.
+        // With the sums, which are less than an eighth of the pages, or two pages.
         let end = first.checked_add(pages).and_then(|end| end.checked_mul(PAGE_SIZE_U64));
-        let fits = end.is_some_and(|end| end <= i64::MAX as u64 - DATA_START);
+        let fits = end.is_some_and(|end| end <= i64::MAX as u64 / 2 - DATA_START);
         require(pages > 0 && fits, "its number of pages cannot be")?;
         require((index == 0) == (first == 0), "its first page does not fit its index")?;
-        Ok(Self {
+        let superblock = Self {
             pool_uuid: PoolUuid(raw.pool_uuid),
             file_index: index,
             file_count: count,
             first_page: first,
             pages,
             created_seconds: raw.created_seconds.get(),
-        })
+        };
+        require(raw.sums_start.get() == superblock.sums_start(), "its checksums are at another place")?;
+        require(raw.intents_start.get() == superblock.intents_start(), "its intents are at another place")?;
+        Ok(superblock)
+    }
+
+    /// Where in the data file the checksums of its pages begin.
+    pub fn sums_start(&self) -> u64 {
+        DATA_START + self.pages * PAGE_SIZE_U64
+    }
+
+    /// Where in the data file the write intents begin.
+    pub fn intents_start(&self) -> u64 {
+        self.sums_start() + sum_blocks(self.pages) * PAGE_SIZE_U64
     }
 
     /// Bytes a data file with this superblock has at least.
     pub fn file_bytes(&self) -> u64 {
-        DATA_START + self.pages * PAGE_SIZE_U64
+        DATA_START + (self.pages + extra_pages(self.pages)) * PAGE_SIZE_U64
     }
 }
 
@@ -210,9 +236,9 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let bytes = example().encode();
-        let golden: [&[u8]; 13] = [
+        let golden: [&[u8]; 15] = [
             b"cuttlefs",
-            &[1, 0, 0, 0],
+            &[2, 0, 0, 0],
             &[0, 0x10, 0, 0],
             b"0123456789abcdef",
             &[1, 0, 0, 0],
@@ -223,6 +249,8 @@ mod tests {
             &[0, 0x10, 0, 0],
             &[0; 4],
             &[0x00, 0xf1, 0x53, 0x65, 0, 0, 0, 0],
+            &[0, 0x50, 0x41, 0x30, 0, 0, 0, 0],
+            &[0, 0x70, 0x4d, 0x30, 0, 0, 0, 0],
             &[0; RESERVED_BYTES],
         ];
         let golden = golden.concat();
@@ -232,7 +260,7 @@ mod tests {
     }
 
     /// Computed bit by bit outside of this program.
-    const GOLDEN_CRC32C: u32 = 0x3FB4EE52;
+    const GOLDEN_CRC32C: u32 = 0xAB7E2B1F;
 
     /// Puts the right checksum on changed bytes.
     fn sealed(mut bytes: Box<[u8; SUPERBLOCK_BYTES]>) -> Box<[u8; SUPERBLOCK_BYTES]> {
@@ -249,19 +277,31 @@ mod tests {
             Superblock::parse(&sealed(bytes))
         };
         assert_eq!(change(0, b'C'), Err(SuperblockError::NoMagic));
-        assert_eq!(change(8, 2), Err(SuperblockError::Version { found: 2 }));
-        for (at, value) in
-            [(13, 0), (32, 3), (32, 0), (36, 0), (38, 1), (40 + 7, 0xff), (58, 2), (65, 0x20), (68, 1)]
-        {
+        assert_eq!(change(8, 1), Err(SuperblockError::Version { found: 1 }));
+        for (at, value) in [
+            (13, 0),
+            (32, 3),
+            (32, 0),
+            (36, 0),
+            (38, 1),
+            (40 + 7, 0xff),
+            (58, 2),
+            (65, 0x20),
+            (68, 1),
+            (82, 0),
+            (88, 1),
+        ] {
             assert!(matches!(change(at, value), Err(SuperblockError::Field(_))), "byte {at}");
         }
-        for at in [80, 2000, 4091] {
+        for at in [96, 2000, 4091] {
             assert_eq!(change(at, 1), Err(SuperblockError::Field("reserved bytes are not zero")));
         }
         let none = Superblock { pages: 0, ..example() };
         assert!(Superblock::parse(&none.encode()).is_err());
         let version = SuperblockError::Version { found: 7 }.to_string();
         assert!(version.contains("version 7") && version.contains("newer"), "{version}");
+        let version = SuperblockError::Version { found: 1 }.to_string();
+        assert!(version.contains("version 1") && version.contains("copy its files"), "{version}");
         assert_eq!(Superblock::parse(&[0; SUPERBLOCK_BYTES]), Err(SuperblockError::NoMagic));
     }
 

@@ -7,10 +7,11 @@ use super::meta_port::{DataCommit, MetaPort, NoteData};
 use crate::pool::disk::LocalFuture;
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::region::Extent;
+use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What the store has of one inode.
@@ -122,6 +123,14 @@ impl MemoryMeta {
         let inner = self.inner.lock();
         let extents = inner.store.values().flat_map(|record| record.extents.values());
         extents.map(|extent| (extent.pool_page, extent.len_pages)).collect()
+    }
+
+    /// Pool pages that an extent says are written.
+    pub fn written(&self) -> Vec<Range<u64>> {
+        let inner = self.inner.lock();
+        let extents = inner.store.values().flat_map(|record| record.extents.values());
+        let written = extents.filter(|extent| extent.state == ExtentState::Written);
+        written.map(|extent| extent.pool_page.0..extent.pool_page.0 + extent.len_pages).collect()
     }
 
     /// The inodes there are.

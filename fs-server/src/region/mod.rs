@@ -57,12 +57,12 @@ pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 
 use crate::log::{Change, LoggedFile, RedoLog, Ticket};
-use crate::pool::CachedPool;
-use crate::pool::space::Space;
+use crate::pool::space::{Run, Space};
+use crate::pool::{CachedPool, IoError, PageSums};
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::FileKind;
-use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RegionOwner, WindowId};
 use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
@@ -171,8 +171,10 @@ counters! {
     odp_faults,
     /// Pages of those READs.
     odp_fault_pages,
-    /// Not read because of the device.
+    /// Not read because of the device, or because of their checksums.
     read_errors,
+    /// Of these, those whose checksums did not match their bytes.
+    rotten_pages,
     /// Not written because of the device.
     write_errors,
 }
@@ -257,6 +259,8 @@ pub struct Regions {
     mapped: Option<Arc<CachedPool>>,
     /// Where changes of contents are logged; set once recovery is done, where they are.
     redo: OnceLock<Arc<RedoLog>>,
+    /// The checksums of the disks that this is used with, if they have any.
+    sums: Option<Arc<PageSums>>,
 }
 
 impl std::fmt::Debug for Regions {
@@ -308,6 +312,7 @@ impl Regions {
             policy: config.policy,
             mapped: None,
             redo: OnceLock::new(),
+            sums: None,
         })
     }
 
@@ -352,6 +357,29 @@ impl Regions {
             ticket.append(request, LoggedFile { ino, before }, change);
         }
         Ok(())
+    }
+
+    /// The same, over disks with checksums.
+    pub fn with_sums(self, sums: Arc<PageSums>) -> Self {
+        Self { sums: Some(sums), ..self }
+    }
+
+    /// Space was taken that nothing durable names.
+    pub(crate) fn note_allocated(&self, runs: &[Run]) {
+        if let Some(sums) = &self.sums {
+            runs.iter().for_each(|run| sums.note_allocated(run.first.0..run.end().0));
+        }
+    }
+
+    /// Counts and logs a page that could not be read.
+    pub(crate) fn note_unreadable(&self, error: &IoError, ino: InodeNo, page: FilePage, pool: PoolPage) {
+        add(&self.counters.read_errors, 1);
+        if error.is_rot() {
+            add(&self.counters.rotten_pages, 1);
+            tracing::error!(%ino, %page, pool_page = %pool, "a page's bytes do not match its checksum; its reads fail");
+        } else {
+            tracing::error!(%error, %ino, %page, pool_page = %pool, "a page could not be read");
+        }
     }
 
     /// How regions are served.

@@ -1,10 +1,11 @@
-//! What a server does by itself, as tasks of worker 0: write-back, eviction, promotion, leases, orphans.
+//! What a server does by itself, as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
 
-use crate::pool::LocalFuture;
+use crate::pool::{LocalFuture, SummedDisk};
 use crate::region;
 use crate::rpc::worker::WorkerContext;
-use crate::tier::{self, Timer};
+use crate::tier::{self, Scrub, ScrubOptions, Timer};
 use crate::worker::{Spawner, Worker};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -23,7 +24,7 @@ impl Timer for SpawnerTimer {
 }
 
 /// Starts them; they end with the worker.
-pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
+pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedDisk, scrub: ScrubOptions) {
     let spawner = worker.spawner();
     let task = context.clone();
     let timer = SpawnerTimer(spawner.clone());
@@ -48,6 +49,22 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>) {
             tier::run_promotion(regions, task.disk.as_ref(), &timer, clock, period, &never).await;
         });
     }
+    let (sweeping, timer) = (disk.clone(), SpawnerTimer(spawner.clone()));
+    worker.spawn_local(async move { tier::run_sweep(&sweeping, &timer, &AtomicBool::new(false)).await });
+    let (task, disk, timer) = (context.clone(), disk.clone(), SpawnerTimer(spawner.clone()));
+    worker.spawn_local(async move {
+        let server = &task.server;
+        let scrubbing = Scrub {
+            regions: &server.regions,
+            disk: &disk,
+            timer: &timer,
+            clock: server.clock.as_ref(),
+            owner: &|page| server.owner_of(page),
+            figures: &server.scrub,
+            seen: Cell::new(0),
+        };
+        tier::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;
+    });
     let task = context.clone();
     let timer = spawner.clone();
     worker.spawn_local(async move {

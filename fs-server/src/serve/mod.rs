@@ -20,12 +20,13 @@ use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
 use crate::export::{self, Export};
 use crate::meta::Meta;
-use crate::pool::{CachedPool, DataFiles, Reach, Run, Space, SpaceError};
+use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::region::policy::{Access, Exposure, RegionPolicy};
 use crate::region::{Hotspots, Regions, RegionsConfig};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
+use crate::tier::{ScrubFigures, ScrubOptions};
 use crate::veil::Veil;
 use crate::worker::WorkerHandle;
 pub use recovery::{LogParts, RecoveryError};
@@ -33,11 +34,13 @@ pub use recovery::{LogParts, RecoveryError};
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
+use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -82,6 +85,10 @@ pub struct ServeOptions {
     pub hotspots: Hotspots,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
+    /// How much is scrubbed.
+    pub scrub: ScrubOptions,
+    /// Memory for checksums in bytes.
+    pub sum_cache_bytes: usize,
 }
 
 /// Why a server does not start.
@@ -185,13 +192,12 @@ impl RunningServer {
         };
         let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
-        let pages = data.pages();
-        let drawn = random.clone();
-        let server = build(meta, committed.clone(), pages, cached.clone(), &device, clock, random, options)?;
+        let (layout, scrub, drawn) = (data.sum_layout(), options.scrub, random.clone());
+        let server = build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
         let log = log.map(|log| (log, drawn));
-        match running.start_threads(&device, &storage, workers, &listen, log) {
+        match running.start_threads(&device, &storage, workers, &listen, scrub, log) {
             Ok(()) => Ok(running),
             Err(error) => {
                 running.stop_threads();
@@ -206,11 +212,12 @@ impl RunningServer {
         storage: &Storage,
         workers: usize,
         listen: &[Endpoint],
+        scrub: ScrubOptions,
         mut log: Option<(LogParts, Arc<dyn Random>)>,
     ) -> Result<(), StartError> {
         let pd = device.alloc_pd();
         for index in 0..workers {
-            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, log.take())?;
+            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub, log.take())?;
             self.workers.push(worker);
         }
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
@@ -286,14 +293,17 @@ struct Storage {
 fn build(
     meta: Arc<Meta>,
     committed: Arc<CommittedMeta>,
-    pool_pages: u64,
+    layout: SumLayout,
     cached: Option<Arc<CachedPool>>,
     device: &Arc<dyn Device>,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     options: ServeOptions,
 ) -> Result<Arc<Server>, StartError> {
-    let space = Arc::new(derive_space(&meta, pool_pages)?);
+    let pool_pages = layout.pages();
+    let (space, written) = derive_space(&meta, pool_pages)?;
+    let space = Arc::new(space);
+    let sums = Arc::new(PageSums::new(layout, options.sum_cache_bytes, written));
     let faults = options.policy.exposure == Exposure::Faulting;
     if let Some(shm) = options.listen.iter().find(|endpoint| faults && matches!(endpoint, Endpoint::Shm(_))) {
         return Err(StartError::FaultsWithoutNic(shm.clone()));
@@ -305,7 +315,7 @@ fn build(
     config.unit_pages = options.sampling.unit_pages;
     let regions = Regions::new(config, space, committed, random.clone())
         .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
-    let regions = Arc::new(regions.with_mapped(cached));
+    let regions = Arc::new(regions.with_mapped(cached).with_sums(sums.clone()));
     device.set_file_target(regions.clone());
     // What the NIC must fault for, nobody is to read by himself.
     for id in WindowId::ALL.into_iter().filter(|_| !faults) {
@@ -332,20 +342,26 @@ fn build(
         endpoints: Mutex::default(),
         workers: options.workers.max(1),
         sampling: options.sampling,
+        sums,
+        scrub: Mutex::new(ScrubFigures::default()),
         drain: Drain::default(),
     });
     server.forget(&forgotten);
     Ok(server)
 }
 
-/// Free space is what no extent names (invariant 3): it cannot disagree with the extents.
-fn derive_space(meta: &Meta, pages: u64) -> Result<Space, StartError> {
-    let mut used = Vec::new();
+/// Free space is what no extent names (invariant 3): it cannot disagree with the extents. Also gives the pages that hold
+/// bytes.
+fn derive_space(meta: &Meta, pages: u64) -> Result<(Space, Vec<Range<u64>>), StartError> {
+    let (mut used, mut written) = (Vec::new(), Vec::new());
     meta.all_extents(&mut |_, extent| {
-        used.push(Run { first: extent.pool_page, len: extent.len_pages });
+        used.push((extent.pool_page, extent.len_pages));
+        if extent.state == ExtentState::Written {
+            written.push(extent.pool_page.0..extent.pool_page.0 + extent.len_pages);
+        }
     })
     .map_err(StartError::Meta)?;
-    Ok(Space::new(pages, used.into_iter().map(|run| (run.first, run.len)))?)
+    Ok((Space::new(pages, used)?, written))
 }
 
 fn join(thread: JoinHandle<()>, name: &str) {

@@ -4,7 +4,7 @@
 use super::{LogParts, ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::CommittedMeta;
 use crate::meta::Meta;
-use crate::pool::Disk;
+use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
@@ -31,8 +31,9 @@ pub struct OneThreadServer {
 }
 
 impl OneThreadServer {
-    /// Builds it; `open_disk` makes its disk over the frames' memory. Listens on the first endpoint of `options`. What the
-    /// log holds is done again before this returns; `others` moves whatever else moves in this thread meanwhile.
+    /// Builds it; `open_disk` makes its disk over the frames' memory, with all pages of `SumLayout::new([pool_pages])`.
+    /// Listens on the first endpoint of `options`. What the log holds is done again before this returns; `others` moves
+    /// whatever else moves in this thread meanwhile.
     ///
     /// # Errors
     /// As a server with threads.
@@ -51,9 +52,11 @@ impl OneThreadServer {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
         let committed = CommittedMeta::inline(meta.clone());
-        let drawn = random.clone();
-        let server = build(meta, committed, pool_pages, None, device, clock.clone(), random, options)?;
-        let disk = open_disk(server.regions.frames().memory().clone());
+        let layout = SumLayout::new([pool_pages]);
+        let (scrub, drawn) = (options.scrub, random.clone());
+        let server = build(meta, committed, layout, None, device, clock.clone(), random, options)?;
+        let frames = server.regions.frames().memory().clone();
+        let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.sums.clone());
         let pd = device.alloc_pd();
         let cq = device.create_cq(CQ_DEPTH)?;
         let worker = Worker::new(Some(cq.clone()), None, clock)
@@ -61,7 +64,7 @@ impl OneThreadServer {
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |task| spawner.spawn(task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-        let context = WorkerContext::new(server.clone(), disk, pd.as_ref(), spawn, sleep)?;
+        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
         if let Some(log) = log {
             let outcome = Rc::new(RefCell::new(None));
             let (task, slot) = (context.clone(), outcome.clone());
@@ -73,7 +76,7 @@ impl OneThreadServer {
             let done = outcome.borrow_mut().take();
             done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         }
-        background::spawn(&worker, &context);
+        background::spawn(&worker, &context, &disk, scrub);
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server })
     }

@@ -1,10 +1,10 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
 use super::{Door, LogParts, StartError, Storage, background, join, recovery};
-use crate::pool::{CachedDisk, Disk, UringDisk};
+use crate::pool::{CachedDisk, Disk, SummedDisk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
-use crate::tier;
+use crate::tier::{self, ScrubOptions};
 use crate::worker::{Worker, WorkerHandle};
 use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
 use cuttlefs_common::world::Random;
@@ -32,6 +32,7 @@ impl WorkerThread {
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
         storage: &Storage,
+        scrub: ScrubOptions,
         log: Option<(LogParts, Arc<dyn Random>)>,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
@@ -40,7 +41,7 @@ impl WorkerThread {
         let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
         let body = move || {
             let built = build(&server, pd.as_ref(), &storage, queue);
-            let (worker, context) = match built {
+            let (worker, context, disk) = match built {
                 Ok(built) => built,
                 Err(reason) => {
                     let _ = started.send(Err(reason));
@@ -60,7 +61,7 @@ impl WorkerThread {
                 }
             });
             if index == 0 {
-                background::spawn(&worker, &context);
+                background::spawn(&worker, &context, &disk, scrub);
             }
             if started.send(Ok(worker.handle())).is_err() {
                 return;
@@ -69,7 +70,7 @@ impl WorkerThread {
                 tracing::error!(%error, index, "a worker failed; its clients reconnect to others");
             }
             if index == 0 {
-                finish(&worker, &context);
+                finish(&worker, &context, disk);
             }
         };
         let thread = std::thread::Builder::new()
@@ -113,7 +114,7 @@ fn build(
     pd: &dyn ProtectionDomain,
     storage: &Storage,
     cq: Arc<dyn CompletionQueue>,
-) -> Result<(Worker, Rc<WorkerContext>), String> {
+) -> Result<(Worker, Rc<WorkerContext>, SummedDisk), String> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
         None => {
@@ -121,12 +122,19 @@ fn build(
             (ring.clone(), Some(ring))
         }
     };
+    let frames = server.regions.frames().memory().clone();
+    let disk = SummedDisk::new(disk, frames, server.sums.clone());
+    let started = match &ring {
+        Some(ring) => ring.block_on(disk.start()).and_then(|started| started),
+        None => futures_lite::future::block_on(disk.start()),
+    };
+    started.map_err(|error| error.to_string())?;
     let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |task| spawner.spawn(task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-    let context = WorkerContext::new(server.clone(), disk, pd, spawn, sleep).map_err(|e| e.to_string())?;
-    Ok((worker, context))
+    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
+    Ok((worker, context.map_err(|e| e.to_string())?, disk))
 }
 
 fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String> {
@@ -138,12 +146,15 @@ fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String
 
 /// A clean end: all that was acknowledged becomes durable. On the worker itself, for a write-back or an eviction that
 /// was under way when it was stopped holds locks, and only there it can end.
-fn finish(worker: &Worker, context: &Rc<WorkerContext>) {
+fn finish(worker: &Worker, context: &Rc<WorkerContext>, disk: SummedDisk) {
     let task = context.clone();
-    let all = async move { tier::write_back_all(&task.server.regions, task.disk.as_ref()).await };
+    let all = async move {
+        let written = tier::write_back_all(&task.server.regions, task.disk.as_ref()).await;
+        written.map_err(|status| status.to_string())?;
+        disk.finish().await.map_err(|error| error.to_string())
+    };
     let flushed = match worker.finish(all) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(status)) => Err(status.to_string()),
+        Ok(flushed) => flushed,
         Err(error) => Err(error.to_string()),
     };
     match flushed {

@@ -56,7 +56,10 @@ pub(super) async fn allocate(
 ) -> Result<Vec<Run>, Status> {
     for _ in 0..ALLOCATE_ATTEMPTS {
         match regions.space.allocate(pages, near) {
-            Ok(runs) => return Ok(runs),
+            Ok(runs) => {
+                regions.note_allocated(&runs);
+                return Ok(runs);
+            }
             Err(short) if short.free + short.quarantined < pages => return Err(Status::NoSpace),
             Err(_) => release_space(regions).await?,
         };

@@ -9,7 +9,8 @@
 //! pages' locks held, when nothing can move.
 //!
 //! # Failure
-//! A read error is `Io` for the request, unless the page moved meanwhile: never wrong bytes, never zeros.
+//! A read error is `Io` for the request, unless the page moved meanwhile: never wrong bytes, never zeros. So is a page
+//! whose checksum does not match, once that was found with the locks held.
 
 use super::Sink;
 use crate::pool::aligned_buf::AlignedBuf;
@@ -201,9 +202,15 @@ impl Round<'_> {
                     moved.push(miss.part);
                     continue;
                 }
-                if let Err(error) = &done.result {
-                    add(&self.regions.counters.read_errors, 1);
-                    tracing::error!(%error, ino = %self.file.ino(), page = %miss.part.page, "a page could not be read");
+                if let Err(error) = &done.result
+                    && error.concerns(miss.pool)
+                {
+                    if error.is_rot() && !self.locked {
+                        // Under the locks it is for certain: nobody changes page or sum there.
+                        moved.push(miss.part);
+                        continue;
+                    }
+                    self.regions.note_unreadable(error, self.file.ino(), miss.part.page, miss.pool);
                     failed = true;
                     continue;
                 }

@@ -84,16 +84,16 @@ async fn load_batch(
         return Err(Status::Stale);
     }
     // As mapped now, and until the lock goes.
-    let mut pools: Vec<PoolPage> = {
+    let mut pools: Vec<(PoolPage, FilePage)> = {
         let state = file.state();
-        let mapped = batch.iter().filter_map(|page| state.table.get(*page));
-        mapped.filter(|(_, piece)| piece.has_bytes()).map(|(pool, _)| pool).collect()
+        let mapped = batch.iter().filter_map(|page| Some((*page, state.table.get(*page)?)));
+        mapped.filter(|(_, (_, piece))| piece.has_bytes()).map(|(page, (pool, _))| (pool, page)).collect()
     };
     pools.sort_unstable();
-    let _guards = regions.locks.lock_many(pools.iter().copied()).await;
-    pools.retain(|pool| !regions.residency.load(*pool).is_resident());
-    let mut groups: Vec<Vec<(PoolPage, PrivateFrame)>> = Vec::new();
-    for pool in pools {
+    let _guards = regions.locks.lock_many(pools.iter().map(|(pool, _)| *pool)).await;
+    pools.retain(|(pool, _)| !regions.residency.load(*pool).is_resident());
+    let mut groups: Vec<Vec<(PoolPage, FilePage, PrivateFrame)>> = Vec::new();
+    for (pool, page) in pools {
         let Some(frame) = regions.take_frame() else {
             tracing::error!(ino = %file.ino(), "there is no frame for a page of a file that is to be in memory");
             return Err(Status::Io);
@@ -101,35 +101,36 @@ async fn load_batch(
         match groups.last_mut() {
             Some(group)
                 if group.len() < MAX_IO_PAGES
-                    && group.last().is_some_and(|(last, _)| last.0 + 1 == pool.0) =>
+                    && group.last().is_some_and(|(last, ..)| last.0 + 1 == pool.0) =>
             {
-                group.push((pool, frame));
+                group.push((pool, page, frame));
             }
-            _ => groups.push(vec![(pool, frame)]),
+            _ => groups.push(vec![(pool, page, frame)]),
         }
     }
-    groups.iter_mut().flatten().for_each(|(_, frame)| frame.io_begins());
+    groups.iter_mut().flatten().for_each(|(.., frame)| frame.io_begins());
     let requests = groups
         .iter()
         .map(|group| IoRequest {
             kind: IoKind::Read,
             offset: group[0].0.byte_offset(),
-            buffer: IoBuffer::Frames(group.iter().map(|(_, frame)| frame.index()).collect()),
+            buffer: IoBuffer::Frames(group.iter().map(|(.., frame)| frame.index()).collect()),
         })
         .collect();
     let mut loaded = 0;
     let mut result = Ok(());
     for (group, done) in groups.into_iter().zip(disk.submit(requests).await) {
-        if let Err(error) = &done.result {
-            add(&regions.counters.read_errors, group.len() as u64);
-            tracing::error!(%error, ino = %file.ino(), "pages could not be loaded into memory");
-            result = Err(Status::Io);
-        }
-        for (pool, mut frame) in group {
+        for (pool, page, mut frame) in group {
             frame.io_ended();
-            if done.result.is_ok() {
-                regions.residency.publish(pool, frame, false);
-                loaded += 1;
+            match &done.result {
+                Err(error) if error.concerns(pool) => {
+                    regions.note_unreadable(error, file.ino(), page, pool);
+                    result = Err(Status::Io);
+                }
+                _ => {
+                    regions.residency.publish(pool, frame, false);
+                    loaded += 1;
+                }
             }
         }
     }

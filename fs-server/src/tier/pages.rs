@@ -114,7 +114,7 @@ pub(super) async fn change_pages(
     } else {
         None
     };
-    let mut stored = read_stored(regions, disk, changes, &mut ways).await?;
+    let mut stored = read_stored(regions, disk, file, changes, &mut ways).await?;
     log()?;
 
     let mut direct: Vec<(usize, Vec<usize>)> = Vec::new();
@@ -154,6 +154,7 @@ pub(super) async fn change_pages(
 async fn read_stored(
     regions: &Regions,
     disk: &dyn Disk,
+    file: &FileRegion,
     changes: &[PageChange],
     ways: &mut [Way],
 ) -> Result<Vec<(usize, AlignedBuf)>, Status> {
@@ -185,8 +186,8 @@ async fn read_stored(
             frame.io_ended();
         }
         if let Err(error) = done.result {
-            add(&regions.counters.read_errors, 1);
-            tracing::error!(%error, "a page could not be read for a partial write");
+            let change = &changes[index];
+            regions.note_unreadable(&error, file.ino(), change.file_page, change.pool);
             failed = true;
         } else if let IoBuffer::Owned(buffer) = done.buffer {
             buffers.push((index, buffer));

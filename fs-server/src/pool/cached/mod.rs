@@ -69,7 +69,7 @@ impl CachedPool {
             let file = OpenOptions::new().read(true).write(true).open(path)?;
             match reach {
                 Reach::Mapped => {
-                    let len = usize::try_from(data.pages() * PAGE_SIZE_U64)
+                    let len = usize::try_from(data.all_pages() * PAGE_SIZE_U64)
                         .map_err(|_| io::Error::other("a data file is too large for this machine"))?;
                     mappings.push(FileMapping::new(file.as_fd(), DATA_START, len)?);
                 }
@@ -94,7 +94,7 @@ impl CachedPool {
     }
 
     fn holds(&self, offset: u64, len: usize) -> bool {
-        offset.checked_add(len as u64).is_some_and(|end| end <= self.files.pages() * PAGE_SIZE_U64)
+        self.files.holds(offset, len)
     }
 
     /// Copies bytes of a mapped pool out, whatever writes them meanwhile; pages that are not there fault.

@@ -51,11 +51,10 @@ pub(super) fn plan(
 ) -> io::Result<Vec<Piece>> {
     let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why.to_owned()));
     let len = super::len_bytes(&request.buffer);
-    let end = request.offset.checked_add(len as u64);
     if len == 0 || !request.offset.is_multiple_of(PAGE_SIZE_U64) || !len.is_multiple_of(PAGE_SIZE) {
         return refuse("an IO is whole pages");
     }
-    if end.is_none_or(|end| end > files.pages() * PAGE_SIZE_U64) {
+    if !files.holds(request.offset, len) {
         return refuse("the IO reaches past the pool's end");
     }
     let mut memory = match &request.buffer {

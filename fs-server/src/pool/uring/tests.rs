@@ -114,7 +114,9 @@ fn errors_come_with_the_buffer_and_harm_no_other_request() {
     let batch = vec![
         request(IoKind::Read, 0, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 1, IoBuffer::Owned(filled(2, 1))),
-        request(IoKind::Read, 4, IoBuffer::Owned(filled(1, 1))),
+        // Behind the four pages are one block of sums and two of intents.
+        request(IoKind::Read, 7, IoBuffer::Owned(filled(1, 1))),
+        request(IoKind::Read, 3, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 0, frame_list(&[4])),
     ];
     let done = disk.block_on(disk.submit(batch)).expect("the ring works");

@@ -2,11 +2,13 @@
 
 use super::{Body, body};
 use crate::config::Durability;
+use crate::pool::sums::REGION_PAGES;
 use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
 use crate::rpc::connections::MAX_CONNECTIONS;
 use crate::rpc::worker::WorkerContext;
 use crate::session::MAX_SESSIONS;
+use crate::tier::PassFigures;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply};
 use cuttlefs_common::status::Status;
@@ -16,6 +18,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Sessions listed; the rest are only counted, so that the answer fits one message.
 const MAX_LISTED: usize = 64;
+
+fn pass(found: &PassFigures) -> Value {
+    json!({
+        "pages": found.pages,
+        "rotten": found.rotten,
+        "healed": found.healed,
+        "unreadable": found.unreadable,
+    })
+}
 
 /// Figures of about this moment.
 pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
@@ -40,6 +51,8 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let log = server.regions.redo().map(|log| log.figures());
     let counts = region.counts;
     let policy = server.regions.policy();
+    let sums = server.sums.figures();
+    let scrub = *server.scrub.lock();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
@@ -114,7 +127,28 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "direct_writes": counts.direct_writes,
             "read_modify_writes": counts.read_modify_writes,
             "read_errors": counts.read_errors,
+            "rotten": counts.rotten_pages,
             "write_errors": counts.write_errors,
+        },
+        "checksums": {
+            "verified": sums.verified,
+            "accepted_after_crash": sums.accepted,
+            "read_without": sums.unverified,
+            "resummed": sums.resummed,
+            "marked_regions": sums.marked_regions,
+            "recovering_regions": sums.recovering_regions,
+            "region_bytes": REGION_PAGES * PAGE_SIZE_U64,
+            "mark_waits": sums.mark_waits,
+            "cache_bytes": sums.blocks as u64 * PAGE_SIZE_U64,
+            "cache_bound": sums.blocks_bound as u64 * PAGE_SIZE_U64,
+        },
+        "scrub": {
+            "running": scrub.is_running,
+            "position_pages": scrub.position,
+            "passes": scrub.passes,
+            "current": pass(&scrub.current),
+            "last": scrub.last.as_ref().map(pass),
+            "last_ended": scrub.last_ended_secs,
         },
         "nic": { "onesided_hit_pages": counts.target_hits, "magic_pages": counts.target_magic },
         "rpc_requests": rpc_total,

@@ -1,21 +1,62 @@
 //! A server's storage in memory, and the stamps that tell whose bytes are whose.
 
+use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
 use crate::pool::simdisk::SimDisk;
 use crate::pool::space::Space;
+use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
 use crate::region::memory_meta::MemoryMeta;
 use crate::region::{FileRegion, Frames, Hotspots, MetaPort, Regions, RegionsConfig};
 use crate::tier::{Sink, fetch};
 use cuttlefs_common::ids::{FrameIndex, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SeededRandom;
 use futures_lite::future::block_on;
 use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::Arc;
+
+/// Sum blocks in memory: few, so that they are read again and again.
+const SUM_CACHE_BYTES: usize = 4096;
+
+/// A simulated disk with checksums over it; what is done to the medium is done past them.
+#[derive(Clone)]
+pub(super) struct SummedSim {
+    medium: SimDisk,
+    frames: Arc<SharedMemory>,
+    sums: Arc<PageSums>,
+}
+
+impl SummedSim {
+    /// As one thread's disk.
+    pub fn summed(&self) -> SummedDisk {
+        SummedDisk::new(Rc::new(self.medium.clone()), self.frames.clone(), self.sums.clone())
+    }
+}
+
+impl Deref for SummedSim {
+    type Target = SimDisk;
+
+    fn deref(&self) -> &SimDisk {
+        &self.medium
+    }
+}
+
+impl Disk for SummedSim {
+    fn submit(&self, batch: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>> {
+        self.summed().submit(batch)
+    }
+
+    fn sync(&self) -> LocalFuture<'static, std::io::Result<()>> {
+        self.summed().sync()
+    }
+}
 
 pub(super) struct Storage {
     pub regions: Arc<Regions>,
-    pub disk: SimDisk,
+    pub disk: SummedSim,
     pub meta: MemoryMeta,
     pub pool_pages: u64,
     pub frames: u64,
@@ -24,25 +65,35 @@ pub(super) struct Storage {
 impl Storage {
     pub fn new(pool_pages: u64, frames: u64) -> Self {
         let meta = MemoryMeta::default();
-        let regions = regions(pool_pages, frames, &meta);
-        let disk = SimDisk::new(pool_pages, regions.frames().memory().clone());
-        Self { regions, disk, meta, pool_pages, frames }
+        Self::build(config(pool_pages, frames), meta, frames, |memory| formatted(pool_pages, memory, 0))
     }
 
     /// A server that promotes whole units of so many pages, on a disk whose choices come from `seed`.
     pub fn with_units(pool_pages: u64, frames: u64, unit_pages: u32, seed: u64) -> Self {
         let meta = MemoryMeta::default();
         let config = RegionsConfig { hotspots: Hotspots::Units, unit_pages, ..config(pool_pages, frames) };
-        let regions = regions_of(config, &meta);
-        let disk = SimDisk::seeded(pool_pages, regions.frames().memory().clone(), seed);
-        Self { regions, disk, meta, pool_pages, frames }
+        Self::build(config, meta, frames, |memory| formatted(pool_pages, memory, seed))
     }
 
     /// The next server on the same medium, with what the store kept.
     pub fn restart(&self, meta: MemoryMeta) -> Self {
-        let regions = regions(self.pool_pages, self.frames, &meta);
-        let disk = self.disk.attach(regions.frames().memory().clone());
-        Self { regions, disk, meta, pool_pages: self.pool_pages, frames: self.frames }
+        let config = config(self.pool_pages, self.frames);
+        Self::build(config, meta, self.frames, |memory| self.disk.attach(memory))
+    }
+
+    fn build(
+        config: RegionsConfig,
+        meta: MemoryMeta,
+        frames: u64,
+        open: impl FnOnce(Arc<SharedMemory>) -> SimDisk,
+    ) -> Self {
+        let pool_pages = config.pool_pages;
+        let written = meta.written();
+        let sums = Arc::new(PageSums::new(SumLayout::new([pool_pages]), SUM_CACHE_BYTES, written));
+        let regions = regions_of(config, &meta, sums.clone());
+        let memory = regions.frames().memory().clone();
+        let disk = SummedSim { medium: open(memory.clone()), frames: memory, sums };
+        Self { regions, disk, meta, pool_pages, frames }
     }
 
     pub fn file(&self, ino: u64) -> Arc<FileRegion> {
@@ -120,14 +171,19 @@ fn config(pool_pages: u64, frames: u64) -> RegionsConfig {
     RegionsConfig { file_slots: 4, max_inactive: 0, ..defaults }
 }
 
-fn regions(pool_pages: u64, frames: u64, meta: &MemoryMeta) -> Arc<Regions> {
-    regions_of(config(pool_pages, frames), meta)
-}
-
-fn regions_of(config: RegionsConfig, meta: &MemoryMeta) -> Arc<Regions> {
+fn regions_of(config: RegionsConfig, meta: &MemoryMeta, sums: Arc<PageSums>) -> Arc<Regions> {
     let space = Space::new(config.pool_pages, meta.used()).expect("extents do not overlap");
     let random = Arc::new(SeededRandom::new(42));
-    Arc::new(Regions::new(config, Arc::new(space), Arc::new(meta.clone()), random).expect("memory"))
+    let regions = Regions::new(config, Arc::new(space), Arc::new(meta.clone()), random);
+    Arc::new(regions.expect("memory").with_sums(sums))
+}
+
+/// A medium as `format` leaves it, whose choices come from `seed`.
+fn formatted(pool_pages: u64, frames: Arc<SharedMemory>, seed: u64) -> SimDisk {
+    let layout = SumLayout::new([pool_pages]);
+    let medium = SimDisk::seeded(layout.all_pages(), frames, seed);
+    medium.format(&layout);
+    medium
 }
 
 /// The byte every write puts at this place of this file: never 0, and different enough between files and places that

@@ -7,3 +7,4 @@ mod policies;
 mod promotion;
 mod reference;
 mod scenarios;
+mod scrub;

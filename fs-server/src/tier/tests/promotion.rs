@@ -288,7 +288,7 @@ async fn live(storage: &Storage, ino: u64, seed: u64, steps: usize) {
 #[test]
 fn promotion_races_with_everything_and_no_byte_is_wrong() {
     let mut ahead = 0;
-    for seed in 0..40 {
+    for seed in 0..60 {
         let storage = Storage::with_units(72, 27, 4, seed);
         (1..=2).for_each(|ino| storage.meta.create(InodeNo(ino)));
         storage.disk.set_mode(SimMode::Deferred);

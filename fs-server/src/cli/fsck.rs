@@ -1,0 +1,65 @@
+//! `cuttlefsd fsck`: checks a pool that nobody serves. Exit codes are those of fsck(8).
+
+use crate::fsck::{FsckOptions, fsck};
+use clap::Args;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Something other than the pool is wrong.
+const OPERATIONAL_ERROR: u8 = 8;
+/// How often progress is told.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Args)]
+pub(super) struct FsckArgs {
+    /// Directory of the pool
+    #[arg(long, value_name = "DIR")]
+    pool: PathBuf,
+    /// Repair what can be; without it no byte of the pool changes
+    #[arg(long)]
+    repair: bool,
+    /// Do not read the pages that hold bytes; only records are checked
+    #[arg(long)]
+    no_data: bool,
+    /// Serve pages that rotted as they are from now on, instead of as errors
+    #[arg(long, requires = "repair", conflicts_with = "no_data")]
+    accept_rotten: bool,
+    /// Where a copy of the metadata goes; sled writes whenever it is opened [default: the system's temporary directory]
+    #[arg(long, value_name = "DIR", conflicts_with = "repair")]
+    scratch: Option<PathBuf>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: FsckArgs) -> ExitCode {
+    let options = FsckOptions {
+        pool: args.pool,
+        repair: args.repair,
+        checksums: !args.no_data,
+        accept_rotten: args.accept_rotten,
+        scratch: args.scratch,
+    };
+    let shows = std::io::stderr().is_terminal();
+    let mut told = Instant::now();
+    let mut progress = |what: &str, done: u64, all: u64| {
+        if all > 0 && told.elapsed() >= PROGRESS_INTERVAL {
+            told = Instant::now();
+            let end = if shows { "\r" } else { "\n" };
+            eprint!("fsck: {what}: {done} of {all} ({}%){end}", done * 100 / all);
+        }
+    };
+    let report = match fsck(&options, &mut progress) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("cuttlefsd: {}", cuttlefs_common::explain::explain(&error));
+            return ExitCode::from(OPERATIONAL_ERROR);
+        }
+    };
+    let text = if args.json { report.json().to_string() } else { report.lines().join("\n") };
+    // Whoever reads it may have gone; the code says it all the same.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    ExitCode::from(report.exit_code())
+}

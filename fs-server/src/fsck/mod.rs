@@ -1,0 +1,188 @@
+//! `cuttlefsd fsck`: whether a pool that nobody serves is whole, and with `repair` making it so. docs/fsck.md has each
+//! finding and what is done about it.
+//!
+//! # How it works
+//! 1. The pool's lock, and every data file's superblock.
+//! 2. The metadata: read-only, a copy of `meta/` in a scratch directory is opened, for sled writes whenever it is opened.
+//! 3. Records: `meta::Survey`, `meta::repair`.
+//! 4. Pages: every page that holds bytes against its checksum, in pool order, 1 MiB at a time.
+//!
+//! # Invariants
+//! * Without `repair` no byte of the pool changes: its files are opened for reading, the lock file's text included.
+//! * Every repair is one batch, or one page's checksum.
+//!
+//! Memory: some 200 bytes an inode, 48 an extent, 1 bit a page, and 16 MiB.
+
+mod pages;
+mod report;
+
+pub use report::{Finding, Report};
+
+use crate::meta::{Detail, HashKey, Meta, MetaError, SledOptions, SledStore, Store, Survey, repair};
+use crate::pool::{self, Intent, PoolDirectory, PoolError};
+use cuttlefs_common::world::{Clock, SystemClock};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What to check, and what to do.
+#[derive(Clone, Debug)]
+pub struct FsckOptions {
+    /// The pool's directory.
+    pub pool: PathBuf,
+    /// Repair what can be.
+    pub repair: bool,
+    /// Read every page that holds bytes.
+    pub checksums: bool,
+    /// With `repair`: pages that rotted are served as they are from now on.
+    pub accept_rotten: bool,
+    /// Where a copy of the metadata goes; the system's directory for temporary files if not given.
+    pub scratch: Option<PathBuf>,
+}
+
+/// Why nothing could be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum FsckError {
+    /// The pool cannot be opened, and not because it is damaged.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A copy of the metadata could not be made.
+    #[error("cannot copy {path} to a scratch directory ({source}); name one with room by --scratch")]
+    Scratch {
+        /// What was copied.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The metadata cannot be read or written.
+    #[error("the metadata: {0}")]
+    Meta(#[from] MetaError),
+    /// The pages cannot be.
+    #[error("the data files: {0}")]
+    Data(io::Error),
+}
+
+/// What is told on the way.
+pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, u64);
+
+/// Checks a pool, and repairs it if that is asked for. `progress` gets what is done, how much of it, and of how much.
+///
+/// # Errors
+/// [`FsckError`]: nothing can be said of the pool. What is wrong with it is in the report.
+pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, FsckError> {
+    let mut report = Report::default();
+    let intent = if options.repair { Intent::Serve } else { Intent::Look };
+    let opened = match pool::open_to(&options.pool, intent) {
+        Ok(opened) => opened,
+        Err(error) if error.is_damage() => {
+            report.find(Finding::pool("superblock", error.to_string()));
+            return Ok(report);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (store, _scratch) = match open_store(options, &opened)? {
+        Ok(opened) => opened,
+        Err(why) => {
+            report.find(Finding::pool("store", format!("the metadata cannot be opened: {why}")));
+            return Ok(report);
+        }
+    };
+    let hash_key = match Meta::identity(&store) {
+        Ok((uuid, hash_key)) if uuid == opened.uuid().0 => hash_key,
+        Ok(_) => {
+            report.find(Finding::pool("store", "the metadata belongs to another pool".to_owned()));
+            return Ok(report);
+        }
+        Err(error) => {
+            report.find(Finding::pool("store", error.to_string()));
+            return Ok(report);
+        }
+    };
+    progress("records", 0, 0);
+    let survey = records(options, &opened, &store, hash_key, &mut report)?;
+    report.inodes = survey.inodes;
+    report.entries = survey.entries;
+    pages::check(options, &opened, &survey, &mut report, progress).map_err(FsckError::Data)?;
+    Ok(report)
+}
+
+fn records(
+    options: &FsckOptions,
+    opened: &PoolDirectory,
+    store: &dyn Store,
+    hash_key: HashKey,
+    report: &mut Report,
+) -> Result<Survey, FsckError> {
+    let survey = if options.repair {
+        let now = SystemClock::new().now();
+        let (repaired, left) = repair(store, hash_key, opened.pages(), now)?;
+        repaired.iter().for_each(|problem| report.repaired(Finding::record(problem)));
+        left
+    } else {
+        Survey::of(store, hash_key, opened.pages()).map_err(MetaError::from)?
+    };
+    survey.problems.iter().for_each(|problem| report.find(Finding::record(problem)));
+    Ok(survey)
+}
+
+/// A scratch directory; it goes with this.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "a scratch directory could not be removed");
+        }
+    }
+}
+
+type Opened = Result<(SledStore, Option<Scratch>), String>;
+
+/// The store, or why it cannot be opened.
+fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, FsckError> {
+    let (path, scratch) = if options.repair {
+        (opened.meta_dir(), None)
+    } else {
+        let base = options.scratch.clone().unwrap_or_else(std::env::temp_dir);
+        let path = base.join(format!("cuttlefs-fsck-{}", std::process::id()));
+        let copied = fs::create_dir_all(&path).map(|()| Scratch(path.clone())).and_then(|scratch| {
+            copy(&opened.meta_dir(), &path)?;
+            Ok(scratch)
+        });
+        let scratch = copied.map_err(|source| FsckError::Scratch { path: opened.meta_dir(), source })?;
+        (path, Some(scratch))
+    };
+    let store = SledStore::open(&path, SledOptions::default());
+    Ok(store.map(|store| (store, scratch)).map_err(|error| error.to_string()))
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let (path, entry) = entry.map(|entry| (entry.path(), entry))?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            fs::create_dir_all(&target)?;
+            copy(&path, &target)?;
+        } else {
+            fs::copy(&path, &target)?;
+        }
+    }
+    Ok(())
+}
+
+impl Finding {
+    /// A contradiction between records.
+    fn record(problem: &crate::meta::Problem) -> Self {
+        let page = match problem.detail {
+            Detail::Page(page, _) => Some(page),
+            _ => None,
+        };
+        Self {
+            kind: problem.kind.name(),
+            ino: problem.ino.0,
+            page,
+            what: problem.to_string(),
+            repair: Some(problem.kind.repair()),
+        }
+    }
+}

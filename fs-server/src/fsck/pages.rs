@@ -1,0 +1,133 @@
+//! Every page that holds bytes against its checksum.
+
+use super::report::{Finding, Report};
+use super::{FsckOptions, Progress};
+use crate::meta::Survey;
+use crate::pool::sums::{DEFAULT_CACHE_BYTES, IntentsDamaged, PageSums, SummedDisk, Verdict};
+use crate::pool::{PoolDirectory, UringDisk};
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::{Extent, ExtentState};
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Pages looked at at once: 1 MiB.
+const STEP_PAGES: u64 = 256;
+
+pub(super) fn check(
+    options: &FsckOptions,
+    opened: &PoolDirectory,
+    survey: &Survey,
+    report: &mut Report,
+    progress: Progress<'_>,
+) -> io::Result<()> {
+    report.pages = opened.pages();
+    let inside = |extent: &Extent| {
+        let end = (extent.pool_page.0 + extent.len_pages).min(opened.pages());
+        extent.pool_page.0.min(end)..end
+    };
+    report.used_pages = survey.extents.iter().map(|(_, extent)| inside(extent).count() as u64).sum();
+    let written: Vec<&(InodeNo, Extent)> =
+        survey.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Written).collect();
+    let layout = opened.data_files().sum_layout();
+    let runs = written.iter().map(|(_, extent)| inside(extent));
+    let sums = Arc::new(PageSums::new(layout, DEFAULT_CACHE_BYTES, runs));
+    // No IO names a frame.
+    let frames = Arc::new(SharedMemory::new("cuttlefs-fsck", PAGE_SIZE)?);
+    let ring = Rc::new(UringDisk::new(opened.data_files().clone(), frames.clone())?);
+    let disk = SummedDisk::new(ring.clone(), frames, sums);
+    start(options, &ring, &disk, report)?;
+    if options.checksums {
+        let all: u64 = written.iter().map(|(_, extent)| inside(extent).count() as u64).sum();
+        let mut done = 0;
+        for (ino, extent) in written {
+            let pages = inside(extent);
+            for first in pages.clone().step_by(STEP_PAGES as usize) {
+                progress("pages", done, all);
+                let step = first..pages.end.min(first + STEP_PAGES);
+                done += step.end - step.start;
+                look(options, &ring, &disk, report, (*ino, extent, step))?;
+            }
+        }
+        progress("pages", done, all);
+    }
+    if options.repair {
+        if options.checksums {
+            while let Some(region) = disk.next_recovering() {
+                // Pages that hold bytes have their sums by now, and of the others nobody wants any.
+                disk.recovered(&region);
+            }
+        }
+        ring.block_on(disk.finish())??;
+    }
+    Ok(())
+}
+
+/// Reads the intents; without them, every mismatch is rot.
+fn start(options: &FsckOptions, ring: &UringDisk, disk: &SummedDisk, report: &mut Report) -> io::Result<()> {
+    let error = match ring.block_on(disk.start())? {
+        Ok(()) => return Ok(()),
+        Err(error) => error,
+    };
+    if !error.get_ref().is_some_and(|error| error.is::<IntentsDamaged>()) {
+        return Err(error);
+    }
+    let finding = Finding {
+        kind: "intents",
+        ino: 0,
+        page: None,
+        what: error.to_string(),
+        repair: Some("writes empty intents; pages whose checksums do not match are told as rotten"),
+    };
+    // For this run they are empty in either case.
+    if options.repair {
+        ring.block_on(disk.forget_intents(true))??;
+        report.repaired(finding);
+    } else {
+        ring.block_on(disk.forget_intents(false))??;
+        report.find(finding);
+    }
+    Ok(())
+}
+
+fn look(
+    options: &FsckOptions,
+    ring: &UringDisk,
+    disk: &SummedDisk,
+    report: &mut Report,
+    (ino, extent, pages): (InodeNo, &Extent, Range<u64>),
+) -> io::Result<()> {
+    let verdicts = ring.block_on(disk.examine(pages.clone()))??;
+    report.verified_pages += verdicts.iter().filter(|verdict| **verdict == Verdict::Good).count() as u64;
+    if verdicts.iter().any(|verdict| matches!(verdict, Verdict::NoSum | Verdict::InFlight)) {
+        let unsettled = |verdict: &&Verdict| matches!(verdict, Verdict::NoSum | Verdict::InFlight);
+        report.unsettled_pages += verdicts.iter().filter(unsettled).count() as u64;
+        if options.repair {
+            ring.block_on(disk.settle(pages.clone()))??;
+        }
+    }
+    for (page, verdict) in pages.zip(verdicts) {
+        let (kind, what) = match verdict {
+            Verdict::Rotten => ("rotten-page", "its bytes do not match its checksum"),
+            Verdict::Unreadable => ("unreadable-page", "the device cannot read it"),
+            _ => continue,
+        };
+        let file_page = extent.file_page.0 + (page - extent.pool_page.0);
+        let finding = Finding {
+            kind,
+            ino: ino.0,
+            page: Some(file_page),
+            what: format!("inode {ino}: page {file_page}, pool page {page}: {what}"),
+            repair: (kind == "rotten-page").then_some("--accept-rotten gives it a checksum of what it holds"),
+        };
+        if verdict == Verdict::Rotten && options.repair && options.accept_rotten {
+            ring.block_on(disk.accept(page..page + 1))??;
+            report.repaired(finding);
+        } else {
+            report.find(finding);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! What a check found, as text and as JSON.
+
+use serde_json::{Value, json};
+
+/// Findings that are kept with all they say; further ones are only counted.
+pub const MOST_FINDINGS: usize = 10_000;
+
+/// Nothing wrong.
+pub const CLEAN: u8 = 0;
+/// Something was wrong, and all of it was repaired.
+pub const CORRECTED: u8 = 1;
+/// Something is wrong.
+pub const UNCORRECTED: u8 = 4;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its name in docs/fsck.md.
+    pub kind: &'static str,
+    /// The inode; 0 if it is no inode's.
+    pub ino: u64,
+    /// The file page or pool page, if it is about one.
+    pub page: Option<u64>,
+    /// In words.
+    pub what: String,
+    /// What `--repair` does about it, if it can.
+    pub repair: Option<&'static str>,
+}
+
+impl Finding {
+    /// Of the pool as a whole; nothing can be done.
+    pub(super) fn pool(kind: &'static str, what: String) -> Self {
+        Self { kind, ino: 0, page: None, what, repair: None }
+    }
+
+    fn json(&self, repaired: bool) -> Value {
+        json!({
+            "kind": self.kind,
+            "ino": self.ino,
+            "page": self.page,
+            "what": self.what,
+            "repair": self.repair,
+            "repaired": repaired,
+        })
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What is wrong still.
+    pub left: Vec<Finding>,
+    /// What was repaired.
+    pub repairs: Vec<Finding>,
+    /// How many more there were of each than are kept.
+    pub untold: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Pages of the pool, those that extents name, and those whose checksums were verified.
+    pub pages: u64,
+    /// See `pages`.
+    pub used_pages: u64,
+    /// See `pages`.
+    pub verified_pages: u64,
+    /// Pages that were being written when the server went down, or whose write failed: served as they are.
+    pub unsettled_pages: u64,
+}
+
+impl Report {
+    pub(super) fn find(&mut self, finding: Finding) {
+        Self::keep(&mut self.left, &mut self.untold, finding);
+    }
+
+    pub(super) fn repaired(&mut self, finding: Finding) {
+        Self::keep(&mut self.repairs, &mut self.untold, finding);
+    }
+
+    fn keep(list: &mut Vec<Finding>, untold: &mut u64, finding: Finding) {
+        if list.len() < MOST_FINDINGS {
+            list.push(finding);
+        } else {
+            *untold += 1;
+        }
+    }
+
+    /// As fsck(8) says.
+    pub fn exit_code(&self) -> u8 {
+        match (self.left.is_empty(), self.repairs.is_empty()) {
+            (false, _) => UNCORRECTED,
+            (true, false) => CORRECTED,
+            (true, true) => CLEAN,
+        }
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let findings = self.repairs.iter().map(|finding| finding.json(true));
+        json!({
+            "clean": self.left.is_empty(),
+            "exit": self.exit_code(),
+            "findings": findings.chain(self.left.iter().map(|finding| finding.json(false))).collect::<Vec<_>>(),
+            "untold": self.untold,
+            "inodes": self.inodes,
+            "entries": self.entries,
+            "pages": self.pages,
+            "used_pages": self.used_pages,
+            "verified_pages": self.verified_pages,
+            "unsettled_pages": self.unsettled_pages,
+        })
+    }
+
+    /// For people: a line a finding, and one for the whole.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for finding in &self.repairs {
+            lines.push(format!("repaired: {} [{}]", finding.what, finding.kind));
+        }
+        for finding in &self.left {
+            let way = finding.repair.map_or_else(String::new, |repair| format!("; --repair {repair}"));
+            lines.push(format!("{} [{}]{way}", finding.what, finding.kind));
+        }
+        if self.untold > 0 {
+            lines.push(format!("and {} more", self.untold));
+        }
+        let Self { inodes, entries, pages, used_pages, verified_pages, unsettled_pages, .. } = self;
+        lines.push(format!(
+            "{inodes} inodes, {entries} entries, {used_pages} of {pages} pages used, {verified_pages} verified, \
+             {unsettled_pages} were being written"
+        ));
+        lines.push(match self.exit_code() {
+            CLEAN => "clean".to_owned(),
+            CORRECTED => format!("{} repaired, clean now", self.repairs.len()),
+            _ => format!("{} wrong, {} repaired", self.left.len(), self.repairs.len()),
+        });
+        lines
+    }
+}

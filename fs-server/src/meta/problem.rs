@@ -1,0 +1,173 @@
+//! What can be wrong with a store's records, and what is done about each (docs/fsck.md has the reasons).
+
+use super::record::RecordError;
+use cuttlefs_common::ids::InodeNo;
+use std::fmt;
+
+/// What kind of contradiction, in the order in which they are repaired: each kind may hide or cause later ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProblemKind {
+    /// A record's key or value does not parse.
+    BadRecord,
+    /// There is no root directory.
+    NoRoot,
+    /// Numbers that are in use would be given out again.
+    NextIno,
+    /// Records that belong to an inode that is not there.
+    NoInode,
+    /// An entry is not in the bucket of its name's hash.
+    WrongBucket,
+    /// An entry names no inode.
+    Dangling,
+    /// An entry says another type than the inode.
+    WrongKind,
+    /// A directory has a second name.
+    SecondParent,
+    /// A symlink without target.
+    NoTarget,
+    /// A target of something that is no symlink.
+    StrayTarget,
+    /// The pieces of an extended attribute do not make its value.
+    BadXattr,
+    /// Extents of something that is no file.
+    StrayExtent,
+    /// Two extents of a file have a file page in common.
+    FileOverlap,
+    /// An extent reaches past the pool's end.
+    PastPool,
+    /// Two extents have a pool page in common.
+    PoolOverlap,
+    /// An extent with bytes lies past the end of its file.
+    PastEnd,
+    /// An inode has names and no way from the root, or no names and is no orphan.
+    Unreachable,
+    /// A directory is recorded to be in another one than it is.
+    WrongParent,
+    /// The link count is not the number of names.
+    LinkCount,
+    /// An orphan's record of an inode that has names.
+    NamedOrphan,
+    /// The inode counts other pages than its extents have.
+    Allocated,
+    /// The inode counts other attributes than it has.
+    XattrCount,
+}
+
+/// One contradiction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// What.
+    pub kind: ProblemKind,
+    /// Where; 0 if no inode is known.
+    pub ino: InodeNo,
+    /// The record it was found at.
+    pub key: Vec<u8>,
+    /// A name, a page, or what else tells it from others of its kind and inode.
+    pub detail: Detail,
+}
+
+/// What tells a problem from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Nothing more.
+    None,
+    /// Why a record does not parse.
+    Record(RecordError),
+    /// An entry's name.
+    Name(Vec<u8>),
+    /// What is stored, and what it should be.
+    Numbers(u64, u64),
+    /// The first page that is in two places, and the inode that keeps it.
+    Page(u64, InodeNo),
+}
+
+impl ProblemKind {
+    /// As it stands in JSON and in docs/fsck.md.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BadRecord => "bad-record",
+            Self::NoRoot => "no-root",
+            Self::NextIno => "next-inode",
+            Self::NoInode => "no-inode",
+            Self::WrongBucket => "wrong-bucket",
+            Self::Dangling => "dangling-entry",
+            Self::WrongKind => "wrong-type",
+            Self::SecondParent => "second-parent",
+            Self::NoTarget => "no-target",
+            Self::StrayTarget => "stray-target",
+            Self::BadXattr => "bad-xattr",
+            Self::StrayExtent => "stray-extent",
+            Self::FileOverlap => "file-overlap",
+            Self::PastPool => "past-pool",
+            Self::PoolOverlap => "page-claimed-twice",
+            Self::PastEnd => "past-end",
+            Self::Unreachable => "unreachable",
+            Self::WrongParent => "wrong-parent",
+            Self::LinkCount => "link-count",
+            Self::NamedOrphan => "named-orphan",
+            Self::Allocated => "allocated",
+            Self::XattrCount => "xattr-count",
+        }
+    }
+
+    const fn what(self) -> &'static str {
+        match self {
+            Self::BadRecord => "a record does not parse",
+            Self::NoRoot => "there is no root directory",
+            Self::NextIno => "inode numbers in use would be given out again",
+            Self::NoInode => "records belong to an inode that is not there",
+            Self::WrongBucket => "an entry is in the wrong bucket",
+            Self::Dangling => "an entry names no inode",
+            Self::WrongKind => "an entry has another type than its inode",
+            Self::SecondParent => "a directory has a second name",
+            Self::NoTarget => "a symlink has no target",
+            Self::StrayTarget => "what is no symlink has a target",
+            Self::BadXattr => "an extended attribute's pieces do not make its value",
+            Self::StrayExtent => "what is no file has extents",
+            Self::FileOverlap => "extents overlap in the file",
+            Self::PastPool => "an extent reaches past the pool's end",
+            Self::PoolOverlap => "a pool page belongs to two extents",
+            Self::PastEnd => "written pages lie past the end of the file",
+            Self::Unreachable => "it cannot be reached from the root",
+            Self::WrongParent => "its recorded parent is another directory",
+            Self::LinkCount => "the link count is wrong",
+            Self::NamedOrphan => "an orphan has names",
+            Self::Allocated => "allocated pages are not those of its extents",
+            Self::XattrCount => "extended attributes are counted wrong",
+        }
+    }
+
+    /// What a repair does.
+    pub const fn repair(self) -> &'static str {
+        match self {
+            Self::BadRecord | Self::StrayTarget | Self::StrayExtent | Self::NoInode => "removes the record",
+            Self::NoRoot => "makes a root directory",
+            Self::NextIno => "moves the next number behind them",
+            Self::WrongBucket | Self::Dangling | Self::SecondParent => "removes the entry",
+            Self::WrongKind => "corrects the entry's type",
+            Self::NoTarget => "removes the symlink",
+            Self::BadXattr => "removes the attribute",
+            Self::FileOverlap | Self::PoolOverlap => {
+                "takes the pages from the later claim, which has a hole there then"
+            }
+            Self::PastPool => "cuts the extent off; the file has a hole there",
+            Self::PastEnd => "cuts the extent off at the end of the file",
+            Self::Unreachable => "moves it to /lost+found; without names and bytes, marks it to be freed",
+            Self::WrongParent | Self::LinkCount | Self::Allocated | Self::XattrCount => "corrects the number",
+            Self::NamedOrphan => "removes the orphan's record",
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "inode {}: {}", self.ino, self.kind.what())?;
+        match &self.detail {
+            Detail::None => Ok(()),
+            Detail::Record(error) => write!(f, ": {}: {error}", self.key.escape_ascii()),
+            Detail::Name(name) => write!(f, ": `{}`", name.escape_ascii()),
+            Detail::Numbers(found, expected) => write!(f, ": {found}, not {expected}"),
+            Detail::Page(page, keeper) => write!(f, ": page {page}, which inode {keeper} keeps"),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How far the store was flushed, beside the store.
+//!
+//! Sled recovers its log up to the first record whose checksum is wrong, as it must after a crash. A bit that rots in the
+//! middle of the log looks the same, and everything behind it would be gone without a word. So the number of the last
+//! batch that was flushed is also kept in a file of its own: a store that comes back with less is damaged.
+//!
+//! ```text
+//! meta/flushed:  [ magic "CFfl" | crc32c u32 of the number | number u64 ]     little-endian
+//! ```
+//!
+//! The file is written after a flush and never synced: after a power loss it may name an older batch, which is harmless.
+//!
+//! # Failure
+//! A damaged file is told in the log, and nothing is known then until the next flush.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const NAME: &str = "flushed";
+const MAGIC: [u8; 4] = *b"CFfl";
+const LEN: usize = 16;
+
+/// The file.
+#[derive(Debug)]
+pub struct Flushed {
+    file: File,
+    found: u64,
+}
+
+fn encode(batch: u64) -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[8..].copy_from_slice(&batch.to_le_bytes());
+    let crc = crc32c::crc32c(&bytes[8..]);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+impl Flushed {
+    /// Opens the file, making it if it is not there.
+    ///
+    /// # Errors
+    /// [`io::Error`].
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(NAME);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        let mut bytes = [0; LEN];
+        let found = match file.read_exact_at(&mut bytes, 0) {
+            Ok(()) => {
+                let batch = u64::from_le_bytes(bytes[8..].try_into().expect("eight bytes"));
+                if bytes == encode(batch) {
+                    batch
+                } else {
+                    tracing::error!(path = %path.display(), "the note of the last flush is damaged; meta/ may be, too");
+                    0
+                }
+            }
+            // New, or a power loss took its length.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { file, found })
+    }
+
+    /// The batch that was flushed when the file was opened; 0 if that is not known.
+    pub fn batch(&self) -> u64 {
+        self.found
+    }
+
+    /// All batches up to this one are durable.
+    ///
+    /// # Errors
+    /// [`io::Error`].
+    pub fn note(&self, batch: u64) -> io::Result<()> {
+        self.file.write_all_at(&encode(batch), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes_and_damage() {
+        let directory = tempfile::tempdir().expect("directory");
+        let flushed = Flushed::open(directory.path()).expect("open");
+        assert_eq!(flushed.batch(), 0);
+        flushed.note(0x0102).expect("write");
+        let path = directory.path().join(NAME);
+        let bytes = std::fs::read(&path).expect("read");
+        assert_eq!(bytes[..4], *b"CFfl");
+        assert_eq!(bytes[4..8], crc32c::crc32c(&[2, 1, 0, 0, 0, 0, 0, 0]).to_le_bytes());
+        assert_eq!(bytes[8..], [2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Flushed::open(directory.path()).expect("open").batch(), 0x0102);
+        for bit in 0..LEN * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &flipped).expect("write");
+            assert_eq!(Flushed::open(directory.path()).expect("open").batch(), 0, "bit {bit}");
+        }
+        std::fs::write(&path, b"CFfl").expect("write");
+        assert_eq!(Flushed::open(directory.path()).expect("open").batch(), 0);
+    }
+}

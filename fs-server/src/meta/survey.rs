@@ -1,0 +1,376 @@
+//! Whether a store's records agree with each other: for tests, and for `cuttlefsd fsck`. Looks at everything, repairs
+//! nothing, and goes on behind a record that does not parse.
+//!
+//! Holds some 200 bytes an inode and 48 an extent.
+
+use super::key::{self, tag};
+use super::name::HashKey;
+use super::problem::{Detail, Problem, ProblemKind};
+use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord};
+use super::store::{Direction, Store, StoreError};
+use super::view::View;
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::region::{Extent, ExtentState};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Checks what operations alone answer for, at rest: how long a file is beside its extents is up to who commits them, which
+/// numbers inodes get to who makes them, and how large the pool is to who opens it.
+///
+/// # Errors
+/// If the store cannot be read.
+pub fn check(store: &dyn Store, hash_key: HashKey) -> Result<Vec<Problem>, StoreError> {
+    let mut problems = Survey::of(store, hash_key, u64::MAX)?.problems;
+    problems.retain(|problem| !matches!(problem.kind, ProblemKind::PastEnd | ProblemKind::NextIno));
+    Ok(problems)
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// In the order in which they are to be repaired.
+    pub problems: Vec<Problem>,
+    /// Every extent, by its first pool page.
+    pub extents: Vec<(InodeNo, Extent)>,
+    /// How many inodes.
+    pub inodes: u64,
+    /// How many entries.
+    pub entries: u64,
+}
+
+#[derive(Default)]
+struct Counted {
+    names: u32,
+    subdirectories: u32,
+    /// Where a directory is: the directory its record names if an entry there names it, else the first found.
+    parent: Option<InodeNo>,
+    pages: u64,
+    xattrs: u32,
+}
+
+struct Surveyor<'a> {
+    store: &'a dyn Store,
+    view: View<'a>,
+    pool_pages: u64,
+    inodes: BTreeMap<InodeNo, InodeRecord>,
+    counted: BTreeMap<InodeNo, Counted>,
+    orphans: BTreeSet<InodeNo>,
+    found: Survey,
+}
+
+/// Gets each record's key and value; says what is wrong with it by itself.
+type Visit<'a, T> = &'a mut dyn FnMut(&mut T, &[u8], &[u8]) -> Result<(), RecordError>;
+
+impl Survey {
+    /// Looks at a store that is at rest, whose pool has `pool_pages`.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn of(store: &dyn Store, hash_key: HashKey, pool_pages: u64) -> Result<Self, StoreError> {
+        let mut surveyor = Surveyor {
+            store,
+            view: View::of_store(store, hash_key),
+            pool_pages,
+            inodes: BTreeMap::new(),
+            counted: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            found: Self::default(),
+        };
+        surveyor.inodes()?;
+        surveyor.entries()?;
+        surveyor.extents()?;
+        surveyor.attributes()?;
+        surveyor.targets_and_orphans()?;
+        surveyor.clients()?;
+        surveyor.counts();
+        surveyor.reach();
+        let mut found = surveyor.found;
+        found.problems.sort_by_key(|problem| problem.kind);
+        Ok(found)
+    }
+}
+
+impl Surveyor<'_> {
+    fn problem(&mut self, kind: ProblemKind, ino: InodeNo, key: &[u8], detail: Detail) {
+        self.found.problems.push(Problem { kind, ino, key: key.to_vec(), detail });
+    }
+
+    fn bad(&mut self, key: &[u8], error: RecordError) {
+        let ino = key::parse_ino(key.get(..9).unwrap_or_default()).unwrap_or(InodeNo(0));
+        self.problem(ProblemKind::BadRecord, ino, key, Detail::Record(error));
+    }
+
+    /// All records of a kind. In parts, so that what they are told to can change `self`.
+    fn each(&mut self, tag: u8, visit: Visit<'_, Self>) -> Result<(), StoreError> {
+        let range = key::all(tag);
+        let store = self.store;
+        store.scan(&range.from, &range.to, Direction::Forward, &mut |key, value| {
+            if let Err(error) = visit(self, key, value) {
+                self.bad(key, error);
+            }
+            true
+        })
+    }
+
+    fn inodes(&mut self) -> Result<(), StoreError> {
+        self.each(tag::INODE, &mut |this, key, value| {
+            let ino = key::parse_ino(key).ok_or(RecordError::Malformed)?;
+            this.inodes.insert(ino, record::parse_inode(value)?);
+            Ok(())
+        })?;
+        self.found.inodes = self.inodes.len() as u64;
+        let root = self.inodes.get(&InodeNo::ROOT);
+        if !root.is_some_and(InodeRecord::is_directory) {
+            self.problem(ProblemKind::NoRoot, InodeNo::ROOT, &key::inode(InodeNo::ROOT), Detail::None);
+        }
+        let needed = self.inodes.last_key_value().map_or(2, |(ino, _)| ino.0.saturating_add(1)).max(2);
+        for name in [key::NEXT_INO, key::STARTS] {
+            let number = self.store.get(name)?.map(|value| record::parse(&value));
+            match number {
+                Some(Ok(record::CounterRecord(next))) if name == key::STARTS || next >= needed => {}
+                Some(Ok(record::CounterRecord(next))) => {
+                    self.problem(ProblemKind::NextIno, InodeNo(0), name, Detail::Numbers(next, needed));
+                }
+                Some(Err(error)) => self.bad(name, error),
+                None if name == key::NEXT_INO => {
+                    self.problem(ProblemKind::NextIno, InodeNo(0), name, Detail::Numbers(0, needed));
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&mut self) -> Result<(), StoreError> {
+        self.each(tag::ENTRY, &mut |this, key, value| {
+            let (parent, hash) = key::parse_bucket(key).ok_or(RecordError::Malformed)?;
+            let bucket = record::parse_bucket(value)?;
+            if !this.inodes.get(&parent).is_some_and(InodeRecord::is_directory) {
+                this.problem(ProblemKind::NoInode, parent, key, Detail::None);
+                return Ok(());
+            }
+            for entry in &bucket.entries {
+                this.found.entries += 1;
+                let name = || Detail::Name(entry.name.to_vec());
+                let inode = this.inodes.get(&entry.ino).copied();
+                let problem = match inode {
+                    _ if this.view.hash(entry.name) != hash => Some(ProblemKind::WrongBucket),
+                    None => Some(ProblemKind::Dangling),
+                    Some(inode) if inode.kind != entry.kind => Some(ProblemKind::WrongKind),
+                    Some(_) => None,
+                };
+                if let Some(kind) = problem {
+                    this.problem(kind, entry.ino, key, name());
+                }
+                let is_directory = inode.is_some_and(|inode| inode.is_directory());
+                if is_directory {
+                    let recorded = inode.map(|inode| inode.parent);
+                    let here = this.counted.entry(entry.ino).or_default();
+                    let second = here.parent.is_some() || entry.ino == InodeNo::ROOT;
+                    if !second || (recorded == Some(parent) && here.parent != recorded) {
+                        here.parent = Some(parent);
+                    }
+                    if second {
+                        this.problem(ProblemKind::SecondParent, entry.ino, key, name());
+                    }
+                    this.counted.entry(parent).or_default().subdirectories += 1;
+                }
+                this.counted.entry(entry.ino).or_default().names += 1;
+            }
+            Ok(())
+        })
+    }
+
+    fn extents(&mut self) -> Result<(), StoreError> {
+        let mut last = (InodeNo(0), 0);
+        self.each(tag::EXTENT, &mut |this, key, value| {
+            let (ino, page) = key::parse_extent(key).ok_or(RecordError::Malformed)?;
+            let extent = ExtentRecord::parse(page, value)?.at(page);
+            let page_detail = |page: FilePage| Detail::Page(page.0, ino);
+            match this.inodes.get(&ino).copied() {
+                None => this.problem(ProblemKind::NoInode, ino, key, Detail::None),
+                Some(inode) if inode.kind != FileKind::File => {
+                    this.problem(ProblemKind::StrayExtent, ino, key, Detail::None);
+                }
+                Some(inode) => {
+                    let end = FilePage(inode.size.div_ceil(PAGE_SIZE_U64));
+                    if extent.state == ExtentState::Written && extent.file_end() > end {
+                        this.problem(ProblemKind::PastEnd, ino, key, page_detail(end.max(page)));
+                    }
+                }
+            }
+            let before = if last.0 == ino { last.1 } else { 0 };
+            if page.0 < before {
+                this.problem(ProblemKind::FileOverlap, ino, key, page_detail(page));
+            }
+            last = (ino, before.max(extent.file_end().0));
+            if extent.pool_page.0 + extent.len_pages > this.pool_pages {
+                this.problem(ProblemKind::PastPool, ino, key, page_detail(page));
+            }
+            this.counted.entry(ino).or_default().pages += extent.len_pages;
+            this.found.extents.push((ino, extent));
+            Ok(())
+        })?;
+        self.found.extents.sort_by_key(|(ino, extent)| (extent.pool_page, *ino, extent.file_page));
+        // Who claims the furthest of what was seen so far.
+        let mut claimed: Option<(InodeNo, Extent)> = None;
+        let mut overlaps = Vec::new();
+        for (ino, extent) in &self.found.extents {
+            if let Some((other, before)) = claimed
+                && extent.pool_page.0 < before.pool_page.0 + before.len_pages
+            {
+                overlaps.push(((other, before), (*ino, *extent)));
+            }
+            if claimed.is_none_or(|(_, before)| {
+                before.pool_page.0 + before.len_pages < extent.pool_page.0 + extent.len_pages
+            }) {
+                claimed = Some((*ino, *extent));
+            }
+        }
+        for (one, other) in overlaps {
+            // Bytes before reserved space, and the older file before the newer: it was there first.
+            let rank = |(ino, extent): &(InodeNo, Extent)| {
+                (extent.state != ExtentState::Written, *ino, extent.file_page)
+            };
+            let (keeps, loses) = if rank(&one) <= rank(&other) { (one, other) } else { (other, one) };
+            let page = one.1.pool_page.max(other.1.pool_page);
+            let key = key::extent(loses.0, loses.1.file_page);
+            self.problem(ProblemKind::PoolOverlap, loses.0, &key, Detail::Page(page.0, keeps.0));
+        }
+        Ok(())
+    }
+
+    fn attributes(&mut self) -> Result<(), StoreError> {
+        let mut heads = Vec::new();
+        self.each(tag::XATTR, &mut |this, key, _| {
+            let (ino, name, piece) = key::parse_xattr(key).ok_or(RecordError::Malformed)?;
+            if !this.inodes.contains_key(&ino) {
+                this.problem(ProblemKind::NoInode, ino, key, Detail::None);
+            } else if piece == 0 {
+                this.counted.entry(ino).or_default().xattrs += 1;
+                heads.push((ino, name.to_vec()));
+            } else if heads.last().is_none_or(|(of, head)| *of != ino || head != name) {
+                this.problem(ProblemKind::BadXattr, ino, key, Detail::Name(name.to_vec()));
+            }
+            Ok(())
+        })?;
+        for (ino, name) in heads {
+            if self.view.xattr(ino, &name).is_err() {
+                self.problem(ProblemKind::BadXattr, ino, &key::xattr(ino, &name, 0), Detail::Name(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn targets_and_orphans(&mut self) -> Result<(), StoreError> {
+        let mut targets = BTreeSet::new();
+        self.each(tag::SYMLINK, &mut |this, key, value| {
+            let ino = key::parse_ino(key).ok_or(RecordError::Malformed)?;
+            let _: BytesRecord<'_> = record::parse(value)?;
+            match this.inodes.get(&ino) {
+                None => this.problem(ProblemKind::NoInode, ino, key, Detail::None),
+                Some(inode) if inode.kind != FileKind::Symlink => {
+                    this.problem(ProblemKind::StrayTarget, ino, key, Detail::None);
+                }
+                Some(_) => drop(targets.insert(ino)),
+            }
+            Ok(())
+        })?;
+        let symlinks = self.inodes.iter().filter(|(_, inode)| inode.kind == FileKind::Symlink);
+        let without: Vec<_> = symlinks.map(|(ino, _)| *ino).filter(|ino| !targets.contains(ino)).collect();
+        for ino in without {
+            self.problem(ProblemKind::NoTarget, ino, &key::inode(ino), Detail::None);
+        }
+        self.each(tag::ORPHAN, &mut |this, key, value| {
+            let ino = key::parse_ino(key).ok_or(RecordError::Malformed)?;
+            let _: BytesRecord<'_> = record::parse(value)?;
+            if this.inodes.contains_key(&ino) {
+                this.orphans.insert(ino);
+            } else {
+                this.problem(ProblemKind::NoInode, ino, key, Detail::None);
+            }
+            Ok(())
+        })
+    }
+
+    fn clients(&mut self) -> Result<(), StoreError> {
+        self.each(tag::CLIENT, &mut |_, key, value| match key.len() {
+            17 => record::parse::<BytesRecord<'_>>(value).map(drop),
+            19 => record::parse::<SlotRecord>(value).map(drop),
+            _ => Err(RecordError::Malformed),
+        })
+    }
+
+    fn counts(&mut self) {
+        let inodes = std::mem::take(&mut self.inodes);
+        for (ino, inode) in &inodes {
+            let none = Counted::default();
+            let found = self.counted.get(ino).unwrap_or(&none);
+            let is_root = *ino == InodeNo::ROOT;
+            let names = if is_root { 1 } else { found.names };
+            let expected = match (inode.is_directory(), names) {
+                (true, 1..) => 2 + found.subdirectories,
+                (true, 0) => 0,
+                (false, names) => names,
+            };
+            let (pages, xattrs, parent) = (found.pages, found.xattrs, found.parent);
+            let key = key::inode(*ino);
+            let is_orphan = self.orphans.contains(ino);
+            if names == 0 && !is_orphan {
+                self.problem(ProblemKind::Unreachable, *ino, &key, Detail::None);
+            } else if inode.nlink != expected {
+                let numbers = Detail::Numbers(inode.nlink.into(), expected.into());
+                self.problem(ProblemKind::LinkCount, *ino, &key, numbers);
+            }
+            if names > 0 && is_orphan {
+                self.problem(ProblemKind::NamedOrphan, *ino, &key::orphan(*ino), Detail::None);
+            }
+            let parent = if is_root { Some(InodeNo::ROOT) } else { parent };
+            if let Some(parent) = parent.filter(|parent| inode.is_directory() && *parent != inode.parent) {
+                let numbers = Detail::Numbers(inode.parent.0, parent.0);
+                self.problem(ProblemKind::WrongParent, *ino, &key, numbers);
+            }
+            if inode.allocated_pages != pages {
+                self.problem(
+                    ProblemKind::Allocated,
+                    *ino,
+                    &key,
+                    Detail::Numbers(inode.allocated_pages, pages),
+                );
+            }
+            if inode.xattrs != xattrs {
+                let numbers = Detail::Numbers(inode.xattrs.into(), xattrs.into());
+                self.problem(ProblemKind::XattrCount, *ino, &key, numbers);
+            }
+        }
+        self.inodes = inodes;
+    }
+
+    /// Directories whose way up does not come to the root: they are in each other. The lowest number of such a ring is
+    /// where it is cut.
+    fn reach(&mut self) {
+        let parent = |ino: InodeNo| self.counted.get(&ino).and_then(|found| found.parent);
+        let mut known: BTreeSet<InodeNo> = [InodeNo::ROOT].into();
+        let mut rings = Vec::new();
+        for ino in self.inodes.iter().filter(|(_, inode)| inode.is_directory()).map(|(ino, _)| *ino) {
+            let mut way = vec![ino];
+            let mut seen: BTreeSet<InodeNo> = way.iter().copied().collect();
+            while let Some(last) = way.last().copied().filter(|last| !known.contains(last)) {
+                match parent(last) {
+                    // No names: told where they are counted.
+                    None => break,
+                    Some(above) if !seen.insert(above) => {
+                        let ring = way.iter().position(|ino| *ino == above).unwrap_or(0);
+                        rings.extend(way[ring..].iter().min().copied());
+                        break;
+                    }
+                    Some(above) => way.push(above),
+                }
+            }
+            known.extend(way);
+        }
+        for ino in rings {
+            self.problem(ProblemKind::Unreachable, ino, &key::inode(ino), Detail::None);
+        }
+    }
+}

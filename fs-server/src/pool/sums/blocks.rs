@@ -1,0 +1,370 @@
+//! Sum blocks in memory: a bounded cache of them, written back before each sync.
+//!
+//! # How it works
+//! Who needs a block that is not here reads it, and others who need it wait: two readers of one block could put a sum
+//! back that was changed meanwhile. Who is done with blocks drops them; the least recently used go when there are more
+//! than the bound, those in use or changed excepted. Changed ones are written in order of their numbers.
+//!
+//! # Invariants
+//! * A block is in the map, or on disk as it was last in the map: it leaves only when it is clean and nobody has it.
+//! * A block that is changed is in `changed`, or on its way to the disk in a `Flush`, which puts it back if it fails.
+//!
+//! # Failure
+//! A block that cannot be read fails what needs it; one that cannot be written stays changed, and the sync fails.
+
+use super::layout::SUMS_PER_BLOCK;
+use crate::pool::aligned_buf::AlignedBuf;
+use crate::pool::disk::{Disk, IoBuffer, IoDone, IoKind, IoRequest};
+use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
+use event_listener::Event;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Blocks written by one batch of a flush.
+const FLUSH_BATCH: usize = 64;
+
+/// One block.
+#[derive(Debug)]
+pub struct SumBlock {
+    number: u64,
+    /// Since the hand of the cache came by last. Relaxed: a hint.
+    used: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    words: Box<[u32; SUMS_PER_BLOCK as usize]>,
+    /// Moves with every change.
+    changes: u64,
+    /// The `changes` that are on disk.
+    written: u64,
+}
+
+impl SumBlock {
+    fn parse(number: u64, bytes: &[u8]) -> Self {
+        let mut words = Box::new([0; SUMS_PER_BLOCK as usize]);
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+            *word = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        }
+        let state = Mutex::new(State { words, changes: 0, written: 0 });
+        Self { number, used: AtomicBool::new(true), state }
+    }
+
+    /// Sum number `index`.
+    pub fn get(&self, index: usize) -> u32 {
+        self.state.lock().words[index]
+    }
+}
+
+/// What is at a block's place.
+#[derive(Debug)]
+enum Slot {
+    /// Somebody reads it.
+    Loading,
+    Here(Arc<SumBlock>),
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    map: HashMap<u64, Slot>,
+    /// Blocks that are here, in the order the hand comes by.
+    order: VecDeque<u64>,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub struct Blocks {
+    slots: Mutex<Slots>,
+    /// Told when a block was loaded, or could not be.
+    loaded: Event,
+    changed: Mutex<BTreeMap<u64, Arc<SumBlock>>>,
+    /// Held by who writes changed blocks.
+    flushing: async_lock::Mutex<()>,
+    bound: usize,
+}
+
+/// Blocks that are in use: they stay.
+pub type Held = HashMap<u64, Arc<SumBlock>>;
+
+/// Blocks to be read by who has this; dropped, others may read them.
+#[derive(Debug)]
+pub struct Loads<'a> {
+    blocks: &'a Blocks,
+    /// Those not loaded yet.
+    numbers: Vec<u64>,
+    /// How the batch of reads begins: one request a block.
+    pub requests: Vec<IoRequest>,
+}
+
+impl Drop for Loads<'_> {
+    fn drop(&mut self) {
+        if !self.numbers.is_empty() {
+            let mut slots = self.blocks.slots.lock();
+            for number in &self.numbers {
+                slots.map.remove(number);
+            }
+            drop(slots);
+            self.blocks.loaded.notify(usize::MAX);
+        }
+    }
+}
+
+impl Loads<'_> {
+    /// Takes in what was read; the results of `requests`, in order.
+    ///
+    /// # Errors
+    /// The first that could not be read; the others are taken in all the same.
+    pub fn finish(mut self, done: impl Iterator<Item = IoDone>, held: &mut Held) -> io::Result<()> {
+        let mut result = Ok(());
+        for (number, done) in std::mem::take(&mut self.numbers).into_iter().zip(done) {
+            let mut slots = self.blocks.slots.lock();
+            match (done.result, done.buffer) {
+                (Ok(()), IoBuffer::Owned(buffer)) => {
+                    let block = Arc::new(SumBlock::parse(number, buffer.as_slice()));
+                    held.insert(number, block.clone());
+                    slots.map.insert(number, Slot::Here(block));
+                    slots.order.push_back(number);
+                }
+                (done, _) => {
+                    slots.map.remove(&number);
+                    result = result.and(done.map_err(|error| error.source));
+                }
+            }
+        }
+        self.blocks.trim();
+        self.blocks.loaded.notify(usize::MAX);
+        result
+    }
+}
+
+impl Blocks {
+    /// An empty cache of so many blocks.
+    pub fn new(bound: usize) -> Self {
+        let bound = bound.max(1);
+        let flushing = async_lock::Mutex::new(());
+        Self { slots: Mutex::default(), loaded: Event::new(), changed: Mutex::default(), flushing, bound }
+    }
+
+    /// Most blocks that are kept when nobody uses them.
+    pub fn bound(&self) -> usize {
+        self.bound
+    }
+
+    /// Blocks that are here.
+    pub fn len(&self) -> usize {
+        self.slots.lock().order.len()
+    }
+
+    /// Whether so many are changed that they should be written before more are.
+    pub fn are_mostly_changed(&self) -> bool {
+        self.changed.lock().len() > self.bound / 2
+    }
+
+    /// Takes those that are here into `held`; those that nobody reads yet are for the caller to read.
+    pub fn begin(&self, numbers: &[u64], held: &mut Held) -> Loads<'_> {
+        let mut loads = Loads { blocks: self, numbers: Vec::new(), requests: Vec::new() };
+        let mut slots = self.slots.lock();
+        for &number in numbers {
+            match slots.map.get(&number) {
+                Some(Slot::Here(block)) => {
+                    block.used.store(true, Ordering::Relaxed);
+                    held.insert(number, block.clone());
+                }
+                Some(Slot::Loading) => {}
+                None => {
+                    slots.map.insert(number, Slot::Loading);
+                    loads.numbers.push(number);
+                    loads.requests.push(IoRequest {
+                        kind: IoKind::Read,
+                        offset: number * PAGE_SIZE_U64,
+                        buffer: IoBuffer::Owned(AlignedBuf::unfilled(PAGE_SIZE)),
+                    });
+                }
+            }
+        }
+        drop(slots);
+        loads
+    }
+
+    /// Waits until all of `numbers` are held, reading what must be read.
+    ///
+    /// # Errors
+    /// A block that cannot be read.
+    pub async fn hold(&self, disk: &dyn Disk, numbers: &[u64], held: &mut Held) -> io::Result<()> {
+        loop {
+            // Before looking, or a notification in between is lost.
+            let loaded = self.loaded.listen();
+            let missing: Vec<u64> =
+                numbers.iter().copied().filter(|number| !held.contains_key(number)).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let mut loads = self.begin(&missing, held);
+            if !loads.requests.is_empty() {
+                let done = disk.submit(std::mem::take(&mut loads.requests)).await;
+                loads.finish(done.into_iter(), held)?;
+            } else if missing.iter().any(|number| !held.contains_key(number)) {
+                loaded.await;
+            }
+        }
+    }
+
+    /// Changes a sum.
+    pub fn set(&self, block: &Arc<SumBlock>, index: usize, word: u32) {
+        let mut state = block.state.lock();
+        if state.words[index] == word {
+            return;
+        }
+        state.words[index] = word;
+        state.changes += 1;
+        // Under the block's lock: a flush that just wrote it looks at `changes` under it.
+        self.changed.lock().insert(block.number, block.clone());
+    }
+
+    /// Writes all blocks that were changed before the call.
+    ///
+    /// # Errors
+    /// If one could not be written; it stays changed.
+    pub async fn flush(&self, disk: &dyn Disk) -> io::Result<()> {
+        // One after another: what another flush took before this one began is on disk when this one has its turn.
+        let _turn = self.flushing.lock().await;
+        let mut flush = Flush { blocks: self, taken: std::mem::take(&mut *self.changed.lock()) };
+        let numbers: Vec<u64> = flush.taken.keys().copied().collect();
+        let mut result = Ok(());
+        for chunk in numbers.chunks(FLUSH_BATCH) {
+            let mut changes = Vec::with_capacity(chunk.len());
+            let batch = chunk
+                .iter()
+                .map(|number| {
+                    let mut buffer = AlignedBuf::unfilled(PAGE_SIZE);
+                    let state = flush.taken[number].state.lock();
+                    changes.push(state.changes);
+                    for (bytes, word) in buffer.as_mut_slice().chunks_exact_mut(4).zip(state.words.iter()) {
+                        bytes.copy_from_slice(&word.to_le_bytes());
+                    }
+                    IoRequest {
+                        kind: IoKind::Write,
+                        offset: number * PAGE_SIZE_U64,
+                        buffer: IoBuffer::Owned(buffer),
+                    }
+                })
+                .collect();
+            let done = disk.submit(batch).await;
+            for ((number, changes), done) in chunk.iter().zip(changes).zip(done) {
+                match done.result {
+                    Ok(()) => {
+                        // If it was changed again, whoever did put it back into `changed`.
+                        let block = flush.taken.remove(number).expect("a block is taken once");
+                        block.state.lock().written = changes;
+                    }
+                    Err(error) => result = result.and(Err(error.source)),
+                }
+            }
+        }
+        drop(flush);
+        self.trim();
+        result
+    }
+
+    /// Lets blocks go that are over the bound, unless they are used or changed.
+    fn trim(&self) {
+        let mut slots = self.slots.lock();
+        let mut looks = 2 * slots.order.len();
+        while slots.order.len() > self.bound && looks > 0 {
+            looks -= 1;
+            let Some(number) = slots.order.pop_front() else { break };
+            let can_go = match slots.map.get(&number) {
+                // One reference is the map's own; new ones are made under this lock, or by who has one.
+                Some(Slot::Here(block)) => {
+                    !block.used.swap(false, Ordering::Relaxed) && Arc::strong_count(block) == 1
+                }
+                _ => unreachable!("a block in the order is here"),
+            };
+            if can_go {
+                if let Some(Slot::Here(block)) = slots.map.remove(&number) {
+                    let state = block.state.lock();
+                    assert_eq!(state.changes, state.written, "a changed sum block was about to be forgotten");
+                }
+            } else {
+                slots.order.push_back(number);
+            }
+        }
+    }
+}
+
+/// Changed blocks on their way to the disk.
+struct Flush<'a> {
+    blocks: &'a Blocks,
+    taken: BTreeMap<u64, Arc<SumBlock>>,
+}
+
+impl Drop for Flush<'_> {
+    fn drop(&mut self) {
+        let mut changed = self.blocks.changed.lock();
+        for (number, block) in std::mem::take(&mut self.taken) {
+            changed.insert(number, block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::simdisk::{SimDisk, SimFault};
+    use cuttlefs_common::memory::SharedMemory;
+    use futures_lite::future::block_on;
+
+    fn disk(pages: u64) -> SimDisk {
+        let disk = SimDisk::new(pages, Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd")));
+        (0..pages).for_each(|page| disk.poke(page, &[0; PAGE_SIZE]));
+        disk
+    }
+
+    fn held(blocks: &Blocks, disk: &SimDisk, numbers: &[u64]) -> Held {
+        let mut held = Held::new();
+        block_on(blocks.hold(disk, numbers, &mut held)).expect("read");
+        held
+    }
+
+    #[test]
+    fn changed_blocks_stay_until_they_are_written_and_others_go() {
+        let (disk, blocks) = (disk(20), Blocks::new(3));
+        for number in 0..10 {
+            let held = held(&blocks, &disk, &[number]);
+            if number < 2 {
+                blocks.set(&held[&number], 5, 77 + number as u32);
+            }
+        }
+        assert!((3..=5).contains(&blocks.len()), "{}", blocks.len());
+        assert!(blocks.are_mostly_changed());
+        let reads = disk.counters().reads;
+        assert_eq!(held(&blocks, &disk, &[0])[&0].get(5), 77);
+        assert_eq!(disk.counters().reads, reads, "a changed block is here");
+        disk.inject(SimFault { pages: 1..2, kind: Some(IoKind::Write), errno: 5, times: 1 });
+        block_on(blocks.flush(&disk)).expect_err("a block could not be written");
+        assert_eq!((disk.peek(0)[20], disk.peek(1)[20]), (77, 0));
+        block_on(blocks.flush(&disk)).expect("now it can");
+        assert_eq!(disk.peek(1)[20], 78);
+        (10..20).for_each(|number| drop(held(&blocks, &disk, &[number])));
+        assert!(blocks.len() <= 4);
+        assert_eq!(held(&blocks, &disk, &[1])[&1].get(5), 78, "and comes back as it was");
+    }
+
+    #[test]
+    fn who_gives_up_reading_lets_others_read() {
+        let (disk, blocks) = (disk(4), Blocks::new(2));
+        let mut mine = Held::new();
+        let loads = blocks.begin(&[1, 2], &mut mine);
+        assert_eq!(loads.requests.len(), 2);
+        assert!(blocks.begin(&[1], &mut mine).requests.is_empty(), "one reads a block");
+        drop(loads);
+        assert_eq!(held(&blocks, &disk, &[1, 2]).len(), 2);
+        disk.inject(SimFault { pages: 3..4, kind: Some(IoKind::Read), errno: 5, times: 1 });
+        block_on(blocks.hold(&disk, &[3], &mut mine)).expect_err("not readable");
+        assert_eq!(held(&blocks, &disk, &[3]).len(), 1);
+    }
+}

@@ -1,0 +1,404 @@
+//! Which regions are marked: pages in them may be in the middle of being overwritten.
+//!
+//! # How it works
+//! A region is marked, durably, before a page in it is overwritten that some file may rely upon. It stays marked while
+//! writes to it are under way, until a sync has covered the last of them, and some time longer (`sweep` is called every
+//! few seconds), so that a region that is written all the time is marked once. What is marked at a start was being
+//! written when the server went down: it is *recovering* until each of its pages was looked at.
+//!
+//! | a region is | on disk | a page there whose sum does not match |
+//! | --- | --- | --- |
+//! | unmarked | clear | is rot |
+//! | marked, not durably | clear or set | is rot: no write began |
+//! | marked | set | is rot while the server runs; after a crash, see the next row |
+//! | recovering | set | was being written: accepted, and given a new sum |
+//!
+//! # Invariants
+//! * A bit is set durably before a write relies on it (`write`), and cleared on disk only when page and sum of every write
+//!   are durable (`synced`).
+//! * Intent blocks are written one after another (`writing`), so the newest write of a block is the one that counts.
+
+use super::intent::{self, BlockBits, NO_BITS};
+use super::layout::{IntentBlock, SumLayout};
+use crate::pool::aligned_buf::AlignedBuf;
+use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
+use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Sweeps a region stays marked without a write.
+const IDLE_SWEEPS: u64 = 2;
+
+#[derive(Debug)]
+struct Block {
+    place: IntentBlock,
+    /// Number among the blocks of its data file.
+    number: u64,
+    bits: BlockBits,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    is_durable: bool,
+    is_recovering: bool,
+    in_flight: u32,
+    /// When a write to it ended last: as counted by `ended`, and by sweeps.
+    last_end: u64,
+    last_sweep: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    blocks: Vec<Block>,
+    regions: BTreeMap<u64, Mark>,
+    /// Regions whose mark is not durable.
+    pending: BTreeSet<u64>,
+    /// Blocks that differ from what is on disk.
+    changed: BTreeSet<usize>,
+    /// Writes that ended.
+    ended: u64,
+    /// Of them, those that a sync covers.
+    synced: u64,
+    sweeps: u64,
+}
+
+/// The marks of a pool.
+#[derive(Debug)]
+pub struct Marks {
+    state: Mutex<State>,
+    writing: async_lock::Mutex<()>,
+    /// Regions that are recovering. Written under `state`, read by anyone.
+    recovering: AtomicU64,
+    /// Times a write had to wait until a mark was durable.
+    waits: AtomicU64,
+}
+
+/// A block of intents is damaged in both copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the write intents of regions {first_region} to {last_region} are damaged in both copies: which pages were being \
+     written is not known; `cuttlefsd fsck --repair` looks at all of them"
+)]
+pub struct IntentsDamaged {
+    /// The first region.
+    pub first_region: u64,
+    /// The last.
+    pub last_region: u64,
+}
+
+impl Marks {
+    /// Nothing is marked.
+    pub fn new(layout: &SumLayout) -> Self {
+        let mut number = 0;
+        let blocks = layout
+            .intent_blocks()
+            .scan(None, |before: &mut Option<IntentBlock>, place| {
+                // A data file's blocks are neighbours, and the next file's are not.
+                let goes_on = before.is_some_and(|before| before.copies[0] + 1 == place.copies[0]);
+                number = if goes_on { number + 1 } else { 0 };
+                *before = Some(place);
+                Some(Block { place, number, bits: NO_BITS })
+            })
+            .collect();
+        let state = State {
+            blocks,
+            regions: BTreeMap::new(),
+            pending: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            ended: 0,
+            synced: 0,
+            sweeps: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            writing: async_lock::Mutex::new(()),
+            recovering: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+        }
+    }
+
+    /// Reads what is marked; those regions recover. Returns how many sectors were damaged in one copy.
+    ///
+    /// # Errors
+    /// A device error; `IntentsDamaged` within `InvalidData`.
+    pub async fn read(&self, disk: &dyn Disk) -> io::Result<usize> {
+        let places: Vec<IntentBlock> = self.state.lock().blocks.iter().map(|block| block.place).collect();
+        let mut damaged_in_all = 0;
+        for (index, place) in places.iter().enumerate() {
+            let batch = place
+                .copies
+                .map(|page| IoRequest {
+                    kind: IoKind::Read,
+                    offset: page * PAGE_SIZE_U64,
+                    buffer: IoBuffer::Owned(AlignedBuf::unfilled(PAGE_SIZE)),
+                })
+                .into();
+            let done = disk.submit(batch).await;
+            let copy = |copy: usize| match (&done[copy].result, &done[copy].buffer) {
+                (Ok(()), IoBuffer::Owned(buffer)) => Some(buffer.as_slice()),
+                _ => None,
+            };
+            let mut state = self.state.lock();
+            let joined = intent::join([copy(0), copy(1)], state.blocks[index].number);
+            let Some((bits, damaged)) = joined else {
+                let last_region = place.first_region + place.regions - 1;
+                let error = IntentsDamaged { first_region: place.first_region, last_region };
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            };
+            damaged_in_all += damaged;
+            state.blocks[index].bits = bits;
+            if damaged > 0 {
+                state.changed.insert(index);
+            }
+            for region in 0..place.regions {
+                if intent::bit(&bits, region as usize) {
+                    let mark = Mark { is_durable: true, is_recovering: true, ..Mark::default() };
+                    if state.regions.insert(place.first_region + region, mark).is_none() {
+                        self.recovering.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+        Ok(damaged_in_all)
+    }
+
+    /// Writes intents anew, with no region marked, and makes that durable. Before anything is written to the pool.
+    ///
+    /// # Errors
+    /// A device error.
+    pub async fn clear(&self, disk: &dyn Disk) -> io::Result<()> {
+        let _turn = self.writing.lock().await;
+        {
+            let mut state = self.state.lock();
+            state.regions.clear();
+            self.recovering.store(0, Ordering::Relaxed);
+            state.changed = (0..state.blocks.len()).collect();
+            state.blocks.iter_mut().for_each(|block| block.bits = NO_BITS);
+        }
+        self.write(disk).await?;
+        disk.sync().await
+    }
+
+    /// Writes begin in these regions (distinct). When this returns they are marked durably.
+    ///
+    /// # Errors
+    /// The mark could not be made durable: the writes must not begin, and have ended.
+    pub async fn begin(&self, disk: &dyn Disk, regions: &BTreeSet<u64>) -> io::Result<()> {
+        {
+            let mut state = self.state.lock();
+            for region in regions {
+                let mark = state.regions.entry(*region).or_default();
+                mark.in_flight += 1;
+                if !mark.is_durable {
+                    state.pending.insert(*region);
+                    state.set(*region, true);
+                }
+            }
+        }
+        let begun = Begun { marks: self, regions };
+        if !self.are_durable(regions) {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            let _turn = self.writing.lock().await;
+            // Whoever had the turn before may have marked these as well.
+            if !self.are_durable(regions) {
+                self.write_pending(disk).await?;
+            }
+        }
+        std::mem::forget(begun);
+        Ok(())
+    }
+
+    /// Makes all marks durable that are asked for. The caller has the turn.
+    async fn write_pending(&self, disk: &dyn Disk) -> io::Result<()> {
+        let regions = std::mem::take(&mut self.state.lock().pending);
+        let mut pending = Pending { marks: self, regions };
+        self.write(disk).await?;
+        disk.sync().await?;
+        let mut state = self.state.lock();
+        for region in &pending.regions {
+            state.regions.get_mut(region).expect("a mark is cleared only when it is durable").is_durable =
+                true;
+        }
+        drop(state);
+        pending.regions.clear();
+        Ok(())
+    }
+
+    fn are_durable(&self, regions: &BTreeSet<u64>) -> bool {
+        let state = self.state.lock();
+        regions.iter().all(|region| state.regions.get(region).is_some_and(|mark| mark.is_durable))
+    }
+
+    /// Writes blocks that changed. The caller has the turn.
+    async fn write(&self, disk: &dyn Disk) -> io::Result<()> {
+        let (changed, batch) = {
+            let mut state = self.state.lock();
+            let changed = std::mem::take(&mut state.changed);
+            let mut batch = Vec::new();
+            for index in &changed {
+                let block = &state.blocks[*index];
+                for page in block.place.copies {
+                    let mut buffer = AlignedBuf::unfilled(PAGE_SIZE);
+                    intent::encode(&block.bits, block.number, buffer.as_mut_slice());
+                    let (offset, buffer) = (page * PAGE_SIZE_U64, IoBuffer::Owned(buffer));
+                    batch.push(IoRequest { kind: IoKind::Write, offset, buffer });
+                }
+            }
+            (changed, batch)
+        };
+        // Until it is known that they are on disk, they are not.
+        let mut unwritten = Unwritten { marks: self, blocks: changed };
+        for done in disk.submit(batch).await {
+            done.result.map_err(|error| error.source)?;
+        }
+        unwritten.blocks.clear();
+        Ok(())
+    }
+
+    /// Writes in these regions ended, and what they changed is told to whoever syncs.
+    pub fn end(&self, regions: &BTreeSet<u64>) {
+        let mut state = self.state.lock();
+        state.ended += 1;
+        let (ended, sweeps) = (state.ended, state.sweeps);
+        for region in regions {
+            let mark = state.regions.get_mut(region).expect("a region that is written to is marked");
+            mark.in_flight -= 1;
+            (mark.last_end, mark.last_sweep) = (ended, sweeps);
+        }
+    }
+
+    /// Before a sync: what it will cover.
+    pub fn before_sync(&self) -> u64 {
+        self.state.lock().ended
+    }
+
+    /// After it: what it covered.
+    pub fn after_sync(&self, covered: u64) {
+        let mut state = self.state.lock();
+        state.synced = state.synced.max(covered);
+    }
+
+    /// Whether some region could be cleared but for a sync.
+    pub fn wants_sync(&self) -> bool {
+        let state = self.state.lock();
+        state.regions.values().any(|mark| {
+            mark.in_flight == 0 && !mark.is_recovering && mark.last_end > state.synced && state.is_idle(mark)
+        })
+    }
+
+    /// Clears regions that are idle, or with `all` every region it can. To be called every few seconds. Returns how many.
+    ///
+    /// # Errors
+    /// A device error: the regions may be marked on disk for longer.
+    pub async fn sweep(&self, disk: &dyn Disk, all: bool) -> io::Result<usize> {
+        let _turn = self.writing.lock().await;
+        let cleared = {
+            let mut state = self.state.lock();
+            state.sweeps += 1;
+            let idle: Vec<u64> = state
+                .regions
+                .iter()
+                .filter(|(_, mark)| {
+                    mark.is_durable
+                        && mark.in_flight == 0
+                        && !mark.is_recovering
+                        && mark.last_end <= state.synced
+                        && (all || state.is_idle(mark))
+                })
+                .map(|(region, _)| *region)
+                .collect();
+            for region in &idle {
+                state.regions.remove(region);
+                state.set(*region, false);
+            }
+            if state.changed.is_empty() {
+                return Ok(0);
+            }
+            idle.len()
+        };
+        // Needs no sync: a mark that is on disk for longer is harmless.
+        self.write(disk).await?;
+        Ok(cleared)
+    }
+
+    /// Whether a region was being written when the server before went down, and was not looked at since.
+    pub fn is_recovering(&self, region: u64) -> bool {
+        self.recovering.load(Ordering::Relaxed) > 0
+            && self.state.lock().regions.get(&region).is_some_and(|mark| mark.is_recovering)
+    }
+
+    /// The first region that recovers.
+    pub fn next_recovering(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.regions.iter().find(|(_, mark)| mark.is_recovering).map(|(region, _)| *region)
+    }
+
+    /// All pages of a region were looked at, and have their sums.
+    pub fn recovered(&self, region: u64) {
+        let mut state = self.state.lock();
+        state.ended += 1;
+        let (ended, sweeps) = (state.ended, state.sweeps);
+        if let Some(mark) = state.regions.get_mut(&region).filter(|mark| mark.is_recovering) {
+            // Its new sums are to be synced before it is cleared.
+            *mark = Mark { is_recovering: false, last_end: ended, last_sweep: sweeps, ..*mark };
+            self.recovering.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Marked and recovering regions, and times a write waited for a mark.
+    pub fn figures(&self) -> (u64, u64, u64) {
+        let marked = self.state.lock().regions.len() as u64;
+        (marked, self.recovering.load(Ordering::Relaxed), self.waits.load(Ordering::Relaxed))
+    }
+}
+
+impl State {
+    fn set(&mut self, region: u64, value: bool) {
+        let index = self.blocks.partition_point(|block| block.place.first_region <= region) - 1;
+        let block = &mut self.blocks[index];
+        intent::set_bit(&mut block.bits, (region - block.place.first_region) as usize, value);
+        self.changed.insert(index);
+    }
+
+    fn is_idle(&self, mark: &Mark) -> bool {
+        self.sweeps >= mark.last_sweep + IDLE_SWEEPS
+    }
+}
+
+/// Writes that have not begun yet.
+struct Begun<'a> {
+    marks: &'a Marks,
+    regions: &'a BTreeSet<u64>,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.marks.end(self.regions);
+    }
+}
+
+/// Blocks whose write did not end well.
+struct Unwritten<'a> {
+    marks: &'a Marks,
+    blocks: BTreeSet<usize>,
+}
+
+impl Drop for Unwritten<'_> {
+    fn drop(&mut self) {
+        self.marks.state.lock().changed.append(&mut self.blocks);
+    }
+}
+
+/// Marks that are being made durable; not done, they are asked for again.
+struct Pending<'a> {
+    marks: &'a Marks,
+    regions: BTreeSet<u64>,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.marks.state.lock().pending.append(&mut self.regions);
+    }
+}

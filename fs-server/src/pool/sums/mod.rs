@@ -1,0 +1,228 @@
+//! Checksums of pool pages: a CRC32C a page, verified by every read from SSD.
+//!
+//! Owns the sums and the write intents of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with
+//! them: what is above it reads and writes pages as ever. docs/ARCHITECTURE.md, "Checksums", has the crash cases.
+//!
+//! # A page's sum
+//! | value | stands for |
+//! | --- | --- |
+//! | 0 | never written: a read of the page fails |
+//! | 0xffffffff | a write of it failed or was abandoned: the page is some mix of old and new, and is not verified |
+//! | other | CRC32C of the page's bytes, then of its number as 8 little-endian bytes; 1 where that is one of the above |
+//!
+//! The number is in it so that a page which was written to another's place shows. Sums are 4 little-endian bytes each, in
+//! order of pages.
+//!
+//! # How it works
+//! Pages are overwritten in place, and a power loss may leave any mix of the old and the new bytes, and of the old and
+//! the new sum. Therefore a region of pages is marked, durably, before a page in it that a file may rely upon is
+//! overwritten (`marks`); after a crash a mismatch there is what POSIX permits for a write that was not synced, and one
+//! anywhere else is rot. A page that was allocated and not written since needs no mark: nothing durable names it.
+//!
+//! # Invariants
+//! * When a write is done, its sum is in `blocks`; when a sync is done, so are the sums of all writes before it, on disk.
+//! * A write to a page whose `settled` bit is set has its region marked durably from before it begins until it and its
+//!   sum are durable.
+//! * `settled` is set for every page a durable extent says is written, and perhaps for others.
+//!
+//! # Failure
+//! A page whose sum does not match is an `IoError` that says so (`IoError::is_rot`) and names the page, so that its
+//! neighbours of the same IO can be told apart (`IoError::concerns`).
+
+mod blocks;
+mod disk;
+/// Intents on disk.
+pub mod intent;
+/// Where sums and intents lie.
+pub mod layout;
+mod marks;
+
+pub use disk::{SummedDisk, Verdict};
+pub use layout::{REGION_PAGES, SUMS_PER_BLOCK, SumLayout};
+pub use marks::IntentsDamaged;
+
+use super::disk::Disk;
+use blocks::Blocks;
+use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
+use marks::Marks;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Memory for sum blocks unless told otherwise: the sums of 16 GiB of pages that are in use.
+pub const DEFAULT_CACHE_BYTES: usize = 16 << 20;
+
+/// Never written.
+const NEVER: u32 = 0;
+/// Not verified.
+const UNKNOWN: u32 = u32::MAX;
+
+/// The sum of a page's bytes.
+pub fn page_sum(page: PoolPage, bytes: &[u8]) -> u32 {
+    debug_assert_eq!(bytes.len(), PAGE_SIZE);
+    match crc32c::crc32c_append(crc32c::crc32c(bytes), &page.0.to_le_bytes()) {
+        NEVER | UNKNOWN => 1,
+        sum => sum,
+    }
+}
+
+/// Pages whose sums do not match their bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("the checksum does not match the bytes of pool pages {}", list(.pages))]
+pub struct RottenPages {
+    /// In ascending order.
+    pub pages: Vec<PoolPage>,
+}
+
+fn list(pages: &[PoolPage]) -> String {
+    pages.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+struct Counters {
+    verified: AtomicU64,
+    accepted: AtomicU64,
+    unverified: AtomicU64,
+    resummed: AtomicU64,
+    foreground: AtomicU64,
+}
+
+/// How much of what. Pages unless they say otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SumFigures {
+    /// Read, and their sums matched.
+    pub verified: u64,
+    /// Read in a region that was being written when the last server went down; their sums did not match.
+    pub accepted: u64,
+    /// Read after a write of them failed, so without a sum.
+    pub unverified: u64,
+    /// Given a new sum after a crash or a failed write.
+    pub resummed: u64,
+    /// Regions marked.
+    pub marked_regions: u64,
+    /// Of them, those that the last server left and that were not looked at yet.
+    pub recovering_regions: u64,
+    /// Times a write waited for a mark.
+    pub mark_waits: u64,
+    /// Sum blocks in memory.
+    pub blocks: usize,
+    /// And how many at most when nobody uses them.
+    pub blocks_bound: usize,
+}
+
+/// The sums and intents of a pool.
+#[derive(Debug)]
+pub struct PageSums {
+    layout: SumLayout,
+    blocks: Blocks,
+    marks: Marks,
+    /// A bit a page.
+    settled: Box<[AtomicU64]>,
+    is_read: AtomicBool,
+    reading: async_lock::Mutex<()>,
+    counters: Counters,
+}
+
+impl PageSums {
+    /// Of a pool laid out so, in which durable extents say that `written` pages are written. `cache_bytes` bounds the
+    /// sum blocks in memory.
+    pub fn new(layout: SumLayout, cache_bytes: usize, written: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let settled = (0..layout.pages().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let sums = Self {
+            blocks: Blocks::new(cache_bytes / PAGE_SIZE),
+            marks: Marks::new(&layout),
+            layout,
+            settled,
+            is_read: AtomicBool::new(false),
+            reading: async_lock::Mutex::new(()),
+            counters: Counters::default(),
+        };
+        written.into_iter().flatten().for_each(|page| sums.set_settled(PoolPage(page), true));
+        sums
+    }
+
+    /// Where everything is.
+    pub fn layout(&self) -> &SumLayout {
+        &self.layout
+    }
+
+    fn set_settled(&self, page: PoolPage, value: bool) {
+        let (word, mask) = (&self.settled[(page.0 / 64) as usize], 1 << (page.0 % 64));
+        // Relaxed: a page's bit is changed under its block lock or before anybody knows the page, and read likewise.
+        if value {
+            word.fetch_or(mask, Ordering::Relaxed)
+        } else {
+            word.fetch_and(!mask, Ordering::Relaxed)
+        };
+    }
+
+    /// Whether the page was written since it was allocated, as far as this server and the extents it began with know.
+    pub fn is_settled(&self, page: PoolPage) -> bool {
+        self.settled[(page.0 / 64) as usize].load(Ordering::Relaxed) & (1 << (page.0 % 64)) != 0
+    }
+
+    /// These pages were free and are a file's now: until they are written, nothing durable names their bytes.
+    pub fn note_allocated(&self, pages: Range<u64>) {
+        pages.for_each(|page| self.set_settled(PoolPage(page), false));
+    }
+
+    /// Reads the intents, once; later calls cost a look.
+    ///
+    /// # Errors
+    /// A device error, or `IntentsDamaged` within `InvalidData`.
+    async fn read_intents(&self, disk: &dyn Disk) -> io::Result<()> {
+        if self.is_read.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _turn = self.reading.lock().await;
+        if self.is_read.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let damaged = self.marks.read(disk).await?;
+        if damaged > 0 {
+            tracing::warn!(
+                sectors = damaged,
+                "write intents were damaged in one copy; the other one is used"
+            );
+        }
+        let (marked, ..) = self.marks.figures();
+        if marked > 0 {
+            tracing::info!(
+                regions = marked,
+                "the last server did not stop cleanly; what it was writing is looked at"
+            );
+        }
+        self.is_read.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// IOs of requests and of write-back so far: who gives way to them watches it.
+    pub fn foreground(&self) -> u64 {
+        self.counters.foreground.load(Ordering::Relaxed)
+    }
+
+    /// Figures of about this moment.
+    pub fn figures(&self) -> SumFigures {
+        let (marked_regions, recovering_regions, mark_waits) = self.marks.figures();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SumFigures {
+            verified: count(&self.counters.verified),
+            accepted: count(&self.counters.accepted),
+            unverified: count(&self.counters.unverified),
+            resummed: count(&self.counters.resummed),
+            marked_regions,
+            recovering_regions,
+            mark_waits,
+            blocks: self.blocks.len(),
+            blocks_bound: self.blocks.bound(),
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! Scrub: reads every page that holds a file's bytes now and then, to find the ones that rotted before they are wanted.
+//!
+//! # How it works
+//! First the regions that the last server was writing when it went down: their pages get sums of what they hold, under
+//! their block locks, and then are verified like all others. After that one pass over the pool each interval, at a
+//! bounded rate, as a task of one worker. A step of a pass reads some neighbours without any lock; only what does not match
+//! is looked at again with its lock held, when nobody changes it. A page that is clean in a frame is written anew from
+//! there; of any other the log says which file it belongs to, and its reads fail.
+//!
+//! A step gives way: as long as requests come, one is done a second, so that a server which is never idle is scrubbed
+//! all the same, slowly (22 GB a day).
+//!
+//! # Failure
+//! A page that cannot be read is counted, and the pass goes on. A pass that is cut off by a restart begins anew.
+
+use super::write_back::Timer;
+use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
+use crate::pool::sums::{SummedDisk, Verdict};
+use crate::region::Regions;
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::world::Clock;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Pages of one step: 256 KiB, one IO.
+const STEP_PAGES: u64 = 64;
+/// How long a step waits for requests to stop coming, at most.
+const GIVE_WAY_MOST: Duration = Duration::from_secs(1);
+/// How often it looks whether they have.
+const GIVE_WAY_LOOK: Duration = Duration::from_millis(50);
+/// How often marks are swept; a region is unmarked two to three of these after its last write.
+pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How much a scrub may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubOptions {
+    /// Bytes a second that are read at most; 0: no passes.
+    pub rate_bytes: u64,
+    /// From the start of one pass to the start of the next.
+    pub interval: Duration,
+}
+
+impl Default for ScrubOptions {
+    fn default() -> Self {
+        // A terabyte takes half a day and some percents of what an SSD reads; a page is read at least once a week.
+        Self { rate_bytes: 32 << 20, interval: Duration::from_secs(7 * 24 * 3600) }
+    }
+}
+
+/// What a pass found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassFigures {
+    /// Pages read.
+    pub pages: u64,
+    /// Pages whose bytes did not match their sums.
+    pub rotten: u64,
+    /// Of these, pages that were written anew from their frames.
+    pub healed: u64,
+    /// Pages the device could not read.
+    pub unreadable: u64,
+}
+
+/// Where the scrub is. Written by its task, read by status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubFigures {
+    /// Whether a pass is under way.
+    pub is_running: bool,
+    /// The next pool page.
+    pub position: u64,
+    /// Passes that came to the end.
+    pub passes: u64,
+    /// What this pass found so far.
+    pub current: PassFigures,
+    /// What the last whole pass found.
+    pub last: Option<PassFigures>,
+    /// When it ended, seconds since the epoch.
+    pub last_ended_secs: i64,
+}
+
+/// The file a pool page belongs to.
+pub type OwnerOf<'a> = &'a dyn Fn(PoolPage) -> Option<(InodeNo, FilePage)>;
+
+/// What a scrub works with.
+pub struct Scrub<'a> {
+    /// The frames and locks.
+    pub regions: &'a Regions,
+    /// The pages.
+    pub disk: &'a SummedDisk,
+    /// Waits.
+    pub timer: &'a dyn Timer,
+    /// Time.
+    pub clock: &'a dyn Clock,
+    /// For the log.
+    pub owner: OwnerOf<'a>,
+    /// Where it is.
+    pub figures: &'a Mutex<ScrubFigures>,
+    /// IOs of others as of the last look.
+    pub seen: Cell<u64>,
+}
+
+impl Scrub<'_> {
+    /// Gives pages in regions that were being written when the last server went down the sums of what they hold.
+    ///
+    /// # Errors
+    /// The sums cannot be read; the regions stay as they are.
+    pub async fn recover(&self) -> std::io::Result<()> {
+        self.disk.start().await?;
+        let mut settled = 0;
+        while let Some(region) = self.disk.next_recovering() {
+            for step in steps(region.clone()) {
+                self.give_way().await;
+                let guards = self.regions.locks.lock_many(step.clone().map(PoolPage)).await;
+                settled += self.disk.settle(step).await?;
+                drop(guards);
+            }
+            self.disk.recovered(&region);
+        }
+        if settled > 0 {
+            tracing::info!(
+                pages = settled,
+                "pages that were being written when the last server went down have new sums"
+            );
+        }
+        Ok(())
+    }
+
+    /// One pass over the pool.
+    ///
+    /// # Errors
+    /// The sums cannot be read; the pass is not done.
+    pub async fn pass(&self, rate_bytes: u64, stopped: &AtomicBool) -> std::io::Result<PassFigures> {
+        let pages = self.disk.sums().layout().pages();
+        {
+            let mut figures = self.figures.lock();
+            (figures.is_running, figures.position, figures.current) = (true, 0, PassFigures::default());
+        }
+        for step in steps(0..pages) {
+            if stopped.load(Ordering::Acquire) {
+                break;
+            }
+            let began = self.clock.monotonic();
+            let mut read = 0;
+            for run in self.held(step.clone()) {
+                if read == 0 {
+                    self.give_way().await;
+                }
+                read += run.end - run.start;
+                self.step(run).await?;
+            }
+            {
+                let mut figures = self.figures.lock();
+                figures.position = step.end;
+                figures.current.pages += read;
+            }
+            if read > 0 {
+                let pace = Duration::from_secs_f64((read * PAGE_SIZE_U64) as f64 / rate_bytes.max(1) as f64);
+                self.timer.sleep(pace.saturating_sub(self.clock.monotonic().saturating_sub(began))).await;
+            }
+        }
+        let mut figures = self.figures.lock();
+        figures.is_running = false;
+        Ok(figures.current)
+    }
+
+    /// Runs of pages that hold bytes.
+    fn held(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let sums = self.disk.sums();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for page in pages.filter(|page| sums.is_settled(PoolPage(*page))) {
+            match runs.last_mut() {
+                Some(run) if run.end == page => run.end += 1,
+                _ => runs.push(page..page + 1),
+            }
+        }
+        runs
+    }
+
+    async fn step(&self, run: Range<u64>) -> std::io::Result<()> {
+        let verdicts = self.disk.examine(run.clone()).await?;
+        for (page, verdict) in run.zip(verdicts).filter(|(_, verdict)| *verdict != Verdict::Good) {
+            self.look_again(PoolPage(page), verdict).await?;
+        }
+        Ok(())
+    }
+
+    /// What was not good without a lock, with it.
+    async fn look_again(&self, page: PoolPage, before: Verdict) -> std::io::Result<()> {
+        let _guard = self.regions.locks.lock_many([page]).await;
+        if !self.disk.sums().is_settled(page) {
+            return Ok(());
+        }
+        let verdict = match before {
+            Verdict::Unreadable => before,
+            _ => self.disk.examine(page.0..page.0 + 1).await?[0],
+        };
+        match verdict {
+            Verdict::Good | Verdict::InFlight => return Ok(()),
+            Verdict::NoSum => {
+                self.disk.settle(page.0..page.0 + 1).await?;
+                return Ok(());
+            }
+            Verdict::Rotten | Verdict::Unreadable => {}
+        }
+        let entry = self.regions.residency.load(page);
+        if entry.is_dirty() {
+            // It is about to be overwritten anyway.
+            return Ok(());
+        }
+        let owner = (self.owner)(page);
+        if owner.is_none() && !entry.is_resident() {
+            // It left its file.
+            return Ok(());
+        }
+        let mut healed = false;
+        if entry.is_resident() {
+            let (kind, offset) = (IoKind::Write, page.byte_offset());
+            let buffer = IoBuffer::Frames(vec![entry.frame()]);
+            let done = self.disk.submit(vec![IoRequest { kind, offset, buffer }]).await;
+            healed = done.iter().all(|done| done.result.is_ok());
+        }
+        let mut figures = self.figures.lock();
+        let rotten = verdict == Verdict::Rotten;
+        *(if rotten { &mut figures.current.rotten } else { &mut figures.current.unreadable }) += 1;
+        figures.current.healed += u64::from(healed);
+        drop(figures);
+        let (ino, file_page) = owner.map_or((0, 0), |(ino, file_page)| (ino.0, file_page.0));
+        tracing::error!(pool_page = %page, ino, page = file_page, healed, ?verdict, "scrub: a page on SSD is not what was written");
+        Ok(())
+    }
+
+    /// If requests came since the last step, waits until none come, a second at most.
+    async fn give_way(&self) {
+        let deadline = self.clock.monotonic() + GIVE_WAY_MOST;
+        loop {
+            let now = self.disk.sums().foreground();
+            if self.seen.replace(now) == now || self.clock.monotonic() >= deadline {
+                return;
+            }
+            self.timer.sleep(GIVE_WAY_LOOK).await;
+        }
+    }
+}
+
+fn steps(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = pages.end;
+    pages.step_by(STEP_PAGES as usize).map(move |first| first..end.min(first + STEP_PAGES))
+}
+
+/// Recovers, then scrubs once each interval; until `stopped`.
+pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &AtomicBool) {
+    if let Err(error) = scrub.recover().await {
+        tracing::error!(%error, "what was being written when the last server went down could not be looked at");
+    }
+    if options.rate_bytes == 0 {
+        return;
+    }
+    while !stopped.load(Ordering::Acquire) {
+        // Not at once: a start has better things to read, and many starts a day are not to be many passes.
+        let began = scrub.clock.monotonic();
+        scrub.timer.sleep(options.interval.min(FIRST_PASS_AFTER)).await;
+        match scrub.pass(options.rate_bytes, stopped).await {
+            Ok(found) => {
+                let mut figures = scrub.figures.lock();
+                figures.passes += 1;
+                figures.last = Some(found);
+                figures.last_ended_secs = scrub.clock.now().secs;
+                drop(figures);
+                let PassFigures { pages, rotten, healed, unreadable } = found;
+                tracing::info!(pages, rotten, healed, unreadable, "scrub: a pass is done");
+            }
+            Err(error) => tracing::error!(%error, "scrub: a pass could not be done"),
+        }
+        let rest = options.interval.saturating_sub(scrub.clock.monotonic().saturating_sub(began));
+        scrub.timer.sleep(rest).await;
+    }
+}
+
+/// How long after a start the first pass begins, unless the interval is shorter.
+const FIRST_PASS_AFTER: Duration = Duration::from_secs(600);
+
+/// Unmarks regions that are not being written any more, until `stopped`.
+pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBool) {
+    while !stopped.load(Ordering::Acquire) {
+        timer.sleep(SWEEP_INTERVAL).await;
+        if let Err(error) = disk.sweep().await {
+            tracing::error!(%error, "write intents could not be swept; they stay");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What a scrub finds, heals, and recovers after a crash.
+
+use super::harness::{Storage, stamped};
+use crate::pool::disk::LocalFuture;
+use crate::pool::simdisk::SimMode;
+use crate::tier::scrub::{PassFigures, Scrub, ScrubFigures};
+use crate::tier::write_back::Timer;
+use crate::tier::{Source, WriteAt, write, write_back_all};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PoolPage};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
+use futures_lite::future::{block_on, poll_once, yield_now};
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::pin::pin;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+const INO: InodeNo = InodeNo(1);
+const PAGES: usize = 12;
+
+/// Sleeping is moving the clock.
+struct Moves<'a>(&'a ManualClock);
+
+impl Timer for Moves<'_> {
+    fn sleep(&self, duration: Duration) -> LocalFuture<'static, ()> {
+        self.0.advance(duration);
+        Box::pin(yield_now())
+    }
+}
+
+/// A file of some pages, written back; all of it on SSD, or all of it in clean frames.
+fn storage(evicted: bool) -> Storage {
+    let storage = Storage::new(64, 40);
+    storage.meta.create(INO);
+    put(&storage, 0, PAGES);
+    block_on(write_back_all(&storage.regions, &storage.disk)).expect("durable");
+    if evicted {
+        assert_eq!(block_on(storage.regions.evict(&storage.disk, PAGES as u32)), PAGES as u32);
+    }
+    storage
+}
+
+fn put(storage: &Storage, page: usize, pages: usize) {
+    put_bytes(storage, page, &stamped(INO.0, (page * PAGE_SIZE) as u64, pages * PAGE_SIZE));
+}
+
+fn put_bytes(storage: &Storage, page: usize, bytes: &[u8]) {
+    let at = WriteAt::Offset((page * PAGE_SIZE) as u64);
+    let file = storage.file(INO.0);
+    block_on(write(&storage.regions, &storage.disk, &file, at, Source::Bytes(bytes))).expect("writes");
+}
+
+fn pool_page(storage: &Storage, page: u64) -> PoolPage {
+    storage.file(INO.0).state().table.get(FilePage(page)).expect("mapped").0
+}
+
+fn flip(storage: &Storage, page: PoolPage) {
+    let mut bytes: [u8; PAGE_SIZE] = storage.disk.peek(page.0).try_into().expect("a page");
+    bytes[1000] ^= 4;
+    storage.disk.poke(page.0, &bytes);
+}
+
+/// Recovers, then does a pass.
+fn scrub(storage: &Storage) -> PassFigures {
+    let clock = ManualClock::default();
+    let figures = Mutex::new(ScrubFigures::default());
+    let summed = storage.disk.summed();
+    let scrub = Scrub {
+        regions: &storage.regions,
+        disk: &summed,
+        timer: &Moves(&clock),
+        clock: &clock,
+        owner: &|_| Some((INO, FilePage(0))),
+        figures: &figures,
+        seen: Cell::new(0),
+    };
+    block_on(scrub.recover()).expect("recovers");
+    assert!(summed.next_recovering().is_none());
+    let found = block_on(scrub.pass(1 << 20, &AtomicBool::new(false))).expect("a pass");
+    assert!(!figures.lock().is_running);
+    found
+}
+
+#[test]
+fn what_rotted_on_ssd_is_found_and_what_is_in_a_frame_is_healed() {
+    let on_ssd = storage(true);
+    let clean = PassFigures { pages: PAGES as u64, ..PassFigures::default() };
+    assert_eq!(scrub(&on_ssd), clean);
+    let page = pool_page(&on_ssd, 5);
+    flip(&on_ssd, page);
+    assert_eq!(scrub(&on_ssd), PassFigures { rotten: 1, ..clean });
+    let file = on_ssd.file(INO.0);
+    assert_eq!(on_ssd.read(&file, (5 * PAGE_SIZE) as u64, 10), Err(Status::Io));
+    assert_eq!(on_ssd.read(&file, 0, PAGES * PAGE_SIZE), Err(Status::Io), "no part of a range is made up");
+    assert_eq!(on_ssd.read(&file, 0, 5 * PAGE_SIZE), Ok(stamped(INO.0, 0, 5 * PAGE_SIZE)));
+    assert_eq!(on_ssd.regions.figures().counts.rotten_pages, 2);
+    put(&on_ssd, 5, 1);
+    block_on(write_back_all(&on_ssd.regions, &on_ssd.disk)).expect("durable");
+    assert_eq!(scrub(&on_ssd), clean);
+    on_ssd.check();
+
+    let in_frames = storage(false);
+    let page = pool_page(&in_frames, 5);
+    let before = in_frames.disk.peek(page.0);
+    flip(&in_frames, page);
+    assert_eq!(scrub(&in_frames), PassFigures { rotten: 1, healed: 1, ..clean });
+    assert_eq!(in_frames.disk.peek(page.0), before);
+    assert_eq!(scrub(&in_frames), clean);
+    in_frames.check();
+}
+
+#[test]
+fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
+    let mut resummed = 0;
+    for seed in 0..60 {
+        println!("seed {seed}");
+        let random = SeededRandom::new(seed);
+        let storage = storage(true);
+        // Overwritten in place, and cut off somewhere.
+        for _ in 0..1 + random.next_u64() % 4 {
+            let other: Vec<u8> = stamped(seed + 2, 0, PAGE_SIZE);
+            put_bytes(&storage, random.next_u64() as usize % PAGES, &other);
+        }
+        storage.disk.set_mode(SimMode::Deferred);
+        {
+            let mut writing = pin!(write_back_all(&storage.regions, &storage.disk));
+            for _ in 0..random.next_u64() % 12 {
+                if block_on(poll_once(&mut writing)).is_some() {
+                    break;
+                }
+                storage.disk.step();
+            }
+        }
+        storage.disk.crash(&random);
+        storage.disk.set_mode(SimMode::AtOnce);
+        let after = storage.restart(storage.meta.crash(0));
+        let found = scrub(&after);
+        assert_eq!((found.rotten, found.unreadable), (0, 0), "seed {seed}");
+        let file = after.file(INO.0);
+        after.read(&file, 0, PAGES * PAGE_SIZE).expect("readable");
+        let sums = after.disk.summed().sums().figures();
+        assert_eq!((sums.accepted, sums.recovering_regions), (0, 0), "all have their sums");
+        resummed += sums.resummed;
+    }
+    println!("{resummed} pages had new sums");
+    assert!(resummed > 10);
+}
