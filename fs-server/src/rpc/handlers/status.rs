@@ -3,7 +3,9 @@
 use super::{Body, body};
 use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
+use crate::rpc::connection::RECEIVES;
 use crate::rpc::connections::MAX_CONNECTIONS;
+use crate::rpc::turns::MOST_RUNNING;
 use crate::rpc::worker::WorkerContext;
 use crate::session::MAX_SESSIONS;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -49,6 +51,12 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "export": { "read_only": server.export.read_only, "root_squash": server.export.root_squash },
         "durability": "fsync",
         "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
+        "byte_requests": {
+            "running": server.counters.turns.running(),
+            "running_bound": server.workers * MOST_RUNNING,
+            "waiting": server.counters.turns.waiting(),
+            "waiting_bound": MAX_CONNECTIONS * RECEIVES,
+        },
         "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
         "pool": {
             "page_bytes": PAGE_SIZE_U64,
