@@ -66,13 +66,13 @@ fn a_resident_read_costs_no_rpc() {
         assert_eq!(read(&volume, file.handle, 0, 16 * 4096), Ok(bytes.clone()));
         let counters = &volume.session().counters;
         let before = counters.rpc_requests.load(Ordering::Relaxed);
-        let reads = counters.onesided_reads.load(Ordering::Relaxed);
+        let reads = counters.onesided_reads.get();
         for page in 0..16u64 {
             let got = read(&volume, file.handle, page * 4096, 4096).expect("read");
             assert_eq!(got, bytes[page as usize * 4096..][..4096]);
         }
         assert_eq!(counters.rpc_requests.load(Ordering::Relaxed), before);
-        assert_eq!(counters.onesided_reads.load(Ordering::Relaxed), reads + 16);
+        assert_eq!(counters.onesided_reads.get(), reads + 16);
     });
 }
 

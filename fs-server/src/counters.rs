@@ -1,6 +1,8 @@
 //! Every figure the server counts, by name, for `status`.
 
+use crate::rpc::turns::TurnFigures;
 use cuttlefs_common::rpc::Request;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! rpc_kinds {
@@ -67,6 +69,8 @@ pub struct ServerCounters {
     pub written_bytes: AtomicU64,
     /// Bytes fetched by clients by RPC.
     pub fetched_bytes: AtomicU64,
+    /// Requests for file bytes.
+    pub turns: Arc<TurnFigures>,
 }
 
 impl Default for ServerCounters {
@@ -77,6 +81,7 @@ impl Default for ServerCounters {
             connections: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
+            turns: Arc::default(),
         }
     }
 }

@@ -13,7 +13,7 @@
 //! itself; neither ever gives them for another.
 
 use crate::meta::HashKey;
-use crate::rpc::dispatch::{Body, body};
+use crate::rpc::reply::{Body, body};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{Reply, Request};
 use cuttlefs_common::status::Status;

@@ -68,8 +68,7 @@ fn pool() -> (tempfile::TempDir, PathBuf) {
         state: ExtentState::Written,
     };
     let range = RangeUpdate { first: FilePage(0), end: FilePage(PAGES), extents: vec![extent] };
-    meta.commit_data(&[DataCommit { ino, ranges: vec![range], size: PAGES * PAGE_SIZE_U64 }])
-        .expect("committed");
+    meta.commit_data(&[DataCommit::of_ranges(ino, vec![range], PAGES * PAGE_SIZE_U64)]).expect("committed");
     meta.close(None).expect("closed");
     (base, dir)
 }

@@ -4,10 +4,10 @@ use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
 use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
-use crate::session::{Session, Windows};
+use crate::session::{Attachment, Session, Windows};
 use crate::sparse;
-use cuttlefs_common::ids::{FilePage, FileSlot};
-use cuttlefs_common::region::{PageSet, divide};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, PAGE_SIZE_U64};
+use cuttlefs_common::region::{AccessCounters, PageSet, divide};
 use cuttlefs_common::rpc::{OneSidedReads, Reply, Request};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -29,12 +29,8 @@ pub(crate) fn read(
         return Ok(0);
     }
     match one_sided(session, caller, file, offset, out)? {
-        Some(got) if got.missing.is_empty() => {
-            session.count_read(file, offset, &got);
-            Ok(got.valid_len)
-        }
+        Some(got) if got.missing.is_empty() => Ok(got.valid_len),
         Some(got) => {
-            session.count_read(file, offset, &got);
             session.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
             let mut lane = session.borrow_lane();
             let wanted = &mut out[..got.valid_len];
@@ -48,7 +44,7 @@ pub(crate) fn read(
     }
 }
 
-/// What can be had without the server's CPU; `None`: nothing, fetch it all.
+/// What can be had without the server's CPU, counted; `None`: nothing, fetch it all.
 fn one_sided(
     session: &Session,
     caller: &Caller,
@@ -56,34 +52,65 @@ fn one_sided(
     offset: u64,
     out: &mut [u8],
 ) -> Result<Option<OneSided>, FsError> {
-    let worth = session.one_sided_reads();
+    let Some(attachment) = session.look() else {
+        return Ok(None);
+    };
+    let worth = attachment.attached.one_sided;
     if worth == OneSidedReads::Off {
         return Ok(None);
     }
-    if let Some(windows) = session.windows() {
-        return match file.slot() {
-            Some(slot) => by_initiator(session, &windows, caller, file, slot, offset, out),
-            None => Ok(None),
-        };
+    let got = if let Some(windows) = &attachment.windows {
+        match file.slot() {
+            Some(slot) => by_initiator(session, windows, caller, file, slot, offset, out)?,
+            None => None,
+        }
+    } else if session.target_translates_for(&attachment) {
+        by_target(session, &attachment, file, offset, out)
+    } else {
+        None
+    };
+    if let (Some(got), Some(counters)) = (&got, attachment.counting.get()) {
+        count(counters, file.filekey(), offset, got);
     }
-    if !session.target_translates() {
-        return Ok(None);
+    Ok(got)
+}
+
+/// Counts the pages a one-sided read brought, for the server, which cannot see it (TeRM section 4.4).
+fn count(counters: &AccessCounters, filekey: FileKey, offset: u64, got: &OneSided) {
+    if got.valid_len == 0 {
+        return;
     }
-    if worth == OneSidedReads::Whole {
+    let first_page = offset / PAGE_SIZE_U64;
+    if got.missing.is_empty() {
+        let end_page = (offset + got.valid_len as u64).div_ceil(PAGE_SIZE_U64);
+        return counters.count(filekey, first_page, end_page);
+    }
+    for index in (0..divide(offset, got.valid_len).len()).filter(|index| !got.missing.contains(*index)) {
+        let page = first_page + index as u64;
+        counters.count(filekey, page, page + 1);
+    }
+}
+
+fn by_target(
+    session: &Session,
+    attachment: &Attachment,
+    file: &OpenFile,
+    offset: u64,
+    out: &mut [u8],
+) -> Option<OneSided> {
+    if attachment.attached.one_sided == OneSidedReads::Whole {
         let plan = Plan::new(&PageBitmap::default(), offset, out.len());
         let mut lane = session.borrow_lane();
-        return Ok(read_by_target(&mut lane, file.filekey(), None, &plan, offset, out));
+        return read_by_target(&mut lane, file.filekey(), None, &plan, offset, out);
     }
-    let Some(magic) = session.magic() else {
-        return Ok(None);
-    };
-    file.note_read((offset + out.len() as u64).div_ceil(cuttlefs_common::ids::PAGE_SIZE_U64));
+    file.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
     let plan = file.with_bitmap(|bitmap| Plan::new(bitmap, offset, out.len()));
     if plan.runs().is_empty() {
-        return Ok(None);
+        return None;
     }
     let mut lane = session.borrow_lane();
-    Ok(read_by_target(&mut lane, file.filekey(), Some(&magic), &plan, offset, out))
+    let magic = &attachment.attached.magic;
+    read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out)
 }
 
 fn by_initiator(
@@ -100,7 +127,7 @@ fn by_initiator(
         if let Some(layout) = cached.as_ref() {
             match read_by_initiator(windows, slot, layout, offset, out) {
                 Ok(got) => {
-                    session.counters.onesided_reads.fetch_add(1, Ordering::Relaxed);
+                    session.counters.onesided_reads.add(1);
                     return Ok(Some(got));
                 }
                 Err(NoAnswer::SlotGone) => return Ok(None),

@@ -1,14 +1,12 @@
 //! Counting one-sided reads for the server (TeRM section 4.4): the server cannot see them and pulls the counts.
 //!
-//! The counters are made when a server asks for them and shared over the control lane's connection. A new connection
-//! means a new sharing: the server pulls over the one it was told on.
+//! The counters are made when a server asks for them, belong to the attachment, and are shared over the control lane's
+//! connection. A new connection means a new sharing: the server pulls over the one it was told on.
 
 use super::{LaneGuard, Session};
-use crate::file::OpenFile;
 use crate::file::volume::FsError;
-use crate::onesided::OneSided;
 use cuttlefs_common::rdma::{Access, MemoryRegion};
-use cuttlefs_common::region::{AccessCounters, CountersShape, divide};
+use cuttlefs_common::region::{AccessCounters, CountersShape};
 use cuttlefs_common::rpc::{RemoteBuffer, Request};
 use std::sync::Arc;
 
@@ -34,17 +32,22 @@ impl Sharing {
             return Ok(());
         }
         self.over = Some(connection);
-        let sampling = session.attachment().and_then(|attachment| attachment.attached.sampling);
-        let Some(shape) = sampling.as_ref().and_then(CountersShape::of) else {
-            session.access_counters.store(None);
+        let Some(attachment) = session.attachment() else {
             return Ok(());
         };
-        let counters = match AccessCounters::new(shape) {
-            Ok(counters) => Arc::new(counters),
-            Err(error) => {
-                tracing::warn!(%error, "no memory to count reads in; the server will not see what is hot");
-                return Ok(());
-            }
+        let Some(shape) = attachment.attached.sampling.as_ref().and_then(CountersShape::of) else {
+            return Ok(());
+        };
+        let counters = match attachment.counting.get() {
+            // Of this session already: it is told over the new connection where they are.
+            Some(counters) => counters.clone(),
+            None => match AccessCounters::new(shape) {
+                Ok(counters) => counters,
+                Err(error) => {
+                    tracing::warn!(%error, "no memory to count reads in; the server will not see what is hot");
+                    return Ok(());
+                }
+            },
         };
         let access = Access { remote_atomic: false, ..Access::ALL };
         let region = match session.pd.register(counters.memory().clone(), access) {
@@ -62,33 +65,10 @@ impl Sharing {
         // The call may have reconnected.
         self.over = lane.connection_number();
         shared?;
-        session.access_counters.store(Some(counters));
+        // As is the attachment; what was there before is the same memory.
+        if let Some(attachment) = session.attachment() {
+            let _ = attachment.counting.set(counters);
+        }
         Ok(())
-    }
-}
-
-impl Session {
-    /// Counts the pages a one-sided read brought.
-    pub(crate) fn count_read(&self, file: &OpenFile, offset: u64, got: &OneSided) {
-        let counters = self.access_counters.load();
-        let Some(counters) = counters.as_ref() else {
-            return;
-        };
-        let filekey = file.filekey();
-        let mut first = None;
-        let mut end = 0;
-        for (index, part) in divide(offset, got.valid_len).enumerate() {
-            if got.missing.contains(index) {
-                if let Some(first) = first.take() {
-                    counters.count(filekey, first, end);
-                }
-            } else {
-                first.get_or_insert(part.page.0);
-                end = part.page.0 + 1;
-            }
-        }
-        if let Some(first) = first {
-            counters.count(filekey, first, end);
-        }
     }
 }

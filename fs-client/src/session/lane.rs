@@ -477,7 +477,7 @@ impl<'s> LaneGuard<'s> {
                 }
             }
         }
-        self.session.counters.onesided_reads.fetch_add(runs.len() as u64, Ordering::Relaxed);
+        self.session.counters.onesided_reads.add(runs.len() as u64);
         Some(lens)
     }
 }

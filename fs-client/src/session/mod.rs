@@ -18,6 +18,7 @@ mod control;
 mod counting;
 mod lane;
 mod recover;
+mod spread_count;
 mod unsynced;
 
 pub(crate) use lane::{DataBuffer, LaneGuard};
@@ -28,13 +29,14 @@ use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
-use cuttlefs_common::region::{AccessCounters, FileTable, MagicPattern, ResidencyTable};
-use cuttlefs_common::rpc::{Attached, OneSidedReads, Reply, Request, SLOTS_PER_SESSION, SyncScope};
+use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
+use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
 use lane::Lane;
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
+pub use spread_count::SpreadCount;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use unsynced::Unsynced;
 
@@ -80,16 +82,18 @@ pub(crate) struct Attachment {
     /// The link maps the server's tables: this side translates. Stays true when the windows are dropped.
     pub(crate) initiator_translates: bool,
     pub(crate) windows: Option<Arc<Windows>>,
+    /// Where one-sided reads are counted, once the server has been told. Stays when the windows are dropped.
+    pub(crate) counting: Arc<OnceLock<AccessCounters>>,
 }
 
-/// The server's tables, for the time of a read.
-pub(crate) struct WindowsGuard(arc_swap::Guard<Option<Arc<Attachment>>>);
+/// The current attachment, for the time of a read.
+pub(crate) struct AttachmentGuard(arc_swap::Guard<Option<Arc<Attachment>>>);
 
-impl std::ops::Deref for WindowsGuard {
-    type Target = Windows;
+impl std::ops::Deref for AttachmentGuard {
+    type Target = Attachment;
 
-    fn deref(&self) -> &Windows {
-        self.0.as_ref().and_then(|a| a.windows.as_deref()).expect("a guard is made of windows that are there")
+    fn deref(&self) -> &Attachment {
+        self.0.as_deref().expect("a guard is made of an attachment that is there")
     }
 }
 
@@ -99,7 +103,7 @@ pub struct ClientCounters {
     /// Requests answered.
     pub rpc_requests: AtomicU64,
     /// One-sided reads posted (target-translated) or done by loads (initiator-translated).
-    pub onesided_reads: AtomicU64,
+    pub onesided_reads: SpreadCount,
     /// Pages that came back as magic or would not validate.
     pub magic_hits: AtomicU64,
     /// Fetch RPCs.
@@ -112,13 +116,12 @@ impl ClientCounters {
     /// All of them, by the names people see. Relaxed: each is about this moment.
     pub fn figures(&self) -> [(&'static str, u64); 5] {
         [
-            ("rpc_requests", &self.rpc_requests),
-            ("onesided_reads", &self.onesided_reads),
-            ("magic_hits", &self.magic_hits),
-            ("sparse_fetches", &self.sparse_fetches),
-            ("reconnects", &self.reconnects),
+            ("rpc_requests", self.rpc_requests.load(Ordering::Relaxed)),
+            ("onesided_reads", self.onesided_reads.get()),
+            ("magic_hits", self.magic_hits.load(Ordering::Relaxed)),
+            ("sparse_fetches", self.sparse_fetches.load(Ordering::Relaxed)),
+            ("reconnects", self.reconnects.load(Ordering::Relaxed)),
         ]
-        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
     }
 }
 
@@ -150,8 +153,6 @@ pub struct Session {
     recovered: Mutex<Recovered>,
     open_files: OpenFiles,
     unsynced: Unsynced,
-    /// Where one-sided reads are counted, while a server wants to know.
-    access_counters: ArcSwapOption<AccessCounters>,
     shut_down: AtomicBool,
     /// The session is being ended by this side: that its connections go is no news.
     ending: AtomicBool,
@@ -195,7 +196,6 @@ impl Session {
             recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
             unsynced: Unsynced::default(),
-            access_counters: ArcSwapOption::empty(),
             shut_down: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
@@ -242,20 +242,10 @@ impl Session {
         self.attachment.load().as_ref().map_or(InodeNo::ROOT, |a| a.attached.root)
     }
 
-    /// The pattern that covers pages on SSD, as of the current attachment.
-    pub(crate) fn magic(&self) -> Option<MagicPattern> {
-        self.attachment.load().as_ref().map(|a| a.attached.magic)
-    }
-
-    /// What one-sided reads of file bytes are worth at the server of the current attachment.
-    pub(crate) fn one_sided_reads(&self) -> OneSidedReads {
-        self.attachment.load().as_ref().map_or(OneSidedReads::Off, |a| a.attached.one_sided)
-    }
-
-    /// The server's tables, if this link maps them and the server is there.
-    pub(crate) fn windows(&self) -> Option<WindowsGuard> {
+    /// The current attachment, looked at once for all a read wants of it: no reference is counted.
+    pub(crate) fn look(&self) -> Option<AttachmentGuard> {
         let attachment = self.attachment.load();
-        attachment.as_ref().is_some_and(|a| a.windows.is_some()).then_some(WindowsGuard(attachment))
+        attachment.is_some().then_some(AttachmentGuard(attachment))
     }
 
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
@@ -264,8 +254,12 @@ impl Session {
 
     /// Whether the target translates file addresses on this link.
     pub(crate) fn target_translates(&self) -> bool {
-        self.device.capabilities().file_regions
-            && self.attachment.load().as_ref().is_some_and(|a| !a.initiator_translates)
+        self.look().is_some_and(|attachment| self.target_translates_for(&attachment))
+    }
+
+    /// The same of an attachment.
+    pub(crate) fn target_translates_for(&self, attachment: &Attachment) -> bool {
+        self.device.capabilities().file_regions && !attachment.initiator_translates
     }
 
     /// A caller of the client's own, for requests no FUSE request stands behind.

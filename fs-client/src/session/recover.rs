@@ -51,6 +51,7 @@ impl Session {
                 attached,
                 initiator_translates: !windows.is_empty(),
                 windows: map_windows(windows).map(Arc::new),
+                counting: Arc::default(),
             })));
         }
         drop(attaching);

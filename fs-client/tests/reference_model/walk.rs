@@ -679,7 +679,7 @@ pub fn walk<S: Site>(site: S, steps: &[(usize, Step)]) -> Reached {
     for index in 0..2 {
         let counters = &walk.site.client(index).session().counters;
         reached.magic_hits += counters.magic_hits.load(Relaxed);
-        reached.onesided_reads += counters.onesided_reads.load(Relaxed);
+        reached.onesided_reads += counters.onesided_reads.get();
         reached.reconnects += counters.reconnects.load(Relaxed);
     }
     reached

@@ -102,8 +102,8 @@ impl UnitRecord {
 }
 
 /// A client's counters. All accesses are relaxed and increments are loads and stores: readers on several cores may
-/// lose a count to each other, and none waits for a line.
-#[derive(Debug)]
+/// lose a count to each other, and none waits for a line. A clone counts in the same memory.
+#[derive(Clone, Debug)]
 pub struct AccessCounters {
     memory: Arc<SharedMemory>,
     shape: CountersShape,

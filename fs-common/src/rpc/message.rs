@@ -597,14 +597,22 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// `TooLarge` if it is longer than a message can carry.
     pub fn encode_to_vec(&self) -> Result<Vec<u8>, BodyError> {
+        self.encode_behind(Vec::new())
+    }
+
+    /// The body behind what is there already: room for the message's header.
+    ///
+    /// # Errors
+    /// `TooLarge` if the body is longer than a message can carry.
+    pub fn encode_behind(&self, mut room: Vec<u8>) -> Result<Vec<u8>, BodyError> {
         const ROOM: usize = MAX_MESSAGE_BYTES as usize - super::HEADER_LEN;
-        let first = match self {
-            Reply::Fetched { inline, .. } => inline.len() + 64,
+        let before = room.len();
+        room.reserve(match self {
+            Reply::Fetched { inline, .. } => inline.len() + FETCHED_HEAD_MAX,
             _ => 256,
-        };
-        let body =
-            postcard::to_extend(self, Vec::with_capacity(first)).map_err(|_| BodyError::TooLarge(ROOM))?;
-        if body.len() > ROOM { Err(BodyError::TooLarge(ROOM)) } else { Ok(body) }
+        });
+        let message = postcard::to_extend(self, room).map_err(|_| BodyError::TooLarge(ROOM))?;
+        if message.len() - before > ROOM { Err(BodyError::TooLarge(ROOM)) } else { Ok(message) }
     }
 
     /// Parses a body; all of it must be used.
@@ -613,6 +621,34 @@ impl<'a> Reply<'a> {
     /// [`BodyError`].
     pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
         parse(body)
+    }
+}
+
+/// Longest head of a `Fetched` reply: the variant and two lengths, as varints.
+pub const FETCHED_HEAD_MAX: usize = 11;
+
+/// What stands before the inline bytes of a `Fetched` reply: for who has them where they are sent from already.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchedHead {
+    bytes: [u8; FETCHED_HEAD_MAX],
+    len: usize,
+}
+
+impl FetchedHead {
+    /// Of a reply with `inline_len` bytes.
+    pub fn new(valid_len: u32, inline_len: usize) -> Self {
+        let mut bytes = [0; FETCHED_HEAD_MAX];
+        let without = Reply::Fetched { valid_len, inline: &[] };
+        // Its last byte is the length, 0: the one that is wanted takes its place. A `usize` is a varint as a `u32` is.
+        let at = encode(&without, &mut bytes).expect("it fits the longest head") - 1;
+        let inline_len = u32::try_from(inline_len).expect("a message is shorter than 4 GiB");
+        let len = at + encode(&inline_len, &mut bytes[at..]).expect("it fits the longest head");
+        Self { bytes, len }
+    }
+
+    /// Its bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 

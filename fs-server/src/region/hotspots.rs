@@ -57,15 +57,9 @@ impl FromStr for Hotspots {
 }
 
 impl Regions {
-    /// Notes that the server itself read or wrote a page of a file.
-    pub(crate) fn note_access(&self, file: &FileRegion, page: u64, pool: PoolPage) {
-        if !self.policy().promotes {
-            return;
-        }
-        if self.hotspots == Hotspots::Pages {
-            self.heat.touch(pool);
-        }
-        self.units.add(file.ino(), page, 1);
+    /// Where a request notes the pages of a file that the server itself reads or writes for it.
+    pub(crate) fn tally<'r>(&'r self, file: &'r FileRegion) -> AccessTally<'r> {
+        AccessTally { regions: self, file, page: 0, pages: 0 }
     }
 
     /// Notes what a client counted in one unit: `pages[i]` one-sided reads of the unit's `i`-th page. Comes from a
@@ -180,6 +174,46 @@ impl Regions {
     /// Units that have a score.
     pub fn scored_units(&self) -> usize {
         self.units.len()
+    }
+}
+
+/// Accesses of one request. Pages of the same unit that follow one another are one addition to its score, whose lock
+/// all workers share.
+pub(crate) struct AccessTally<'r> {
+    regions: &'r Regions,
+    file: &'r FileRegion,
+    /// Of the pages of one unit that are not added yet: the last, and how many.
+    page: u64,
+    pages: u64,
+}
+
+impl AccessTally<'_> {
+    /// Notes one page.
+    pub(crate) fn note(&mut self, page: u64, pool: PoolPage) {
+        if !self.regions.policy().promotes {
+            return;
+        }
+        if self.regions.hotspots == Hotspots::Pages {
+            self.regions.heat.touch(pool);
+        }
+        let unit_pages = self.regions.units.unit_pages();
+        if self.page / unit_pages != page / unit_pages {
+            self.add();
+        }
+        self.page = page;
+        self.pages += 1;
+    }
+
+    fn add(&mut self) {
+        if self.pages > 0 {
+            self.regions.units.add(self.file.ino(), self.page, std::mem::take(&mut self.pages));
+        }
+    }
+}
+
+impl Drop for AccessTally<'_> {
+    fn drop(&mut self) {
+        self.add();
     }
 }
 

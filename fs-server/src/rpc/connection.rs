@@ -165,31 +165,74 @@ impl Connection {
 
     /// Sends a reply message. Waits while too many are in flight; a broken connection swallows it, because the
     /// client will ask again on its next one.
-    pub async fn send(&self, message: &[u8]) {
+    pub async fn send(self: &Arc<Self>, message: &[u8]) {
         let permit = self.replies.acquire_arc().await;
-        let index = {
-            let mut in_flight = self.in_flight.lock();
-            let index = in_flight.iter().position(Option::is_none).expect("a permit means a buffer");
-            in_flight[index] = Some(permit);
-            index
-        };
-        let offset = MESSAGE * (RECEIVES + index);
-        self.region.memory().write(offset, message);
-        let send = SendWr {
-            wr_id: WorkId::Reply(index).encode(),
-            op: SendOp::Send,
-            local: self.region.sge(offset as u64, message.len() as u32),
-            signaled: true,
-        };
-        if self.qp.post_send(&[send]).is_err() {
-            self.sent(index);
-            self.qp.close();
-        }
+        let buffer = self.reserve(permit);
+        buffer.memory().write(buffer.offset(), message);
+        buffer.post(0, message.len());
+    }
+
+    /// A reply buffer, if one is free now.
+    pub fn try_reserve(self: &Arc<Self>) -> Option<ReplyBuffer> {
+        Some(self.reserve(self.replies.try_acquire_arc()?))
+    }
+
+    fn reserve(self: &Arc<Self>, permit: SemaphoreGuardArc) -> ReplyBuffer {
+        let mut in_flight = self.in_flight.lock();
+        let index = in_flight.iter().position(Option::is_none).expect("a permit means a buffer");
+        in_flight[index] = Some(permit);
+        drop(in_flight);
+        ReplyBuffer { connection: self.clone(), index, posted: false }
     }
 
     /// A reply's send completed: its buffer is free.
     pub fn sent(&self, index: usize) {
         self.in_flight.lock()[index] = None;
+    }
+}
+
+/// A reply buffer that is being filled; free again when it is dropped, or when its send has completed.
+pub struct ReplyBuffer {
+    connection: Arc<Connection>,
+    index: usize,
+    /// The send's completion frees it.
+    posted: bool,
+}
+
+impl ReplyBuffer {
+    /// The memory it lies in.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        self.connection.region.memory()
+    }
+
+    /// Where in that memory it starts. It has room for the longest message.
+    pub fn offset(&self) -> usize {
+        MESSAGE * (RECEIVES + self.index)
+    }
+
+    /// Sends `[start, start + len)` of it. A broken connection swallows it.
+    pub fn post(mut self, start: usize, len: usize) {
+        assert!(start + len <= MESSAGE, "a reply longer than its buffer");
+        let send = SendWr {
+            wr_id: WorkId::Reply(self.index).encode(),
+            op: SendOp::Send,
+            local: self.connection.region.sge((self.offset() + start) as u64, len as u32),
+            signaled: true,
+        };
+        // Before it is posted: its completion may come first.
+        self.posted = true;
+        if self.connection.qp.post_send(&[send]).is_err() {
+            self.posted = false;
+            self.connection.qp.close();
+        }
+    }
+}
+
+impl Drop for ReplyBuffer {
+    fn drop(&mut self) {
+        if !self.posted {
+            self.connection.sent(self.index);
+        }
     }
 }
 

@@ -7,26 +7,15 @@
 use super::admit;
 use super::connection::Connection;
 use super::handlers;
+use super::reply::{Body, Message};
 use super::worker::WorkerContext;
 use crate::session::Admission;
-use cuttlefs_common::ids::{SlotIndex, TraceId};
-use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request, RequestHeader};
+use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
 use cuttlefs_common::status::Status;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// An encoded reply body.
-pub type Body = Vec<u8>;
-
-/// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
-pub fn body(reply: &Reply<'_>) -> Result<Body, Status> {
-    reply.encode_to_vec().map_err(|error| {
-        tracing::error!(%error, "a reply does not fit one message");
-        Status::ValueTooLarge
-    })
-}
 
 /// Who sent a request, as far as handlers care.
 #[derive(Clone, Copy, Debug)]
@@ -83,16 +72,15 @@ async fn answer(
         Request::Status => handlers::status(context),
         _ => {
             let Some(session) = connection.session().cloned() else {
-                let reply = message(header, Err(Status::SessionExpired));
-                return connection.send(&reply).await;
+                return Message::new(header, Err(Status::SessionExpired)).send(connection).await;
             };
             if let Err(status) = context.server.sessions.note_request(&session) {
-                return connection.send(&message(header, Err(status))).await;
+                return Message::new(header, Err(status)).send(connection).await;
             }
             let admission =
                 session.slot(header.slot).and_then(|slot| slot.lock().admit(header.seq, connection.number()));
             let first = match admission {
-                Err(status) => return connection.send(&message(header, Err(status))).await,
+                Err(status) => return Message::new(header, Err(status)).send(connection).await,
                 Ok(Admission::Replay(reply)) => return connection.send(&reply).await,
                 Ok(Admission::Running) => return,
                 Ok(Admission::Run { first }) => first,
@@ -109,7 +97,7 @@ async fn answer(
             }
             let reply = reply_to(context, header, result);
             // What failed with its connection was not answered: it runs again when it is sent again.
-            let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.as_slice()));
+            let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.to_vec()));
             let answer_to = match session.slot(header.slot) {
                 Ok(slot) => slot.lock().finish(kept),
                 Err(_) => connection.number(),
@@ -120,33 +108,22 @@ async fn answer(
                     other.qp().close();
                 }
             } else if answer_to == connection.number() {
-                connection.send(&reply).await;
+                reply.send(connection).await;
             } else if let Some(other) = context.server.connections.get(answer_to) {
-                other.send(&reply).await;
+                other.send(&reply.to_vec()).await;
             }
             return;
         }
     };
-    connection.send(&reply_to(context, header, result)).await;
+    reply_to(context, header, result).send(connection).await;
 }
 
 /// The message a handler's result makes, with the inode numbers clients know.
-fn reply_to(context: &WorkerContext, header: &RequestHeader, result: Result<Body, Status>) -> Vec<u8> {
-    match &context.server.veil {
-        Some(veil) => message(header, result.and_then(|body| veil.hide_reply(&body))),
-        None => message(header, result),
-    }
-}
-
-fn message(header: &RequestHeader, result: Result<Body, Status>) -> Vec<u8> {
-    let (outcome, body) = match result {
-        Ok(body) => (Ok(()), body),
-        Err(status) => (Err(status), Vec::new()),
+fn reply_to(context: &WorkerContext, header: &RequestHeader, result: Result<Body, Status>) -> Message {
+    let result = match (&context.server.veil, result) {
+        (Some(veil), Ok(Body::Encoded(encoded))) => veil.hide_reply(&encoded[HEADER_LEN..]),
+        // A fetch's reply names no inode.
+        (_, result) => result,
     };
-    let (slot, seq, trace): (SlotIndex, u64, TraceId) = (header.slot, header.seq, header.trace);
-    let reply = ReplyHeader { slot, seq, trace, result: outcome };
-    let mut message = Vec::with_capacity(HEADER_LEN + body.len());
-    message.extend_from_slice(&reply.encode(body.len() as u32));
-    message.extend_from_slice(&body);
-    message
+    Message::new(header, result)
 }

@@ -12,6 +12,8 @@ pub mod connections;
 pub mod dispatch;
 /// What each request does.
 pub mod handlers;
+/// Replies before they are sent.
+pub mod reply;
 /// Pulling what clients counted.
 pub mod sampling;
 /// One-sided transfers the server posts.

@@ -15,11 +15,32 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
 /// Requests for file bytes that run on one worker at once: enough to keep a fast SSD busy, few enough that one that
 /// comes next waits for a few of them only.
 pub const MOST_RUNNING: usize = 64;
+
+/// Requests for file bytes on all workers, of about this moment: for `status`. Relaxed.
+#[derive(Debug, Default)]
+pub struct TurnFigures {
+    running: AtomicUsize,
+    waiting: AtomicUsize,
+}
+
+impl TurnFigures {
+    /// Requests that hold a turn.
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// Requests that wait for one.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
 
 #[derive(Default)]
 struct Waiter {
@@ -33,25 +54,26 @@ struct State {
     order: VecDeque<u64>,
     queues: HashMap<u64, VecDeque<Rc<RefCell<Waiter>>>>,
     waiting: usize,
+    figures: Arc<TurnFigures>,
 }
 
 /// The turns of one worker.
 #[derive(Clone)]
 pub struct Turns(Rc<RefCell<State>>);
 
-impl Default for Turns {
-    fn default() -> Self {
-        Self::new(MOST_RUNNING)
-    }
-}
-
 impl Turns {
-    fn new(most_running: usize) -> Self {
+    /// `MOST_RUNNING` turns, counted in `figures`.
+    pub fn new(figures: Arc<TurnFigures>) -> Self {
+        Self::of(MOST_RUNNING, figures)
+    }
+
+    fn of(most_running: usize, figures: Arc<TurnFigures>) -> Self {
         Self(Rc::new(RefCell::new(State {
             free: most_running,
             order: VecDeque::new(),
             queues: HashMap::new(),
             waiting: 0,
+            figures,
         })))
     }
 
@@ -62,6 +84,7 @@ impl Turns {
             // Those who wait come first, or a steady stream would starve them.
             if state.free > 0 && state.waiting == 0 {
                 state.free -= 1;
+                state.figures.running.fetch_add(1, Ordering::Relaxed);
                 return Turn { turns: self.clone() };
             }
         }
@@ -69,6 +92,7 @@ impl Turns {
         {
             let mut state = self.0.borrow_mut();
             state.waiting += 1;
+            state.figures.waiting.fetch_add(1, Ordering::Relaxed);
             let queue = state.queues.entry(session).or_default();
             queue.push_back(waiter.clone());
             if queue.len() == 1 {
@@ -94,6 +118,7 @@ impl Turns {
         let mut state = self.0.borrow_mut();
         let Some(session) = state.order.pop_front() else {
             state.free += 1;
+            state.figures.running.fetch_sub(1, Ordering::Relaxed);
             return;
         };
         let queue = state.queues.get_mut(&session).expect("a session in the order has waiters");
@@ -104,6 +129,8 @@ impl Turns {
             state.order.push_back(session);
         }
         state.waiting -= 1;
+        // The turn itself goes on running, as another request's.
+        state.figures.waiting.fetch_sub(1, Ordering::Relaxed);
         drop(state);
         let mut waiter = waiter.borrow_mut();
         waiter.granted = true;
@@ -125,6 +152,7 @@ impl Turns {
             state.order.retain(|other| *other != session);
         }
         state.waiting -= left;
+        state.figures.waiting.fetch_sub(left, Ordering::Relaxed);
     }
 }
 
@@ -174,7 +202,7 @@ mod tests {
 
     #[test]
     fn sessions_take_turns_whatever_they_ask_for() {
-        let turns = Turns::new(1);
+        let turns = Turns::of(1, Arc::default());
         let running = block_on(turns.take(1));
         let mut greedy: Vec<Taking<'_>> = (0..4).map(|_| Box::pin(turns.take(1)) as Taking<'_>).collect();
         greedy.iter_mut().for_each(|taking| assert!(is_ready(taking).is_none()));
@@ -197,27 +225,32 @@ mod tests {
 
     #[test]
     fn who_leaves_the_line_takes_nothing_along() {
-        let turns = Turns::new(1);
+        let figures = Arc::new(TurnFigures::default());
+        let turns = Turns::of(1, figures.clone());
         let running = block_on(turns.take(1));
         let mut waits: Taking<'_> = Box::pin(turns.take(2));
         let mut leaves: Taking<'_> = Box::pin(turns.take(3));
         let mut granted: Taking<'_> = Box::pin(turns.take(4));
         assert!(is_ready(&mut waits).is_none() && is_ready(&mut leaves).is_none());
         assert!(is_ready(&mut granted).is_none());
+        assert_eq!((figures.running(), figures.waiting()), (1, 3));
         drop(leaves);
+        assert_eq!((figures.running(), figures.waiting()), (1, 2));
         drop(running);
+        assert_eq!((figures.running(), figures.waiting()), (1, 1));
         drop(is_ready(&mut waits).expect("its turn"));
         // Granted, but dropped before it looked.
         drop(granted);
         assert_eq!((turns.0.borrow().free, turns.0.borrow().waiting), (1, 0));
         assert!(turns.0.borrow().queues.is_empty() && turns.0.borrow().order.is_empty());
+        assert_eq!((figures.running(), figures.waiting()), (0, 0));
         let again = pin!(turns.take(5));
         drop(block_on(again));
     }
 
     #[test]
     fn newcomers_do_not_overtake() {
-        let turns = Turns::new(2);
+        let turns = Turns::of(2, Arc::default());
         let (a, b) = (block_on(turns.take(1)), block_on(turns.take(1)));
         let mut waits: Taking<'_> = Box::pin(turns.take(2));
         assert!(is_ready(&mut waits).is_none());

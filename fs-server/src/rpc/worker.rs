@@ -58,12 +58,13 @@ impl WorkerContext {
         spawn: Box<dyn Fn(Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
+        let turns = Turns::new(server.counters.turns.clone());
         Ok(Rc::new(Self {
             server,
             disk,
             bounce: BouncePool::new(pd)?,
             transfers: Transfers::default(),
-            turns: Turns::default(),
+            turns,
             spawn,
             sleep,
             connections: RefCell::default(),

@@ -122,6 +122,8 @@ impl Round<'_> {
         self.size = self.size.min(size);
         let mut moved = Vec::new();
         let mut misses = Vec::new();
+        let mut tally = self.regions.tally(self.file);
+        let mut hits = 0;
         for (part, view) in views {
             match view {
                 PageView::Zeros => sink.put_zeros(part.offset_in_request, part.len),
@@ -135,14 +137,18 @@ impl Round<'_> {
                     let from = Frames::offset(before.frame()) + part.offset_in_page;
                     sink.put_from_memory(part.offset_in_request, part.len, frames.memory(), from);
                     if before.validates(self.regions.residency.table().load_after_copy(pool)) {
-                        self.regions.note_access(self.file, part.page.0, pool);
-                        add(&self.regions.counters.fetch_hits, 1);
+                        tally.note(part.page.0, pool);
+                        hits += 1;
                         clear_past_end(sink, &part, size);
                     } else {
                         moved.push(part);
                     }
                 }
             }
+        }
+        drop(tally);
+        if hits > 0 {
+            add(&self.regions.counters.fetch_hits, hits);
         }
         if !misses.is_empty() {
             self.read(misses, size, sink, &mut moved).await?;
@@ -157,14 +163,16 @@ impl Round<'_> {
         sink: &mut Sink<'_>,
         moved: &mut Vec<PagePart>,
     ) -> Result<(), Status> {
+        let mut tally = self.regions.tally(self.file);
         for miss in &mut misses {
             if !self.ahead {
-                self.regions.note_access(self.file, miss.part.page.0, miss.pool);
+                tally.note(miss.part.page.0, miss.pool);
             }
             if self.ahead || self.regions.is_worth_a_frame(miss.pool) {
                 miss.frame = self.regions.take_frame();
             }
         }
+        drop(tally);
         if self.ahead {
             misses.retain(|miss| miss.frame.is_some());
         }

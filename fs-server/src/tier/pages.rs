@@ -96,7 +96,9 @@ pub(super) async fn change_pages(
     log: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
     let _guards = regions.locks.lock_many(changes.iter().map(|change| change.pool)).await;
-    changes.iter().for_each(|change| regions.note_access(file, change.file_page.0, change.pool));
+    let mut tally = regions.tally(file);
+    changes.iter().for_each(|change| tally.note(change.file_page.0, change.pool));
+    drop(tally);
     let mut ways: Vec<Way> = changes
         .iter()
         .map(|change| {

@@ -2,6 +2,7 @@
 
 use super::{Body, Call, body, done};
 use crate::region::FileRegion;
+use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use crate::tier::{self, WriteAt};
 use cuttlefs_common::attr::FileKind;
@@ -27,6 +28,10 @@ impl Call<'_> {
             }
             _ => Status::Malformed,
         }
+    }
+
+    fn note_fetched(&self, bytes: usize) {
+        self.context.server.counters.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
@@ -57,18 +62,15 @@ pub(super) async fn fetch(
             if len > MAX_INLINE_BYTES {
                 return Err(Status::Invalid);
             }
-            let mut bytes = vec![0; len];
-            let target = tier::Sink::Bytes(&mut bytes);
+            let Some(reply) = FetchedBody::begin(call.connection) else {
+                return fetch_aside(call, &file, offset, len, pages).await;
+            };
+            let (memory, at) = reply.place();
+            let target = tier::Sink::Memory { memory, offset: at };
             let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
-            // Moved together in place: the first run is there already, and mostly there is no other.
-            let mut wanted_len = 0;
-            for (start, run) in runs(offset, valid_len as usize, pages) {
-                bytes.copy_within(start..start + run, wanted_len);
-                wanted_len += run;
-            }
-            let wanted = &bytes[..wanted_len];
-            server.counters.fetched_bytes.fetch_add(wanted.len() as u64, Ordering::Relaxed);
-            return body(&Reply::Fetched { valid_len, inline: wanted });
+            let runs = runs(offset, valid_len as usize, pages);
+            call.note_fetched(runs.iter().map(|(_, run)| run).sum());
+            return Ok(reply.finish(valid_len, &runs));
         }
         Sink::Push(buffer) => {
             let bounce = Rc::new(call.context.bounce.lend().await);
@@ -81,13 +83,35 @@ pub(super) async fn fetch(
                     .run(call.connection, Direction::Push, &bounce, &buffer, start, run)
                     .await
                     .map_err(|status| call.transfer_failed(status))?;
-                fetched += run as u64;
+                fetched += run;
             }
-            server.counters.fetched_bytes.fetch_add(fetched, Ordering::Relaxed);
+            call.note_fetched(fetched);
             valid_len
         }
     };
     body(&Reply::Fetched { valid_len, inline: &[] })
+}
+
+/// A short fetch while all of the connection's reply buffers are in flight: its client is slow to take its replies.
+async fn fetch_aside(
+    call: &Call<'_>,
+    file: &FileRegion,
+    offset: u64,
+    len: usize,
+    pages: &PageSet,
+) -> Result<Body, Status> {
+    let regions = &call.context.server.regions;
+    let mut bytes = vec![0; len];
+    let target = tier::Sink::Bytes(&mut bytes);
+    let valid_len =
+        tier::fetch(regions, call.context.disk.as_ref(), file, offset, len, pages, target).await?;
+    let mut wanted_len = 0;
+    for (start, run) in runs(offset, valid_len as usize, pages) {
+        bytes.copy_within(start..start + run, wanted_len);
+        wanted_len += run;
+    }
+    call.note_fetched(wanted_len);
+    body(&Reply::Fetched { valid_len, inline: &bytes[..wanted_len] })
 }
 
 /// Neighbouring wanted pages as (offset in the request, length): each is one RDMA WRITE.

@@ -13,7 +13,7 @@ pub use status::status;
 
 use super::admit;
 use super::connection::Connection;
-use super::dispatch::{Body, body};
+use super::reply::{Body, body};
 use super::worker::WorkerContext;
 use crate::export::Identity;
 use crate::meta::RequestId;

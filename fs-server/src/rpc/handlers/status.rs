@@ -5,7 +5,9 @@ use crate::config::Durability;
 use crate::pool::sums::REGION_PAGES;
 use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
+use crate::rpc::connection::RECEIVES;
 use crate::rpc::connections::MAX_CONNECTIONS;
+use crate::rpc::turns::MOST_RUNNING;
 use crate::rpc::worker::WorkerContext;
 use crate::session::MAX_SESSIONS;
 use crate::tier::PassFigures;
@@ -74,6 +76,12 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             })
         }),
         "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
+        "byte_requests": {
+            "running": server.counters.turns.running(),
+            "running_bound": server.workers * MOST_RUNNING,
+            "waiting": server.counters.turns.waiting(),
+            "waiting_bound": MAX_CONNECTIONS * RECEIVES,
+        },
         "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
         "pool": {
             "page_bytes": PAGE_SIZE_U64,

@@ -1,0 +1,144 @@
+//! Replies before they are sent.
+//!
+//! Owns how a reply's bytes are put together, so that they are copied as seldom as can be. Most replies are encoded
+//! behind room for their header. A short fetch's file bytes go from their frame straight to where they are sent from:
+//!
+//! ```text
+//! reply buffer:  [ ... | header 48 | head of `Fetched` | file bytes ... ]
+//!                                                      ^ FETCHED_AT: a page boundary
+//! ```
+//!
+//! # Invariants
+//! * A reply buffer holds what an earlier reply left, maybe another file's bytes: only what this reply put there is sent.
+//! * Nobody waits for a reply buffer while holding a turn: a client that takes no replies would keep others from theirs.
+
+use super::connection::{Connection, ReplyBuffer};
+use cuttlefs_common::ids::PAGE_SIZE;
+use cuttlefs_common::rpc::{
+    FETCHED_HEAD_MAX, FetchedHead, HEADER_LEN, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, Reply, ReplyHeader,
+    RequestHeader,
+};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// Where a fetch's file bytes begin in a reply buffer: at a page boundary, as they lie in their frames.
+const FETCHED_AT: usize = PAGE_SIZE;
+const _: () = assert!(HEADER_LEN + FETCHED_HEAD_MAX <= FETCHED_AT);
+const _: () = assert!(FETCHED_AT + MAX_INLINE_BYTES <= MAX_MESSAGE_BYTES as usize);
+
+/// A reply without its header.
+pub enum Body {
+    /// Encoded, behind `HEADER_LEN` bytes of room.
+    Encoded(Vec<u8>),
+    /// A short fetch's, whose file bytes lie where they are sent from.
+    Fetched(FetchedBody),
+}
+
+/// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
+pub fn body(reply: &Reply<'_>) -> Result<Body, Status> {
+    let encoded = reply.encode_behind(vec![0; HEADER_LEN]).map_err(|error| {
+        tracing::error!(%error, "a reply does not fit one message");
+        Status::ValueTooLarge
+    })?;
+    Ok(Body::Encoded(encoded))
+}
+
+/// Where a short fetch puts its bytes.
+pub struct FetchedBody {
+    buffer: ReplyBuffer,
+    head: FetchedHead,
+    /// File bytes behind the head.
+    len: usize,
+}
+
+impl FetchedBody {
+    /// Takes one of the connection's reply buffers, if one is free.
+    pub fn begin(connection: &Arc<Connection>) -> Option<Self> {
+        let buffer = connection.try_reserve()?;
+        Some(Self { buffer, head: FetchedHead::new(0, 0), len: 0 })
+    }
+
+    /// For the fetch: memory, and where in it the request's first byte goes. There is room for `MAX_INLINE_BYTES`.
+    pub fn place(&self) -> (&cuttlefs_common::memory::SharedMemory, usize) {
+        (self.buffer.memory(), self.buffer.offset() + FETCHED_AT)
+    }
+
+    /// The fetch is done: moves `runs` of it (offset in the request, length) together.
+    pub fn finish(mut self, valid_len: u32, runs: &[(usize, usize)]) -> Body {
+        let (memory, at) = self.place();
+        let mut len = 0;
+        for &(start, run) in runs {
+            if start != len {
+                // Mostly there is one run, which begins at 0: this is not the way of most reads.
+                let mut moved = vec![0; run];
+                memory.read(at + start, &mut moved);
+                memory.write(at + len, &moved);
+            }
+            len += run;
+        }
+        self.head = FetchedHead::new(valid_len, len);
+        self.len = len;
+        Body::Fetched(self)
+    }
+}
+
+/// A reply with its header.
+pub enum Message {
+    /// To be copied to a reply buffer.
+    Bytes(Vec<u8>),
+    /// In one already.
+    InPlace {
+        /// Which.
+        buffer: ReplyBuffer,
+        /// Where in it.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+}
+
+impl Message {
+    /// The reply to a request.
+    pub fn new(header: &RequestHeader, result: Result<Body, Status>) -> Self {
+        let (outcome, body) = match result {
+            Ok(body) => (Ok(()), body),
+            Err(status) => (Err(status), Body::Encoded(vec![0; HEADER_LEN])),
+        };
+        let reply = ReplyHeader { slot: header.slot, seq: header.seq, trace: header.trace, result: outcome };
+        match body {
+            Body::Encoded(mut message) => {
+                let len = message.len() - HEADER_LEN;
+                message[..HEADER_LEN].copy_from_slice(&reply.encode(len as u32));
+                Self::Bytes(message)
+            }
+            Body::Fetched(FetchedBody { buffer, head, len }) => {
+                let body_len = head.as_slice().len() + len;
+                let start = FETCHED_AT - head.as_slice().len() - HEADER_LEN;
+                let at = buffer.offset() + start;
+                buffer.memory().write(at, &reply.encode(body_len as u32));
+                buffer.memory().write(at + HEADER_LEN, head.as_slice());
+                Self::InPlace { buffer, start, len: HEADER_LEN + body_len }
+            }
+        }
+    }
+
+    /// Its bytes: to keep them, or to send them over another connection than the request came over.
+    pub fn to_vec(&self) -> Vec<u8> {
+        match self {
+            Self::Bytes(bytes) => bytes.clone(),
+            Self::InPlace { buffer, start, len } => {
+                let mut bytes = vec![0; *len];
+                buffer.memory().read(buffer.offset() + start, &mut bytes);
+                bytes
+            }
+        }
+    }
+
+    /// Sends it over the connection its request came over.
+    pub async fn send(self, connection: &Arc<Connection>) {
+        match self {
+            Self::Bytes(bytes) => connection.send(&bytes).await,
+            Self::InPlace { buffer, start, len } => buffer.post(start, len),
+        }
+    }
+}
