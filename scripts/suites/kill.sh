@@ -94,6 +94,7 @@ sqlite_writer() {
 
 mkdir "$MNT/synced"
 sqlite3 "$MNT/rows.db" 'PRAGMA synchronous=FULL; CREATE TABLE rows (n INTEGER PRIMARY KEY, body TEXT)' || fail "sqlite: create"
+touch "$WORK/noted"
 python3 "$WORK/fsync_writer.py" "$MNT/synced" "$WORK/noted" "$WORK/stop" >"$WORK/writer.log" 2>&1 &
 writer=$!
 churn >"$WORK/churn.log" 2>&1 &
