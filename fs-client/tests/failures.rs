@@ -339,6 +339,30 @@ fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
 }
 
 #[test]
+fn a_recovery_that_is_cut_leaves_nothing_open() {
+    for cut in [Cut::Request, Cut::Reply] {
+        for pass in 0..8 {
+            let translation = Translation::Target;
+            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 64, deferred: false };
+            let world = World::new(config);
+            let volume = world.client();
+            let made = volume.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE);
+            let (attr, file) = made.expect("create");
+            // Not synced: recovery writes it again, with a key of its own.
+            volume.write(&CALLER, file.handle, 0, b"kept").expect("write");
+            volume.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
+            world.kill();
+            world.start();
+            world.network().cut_after(cut, pass);
+            assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"kept".to_vec()), "{cut:?} after {pass}");
+            volume.release(file.handle);
+            let gone = volume.get_attr(&CALLER, attr.ino);
+            assert_eq!(gone, Err(FsError::Server(Status::Stale)), "{cut:?} after {pass}: it is still open");
+        }
+    }
+}
+
+#[test]
 fn a_truncating_set_attr_runs_once() {
     cut_both_ways(|world, cut| {
         let volume = world.client();

@@ -24,6 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// No fault in particular.
+const ANY: u64 = u64::MAX;
 /// Largest piece that is looked at as one.
 const PIECE_BYTES: usize = 16 * 1024;
 /// How often a pump looks whether its connection is to end.
@@ -68,6 +70,11 @@ struct Shared {
     seed: u64,
     /// One piece in so many has a fault; 0: none.
     one_in: AtomicU64,
+    /// Connections up to this number carry nothing any more, and stand.
+    dead_up_to: AtomicU64,
+    connections: AtomicU64,
+    /// The only fault there is, by `Fault as usize`; `ANY`: all of them.
+    only: AtomicU64,
     stopped: AtomicBool,
     figures: Figures,
 }
@@ -89,6 +96,9 @@ impl BadLink {
             to,
             seed,
             one_in: AtomicU64::new(0),
+            dead_up_to: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            only: AtomicU64::new(ANY),
             stopped: AtomicBool::new(false),
             figures: Figures::default(),
         });
@@ -105,6 +115,17 @@ impl BadLink {
     /// From now on one piece in so many has a fault; 0: none.
     pub fn set_faults(&self, one_in: u64) {
         self.shared.one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    /// From now on only this one.
+    pub fn set_only(&self, fault: Fault) {
+        self.shared.only.store(fault as u64, Ordering::Relaxed);
+    }
+
+    /// The connections there are stay up and carry nothing any more.
+    pub fn swallow(&self) {
+        let all = self.shared.connections.load(Ordering::Relaxed);
+        self.shared.dead_up_to.store(all, Ordering::Relaxed);
     }
 
     /// What was done so far.
@@ -127,11 +148,12 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         let (Ok(client), Ok(server)) = (client, TcpStream::connect(shared.to)) else { continue };
+        shared.connections.store(number, Ordering::Relaxed);
         let damaged = Arc::new(AtomicBool::new(false));
         for (from, to, seed) in [(&client, &server, 2 * number), (&server, &client, 2 * number + 1)] {
             let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) else { continue };
             let random = SeededRandom::new(shared.seed.wrapping_mul(0x9e37_79b9).wrapping_add(seed));
-            let pump = Pump { from, to, random, shared: shared.clone(), damaged: damaged.clone() };
+            let pump = Pump { number, from, to, random, shared: shared.clone(), damaged: damaged.clone() };
             std::thread::spawn(move || pump.run());
         }
     }
@@ -139,6 +161,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 
 /// One direction of a connection.
 struct Pump {
+    number: u64,
     from: TcpStream,
     to: TcpStream,
     random: SeededRandom,
@@ -193,11 +216,17 @@ impl Pump {
 
     /// Passes a piece on; says whether it was damaged, `None` if the connection is over.
     fn pass(&mut self, piece: &[u8]) -> Option<bool> {
+        if self.number <= self.shared.dead_up_to.load(Ordering::Relaxed) {
+            return Some(false);
+        }
         let one_in = self.shared.one_in.load(Ordering::Relaxed);
         if one_in == 0 || !self.random.next_u64().is_multiple_of(one_in) {
             return self.to.write_all(piece).ok().map(|()| false);
         }
-        let fault = Fault::ALL[self.below(Fault::ALL.len())];
+        let fault = match self.shared.only.load(Ordering::Relaxed) {
+            ANY => Fault::ALL[self.below(Fault::ALL.len())],
+            only => Fault::ALL[only as usize],
+        };
         self.shared.figures.faults[fault as usize].fetch_add(1, Ordering::Relaxed);
         let middle = self.below(piece.len());
         let end = middle + 1 + self.below(piece.len() - middle);
