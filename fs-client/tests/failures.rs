@@ -173,6 +173,24 @@ fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
 }
 
 #[test]
+fn a_punched_end_keeps_its_length_over_a_killed_server() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
+        let mut expected = pattern(20_000);
+        volume.write(&CALLER, file.handle, 0, &expected).expect("write");
+        volume.allocate(&CALLER, file.handle, 9_000, 11_000, Allocate::PunchHole).expect("punch");
+        expected[9_000..].fill(0);
+        world.kill();
+        world.start();
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(20_000));
+        assert!(read(&volume, file.handle, 0, 30_000) == Ok(expected), "other bytes");
+        volume.unlink(&CALLER, ROOT, b"f").expect("unlink");
+        volume.shut_down();
+    });
+}
+
+#[test]
 fn names_change_once() {
     cut_both_ways(|world, cut| {
         let volume = world.client();
