@@ -120,7 +120,7 @@ model_check() {
     phase model-check 900 cargo test -p cuttlefs-server --locked --features model-check --lib region::model
 }
 
-# Suite, its time limit in seconds, and whether --quick runs it.
+# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it.
 all_suites="
 pjdfstest   600 quick
 fsx         900 quick
@@ -131,8 +131,10 @@ zerocpu     240 quick
 mounts      240 quick
 fio-verify  480 full
 soak        240 full
+crash-points 300 quick once
 memory      480 full
 kill        480 full
+applications-kill 300 full
 realwork    720 full
 "
 
@@ -162,9 +164,10 @@ $quick && links=(shm)
 [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
 if ((built == 0)); then
     for link in "${links[@]}"; do
-        while read -r suite limit_s when; do
+        while read -r suite limit_s when links_of; do
             [[ -n $suite ]] || continue
             $quick && [[ $when != quick ]] && continue
+            [[ $links_of == once && $link != "${links[0]}" ]] && continue
             ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
             if $quick; then
                 CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000} phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"

@@ -178,6 +178,24 @@ fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
 }
 
 #[test]
+fn a_punched_end_keeps_its_length_over_a_killed_server() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
+        let mut expected = pattern(20_000);
+        volume.write(&CALLER, file.handle, 0, &expected).expect("write");
+        volume.allocate(&CALLER, file.handle, 9_000, 11_000, Allocate::PunchHole).expect("punch");
+        expected[9_000..].fill(0);
+        world.kill();
+        world.start();
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(20_000));
+        assert!(read(&volume, file.handle, 0, 30_000) == Ok(expected), "other bytes");
+        volume.unlink(&CALLER, ROOT, b"f").expect("unlink");
+        volume.shut_down();
+    });
+}
+
+#[test]
 fn names_change_once() {
     cut_both_ways(|world, cut| {
         let volume = world.client();
@@ -347,6 +365,37 @@ fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
                 assert_eq!(read(&volume, *handle, 0, 4), Ok(expected), "{cut:?} after {pass}");
             }
             assert!(!world.network().cut_is_pending());
+        }
+    }
+}
+
+#[test]
+fn a_recovery_that_is_cut_leaves_nothing_open() {
+    for cut in [Cut::Request, Cut::Reply] {
+        for pass in 0..8 {
+            let translation = Translation::Target;
+            let config = WorldConfig {
+                seed: 1,
+                translation,
+                pool_pages: 1024,
+                frames: 64,
+                deferred: false,
+                log: false,
+            };
+            let world = World::new(config);
+            let volume = world.client();
+            let made = volume.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE);
+            let (attr, file) = made.expect("create");
+            // Not synced: recovery writes it again, with a key of its own.
+            volume.write(&CALLER, file.handle, 0, b"kept").expect("write");
+            volume.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
+            world.kill();
+            world.start();
+            world.network().cut_after(cut, pass);
+            assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"kept".to_vec()), "{cut:?} after {pass}");
+            volume.release(file.handle);
+            let gone = volume.get_attr(&CALLER, attr.ino);
+            assert_eq!(gone, Err(FsError::Server(Status::Stale)), "{cut:?} after {pass}: it is still open");
         }
     }
 }

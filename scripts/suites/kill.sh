@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
-# The server is killed (SIGKILL) while clients work, and started again, several times: what was fsynced is there,
-# clients wait and go on without an error, and the file system is consistent.
-# usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N
+# The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: what was
+# fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back.
+# usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
+#   CUTTLEFS_KILL_APPENDS=1   appends too: each must be there once
 source "$(dirname "$0")/lib.sh"
 need_command sqlite3
 suite_begin kill "${1:-shm}"
 needs_server
+need_command python3
 rounds=${CUTTLEFS_KILL_ROUNDS:-5}
+seed=${CUTTLEFS_KILL_SEED:-$((RANDOM * 32768 + RANDOM))}
+appends=()
+[[ -n ${CUTTLEFS_KILL_APPENDS:-} ]] && appends=(appends)
+say "seed $seed"
 start_server 1G 64M
 mount_fs
+OTHER=$WORK/other
+mount_fs "$OTHER"
+once=$(dirname "$0")/once.py
 
 # Appends numbered records to a file, fsyncs each, then notes its number on the local disk: whatever was noted must
 # survive. Ends when $WORK/stop is there; any error ends it with a status.
@@ -85,6 +94,7 @@ sqlite_writer() {
 
 mkdir "$MNT/synced"
 sqlite3 "$MNT/rows.db" 'PRAGMA synchronous=FULL; CREATE TABLE rows (n INTEGER PRIMARY KEY, body TEXT)' || fail "sqlite: create"
+touch "$WORK/noted"
 python3 "$WORK/fsync_writer.py" "$MNT/synced" "$WORK/noted" "$WORK/stop" >"$WORK/writer.log" 2>&1 &
 writer=$!
 churn >"$WORK/churn.log" 2>&1 &
@@ -92,8 +102,23 @@ churner=$!
 sqlite_writer >"$WORK/sqlite.log" 2>&1 &
 rows=$!
 
+# Names, exactly once: two workers at one mount, one at the other.
+declare -A once_pids=()
+for worker in 1 2 3; do
+    mkdir "$MNT/once$worker"
+    at=$MNT
+    ((worker == 3)) && at=$OTHER
+    python3 "$once" work "$at/once$worker" "$WORK/once$worker" "$WORK/stop" $((seed + worker)) "${appends[@]}" \
+        >"$WORK/once$worker.log" 2>&1 &
+    once_pids[$worker]=$!
+done
+# The same and bytes besides, without a kernel between: native clients that compare all they have now and then.
+"$CUTTLEFS_BIN/cuttlefs-recordfs" work --endpoint "$(server_url)" --seed "$seed" --signals "$WORK" \
+    "${appends[@]/#/--}" >"$WORK/native.log" 2>&1 &
+native=$!
+
 for ((round = 1; round <= rounds; round++)); do
-    sleep "1.$((RANDOM % 10))"
+    sleep "$((RANDOM % 2)).$((RANDOM % 10))"
     before=$(wc -l <"$WORK/noted")
     kill_server
     sleep "0.$((RANDOM % 10))"
@@ -104,8 +129,11 @@ for ((round = 1; round <= rounds; round++)); do
         (($(wc -l <"$WORK/noted") > before + 1)) && went_on=true && break
         sleep 0.1
     done
-    check "kill $round: clients go on" test "$went_on" = true
+    # One line in all: there may be hundreds of rounds.
+    $went_on || { fail "kill $round: clients do not go on" && break; }
 done
+((round > rounds)) && pass "clients went on after each of $rounds kills"
+
 touch "$WORK/stop"
 wait "$writer"
 check "the fsyncing writer saw no error" test $? -eq 0
@@ -113,12 +141,34 @@ wait "$churner"
 check "the copying client saw no error" test $? -eq 0
 wait "$rows"
 check "SQLite saw no error" test $? -eq 0
+for worker in "${!once_pids[@]}"; do
+    wait "${once_pids[$worker]}"
+    check "worker $worker: each name changed once, without an error" test $? -eq 0
+done
+native_stopped() {
+    local waited
+    for ((waited = 0; waited < 600; waited++)); do
+        [[ -e $WORK/stopped ]] && return 0
+        kill -0 "$native" 2>/dev/null || break
+        sleep 0.1
+    done
+    cat "$WORK/native.log"
+    return 1
+}
+check "native clients: everything they did is there once, without an error" native_stopped
 
 check "what was fsynced is there" python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
 # Once more, with nobody writing and no cache to answer.
 kill_server
 launch_server
-remount_fs
+touch "$WORK/look-again"
+wait "$native"
+check "native clients: what was synced is there after another kill" test $? -eq 0
+remount_fs && remount_fs "$OTHER"
+for worker in "${!once_pids[@]}"; do
+    check "worker $worker: its names are there after another kill and a remount" \
+        python3 "$once" look "$OTHER/once$worker" "$WORK/once$worker"
+done
 check "what was fsynced is there after another kill and a remount" \
     python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
 database() {
@@ -130,7 +180,8 @@ check "SQLite database is whole and has every committed row" database
 # Space comes back: an empty file system is an empty one, whatever was lost on the way.
 all_space_back() {
     rm -rf "$MNT"/* || return 1
-    restart_all || return 1
+    # The other mount must not hold a file open, nor its kernel's memory of one.
+    umount_fs "$OTHER" && restart_all || return 1
     local used
     for _ in $(seq 1 300); do
         used=$(df --output=used -B4096 "$MNT" | tail -1)

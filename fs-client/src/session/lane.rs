@@ -23,7 +23,7 @@ use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
@@ -256,7 +256,12 @@ impl Lane {
     }
 
     /// The next completion of the standing connection; waits for it.
+    ///
+    /// If nothing comes for long the connection is given up, though it stands: a link may have lost what its stream
+    /// promised to bring, or damaged a length, and both ends would wait for ever. Asking again on another connection
+    /// costs nothing if the server is only slow: it answers where it was asked last.
     fn next_completion(&mut self, session: &Session) -> Result<Completion, Broken> {
+        let since = Instant::now();
         loop {
             let Some(connection) = &self.connection else {
                 return Err(Broken::Disconnected("not connected"));
@@ -275,7 +280,7 @@ impl Lane {
             }
             // Sleeping first: an answer is never there yet when its question has just left, and over a socket a look
             // costs a system call. `wait` returns at once if something is there.
-            self.cq.wait(WAIT_SLICE);
+            self.cq.wait(WAIT_SLICE.min(session.answer_patience()));
             if self.cq.poll(&mut self.completions, 16) > 0 {
                 self.completions.reverse();
                 continue;
@@ -285,6 +290,9 @@ impl Lane {
             }
             if session.is_shut_down() {
                 return Err(Broken::ShutDown);
+            }
+            if since.elapsed() >= session.answer_patience() {
+                return Err(Broken::Disconnected("no answer for long"));
             }
         }
     }

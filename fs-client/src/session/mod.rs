@@ -46,6 +46,9 @@ const RECOVERY_SLOT: SlotIndex = SlotIndex(SLOTS_PER_SESSION - 1);
 pub(crate) const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 2;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a
+/// slow disk take, as long as a silent host is noticed by TCP's keepalive.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// First and longest pause between attempts to reconnect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
@@ -161,6 +164,8 @@ pub struct Session {
     trace: AtomicU64,
     /// Whether the "server is away" warning was logged and not yet taken back.
     away: AtomicBool,
+    /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
+    answer_patience_ms: AtomicU64,
     /// Figures.
     pub counters: ClientCounters,
 }
@@ -201,6 +206,7 @@ impl Session {
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
             away: AtomicBool::new(false),
+            answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: ClientCounters::default(),
         });
         session.lanes[0].lock().connect_once(&session)?;
@@ -220,6 +226,15 @@ impl Session {
             tracing::debug!(%error, "closing a file failed");
         }
         self.open_files.forget(&file);
+    }
+
+    /// How long an answer may take before its connection is given up and it is asked for on another one.
+    pub fn set_answer_patience(&self, patience: Duration) {
+        self.answer_patience_ms.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn answer_patience(&self) -> Duration {
+        Duration::from_millis(self.answer_patience_ms.load(Ordering::Relaxed))
     }
 
     /// Where the server is.

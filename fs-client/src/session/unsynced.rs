@@ -75,6 +75,32 @@ impl Kept {
         Some(self)
     }
 
+    /// The range it gives contents to.
+    fn range(&self) -> Option<(u64, u64)> {
+        let len = match &self.what {
+            What::Bytes(bytes) => bytes.len() as u64,
+            What::Allocate { len, how: Allocate::PunchHole | Allocate::ZeroRange { .. } } => *len,
+            What::End | What::Allocate { how: Allocate::Reserve { .. }, .. } => return None,
+        };
+        Some((self.offset, self.offset.saturating_add(len)))
+    }
+
+    /// What is left of zeros once `[start, end)` was given other contents; `Err`: it has bytes, or gives none.
+    fn zeros_without(self, start: u64, end: u64) -> Result<Vec<Self>, Self> {
+        let (What::Allocate { how, .. }, Some((own_start, own_end))) = (&self.what, self.range()) else {
+            return Err(self);
+        };
+        let piece = |from: u64, to: u64| {
+            (from < to).then(|| Kept {
+                number: self.number,
+                offset: from,
+                what: What::Allocate { len: to - from, how: *how },
+            })
+        };
+        let (before, behind) = (own_end.min(start), own_start.max(end));
+        Ok(piece(own_start, before).into_iter().chain(piece(behind, own_end)).collect())
+    }
+
     /// What is left of it once `[start, end)` was given other contents.
     fn without(self, start: u64, end: u64) -> Vec<Self> {
         let Kept { number, offset, what } = self;
@@ -96,6 +122,30 @@ impl Kept {
         }
         rest
     }
+}
+
+/// Changes in their order, without what later ones among them gave other contents. The file must not go through what it
+/// was before: that may be older than what another client's sync has made durable, and power may fail in between.
+fn last_only(kept: Vec<Kept>) -> Vec<Kept> {
+    let mut newer: Vec<(u64, u64)> = Vec::new();
+    let mut last = Vec::new();
+    for change in kept.into_iter().rev() {
+        let range = change.range();
+        let Some((start, end)) = range else {
+            last.push(change);
+            continue;
+        };
+        let mut pieces = vec![change];
+        for (from, to) in newer.iter().copied().filter(|(from, to)| *from < end && start < *to) {
+            let cut =
+                |piece: Kept| piece.zeros_without(from, to).unwrap_or_else(|kept| kept.without(from, to));
+            pieces = pieces.into_iter().flat_map(cut).collect();
+        }
+        last.extend(pieces);
+        newer.push((start, end));
+    }
+    last.reverse();
+    last
 }
 
 #[derive(Debug, Default)]
@@ -200,7 +250,15 @@ impl Unsynced {
         let mut state = self.state.lock();
         if !matches!(how, Allocate::Reserve { .. }) {
             let end = offset.saturating_add(len);
+            // Bytes that go from the file's end leave its length behind, which zeroing does not give back.
+            let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
+            let ends =
+                kept.filter_map(Kept::range).filter(|(_, own_end)| (offset + 1..=end).contains(own_end));
+            let left_behind = ends.map(|(_, own_end)| own_end).max();
             state.rewrite(ino, |kept| kept.without(offset, end));
+            if let Some(left_behind) = left_behind {
+                state.note_operation(session, ino, left_behind, What::End, u64::MAX);
+            }
         }
         state.note_operation(session, ino, offset, What::Allocate { len, how }, u64::MAX);
     }
@@ -270,7 +328,7 @@ impl Unsynced {
         self.state.lock().files.keys().copied().collect()
     }
 
-    /// What to write again to a file, whose change counter the server gives as `change`, in order. A write that
+    /// What to write again to a file, whose change counter the server gives as `change`, in order, no byte twice. A write that
     /// was not kept is lost if the server's file is older than it.
     pub(super) fn writes_of(&self, ino: InodeNo, change: u64) -> Vec<Kept> {
         let mut state = self.state.lock();
@@ -286,7 +344,7 @@ impl Unsynced {
             tracing::error!(%ino, "the server lost written bytes that were too many to keep; fsync will fail");
             state.failed.insert(ino);
         }
-        kept
+        last_only(kept)
     }
 
     /// The file's writes cannot be written again; `gone`: because there is no such file any more.
@@ -354,6 +412,24 @@ mod tests {
     }
 
     #[test]
+    fn the_file_does_not_go_through_what_it_was_before() {
+        let unsynced = unsynced();
+        assert!(unsynced.note(1, INO, 0, b"first", 1));
+        unsynced.note_allocate(1, INO, 10, 20, Allocate::PunchHole);
+        assert!(unsynced.note(1, INO, 12, b"over zeros", 2));
+        assert!(unsynced.note(1, INO, 1, b"ver", 3));
+        let kept = unsynced.writes_of(INO, 0);
+        let made: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
+        let zeros = |len| What::Allocate { len, how: Allocate::PunchHole };
+        let mut bytes: Vec<_> =
+            made.iter().filter(|(_, what)| matches!(what, What::Bytes(_))).cloned().collect();
+        bytes.sort_by_key(|(offset, _)| *offset);
+        let expected = [(0, &b"f"[..]), (1, b"ver"), (4, b"t"), (12, b"over zeros")];
+        assert_eq!(bytes, expected.map(|(offset, bytes)| (offset, What::Bytes(bytes.to_vec()))));
+        assert!(made.contains(&(10, zeros(2))) && made.contains(&(22, zeros(8))) && made.len() == 6);
+    }
+
+    #[test]
     fn a_sync_frees_what_was_before_it() {
         let unsynced = unsynced();
         assert!(unsynced.note(1, INO, 0, b"before", 1));
@@ -395,9 +471,11 @@ mod tests {
             kept
         };
         let kept: Vec<_> = all(1000);
-        assert_eq!(kept, [(100, What::End), (0, What::Bytes(b"wr".to_vec())), (2, punch(90))]);
+        let written = (0, What::Bytes(b"wr".to_vec()));
+        let reached = (7, What::End);
+        assert_eq!(kept, [(100, What::End), written.clone(), reached.clone(), (2, punch(90))]);
         let kept: Vec<_> = all(50);
-        assert_eq!(kept, [(0, What::Bytes(b"wr".to_vec())), (2, punch(48))], "it never was longer");
+        assert_eq!(kept, [written, reached, (2, punch(48))], "it never was longer");
         let kept: Vec<_> = all(0);
         assert_eq!(kept, []);
         // A lost server's answer cannot be made good any more.

@@ -1,6 +1,7 @@
 //! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and sled
 //! included, and two clients. Restarts are clean ones.
 
+use super::chaos::BadLink;
 use super::serving::{self, Serve};
 use super::step::{Step, step};
 use super::walk::{Site, walk};
@@ -24,9 +25,13 @@ use tempfile::TempDir;
 const POOL_BYTES: u64 = 1 << 20;
 /// Far fewer than the pool has pages.
 const FRAMES: u64 = 16;
+/// Pieces of the stream that have a fault on a bad link: one in so many.
+const FAULT_ONE_IN: u64 = 30;
 
 struct Linked {
     clients: Vec<RemoteVolume>,
+    /// What clients connect through instead of to the server itself.
+    link: Option<BadLink>,
     // Stopped before its directory goes.
     running: Option<RunningServer>,
     endpoint: Endpoint,
@@ -62,8 +67,20 @@ impl Linked {
         };
         let running = serve(&pool, listen.parse().expect("an endpoint"));
         let endpoint = running.endpoints().remove(0);
-        let mut site = Self { clients: Vec::new(), running: Some(running), endpoint, pool_pages, directory };
+        let clients = Vec::new();
+        let mut site = Self { clients, link: None, running: Some(running), endpoint, pool_pages, directory };
         site.clients = (0..2).map(|_| site.connect()).collect();
+        site
+    }
+
+    /// Over tcp, with faults on the way.
+    fn over_bad_link(seed: u64) -> Self {
+        let mut site = Self::new("tcp");
+        site.clients.iter().for_each(RemoteVolume::shut_down);
+        let link = site.link.insert(BadLink::to(&site.endpoint, seed));
+        let endpoint = link.endpoint();
+        site.clients = (0..2).map(|_| serving::connect(&endpoint, "model", 2, false)).collect();
+        link.set_faults(FAULT_ONE_IN);
         site
     }
 
@@ -75,6 +92,10 @@ impl Linked {
 
 impl Drop for Linked {
     fn drop(&mut self) {
+        if let Some(link) = &self.link {
+            link.set_faults(0);
+            println!("{:?}", link.figures());
+        }
         for client in &self.clients {
             client.shut_down();
         }
@@ -134,6 +155,11 @@ proptest! {
     #[test]
     fn tcp_behaves_as_the_model(steps in steps()) {
         walk(Linked::new("tcp"), &steps);
+    }
+
+    #[test]
+    fn a_bad_link_behaves_as_the_model(seed in any::<u64>(), steps in steps()) {
+        walk(Linked::over_bad_link(seed), &steps);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //!
 //! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs.
 
+#[path = "../chaos/mod.rs"]
+mod chaos;
 mod linked;
 mod model;
 #[path = "../serving/mod.rs"]

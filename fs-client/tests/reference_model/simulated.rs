@@ -1,5 +1,5 @@
 //! In one thread over the simulated link, from one seed: both translators, disks at once and late, connections cut,
-//! power lost.
+//! power lost; in bad weather besides, messages late, twice, and lost with their connections.
 
 use super::step::{Step, step};
 use super::walk::{Reached, Site, walk};
@@ -120,6 +120,21 @@ fn the_walks_come_across_what_they_are_for() {
     assert!(all.magic_hits >= 200, "{all:?}");
     assert!(all.onesided_reads >= 200, "{all:?}");
     assert!(all.reconnects >= 20, "{all:?}");
+}
+
+proptest! {
+    #![proptest_config(super::cases(300))]
+
+    #[test]
+    fn bad_weather_behaves_as_the_model(
+        config in config(),
+        one_in in 3u64..60,
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let site = Simulated::new(config);
+        site.world.network().set_weather(config.seed, one_in);
+        walk(site, &steps);
+    }
 }
 
 proptest! {

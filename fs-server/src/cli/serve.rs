@@ -2,7 +2,7 @@
 
 use crate::config::{Durability, LEAST_MEMORY_BYTES};
 use crate::export::{self, Export};
-use crate::log::{Contents, FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
+use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
 use crate::region::Hotspots;
@@ -181,26 +181,24 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
 /// The pool's redo log with what it holds; made if there is none and changes are to be logged.
 fn redo_log(directory: &Path, durability: Durability, bytes: u64) -> anyhow::Result<Option<LogParts>> {
     let acknowledges = durability == Durability::Ack;
-    let found = FileLog::open(directory).context("cannot open the redo log")?;
-    let device = match found {
-        Some(found) => found,
-        None if !acknowledges => return Ok(None),
-        None => {
-            let least = RING_OFFSET + MIN_CAPACITY;
-            ensure!(
-                (least..=RING_OFFSET + MAX_CAPACITY).contains(&bytes),
-                "a redo log of {} cannot be; give --log-size of {} to {}",
-                ByteSize(bytes),
-                ByteSize(least),
-                ByteSize(MAX_CAPACITY)
-            );
-            tracing::info!(size = %ByteSize(bytes), "making the redo log");
-            FileLog::make(directory, bytes, LogId(SystemRandom.next_u64()))
-                .with_context(|| format!("cannot make the redo log in {}", directory.display()))?
-        }
-    };
-    let held = Contents::read(&device)?;
-    Ok(Some(LogParts { device: Arc::new(device), held, acknowledges }))
+    if let Some(found) = LogParts::found(directory, acknowledges)? {
+        return Ok(Some(found));
+    }
+    if !acknowledges {
+        return Ok(None);
+    }
+    let least = RING_OFFSET + MIN_CAPACITY;
+    ensure!(
+        (least..=RING_OFFSET + MAX_CAPACITY).contains(&bytes),
+        "a redo log of {} cannot be; give --log-size of {} to {}",
+        ByteSize(bytes),
+        ByteSize(least),
+        ByteSize(MAX_CAPACITY)
+    );
+    tracing::info!(size = %ByteSize(bytes), "making the redo log");
+    FileLog::make(directory, bytes, LogId(SystemRandom.next_u64()))
+        .with_context(|| format!("cannot make the redo log in {}", directory.display()))?;
+    Ok(LogParts::found(directory, acknowledges)?)
 }
 
 /// How clients count, from what was asked for.

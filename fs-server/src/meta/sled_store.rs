@@ -6,6 +6,8 @@
 //!   through a descriptor of our own.
 //! * It moves values that fill a quarter of a log segment into files of their own, which it does not sync. Values
 //!   are therefore bounded (`VALUE_MAX_BYTES`) so that no page of its tree gets there.
+//! * It writes `conf` when it makes a database and never syncs it; a database whose `conf` is not whole does not open.
+//!   Opening therefore syncs it.
 //! * A crash while it writes a snapshot leaves `snap.*.generating`, which the next start mistakes for a whole
 //!   snapshot and refuses to open. The file is renamed only after it is synced, so one that still has that name
 //!   was never relied upon, and is removed before opening.
@@ -29,6 +31,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// What sled says of a database: its version and segment size.
+const SLED_CONFIG: &str = "conf";
 /// Suffix of a snapshot that was not finished.
 const UNFINISHED_SNAPSHOT: &str = ".generating";
 
@@ -149,6 +153,7 @@ impl SledStore {
         store.redo()?;
         store.flush()?;
         store.last.lock().tail.empty().map_err(|e| backend("empty the tail", e))?;
+        open(&path.join(SLED_CONFIG))?.sync_all().map_err(|e| backend("sync sled's configuration", e))?;
         // The names of the files, and the directory's own.
         open(path)?.sync_all().map_err(|e| backend("sync the directory", e))?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {

@@ -86,7 +86,7 @@ struct Candidate {
 /// `PoolError`, saying what to do. What was refused was not changed.
 pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
     let dir = options.dir.as_path();
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at("make", dir))?;
+    make_directory_durably(dir)?;
     let _lock = lock(dir)?;
     let config_path = dir.join(CONFIG_FILE);
     let replaced = config_path.exists();
@@ -372,6 +372,14 @@ fn write_durably(dir: &Path, temporary: &str, name: &str, bytes: &[u8]) -> Resul
         fs::rename(&path, dir.join(name)).map_err(at("rename", &path))?;
     }
     sync_directory(dir)
+}
+
+/// Makes a directory and those above it that are missing, with their names on disk.
+fn make_directory_durably(dir: &Path) -> Result<(), PoolError> {
+    let dir = std::path::absolute(dir).map_err(at("find", dir))?;
+    let missing: Vec<_> = dir.ancestors().take_while(|path| !path.exists()).collect();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(at("make", &dir))?;
+    missing.into_iter().filter_map(Path::parent).try_for_each(sync_directory)
 }
 
 fn sync_directory(dir: &Path) -> Result<(), PoolError> {

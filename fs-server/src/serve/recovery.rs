@@ -6,7 +6,7 @@
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
 use crate::export::Identity;
-use crate::log::{Again, Contents, FileChanges, LogDevice, RedoLog, net};
+use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog, net};
 use crate::pool::Disk;
 use crate::region::FileRegion;
 use crate::server::Server;
@@ -15,6 +15,7 @@ use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES};
 use cuttlefs_common::status::Status;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The redo log a server starts with.
@@ -25,6 +26,20 @@ pub struct LogParts {
     pub held: Contents,
     /// Changes are logged from now on, too: every answered mutation is durable.
     pub acknowledges: bool,
+}
+
+impl LogParts {
+    /// The log in a pool's directory for it, if there is one.
+    ///
+    /// # Errors
+    /// [`LogError`]: something that was acknowledged cannot be read.
+    pub fn found(directory: &Path, acknowledges: bool) -> Result<Option<Self>, LogError> {
+        let Some(device) = FileLog::open(directory)? else {
+            return Ok(None);
+        };
+        let held = Contents::read(&device)?;
+        Ok(Some(Self { device: Arc::new(device), held, acknowledges }))
+    }
 }
 
 /// What recovery did.

@@ -22,7 +22,7 @@ mod slot;
 
 pub use slot::{Admission, Slot};
 
-use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
@@ -51,6 +51,16 @@ pub struct Session {
     ended: AtomicBool,
     /// Connections attached now.
     connections: AtomicU64,
+    reclaimed: Mutex<Reclaimed>,
+}
+
+/// Filekeys of the last attempt of a client to reclaim its files, which is over one connection. As many as the client
+/// may have open.
+#[derive(Default)]
+struct Reclaimed {
+    /// Its number within the server.
+    connection: u64,
+    filekeys: Vec<FileKey>,
 }
 
 impl Session {
@@ -96,6 +106,20 @@ impl Session {
     /// The slot of a request.
     pub fn slot(&self, index: SlotIndex) -> Result<&Mutex<Slot>, Status> {
         self.slots.get(usize::from(index.0)).ok_or(Status::BadSequence)
+    }
+
+    /// Notes filekeys that a recovery was given over a connection. Gives those of an attempt before it: it broke, and
+    /// the client may not even have heard of them, so they are to be closed.
+    pub fn note_reclaimed(&self, connection: u64, filekeys: impl Iterator<Item = FileKey>) -> Vec<FileKey> {
+        let mut reclaimed = self.reclaimed.lock();
+        let unknown = if reclaimed.connection == connection {
+            Vec::new()
+        } else {
+            std::mem::take(&mut reclaimed.filekeys)
+        };
+        reclaimed.connection = connection;
+        reclaimed.filekeys.extend(filekeys);
+        unknown
     }
 
     fn touch(&self, now: Duration) {
@@ -188,6 +212,7 @@ impl Sessions {
             last_seen_ms: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
+            reclaimed: Mutex::default(),
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());

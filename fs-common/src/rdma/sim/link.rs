@@ -8,6 +8,7 @@ use crate::rdma::{
     Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, QueuePair,
     RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
 };
+use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -39,12 +40,38 @@ pub enum Cut {
     OneSided,
 }
 
+/// Faults by chance, from a seed.
+struct Weather {
+    random: SeededRandom,
+    /// One of so many has a fault.
+    one_in: u64,
+}
+
+/// What becomes of something that is sent. Whatever it is, what one queue pair sends keeps its order: a reliable
+/// connection's messages can be late, and so be overtaken by another connection's, but not by each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It arrives.
+    Arrives,
+    /// It arrives when it has been looked for so often.
+    Late(u32),
+    /// It arrives twice, as a retransmission whose first transmission was not lost after all.
+    Twice,
+    /// It is lost, or damaged beyond what retransmissions repair: the connection breaks.
+    Lost,
+}
+
+/// Looks that a late message is late by, at most.
+const LATE_MOST: u64 = 12;
+
 /// What connects simulated devices.
 pub struct SimNetwork {
     translation: Translation,
     next: AtomicU32,
     /// The next cut, and how many of its kind still get through.
     cut: Mutex<Option<(Cut, u32)>>,
+    /// What happens by chance.
+    weather: Mutex<Option<Weather>>,
     listeners: Mutex<HashMap<Endpoint, Weak<SimListener>>>,
 }
 
@@ -55,6 +82,7 @@ impl SimNetwork {
             translation,
             next: AtomicU32::new(1),
             cut: Mutex::default(),
+            weather: Mutex::default(),
             listeners: Mutex::default(),
         })
     }
@@ -70,8 +98,32 @@ impl SimNetwork {
         self.cut.lock().is_some()
     }
 
+    /// From now on one in `one_in` of what is sent is late, comes twice, or is lost with its connection, as the seed
+    /// says; 0: none.
+    pub fn set_weather(&self, seed: u64, one_in: u64) {
+        let weather = Weather { random: SeededRandom::new(seed), one_in };
+        *self.weather.lock() = (one_in > 0).then_some(weather);
+    }
+
+    /// What becomes of what is being sent now.
+    pub(super) fn fate(&self, kind: Cut) -> Fate {
+        if self.loses(kind) {
+            return Fate::Lost;
+        }
+        let weather = self.weather.lock();
+        let Some(Weather { random, one_in }) = weather.as_ref() else { return Fate::Arrives };
+        if !random.next_u64().is_multiple_of(*one_in) {
+            return Fate::Arrives;
+        }
+        match random.next_u64() % 4 {
+            0 => Fate::Lost,
+            1 => Fate::Twice,
+            _ => Fate::Late(1 + (random.next_u64() % LATE_MOST) as u32),
+        }
+    }
+
     /// Whether what is being sent is lost.
-    pub(super) fn loses(&self, kind: Cut) -> bool {
+    fn loses(&self, kind: Cut) -> bool {
         let mut cut = self.cut.lock();
         match cut.as_mut() {
             Some((wanted, 0)) if *wanted == kind => {

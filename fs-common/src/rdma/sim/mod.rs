@@ -5,7 +5,8 @@
 //! completion runs the *pump*, a closure of its own that drives everything else in that thread; so a server and
 //! several clients run whole in one thread, and the order of everything follows from one seed.
 //!
-//! Connections break when told to (`SimNetwork::cut_after`), with what was being sent lost.
+//! Connections break when told to (`SimNetwork::cut_after`), with what was being sent lost. Under `set_weather` they
+//! break by chance, and messages are late or come twice.
 //!
 //! # Invariants
 //! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.

@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs of the simulated RNIC.
 
-use super::link::{Cut, Peer, SimDevice};
+use super::link::{Cut, Fate, Peer, SimDevice};
 use crate::ids::{Lkey, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::{
@@ -67,10 +67,17 @@ impl CompletionQueue for SimQueue {
 struct State {
     state: QpState,
     receives: VecDeque<RecvWr>,
-    /// Messages that have arrived and wait for a receive.
-    inbox: VecDeque<(Vec<u8>, Option<u32>)>,
+    /// Messages that are under way, or have arrived and wait for a receive.
+    inbox: VecDeque<Message>,
     peer: Option<Weak<SimPair>>,
     owner: RegionOwner,
+}
+
+struct Message {
+    bytes: Vec<u8>,
+    imm: Option<u32>,
+    /// How often it is still looked for in vain.
+    late: u32,
 }
 
 /// Which end of a connection a queue pair is.
@@ -127,22 +134,28 @@ impl SimPair {
     /// Moves arrived messages into posted receives.
     fn deliver(&self) {
         let mut state = self.state.lock();
-        while let (Some(receive), Some((message, _))) = (state.receives.front(), state.inbox.front()) {
-            let fits = message.len() <= receive.local.len as usize;
+        loop {
+            let State { receives, inbox, .. } = &mut *state;
+            let (Some(receive), Some(message)) = (receives.front(), inbox.front_mut()) else { return };
+            if message.late > 0 {
+                message.late -= 1;
+                return;
+            }
+            let fits = message.bytes.len() <= receive.local.len as usize;
             let place = self.device.local(receive.local, true).filter(|_| fits);
-            let (Some((memory, offset)), Some(receive), Some((message, imm))) =
-                (place, state.receives.pop_front(), state.inbox.pop_front())
+            let (Some((memory, offset)), Some(receive), Some(Message { bytes, imm, .. })) =
+                (place, receives.pop_front(), inbox.pop_front())
             else {
                 drop(state);
                 return self.fail();
             };
-            memory.write(offset, &message);
+            memory.write(offset, &bytes);
             self.recv_cq.push(Completion {
                 wr_id: receive.wr_id,
                 qp: self.number,
                 kind: if imm.is_some() { CompletionKind::RecvWithImm } else { CompletionKind::Recv },
                 status: WcStatus::Success,
-                byte_len: message.len() as u32,
+                byte_len: bytes.len() as u32,
                 imm,
             });
         }
@@ -178,7 +191,8 @@ impl SimPair {
         let Some(peer) = self.state.lock().peer.as_ref().and_then(Weak::upgrade) else {
             return Err(WcStatus::Disconnected);
         };
-        if self.device.network().loses(self.cut_kind(&request.op)) {
+        let fate = self.device.network().fate(self.cut_kind(&request.op));
+        if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }
         let target = Peer { device: &peer.device, owner: peer.state.lock().owner };
@@ -186,8 +200,8 @@ impl SimPair {
             matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let local = self.local(request.local, reads_local)?;
         match request.op {
-            SendOp::Send => peer.arrive(local.bytes(), None),
-            SendOp::SendImm(imm) => peer.arrive(local.bytes(), Some(imm)),
+            SendOp::Send => peer.arrive(local.bytes(), None, fate),
+            SendOp::SendImm(imm) => peer.arrive(local.bytes(), Some(imm), fate),
             SendOp::Read(remote) => {
                 let bytes = target.read(remote, local.len)?;
                 local.put(&bytes);
@@ -196,7 +210,7 @@ impl SimPair {
             SendOp::Write(remote) => target.write(remote, &local.bytes())?,
             SendOp::WriteImm(remote, imm) => {
                 target.write(remote, &local.bytes())?;
-                peer.arrive(Vec::new(), Some(imm));
+                peer.arrive(Vec::new(), Some(imm), fate);
             }
             SendOp::CompareSwap { remote, expect, swap } => {
                 let old = target.atomic(remote, |value| if value == expect { swap } else { value })?;
@@ -219,8 +233,13 @@ impl SimPair {
         }
     }
 
-    fn arrive(&self, message: Vec<u8>, imm: Option<u32>) {
-        self.state.lock().inbox.push_back((message, imm));
+    fn arrive(&self, bytes: Vec<u8>, imm: Option<u32>, fate: Fate) {
+        let late = if let Fate::Late(looks) = fate { looks } else { 0 };
+        let mut state = self.state.lock();
+        if fate == Fate::Twice {
+            state.inbox.push_back(Message { bytes: bytes.clone(), imm, late });
+        }
+        state.inbox.push_back(Message { bytes, imm, late });
     }
 
     fn local(&self, sge: Sge, write: bool) -> Result<Local, WcStatus> {

@@ -5,7 +5,7 @@ use crate::export;
 use crate::region::policy::Exposure;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
-use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::ids::{ClientId, FileKey};
 use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
@@ -51,7 +51,8 @@ pub fn attach(
     }))
 }
 
-/// Opens files again that were open before the server restarted or the session expired.
+/// Opens files again that were open before the server restarted or the session expired. What an attempt before this
+/// one opened is closed, once this one holds what it wants: a file without a name must not go in between.
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
     let meta = &call.context.server.meta;
     let mut opened = Vec::with_capacity(files.len());
@@ -62,11 +63,18 @@ pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, 
             Err(_) => None,
         });
     }
+    close_attempt_before(call, opened.iter().flatten().map(|opened| opened.filekey)).await;
     body(&Reply::Reclaimed(opened))
 }
 
+async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = FileKey>) {
+    let unknown = call.session.note_reclaimed(call.connection.number(), reclaimed);
+    call.context.server.close(call.session.number(), &unknown).await;
+}
+
 /// The client has all it had open.
-pub(super) fn recovered(call: &Call<'_>) -> Result<Body, Status> {
+pub(super) async fn recovered(call: &Call<'_>) -> Result<Body, Status> {
+    close_attempt_before(call, std::iter::empty()).await;
     call.context.server.sessions.recovered(call.session.client());
     done()
 }

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# A server works on a pool whose every write, rename and sync is recorded, and is killed meanwhile; then disks are made
+# that a crash at some point of the record could have left, and each is served and compared with what was promised.
+# usage: crash-points.sh [shm|tcp|unix]      CUTTLEFS_CRASH_IMAGES=N   CUTTLEFS_CRASH_SEED=N (drawn and printed)
+source "$(dirname "$0")/lib.sh"
+suite_begin crash-points "${1:-shm}"
+needs_server
+images=${CUTTLEFS_CRASH_IMAGES:-900}
+seed=${CUTTLEFS_CRASH_SEED:-$((RANDOM * 32768 + RANDOM))}
+# Records that something was found in; they are what a finding is looked at with.
+kept=${CUTTLEFS_CRASH_KEEP:-$CARGO_TARGET_DIR/test-logs}
+mkdir -p "$kept" || exit 1
+# Images are written by the thousand and need no disk.
+scratch=$WORK
+[[ -w /dev/shm ]] && scratch=/dev/shm
+
+# Each run works for a while and looks at so many crashes of it; a long form is many runs, from seeds one after another.
+per_run=300
+recordfs() {
+    RUST_BACKTRACE=0 "$CUTTLEFS_BIN/cuttlefs-recordfs" run --server "$CUTTLEFS_BIN/cuttlefsd" \
+        --scratch "$scratch" --keep "$kept" "$@"
+}
+for ((looked = 0, run = 0; looked < images; looked += per_run, run++)); do
+    check "seed $((seed + run)): what $per_run crashes leave is what was promised" \
+        recordfs --seed $((seed + run)) --images $per_run --kills $((run % 3))
+done
+for ((looked = 0, run = 0; looked < images / 2; looked += per_run, run++)); do
+    check "seed $((seed + run)), durability=ack: what $per_run crashes leave is what was answered" \
+        recordfs --ack --seed $((seed + run)) --images $per_run --kills $((run % 3))
+done
+# The same eyes must see a disk that says of every sync that it is done, and does none.
+for file in data db; do
+    check "seed $seed: a disk that lies about syncs of $file is noticed" \
+        recordfs --seed "$seed" --images 600 --steps 300 --kills 0 --lie $file
+done
+suite_end
