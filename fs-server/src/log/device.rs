@@ -128,6 +128,7 @@ struct Contents {
     /// Writes since the last sync.
     unsynced: Vec<(usize, Vec<u8>)>,
     fails: bool,
+    fails_syncs: bool,
 }
 
 /// A log in memory with a real device's faults: a crash drops, reorders and tears what was not synced, in sectors.
@@ -166,12 +167,17 @@ impl SimLog {
         }
         contents.now.clone_from(&left);
         contents.durable = left;
-        contents.fails = false;
+        (contents.fails, contents.fails_syncs) = (false, false);
     }
 
     /// Every write and sync fails from now on, until a crash.
     pub fn fail(&self) {
         self.contents.lock().fails = true;
+    }
+
+    /// Every sync fails from now on, until a crash: what is written until then is there or not.
+    pub fn fail_syncs(&self) {
+        self.contents.lock().fails_syncs = true;
     }
 
     /// Flips one bit of what is durable.
@@ -206,7 +212,7 @@ impl LogDevice for SimLog {
 
     fn sync(&self) -> io::Result<()> {
         let contents = &mut *self.contents.lock();
-        if contents.fails {
+        if contents.fails || contents.fails_syncs {
             return Err(io::Error::other("the simulated log device fails"));
         }
         for (from, bytes) in contents.unsynced.drain(..) {
