@@ -134,6 +134,7 @@ soak        240 full
 crash-points 300 quick once
 memory      480 full
 kill        480 full
+kill-ack    480 full once
 applications-kill 300 full
 realwork    720 full
 "

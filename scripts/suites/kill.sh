@@ -2,7 +2,6 @@
 # The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: what was
 # fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back.
 # usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
-#   CUTTLEFS_KILL_APPENDS=1   appends too: each must be there once
 source "$(dirname "$0")/lib.sh"
 need_command sqlite3
 suite_begin kill "${1:-shm}"
@@ -10,8 +9,6 @@ needs_server
 need_command python3
 rounds=${CUTTLEFS_KILL_ROUNDS:-5}
 seed=${CUTTLEFS_KILL_SEED:-$((RANDOM * 32768 + RANDOM))}
-appends=()
-[[ -n ${CUTTLEFS_KILL_APPENDS:-} ]] && appends=(appends)
 say "seed $seed"
 start_server 1G 64M
 mount_fs
@@ -108,13 +105,13 @@ for worker in 1 2 3; do
     mkdir "$MNT/once$worker"
     at=$MNT
     ((worker == 3)) && at=$OTHER
-    python3 "$once" work "$at/once$worker" "$WORK/once$worker" "$WORK/stop" $((seed + worker)) "${appends[@]}" \
+    python3 "$once" work "$at/once$worker" "$WORK/once$worker" "$WORK/stop" $((seed + worker)) appends \
         >"$WORK/once$worker.log" 2>&1 &
     once_pids[$worker]=$!
 done
 # The same and bytes besides, without a kernel between: native clients that compare all they have now and then.
 "$CUTTLEFS_BIN/cuttlefs-recordfs" work --endpoint "$(server_url)" --seed "$seed" --signals "$WORK" \
-    "${appends[@]/#/--}" >"$WORK/native.log" 2>&1 &
+    --appends >"$WORK/native.log" 2>&1 &
 native=$!
 
 for ((round = 1; round <= rounds; round++)); do
