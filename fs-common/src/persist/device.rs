@@ -6,6 +6,7 @@
 
 use super::{CacheLines, FileSync, Persistence, cache_lines};
 use crate::memory::SharedMemory;
+use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -63,6 +64,8 @@ pub struct LogDevice {
     memory: Arc<SharedMemory>,
     persistence: Arc<dyn Persistence>,
     path: PathBuf,
+    /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process.
+    _lock: OwnedFd,
 }
 
 impl LogDevice {
@@ -83,7 +86,9 @@ impl LogDevice {
             |action| move |source: io::Error| LogDeviceError::Io { action, path: path.to_owned(), source };
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed("open"))?;
-        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        let lock = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            .map_err(failed("open"))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(LogDeviceError::Busy(path.to_owned())),
             Err(error) => return Err(failed("lock")(error)),
@@ -117,7 +122,7 @@ impl LogDevice {
             tracing::warn!(path = %path.display(), "the log is emulated persistent memory: it survives a killed \
                 process, not a power failure");
         }
-        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned() })
+        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: lock })
     }
 
     /// What it is.
@@ -160,7 +165,11 @@ mod tests {
             device.memory().write(4090, b"across a page");
             device.persistence().persist_and_wait(device.memory(), 4090, 13).expect("persistent");
             assert!(matches!(LogDevice::open(&path, 10_000, Some(kind)), Err(LogDeviceError::Busy(_))));
+            // A peer that has the mapped file does not keep the next opener out.
+            let given = device.memory().fd().try_clone_to_owned().expect("given to a peer");
             drop(device);
+            drop(LogDevice::open(&path, 10_000, Some(kind)).expect("opened again"));
+            drop(given);
             assert_eq!(&std::fs::read(&path).expect("read")[4090..4103], b"across a page");
         }
     }

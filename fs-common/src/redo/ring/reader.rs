@@ -183,6 +183,14 @@ impl RingReader {
         Ok(())
     }
 
+    /// Keeps what an earlier ring of the same client knew of its last life.
+    ///
+    /// # Errors
+    /// [`SyncFailed`].
+    pub fn remember(&mut self, past: (LogId, LogSeq)) -> Result<(), SyncFailed> {
+        self.put(Checkpoint { past, ..self.checkpoint })
+    }
+
     /// Begins a new life: nothing in the ring is valid any more.
     ///
     /// # Errors
