@@ -235,7 +235,7 @@ fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
         let running = site.start(1, 4);
-        let patient = Settings { patience: Duration::from_secs(2), ..settings(kind) };
+        let patient = Settings { patience: Duration::from_millis(400), ..settings(kind) };
         let mut sender = connect(&running, patient).expect("connected");
         site.notes.hold(true);
         let mut posted = 0;

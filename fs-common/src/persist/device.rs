@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// What a log device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +119,12 @@ impl LogDevice {
             LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => Arc::new(CacheLines),
         };
         if kind == LogDeviceKind::PmemEmulated {
-            tracing::warn!(path = %path.display(), "the log is emulated persistent memory: it survives a killed \
-                process, not a power failure");
+            // Once as a warning; with a ring a client it would be all that the log shows.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!("logs are on emulated persistent memory: they survive a killed process, not a power failure");
+            });
+            tracing::info!(path = %path.display(), "a log on emulated persistent memory");
         }
         Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: lock })
     }

@@ -38,7 +38,7 @@ pub struct RpcArgs {
     /// Objects in the store (the paper: 50000)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
     pub(super) objects: Option<u32>,
-    /// Receiver threads that execute requests of 100 us [default: 4]
+    /// Receiver threads that execute requests of 100 us [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(super) executors: Option<u16>,
     /// Requests a receiver has taken and not executed, beyond which it slows a durable sender down

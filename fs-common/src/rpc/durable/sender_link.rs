@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 pub(super) const UNACKED_MAX: u64 = 256;
 /// Requests in the ring: the receiver has posted more receives than that for their immediates.
 pub(super) const IN_RING_MAX: u64 = 400;
+/// How long a receiver may take to welcome a sender, at least.
+const WELCOME_WAIT: Duration = Duration::from_secs(5);
 /// Depth of the queues: requests, their flushes, and notices and answers that may come.
 const DEPTH: u32 = 1024;
 /// `WrId` of the READ of the head; flushes have their request's number.
@@ -97,7 +99,7 @@ impl Link {
         let answers = pd.register(buffers.answers.clone(), access)?;
         let receives = (0..RECEIVES).map(|index| receive(&*incoming, index)).collect();
         let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: DEPTH };
-        let options = ConnectOptions { qp, receives, timeout: settings.patience };
+        let options = ConnectOptions { qp, receives, timeout: settings.patience.max(WELCOME_WAIT) };
         let connected = pd.connect(endpoint, options)?;
         let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };
         let hello = Message::Hello {
@@ -113,7 +115,8 @@ impl Link {
         buffers.mirror.write(0, &hello.encode());
         let local = mirror.sge(0, MESSAGE_LEN as u32);
         link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])?;
-        let deadline = Instant::now() + settings.patience;
+        // The receiver may have a ring to make, and to sync.
+        let deadline = Instant::now() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
         loop {
             link.progress(Duration::from_millis(20), &mut events)?;
