@@ -1,7 +1,7 @@
 //! Figure 12: the receiver dies again and again; who has a log goes on, who has none sends again.
 //!
 //! The receiver is ended at once, stays away for `DOWN`, and is started again. A sender notices by its broken connection
-//! and tries again each `RETRY` (the paper: 300 ms and 100 ms; a tenth here, so that a run stays short). The other systems
+//! and tries again each `RETRY` (the paper: 300 ms and 100 ms; a thirtieth here, so that a run stays short). The other systems
 //! send the request they were in once more; durable ones come back to a ring whose records have been executed.
 
 use super::durable::DurableCaller;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a receiver is away.
-const DOWN: Duration = Duration::from_millis(30);
+const DOWN: Duration = Duration::from_millis(10);
 /// How long a sender waits before it tries again.
-const RETRY: Duration = Duration::from_millis(10);
+const RETRY: Duration = Duration::from_millis(3);
 /// A run ends with an error after that.
 const LONGEST: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,9 @@
 
 use super::kind::Kind;
 use super::rings::OpenRing;
-use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, MESSAGE_LEN, Message, open_envelope};
+use super::wire::{
+    ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, MESSAGE_LEN, Message, open_envelope,
+};
 use crate::ids::{ClientId, LogSeq, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::{LogDevice, SyncFailed};
@@ -41,8 +43,16 @@ const PLAIN: u64 = u64::MAX;
 pub(super) struct Work {
     pub(super) connection: Arc<Connection>,
     pub(super) lsn: LogSeq,
-    pub(super) body: Vec<u8>,
+    /// Envelope and body.
+    data: Vec<u8>,
     pub(super) answer_slot: Option<u16>,
+}
+
+impl Work {
+    /// What the service is to do.
+    pub(super) fn body(&self) -> &[u8] {
+        &self.data[ENVELOPE_LEN..]
+    }
 }
 
 struct Progress {
@@ -57,6 +67,8 @@ struct State {
     taken: VecDeque<Progress>,
     /// Slots posted as receives so far.
     posted: u64,
+    /// Places of records that nobody needed persistent yet, merged. Forgotten once all is executed.
+    passing: Vec<(usize, usize)>,
 }
 
 /// What the sender is told, and was.
@@ -116,7 +128,7 @@ impl Connection {
         })?;
         let outgoing = pd.register(Arc::new(outgoing), Access::LOCAL)?;
         let log = reader.checkpoint().log;
-        let state = State { reader, taken: VecDeque::new(), posted: 0 };
+        let state = State { reader, taken: VecDeque::new(), posted: 0, passing: Vec::new() };
         let start = (0, LogSeq(1));
         let said = Said { persistent: LogSeq(0), slow: false, next_notice: 0, head: start, told: start };
         Ok(Arc::new(Self {
@@ -186,7 +198,10 @@ impl Connection {
         out: &mut Vec<Work>,
     ) -> Result<(), String> {
         let mut state = self.state.lock();
-        let mut range: Vec<(usize, usize)> = Vec::new();
+        // What came before and nobody needed persistent is made so with the next that is: a record is valid only if
+        // everything before it is.
+        let mut range = std::mem::take(&mut state.passing);
+        let mut durable = false;
         let first = out.len();
         let mut last = LogSeq(0);
         loop {
@@ -207,13 +222,14 @@ impl Connection {
                 }
                 _ => range.push(place),
             }
-            let (answer_slot, body) = open_envelope(&data).map_err(|error| error.to_string())?;
+            let (Envelope { answer_slot, passing }, _) =
+                open_envelope(&data).map_err(|error| error.to_string())?;
             if answer_slot.is_some_and(|slot| u32::from(slot) >= self.answers.slots) {
                 return Err(format!("request {lsn} wants its answer in a slot that is not there"));
             }
-            let body = body.to_vec();
+            durable |= !passing;
             state.taken.push_back(Progress { lsn, end, executed: false });
-            out.push(Work { connection: self.clone(), lsn, body, answer_slot });
+            out.push(Work { connection: self.clone(), lsn, data, answer_slot });
             last = lsn;
         }
         let backlog = self.backlog.fetch_add(out.len() - first, Ordering::AcqRel) + out.len() - first;
@@ -227,7 +243,9 @@ impl Connection {
             let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
             self.qp.post_recv(&[plain]).map_err(|error| error.to_string())?;
         }
-        if self.kind.receiver_flushes() && last.0 > 0 {
+        if self.kind.receiver_flushes() && !durable {
+            state.passing = range;
+        } else if self.kind.receiver_flushes() && last.0 > 0 {
             return self.persist(&state.reader, said, &range, last);
         }
         if slows {
@@ -294,6 +312,9 @@ impl Connection {
                 state.reader.checkpoint_to(end, next).map_err(|error| error.to_string())?;
                 while state.taken.front().is_some_and(|progress| progress.lsn < next) {
                     state.taken.pop_front();
+                }
+                if state.taken.is_empty() {
+                    state.passing.clear();
                 }
                 if self.kind.sends() {
                     let stride = state.reader.geometry().stride();

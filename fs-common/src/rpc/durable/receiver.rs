@@ -261,7 +261,7 @@ impl Shared {
             if self.feeds.is_empty() {
                 self.execute(&item, answer);
             } else {
-                let lane = self.service.lane(&item.body) % self.feeds.len() as u64;
+                let lane = self.service.lane(item.body()) % self.feeds.len() as u64;
                 // Executors end after the poller.
                 let _ = self.feeds[lane as usize].send(item);
             }
@@ -386,7 +386,7 @@ impl Shared {
     fn execute(&self, work: &Work, answer: &mut Vec<u8>) {
         let connection = &work.connection;
         answer.clear();
-        let status = self.service.execute(connection.client, connection.log, work.lsn, &work.body, answer);
+        let status = self.service.execute(connection.client, connection.log, work.lsn, work.body(), answer);
         self.executed.fetch_add(1, Ordering::Relaxed);
         answer.truncate(connection.answer_max());
         let reply = work.answer_slot.map(|slot| (slot, status, &answer[..]));

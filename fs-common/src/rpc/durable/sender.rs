@@ -16,7 +16,7 @@
 
 use super::kind::Settings;
 use super::sender_link::{Buffers, Event, IN_RING_MAX, Link, UNACKED_MAX};
-use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Message, envelope};
+use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
 use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
@@ -43,6 +43,9 @@ pub enum Wants {
     Persistence,
     /// That, and the answer.
     Answer,
+    /// The answer to a request that changes nothing: no FLUSH is spent on it, and after a crash it may have to be
+    /// posted again.
+    AnswerOnly,
 }
 
 /// Why a request is not done.
@@ -144,6 +147,11 @@ pub struct Sender {
     /// The newest ticket.
     last: u64,
     batch: Vec<Span>,
+    /// Whether anything staged is to be persistent.
+    batch_is_durable: bool,
+    /// Places of records that were sent without a FLUSH: the next one covers them, for a record is valid only if
+    /// everything before it is. Forgotten once executed.
+    passing: Vec<(LogSeq, usize, usize)>,
     asked: HashMap<Ticket, Asked>,
     by_lsn: HashMap<LogSeq, Ticket>,
     free_slots: Vec<u16>,
@@ -198,6 +206,8 @@ impl Sender {
             sent: VecDeque::new(),
             last: 0,
             batch: Vec::new(),
+            batch_is_durable: false,
+            passing: Vec::new(),
             asked: HashMap::new(),
             by_lsn: HashMap::new(),
             free_slots: (0..settings.answers as u16).collect(),
@@ -233,11 +243,13 @@ impl Sender {
     pub fn post(&mut self, body: &[u8], wants: Wants) -> Result<Ticket, SenderError> {
         self.make_room(body.len(), wants)?;
         let slot = match wants {
-            Wants::Answer => self.free_slots.pop(),
+            Wants::Answer | Wants::AnswerOnly => self.free_slots.pop(),
             Wants::Persistence => None,
         };
         self.data.clear();
-        self.data.extend_from_slice(&envelope(slot));
+        let passing = wants == Wants::AnswerOnly;
+        self.data.extend_from_slice(&envelope(Envelope { answer_slot: slot, passing }));
+        self.batch_is_durable |= !passing;
         self.data.extend_from_slice(body);
         self.last += 1;
         let ticket = Ticket(self.last);
@@ -278,7 +290,7 @@ impl Sender {
             let unacked = self.writer.next().0 - 1 - self.persistent.0;
             let in_ring = self.writer.next().0 - self.writer.head_lsn().0;
             let full = room != Room::Enough || in_ring >= IN_RING_MAX;
-            let no_slot = wants == Wants::Answer && self.free_slots.is_empty();
+            let no_slot = wants != Wants::Persistence && self.free_slots.is_empty();
             if !full && !no_slot && !self.slow && unacked < UNACKED_MAX {
                 return Ok(());
             }
@@ -345,10 +357,17 @@ impl Sender {
                 requests.push(silent(op, mirror.sge(*offset as u64, *len as u32)));
             }
         }
-        if !self.settings.kind.receiver_flushes() {
+        let durable = std::mem::replace(&mut self.batch_is_durable, false);
+        if !self.settings.kind.receiver_flushes() && !durable {
+            let head = self.writer.head_lsn();
+            self.passing.retain(|(lsn, ..)| *lsn >= head);
+            self.passing.extend(ranges.into_iter().map(|(offset, len)| (last, offset, len)));
+        } else if !self.settings.kind.receiver_flushes() {
             // The ring from the first to the last, or to its end and from its beginning.
             let mut flushes: Vec<(usize, usize)> = Vec::new();
-            for (offset, len) in ranges {
+            let head = self.writer.head_lsn();
+            let before = self.passing.drain(..).filter(|(lsn, ..)| *lsn >= head);
+            for (offset, len) in before.map(|(_, offset, len)| (offset, len)).chain(ranges) {
                 match flushes.last_mut() {
                     Some(open) if open.0 <= offset => open.1 = offset + len - open.0,
                     _ => flushes.push((offset, len)),
@@ -521,6 +540,9 @@ impl Sender {
         self.writer = RingWriter::new(geometry, welcomed.log);
         (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
         self.batch.clear();
+        self.passing.clear();
+        // Whatever is sent again is made persistent.
+        self.batch_is_durable = true;
         self.by_lsn.clear();
         self.events.clear();
         for (ticket, data) in again {

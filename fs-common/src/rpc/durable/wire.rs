@@ -25,7 +25,8 @@
 //! | 24     | 4     | status, the service's own |
 //! | 28     | 4     | bytes of the body that follows |
 //!
-//! A request's data begins with an envelope of 8 bytes: flags (1: wants an answer), answer slot (u16 each), zeros.
+//! A request's data begins with an envelope of 8 bytes: flags (1: wants an answer, 2: changes
+//! nothing, so that nobody needs it persistent), answer slot (u16 each), zeros.
 
 use super::kind::Kind;
 use crate::ids::{ClientId, LogSeq, Rkey};
@@ -45,6 +46,16 @@ pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
 const VERSION: u16 = 1;
 const FLAG_ANSWER: u16 = 1;
+const FLAG_PASSING: u16 = 2;
+
+/// What stands before a request's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Envelope {
+    /// Where the answer goes, if one is wanted.
+    pub(super) answer_slot: Option<u16>,
+    /// It changes nothing: it need not be persistent by itself.
+    pub(super) passing: bool,
+}
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,25 +268,27 @@ impl AnswerHeader {
 }
 
 /// Writes an envelope.
-pub(super) fn envelope(answer_slot: Option<u16>) -> [u8; ENVELOPE_LEN] {
+pub(super) fn envelope(envelope: Envelope) -> [u8; ENVELOPE_LEN] {
     let mut bytes = [0; ENVELOPE_LEN];
-    if let Some(slot) = answer_slot {
-        bytes[..2].copy_from_slice(&FLAG_ANSWER.to_le_bytes());
-        bytes[2..4].copy_from_slice(&slot.to_le_bytes());
-    }
+    let Envelope { answer_slot, passing } = envelope;
+    let flags = if passing { FLAG_PASSING } else { 0 } | if answer_slot.is_some() { FLAG_ANSWER } else { 0 };
+    bytes[..2].copy_from_slice(&flags.to_le_bytes());
+    bytes[2..4].copy_from_slice(&answer_slot.unwrap_or(0).to_le_bytes());
     bytes
 }
 
 /// Parses an envelope: the answer slot, and the body.
-pub(super) fn open_envelope(data: &[u8]) -> Result<(Option<u16>, &[u8]), MessageError> {
+pub(super) fn open_envelope(data: &[u8]) -> Result<(Envelope, &[u8]), MessageError> {
     let (envelope, body) = data.split_first_chunk::<ENVELOPE_LEN>().ok_or(MessageError::Field("envelope"))?;
     let [flag, flag_high, slot, slot_high, rest @ ..] = *envelope;
     let slot = u16::from_le_bytes([slot, slot_high]);
-    match (u16::from_le_bytes([flag, flag_high]), rest) {
-        (0, [0, 0, 0, 0]) if slot == 0 => Ok((None, body)),
-        (FLAG_ANSWER, [0, 0, 0, 0]) => Ok((Some(slot), body)),
-        _ => Err(MessageError::Field("envelope")),
+    let flags = u16::from_le_bytes([flag, flag_high]);
+    let answer_slot = (flags & FLAG_ANSWER != 0).then_some(slot);
+    let known = flags & !(FLAG_ANSWER | FLAG_PASSING) == 0 && (answer_slot.is_some() || slot == 0);
+    if !known || rest != [0; 4] {
+        return Err(MessageError::Field("envelope"));
     }
+    Ok((Envelope { answer_slot, passing: flags & FLAG_PASSING != 0 }, body))
 }
 
 #[cfg(test)]
@@ -336,9 +349,12 @@ mod tests {
         (bytes[0], bytes[8], bytes[16], bytes[24], bytes[28], bytes[29]) = (1, 2, 3, 4, 6, 5);
         assert_eq!(answer.encode(), bytes);
         assert_eq!(AnswerHeader::parse(&bytes), answer);
-        assert_eq!(envelope(Some(0x0102)), [1, 0, 2, 1, 0, 0, 0, 0]);
-        assert_eq!(open_envelope(&[1, 0, 2, 1, 0, 0, 0, 0, 9]), Ok((Some(0x0102), &[9][..])));
-        assert_eq!(open_envelope(&envelope(None)), Ok((None, &[][..])));
+        let asks = Envelope { answer_slot: Some(0x0102), passing: false };
+        let nothing = Envelope { answer_slot: None, passing: true };
+        assert_eq!(envelope(asks), [1, 0, 2, 1, 0, 0, 0, 0]);
+        assert_eq!(envelope(nothing), [2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(open_envelope(&[1, 0, 2, 1, 0, 0, 0, 0, 9]), Ok((asks, &[9][..])));
+        assert_eq!(open_envelope(&envelope(nothing)), Ok((nothing, &[][..])));
         assert!(open_envelope(&[0, 0, 1, 0, 0, 0, 0, 0]).is_err() && open_envelope(&[0; 7]).is_err());
     }
 
