@@ -1,6 +1,6 @@
 //! Persistence domains: what it takes until bytes of a memory region outlive a crash.
 //!
-//! A region of the RDMA layer may be registered with one ([`crate::rdma::ProtectionDomain::register_persistent`]); a
+//! A region of the RDMA layer may be registered with one (`crate::rdma::ProtectionDomain::register_persistent`); a
 //! FLUSH to persistence then completes when the domain says that the range is there to stay.
 //!
 //! | device | how a range becomes persistent | who may do it |

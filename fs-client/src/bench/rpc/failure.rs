@@ -33,7 +33,7 @@ pub(super) struct Survived {
 }
 
 enum Sending {
-    Durable(DurableCaller),
+    Durable(Box<DurableCaller>),
     Other(Option<Box<dyn Caller>>),
 }
 
@@ -48,7 +48,7 @@ pub(super) fn run(
 ) -> anyhow::Result<Survived> {
     let up = DOWN.mul_f64(availability / (1.0 - availability));
     let mut sending = match site.system.kind() {
-        Some(_) => Sending::Durable(site.durable(0)?),
+        Some(_) => Sending::Durable(Box::new(site.durable(0)?)),
         None => Sending::Other(Some(site.caller(0)?)),
     };
     let site = RwLock::new(site);
@@ -99,7 +99,7 @@ fn send(
         let key = positions.draw(&mut random) as u32;
         loop {
             let done = match sending {
-                Sending::Durable(caller) => Some(attempt(caller, key, writes)),
+                Sending::Durable(caller) => Some(attempt(&mut **caller, key, writes)),
                 Sending::Other(caller) => caller.as_mut().map(|caller| attempt(&mut **caller, key, writes)),
             };
             if matches!(done, Some(Ok(()))) {

@@ -32,7 +32,7 @@
 //!
 //! # How it works
 //! Positions count bytes and only grow; a position's place is its remainder by the capacity. The client (`writer`) puts
-//! records one behind the other and never across the end: what does not fit there any more is left out, a [`Wrap`]
+//! records one behind the other and never across the end: what does not fit there any more is left out, a `Wrap`
 //! record saying so where one fits. The server (`reader`) takes them in order and checkpoints: the head moves past what
 //! has been executed, and only a head that is persistent is told to the client.
 //!
@@ -55,7 +55,6 @@
 //! A crash between any two stores leaves one of the two checkpoints valid. Without one, or with a damaged identity, the ring
 //! is refused: it may hold acknowledged records.
 //!
-//! [`Wrap`]: super::RecordKind::Wrap
 
 mod layout;
 mod reader;

@@ -15,15 +15,14 @@
 //! tickets say so.
 
 use super::kind::Settings;
-use super::sender_link::{Buffers, Event, IN_RING_MAX, Link, UNACKED_MAX};
+use super::sender_link::{Buffers, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
 use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
 use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
-    Capabilities, Device, Endpoint, LinkKind, MemoryRegion, Placement, RdmaError, Remote, SendOp, SendWr,
-    Sge, WrId,
+    Capabilities, Device, Endpoint, LinkKind, Placement, RdmaError, Remote, SendOp, SendWr, Sge, WrId,
 };
-use crate::redo::ring::{Checkpoint, RingError, RingWriter, Room, Span};
+use crate::redo::ring::{RingError, RingWriter, Room, Span};
 use crate::redo::{Record, RecordKind, parse};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -139,7 +138,7 @@ pub struct Sender {
     link: Link,
     ring: Rkey,
     log_device: LogDeviceKind,
-    regions: [Arc<dyn MemoryRegion>; 2],
+    regions: Registered,
     writer: RingWriter,
     persistent: LogSeq,
     slow: bool,
@@ -461,10 +460,10 @@ impl Sender {
                 self.writer.heard(*head, *head_lsn)?;
             }
             Event::Notice(_) => return Err(SenderError::Protocol("a message that does not belong here")),
-            Event::Head(bytes) => {
+            Event::Head(checkpoint) => {
                 self.head_read_under_way = false;
-                if let Some(checkpoint) = Checkpoint::latest(bytes) {
-                    self.writer.read_head(&checkpoint)?;
+                if let Some(checkpoint) = checkpoint {
+                    self.writer.read_head(checkpoint)?;
                 }
             }
             Event::Answer(slot) => {

@@ -11,7 +11,7 @@ use crate::rdma::{
     RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use crate::redo::LogId;
-use crate::redo::ring::{CHECKPOINT_LEN, Geometry};
+use crate::redo::ring::{CHECKPOINT_LEN, Checkpoint, Geometry};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,9 @@ impl Buffers {
     }
 }
 
+/// The mirror's and the answers' registrations.
+pub(super) type Registered = [Arc<dyn MemoryRegion>; 2];
+
 /// What an event at the sender means.
 pub(super) enum Event {
     /// Everything up to here is persistent.
@@ -73,8 +76,8 @@ pub(super) enum Event {
     Notice(Message),
     /// An answer is in this slot.
     Answer(u32),
-    /// The head was read: two checkpoints.
-    Head([u8; 2 * CHECKPOINT_LEN]),
+    /// The head was read: the checkpoint that counts, if one does.
+    Head(Option<Box<Checkpoint>>),
 }
 
 impl Link {
@@ -86,7 +89,7 @@ impl Link {
         settings: &Settings,
         geometry: Geometry,
         buffers: &Buffers,
-    ) -> Result<(Self, Welcomed, [Arc<dyn MemoryRegion>; 2]), SenderError> {
+    ) -> Result<(Self, Welcomed, Registered), SenderError> {
         let pd = device.alloc_pd();
         let cq = device.create_cq(DEPTH)?;
         let failed =
@@ -120,14 +123,13 @@ impl Link {
         let mut events = Vec::new();
         loop {
             link.progress(Duration::from_millis(20), &mut events)?;
-            for event in events.drain(..) {
-                match event {
-                    Event::Notice(Message::Welcome { ring, log, past, device }) => {
-                        return Ok((link, Welcomed { ring, log, past, device }, [mirror, answers]));
-                    }
-                    Event::Notice(Message::Refused) => return Err(SenderError::Refused),
-                    _ => return Err(SenderError::Protocol("the answer to a hello is none")),
+            match events.pop() {
+                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
+                    return Ok((link, Welcomed { ring, log, past, device }, [mirror, answers]));
                 }
+                Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
+                Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
+                None => {}
             }
             if Instant::now() > deadline {
                 return Err(SenderError::NoWelcome);
@@ -166,7 +168,7 @@ impl Link {
                 Of::Read => {
                     let mut bytes = [0; 2 * CHECKPOINT_LEN];
                     self.incoming.memory().read(RECEIVES * MESSAGE_LEN, &mut bytes);
-                    events.push(Event::Head(bytes));
+                    events.push(Event::Head(Checkpoint::latest(&bytes).map(Box::new)));
                 }
                 Of::Recv | Of::RecvWithImm => {
                     let index = completion.wr_id.0 as usize;
