@@ -36,6 +36,8 @@ const _: () = assert!(super::sender_link::IN_RING_MAX < QUEUE_DEPTH as u64 / 2);
 /// A slowed sender may go on once so much of the bound is free again. Little, so that many short pauses come instead of a
 /// few long ones: those would be all that the sender's 99th percentile shows (measured: half of it made that 850 us).
 const RESUME_PART: usize = 16;
+/// Ranges of records nobody needed persistent, after which they are made so all the same.
+const PASSING_MAX: usize = 64;
 /// `WrId` of receives that are no slots.
 const PLAIN: u64 = u64::MAX;
 
@@ -243,7 +245,7 @@ impl Connection {
             let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
             self.qp.post_recv(&[plain]).map_err(|error| error.to_string())?;
         }
-        if self.kind.receiver_flushes() && !durable {
+        if self.kind.receiver_flushes() && !durable && range.len() < PASSING_MAX {
             state.passing = range;
         } else if self.kind.receiver_flushes() && last.0 > 0 {
             return self.persist(&state.reader, said, &range, last);
