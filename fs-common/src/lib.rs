@@ -13,6 +13,8 @@ pub mod ids;
 pub mod memory;
 /// Which names a directory entry may have.
 pub mod name;
+/// What makes bytes outlive a crash.
+pub mod persist;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
 /// What the log holds.

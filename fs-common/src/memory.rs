@@ -5,7 +5,8 @@
 //! No reference into the memory is ever handed out.
 //!
 //! # Invariants
-//! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault.
+//! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault. A log file
+//!   (`map_persistent`) cannot be sealed: whoever opened it has allocated its blocks and locked it.
 //! * A mapping's address and length never change while a `SharedMemory` lives.
 //!
 //! # Failure
@@ -63,13 +64,38 @@ impl SharedMemory {
         Self::map(fd, len_bytes, writable)
     }
 
+    /// Maps a regular file for reading and writing: a log. It cannot be sealed, so whoever calls trusts whoever can
+    /// shorten it. With `sync` the mapping is `MAP_SYNC`, which the kernel grants for persistent memory only: there
+    /// a written-back cache line is durable, metadata of the file included.
+    ///
+    /// # Errors
+    /// If it is no regular file of `len_bytes`, or `MAP_SYNC` is not to be had.
+    pub fn map_persistent(fd: OwnedFd, len_bytes: usize, sync: bool) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(&fd)?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile
+            || len_bytes == 0
+            || u64::try_from(stat.st_size).unwrap_or(0) < len_bytes as u64
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("no regular file of {len_bytes} bytes"),
+            ));
+        }
+        let flags = if sync { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
+        Self::map_as(fd, len_bytes, true, flags)
+    }
+
     fn map(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Self> {
+        Self::map_as(fd, len, writable, MapFlags::SHARED)
+    }
+
+    fn map_as(fd: OwnedFd, len: usize, writable: bool, flags: MapFlags) -> io::Result<Self> {
         let mut prot = ProtFlags::READ;
         if writable {
             prot |= ProtFlags::WRITE;
         }
         // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
         Ok(Self { fd, base, len, writable })
     }
@@ -124,6 +150,42 @@ impl SharedMemory {
         assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
         // SAFETY: the target range was just checked and is mapped writable; see `read` for races.
         unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// As `write`, and the last eight bytes are stored after all others, in one store, where their place is aligned:
+    /// who loads that word with acquire and finds it sees the others. A string copy alone promises no order among its
+    /// stores (Intel SDM volume 1, 7.3.9.3).
+    pub fn write_word_last(&self, offset: usize, bytes: &[u8]) {
+        assert!(self.writable, "write to a read-only mapping");
+        assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
+        match bytes.split_last_chunk::<8>() {
+            Some((before, word)) if (offset + before.len()).is_multiple_of(8) => {
+                self.write(offset, before);
+                self.atomic_u64(offset + before.len()).store(u64::from_ne_bytes(*word), Ordering::Release);
+            }
+            _ => self.write(offset, bytes),
+        }
+    }
+
+    /// `copy_to` with the order of `write_word_last`.
+    pub fn copy_to_word_last(&self, offset: usize, to: &SharedMemory, to_offset: usize, len: usize) {
+        assert!(to.writable, "write to a read-only mapping");
+        if len < 8 || !(to_offset + len).is_multiple_of(8) {
+            return self.copy_to(offset, to, to_offset, len);
+        }
+        self.copy_to(offset, to, to_offset, len - 8);
+        let mut word = [0; 8];
+        self.read(offset + len - 8, &mut word);
+        assert!(to.contains(to_offset as u64, len as u64), "write past shared memory");
+        to.atomic_u64(to_offset + len - 8).store(u64::from_ne_bytes(word), Ordering::Release);
+    }
+
+    /// Writes the range's cache lines back to what is behind them, and fences: on persistent memory the range is
+    /// durable when this returns.
+    pub fn write_back(&self, offset: usize, len: usize) {
+        assert!(self.contains(offset as u64, len as u64), "write-back past shared memory");
+        // SAFETY: the range was just checked and stays mapped while `self` lives.
+        unsafe { crate::persist::cache_lines::write_back(self.base.as_ptr().add(offset), len) }
     }
 
     /// Copies between two shared memories (or within one, if the ranges do not overlap).
@@ -237,6 +299,24 @@ mod tests {
         assert!(memory.contains(4096, 0));
         assert!(!memory.contains(4096, 1));
         assert!(!memory.contains(u64::MAX, 2));
+    }
+
+    #[test]
+    fn the_last_word_is_stored_last_and_nothing_is_lost() {
+        let memory = SharedMemory::new("test", 4096).expect("memfd");
+        let source = SharedMemory::new("test", 4096).expect("memfd");
+        let bytes: Vec<u8> = (1..=100).collect();
+        source.write(0, &bytes);
+        for (offset, len) in [(0, 8), (8, 16), (16, 7), (24, 72), (5, 100), (3, 21)] {
+            memory.fill(0, 4096, 0);
+            memory.write_word_last(offset, &bytes[..len]);
+            source.copy_to_word_last(0, &memory, 2048 + offset, len);
+            for at in [offset, 2048 + offset] {
+                let mut out = vec![0; len + 1];
+                memory.read(at, &mut out);
+                assert_eq!((&out[..len], out[len]), (&bytes[..len], 0));
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Peers that do not keep to the protocol: their connection ends, everybody else's goes on.
 
 use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::persist::{Persistence, WhenPersistent};
 use cuttlefs_common::rdma::soft::shm::wire::ShmMessage;
 use cuttlefs_common::rdma::soft::tcp::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload,
@@ -14,8 +15,8 @@ use cuttlefs_common::rdma::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 struct Served {
@@ -135,7 +136,7 @@ fn broken_frames_end_their_connection_only() {
     let mut oversized = build(FrameHeader::new(FrameKind::Send, 1), b"");
     oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut version = build(read(1, rkey, 8), b"");
-    version[4] = 2;
+    version[4] = 1;
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("garbage", vec![0xa5; 4096]),
         ("corrupt payload", corrupt),
@@ -149,6 +150,8 @@ fn broken_frames_end_their_connection_only() {
         ("out of order", build(read(2, rkey, 8), b"")),
         ("second hello", build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())),
         ("reply to nothing", build(FrameHeader::new(FrameKind::ReadReply, 1), b"bytes")),
+        ("flush ack of nothing", build(FrameHeader::new(FrameKind::FlushAck, 1), b"")),
+        ("flush to nowhere", build(FrameHeader { first: 8, ..FrameHeader::new(FrameKind::Flush, 1) }, b"")),
         ("ack of nothing", build(FrameHeader::new(FrameKind::WriteAck, 1), b"")),
         (
             "nak of nothing",
@@ -210,6 +213,62 @@ fn a_refused_request_is_named_and_what_follows_is_not_executed() {
     let mut bytes = [0; 8];
     served.mr.memory().read(0, &mut bytes);
     assert_eq!(bytes, [7; 8]);
+}
+
+/// Flushes that wait for a device, each with a READ behind it: the replies are owed, and at some point the engine reads
+/// no further. The device is let go at the end, and everything comes in order.
+#[test]
+fn replies_that_wait_for_a_flush_are_bounded() {
+    struct Never(Mutex<Vec<WhenPersistent>>);
+    impl Persistence for Never {
+        fn by_cache_lines(&self) -> bool {
+            false
+        }
+
+        fn persist(&self, _: &SharedMemory, _: usize, _: usize, done: WhenPersistent) {
+            self.0.lock().expect("no panic").push(done);
+        }
+    }
+    let served = tcp();
+    let domain = Arc::new(Never(Mutex::default()));
+    let memory = Arc::new(SharedMemory::new("large", 1 << 20).expect("memory"));
+    let large = served.pd.register_persistent(memory, Access::ALL, domain.clone()).expect("register");
+    let (mut stream, qp) = greeted(&served);
+    let key = large.rkey().0;
+    let flush = |sequence| FrameHeader {
+        key: key.into(),
+        first: 64,
+        second: 2,
+        ..FrameHeader::new(FrameKind::Flush, sequence)
+    };
+    for round in 0..20 {
+        let frames = [build(flush(2 * round + 1), b""), build(read(2 * round + 2, key, 1 << 20), b"")];
+        stream.write_all(&frames.concat()).expect("write");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(qp.state(), QpState::ReadyToSend, "held back, not broken");
+    let under_way = domain.0.lock().expect("no panic").len();
+    assert!((1..20).contains(&under_way), "{under_way} flushes were taken");
+    let releasing = std::thread::spawn(move || {
+        for _ in 0..20 {
+            let done = loop {
+                if let Some(done) = { domain.0.lock().expect("no panic").pop() } {
+                    break done;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            done(Ok(()));
+        }
+    });
+    for round in 0..20 {
+        let mut ack = vec![0; FRAME_HEADER_LEN];
+        stream.read_exact(&mut ack).expect("ack");
+        assert_eq!(ack, build(FrameHeader::new(FrameKind::FlushAck, 2 * round + 1), b""));
+        let mut reply = vec![0; FRAME_HEADER_LEN + (1 << 20)];
+        stream.read_exact(&mut reply).expect("reply");
+        assert_eq!(FrameHeader::parse(&reply).expect("frame").sequence, 2 * round + 2);
+    }
+    releasing.join().expect("thread");
 }
 
 #[test]

@@ -12,6 +12,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[path = "rdma_semantics/flush.rs"]
+mod flush;
+
+use flush::{
+    a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
+    a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
+    a_refusal_waits_for_the_flush_before_it, flush_errors, messages_are_flushed_where_they_land,
+    real_devices_persist,
+};
+
 const PATIENCE: Duration = Duration::from_secs(10);
 const MEMORY_LEN: usize = 2 << 20;
 
@@ -365,7 +375,7 @@ fn access_errors(link: LinkKind) {
     refused(link, Access::ALL, |_| SendOp::Read(file), 64, WcStatus::RemoteInvalid);
     refused(link, Access::ALL, |server| SendOp::Write(server.place(0)), 1 << 22, WcStatus::LocalProtection);
     refused(link, Access::ALL, |server| SendOp::Read(server.place(0)), (1 << 20) + 1, WcStatus::LocalLength);
-    refused(link, Access::ALL, |_| SendOp::Send, 64 * 1024 + 1, WcStatus::LocalLength);
+    refused(link, Access::ALL, |_| SendOp::Send, 68 * 1024 + 1, WcStatus::LocalLength);
     refused(
         link,
         Access::ALL,
@@ -804,6 +814,13 @@ suite!(
     files_are_read_by_the_engine,
     windows_are_mapped_read_only,
     refusals_and_shutdown,
+    flush_errors,
+    a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
+    a_failed_device_fails_its_flush,
+    a_refusal_waits_for_the_flush_before_it,
+    a_connection_that_ends_forgets_its_flush,
+    messages_are_flushed_where_they_land,
+    real_devices_persist,
 );
 
 #[test]

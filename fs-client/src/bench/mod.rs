@@ -3,14 +3,16 @@
 //!
 //! * `bench mount MNT` runs every row of `items` in a directory of its own under MNT and prints a table.
 //! * `bench region`, `bench octopus`, `bench kv` need no mount: they serve a scratch pool themselves (`region`).
+//! * `bench rpc` compares durable RPC with other patterns (`rpc`).
 //! * `bench null MNT` reads resident data at random, in turn with the null FUSE file system, and prints the ratio.
 //!
 //! `fio_job` runs the job files of `fixtures/fio`; `files` does what fio cannot: small files and names, through
-//! plain system calls. `site` owns the directory worked in and removes it at the end, also after an error.
+//! plain system calls. `chart` draws plots. `site` owns the directory worked in and removes it at the end, also after an error.
 //! Whatever is compared is run in turn, round by round, because a machine's speed drifts.
 //!
 //! Nothing but `region` knows that the file system is cuttlefs: any directory can be measured.
 
+mod chart;
 mod files;
 mod fio_job;
 mod items;
@@ -18,12 +20,14 @@ mod mount;
 mod null;
 mod region;
 mod report;
+mod rpc;
 mod site;
 
 pub use mount::{BenchMountArgs, run};
 pub use null::{BenchNullArgs, run_null};
 pub use region::{KvArgs, OctopusArgs, OctopusClientArgs, RegionArgs};
 pub use region::{run_kv, run_octopus, run_octopus_client, run_region};
+pub use rpc::{RpcArgs, run_rpc};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -38,6 +42,8 @@ pub enum BenchCommand {
     Octopus(OctopusArgs),
     /// Measure gets of a key-value table in one file, as the paper does with XStore
     Kv(KvArgs),
+    /// Compare durable RPC with other ways to do RPC over RDMA, as the durable RPC paper does; needs no mount
+    Rpc(RpcArgs),
     /// One client process of `octopus`
     #[command(hide = true)]
     OctopusClient(OctopusClientArgs),
@@ -54,6 +60,7 @@ pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
         BenchCommand::Region(args) => run_region(&args),
         BenchCommand::Octopus(args) => run_octopus(&args),
         BenchCommand::Kv(args) => run_kv(&args),
+        BenchCommand::Rpc(args) => run_rpc(&args),
         BenchCommand::OctopusClient(args) => run_octopus_client(&args),
     }
 }

@@ -49,7 +49,7 @@ impl Sharing {
                 }
             },
         };
-        let access = Access { remote_atomic: false, ..Access::ALL };
+        let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
         let region = match session.pd.register(counters.memory().clone(), access) {
             Ok(region) => region,
             Err(error) => {

@@ -89,7 +89,7 @@ impl Lane {
         let memory = SharedMemory::new("cuttlefs-lane", DATA_OFFSET + DATA_LEN).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "a lane".to_owned(), source }
         })?;
-        let access = Access { remote_atomic: false, ..Access::ALL };
+        let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
         Ok(Self {
             slot: SlotIndex(slot),
             seq: 1,

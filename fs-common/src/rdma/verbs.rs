@@ -12,12 +12,18 @@
 //!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
 //! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
 //! * Unsignalled work requests complete silently unless they fail.
+//! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
+//!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
+//!   persistence domain, and fails with `RemoteOperation` if the device behind it does.
+//! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
+//!   (`Capabilities::word_last`).
 //!
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
+use crate::persist::Persistence;
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -38,15 +44,27 @@ pub struct Access {
     pub remote_write: bool,
     /// Peers may do atomics on it.
     pub remote_atomic: bool,
+    /// Peers may FLUSH it (`IBV_ACCESS_FLUSH_GLOBAL`, and with a persistence domain `IBV_ACCESS_FLUSH_PERSISTENT`).
+    pub remote_flush: bool,
 }
 
 impl Access {
     /// Everything.
-    pub const ALL: Self =
-        Self { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
+    pub const ALL: Self = Self {
+        local_write: true,
+        remote_read: true,
+        remote_write: true,
+        remote_atomic: true,
+        remote_flush: true,
+    };
     /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
-    pub const LOCAL: Self =
-        Self { local_write: true, remote_read: false, remote_write: false, remote_atomic: false };
+    pub const LOCAL: Self = Self {
+        local_write: true,
+        remote_read: false,
+        remote_write: false,
+        remote_atomic: false,
+        remote_flush: false,
+    };
 }
 
 /// A range of locally registered memory: one scatter-gather element.
@@ -93,6 +111,15 @@ pub enum Remote {
     },
 }
 
+/// How far a FLUSH takes what was written (IBTA memory placement extensions, placement type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// Whoever reads the memory at the target sees it.
+    Visibility,
+    /// It outlives a crash of the target. Only regions with a persistence domain have this.
+    Persistence,
+}
+
 /// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
@@ -121,6 +148,17 @@ pub enum SendOp {
         remote: Remote,
         /// What to add.
         add: u64,
+    },
+    /// Takes `len` bytes of remote memory, as earlier requests of this queue pair left them, as far as `placement`
+    /// says, and completes then. The local range is empty. Later requests may execute before it is done, though
+    /// their completions come behind its.
+    Flush {
+        /// Where; only `Remote::Memory`.
+        remote: Remote,
+        /// How many bytes.
+        len: u32,
+        /// How far.
+        placement: Placement,
     },
 }
 
@@ -178,6 +216,7 @@ pub enum CompletionKind {
     Write,
     CompareSwap,
     FetchAdd,
+    Flush,
 }
 
 /// One completion, after `ibv_wc`.
@@ -293,6 +332,11 @@ pub struct Capabilities {
     pub max_transfer_bytes: u32,
     /// Largest depth of a queue.
     pub max_queue_depth: u32,
+    /// A WRITE's last aligned word is stored after its other bytes, so that a poller that finds it finds them.
+    pub word_last: bool,
+    /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
+    /// behind whoever places it.
+    pub flush_after_send: bool,
 }
 
 /// Which link carries a connection.
@@ -490,6 +534,16 @@ pub trait ProtectionDomain: Send + Sync {
     /// `RdmaError` if the device cannot take it.
     fn register(&self, memory: Arc<SharedMemory>, access: Access)
     -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Registers memory whose ranges peers may FLUSH to persistence, through `domain`.
+    ///
+    /// # Errors
+    /// As `register`.
+    fn register_persistent(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        domain: Arc<dyn Persistence>,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError>;
     /// Connects to a listener; the queue pair is ready to send when this returns. Blocking, bounded by
     /// `options.timeout`.
     ///

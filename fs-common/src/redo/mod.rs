@@ -2,6 +2,8 @@
 //! RPC section 4.2).
 
 mod record;
+/// A client's ring of them.
+pub mod ring;
 
 pub use record::{
     ALIGNMENT, HEADER_LEN, LogId, MAX_DATA_BYTES, OPERATOR_LEN, Record, RecordError, RecordKind, encode,

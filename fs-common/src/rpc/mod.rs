@@ -5,6 +5,8 @@
 //! A message is header, then the body in postcard's format (varints, little-endian; see its specification).
 //! Parsing never panics and never allocates more than the message's own length asks for.
 
+/// Requests that are safe before they are executed.
+pub mod durable;
 mod header;
 mod inodes;
 mod message;

@@ -4,11 +4,11 @@
 //! are asked for otherwise. Where the paper's axis is not told in its text, the places are our choice.
 
 use super::campaign::Case;
-use super::chart::{Chart, Kind, Series};
 use super::file_load::Load;
 use super::point::Point;
 use super::policy::Policy;
 use super::settings::Settings;
+use crate::bench::chart::{Chart, Kind, Series};
 use cuttlefs_common::size::ByteSize;
 
 /// A figure to run.
@@ -273,7 +273,14 @@ pub(super) fn charts(panels: &[Panel], points: &[Point], change_at: Option<f64>)
                 logarithmic: panel.logarithmic,
                 x_label: panel.x_label.to_owned(),
                 y_label: "throughput (kops/s)".to_owned(),
-                series: policies.iter().map(|&policy| Series { policy, values: values(policy) }).collect(),
+                series: policies
+                    .iter()
+                    .map(|&policy| Series {
+                        label: policy.label(),
+                        colour: policy.colour(),
+                        values: values(policy),
+                    })
+                    .collect(),
                 places,
                 marks: change_at.into_iter().collect(),
             }
@@ -344,7 +351,7 @@ mod tests {
         let panel = Panel { key: "read", x_label: "x", kind: Kind::Lines, logarithmic: true };
         let charts = charts(&[panel], &points, None);
         assert_eq!(charts[0].places, ["64", "1K"]);
-        assert_eq!(charts[0].series[0].policy, Policy::Pin);
+        assert_eq!(charts[0].series[0].label, Policy::Pin.label());
         assert_eq!(charts[0].series[0].values, [(1.0, 3.0)]);
         assert_eq!(charts[0].series[1].values, [(0.0, 2.0), (1.0, 1.0)]);
     }

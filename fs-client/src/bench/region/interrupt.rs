@@ -14,7 +14,7 @@ static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 ///
 /// # Errors
 /// If the handlers cannot be installed.
-pub(super) fn watch() -> anyhow::Result<()> {
+pub(in crate::bench) fn watch() -> anyhow::Result<()> {
     let asked = ASKED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
         // In this order: the first signal finds the flag clear and only sets it.
@@ -32,7 +32,7 @@ pub(super) fn asked() -> bool {
 
 /// # Errors
 /// If a signal came.
-pub(super) fn check() -> anyhow::Result<()> {
+pub(in crate::bench) fn check() -> anyhow::Result<()> {
     anyhow::ensure!(!asked(), "interrupted; what was measured so far is dropped");
     Ok(())
 }

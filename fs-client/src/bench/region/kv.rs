@@ -3,7 +3,6 @@
 //! What XStore is to the paper: the client computes where a value is and reads it there, one-sidedly where it can.
 
 use super::campaign::{self, Case, Workload};
-use super::chart::Kind;
 use super::figures::{Panel, charts};
 use super::file_load::Load;
 use super::interrupt;
@@ -16,6 +15,7 @@ use super::results::Figure;
 use super::server::RegionServer;
 use super::settings::{CommonArgs, Settings};
 use super::volume::{self, OpenFile, caller};
+use crate::bench::chart::Kind;
 use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;

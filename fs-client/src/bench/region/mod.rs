@@ -8,11 +8,10 @@
 //! where the kernel caches its data, in a memory cgroup (`cgroup`). Threads (`load`) read and write (`file_load`)
 //! self-describing bytes (`content`) at places that follow Zipf's law (`positions`). `campaign` runs the points of a figure
 //! (`figures`), `disk` asks fio what the disk alone can do, `point` says what would have been possible, `paper` what
-//! the paper says; `results` and `chart` show it. `interrupt` ends all that on Ctrl-C.
+//! the paper says; `results` shows it. `interrupt` ends all that on Ctrl-C.
 
 mod campaign;
 mod cgroup;
-mod chart;
 mod content;
 mod disk;
 mod dynamic;
@@ -35,7 +34,9 @@ mod server;
 mod settings;
 mod volume;
 
+pub(in crate::bench) use interrupt::{check as check_interrupt, watch as watch_interrupts};
 pub use kv::{KvArgs, run_kv};
 pub use octopus::{OctopusArgs, run_octopus};
 pub use octopus_client::{OctopusClientArgs, run_octopus_client};
+pub(in crate::bench) use positions::Positions;
 pub use run::{RegionArgs, run_region};

@@ -4,7 +4,6 @@
 //! this program again, under a hidden name (`octopus_client`); the pool's memory is 18 of 35 parts of the data.
 
 use super::campaign::{self, Case, Workload};
-use super::chart::Kind;
 use super::figures::{Panel, THETA, charts, size_name};
 use super::file_load::{self, Load};
 use super::interrupt;
@@ -16,6 +15,7 @@ use super::results::Figure;
 use super::server::RegionServer;
 use super::settings::{CommonArgs, Settings};
 use super::volume;
+use crate::bench::chart::Kind;
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::size::ByteSize;

@@ -1,6 +1,7 @@
 //! The approaches that are compared: what each is called, and which flags of `cuttlefsd serve` make it.
 
 use clap::ValueEnum;
+use plotters::style::RGBColor;
 use serde::{Serialize, Serializer};
 
 /// How a server serves what its memory does not hold. Names as in the TeRM paper, sections 6.1 and 6.3.
@@ -31,6 +32,21 @@ pub(super) enum Policy {
 }
 
 impl Policy {
+    /// Colour in plots: Okabe and Ito's, which most people can tell apart.
+    pub(super) fn colour(self) -> RGBColor {
+        match self {
+            Self::Pin => RGBColor(90, 90, 90),
+            Self::Term | Self::Magic => RGBColor(213, 94, 0),
+            Self::TermUnits => RGBColor(140, 60, 0),
+            Self::Odp | Self::OdpHardware => RGBColor(0, 114, 178),
+            Self::Rpc => RGBColor(0, 158, 115),
+            Self::RpcBuffer => RGBColor(86, 180, 233),
+            Self::RpcDirect => RGBColor(240, 200, 40),
+            Self::Tiering => RGBColor(230, 159, 0),
+            Self::Hotspot => RGBColor(204, 121, 167),
+        }
+    }
+
     /// As printed.
     pub(super) fn label(self) -> &'static str {
         match self {

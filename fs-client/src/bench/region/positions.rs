@@ -69,7 +69,7 @@ enum Skew {
 
 /// Draws values' numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Positions {
+pub(in crate::bench) struct Positions {
     values: u64,
     /// Neighbours that keep neighbouring ranks.
     run_values: u64,
@@ -82,7 +82,7 @@ impl Positions {
     ///
     /// # Errors
     /// If there is nothing to draw from, or `theta` is no exponent.
-    pub(super) fn new(values: u64, theta: f64, run_values: u64, key: u64) -> anyhow::Result<Self> {
+    pub(in crate::bench) fn new(values: u64, theta: f64, run_values: u64, key: u64) -> anyhow::Result<Self> {
         let run_values = run_values.clamp(1, values.max(1));
         let runs = values / run_values;
         anyhow::ensure!(runs > 0, "the file holds no value of this size; use a larger --size");
@@ -104,7 +104,7 @@ impl Positions {
     }
 
     /// Draws a value's number.
-    pub(super) fn draw(&self, random: &mut Xoshiro256PlusPlus) -> u64 {
+    pub(in crate::bench) fn draw(&self, random: &mut Xoshiro256PlusPlus) -> u64 {
         let rank = match &self.skew {
             Skew::Uniform => random.random_range(0..self.values),
             // Zipf's ranks start at 1 and are whole.

@@ -1,9 +1,9 @@
 //! A figure's results as a table for people, JSON for programs and two plots.
 
 use super::campaign::Results;
-use super::chart::{self, Chart};
 use super::paper::{self, Comparison};
 use super::point::Point;
+use crate::bench::chart::{self, Chart};
 use crate::bench::report::{Table, coloured};
 use anyhow::Context as _;
 use serde::Serialize;

@@ -3,10 +3,11 @@
 use super::queue::{Role, SimPair, SimQueue};
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
+use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, ProtectionDomain, QpConfig, QueuePair,
-    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
+    Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, Placement, ProtectionDomain, QpConfig,
+    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -157,6 +158,7 @@ impl SimNetwork {
 struct Registration {
     memory: Arc<SharedMemory>,
     access: Access,
+    persistence: Option<Arc<dyn Persistence>>,
 }
 
 /// One process's RNIC.
@@ -257,8 +259,21 @@ impl Peer<'_> {
     pub(super) fn write(&self, remote: Remote, bytes: &[u8]) -> Result<(), WcStatus> {
         let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
         let memory = self.device.remote(rkey, offset, bytes.len(), |access| access.remote_write)?;
-        memory.write(offset as usize, bytes);
+        memory.write_word_last(offset as usize, bytes);
         Ok(())
+    }
+
+    pub(super) fn flush(&self, remote: Remote, len: usize, placement: Placement) -> Result<(), WcStatus> {
+        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
+        let memory = self.device.remote(rkey, offset, len, |access| access.remote_flush)?;
+        if placement == Placement::Visibility {
+            // Requests execute whole when they are posted: whatever was written before is there.
+            return Ok(());
+        }
+        let domain = self.device.regions.lock().get(&rkey.0).and_then(|region| region.persistence.clone());
+        let domain = domain.ok_or(WcStatus::RemoteInvalid)?;
+        // One thread has nobody else to go on meanwhile.
+        domain.persist_and_wait(&memory, offset as usize, len).map_err(|_| WcStatus::RemoteOperation)
     }
 
     pub(super) fn atomic(&self, remote: Remote, change: impl Fn(u64) -> u64) -> Result<u64, WcStatus> {
@@ -316,15 +331,35 @@ impl RemoteWindow for SimWindow {
 
 struct SimDomain(Arc<SimDevice>);
 
+impl SimDomain {
+    fn insert(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        persistence: Option<Arc<dyn Persistence>>,
+    ) -> Arc<dyn MemoryRegion> {
+        let key = self.0.network.number();
+        self.0.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
+        Arc::new(SimRegion { device: self.0.clone(), key, memory })
+    }
+}
+
 impl ProtectionDomain for SimDomain {
     fn register(
         &self,
         memory: Arc<SharedMemory>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
-        let key = self.0.network.number();
-        self.0.regions.lock().insert(key, Registration { memory: memory.clone(), access });
-        Ok(Arc::new(SimRegion { device: self.0.clone(), key, memory }))
+        Ok(self.insert(memory, access, None))
+    }
+
+    fn register_persistent(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        domain: Arc<dyn Persistence>,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        Ok(self.insert(memory, access, Some(domain)))
     }
 
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
@@ -462,6 +497,9 @@ impl Device for SimDevice {
             max_message_bytes: 1 << 20,
             max_transfer_bytes: 1 << 30,
             max_queue_depth: 1 << 16,
+            word_last: true,
+            // A message waits at the receiver until it polls.
+            flush_after_send: false,
         }
     }
 

@@ -220,6 +220,10 @@ impl SimPair {
                 let old = target.atomic(remote, |value| value.wrapping_add(add))?;
                 local.put(&old.to_le_bytes());
             }
+            SendOp::Flush { remote, len, placement } => {
+                target.flush(remote, len as usize, placement)?;
+                return Ok(0);
+            }
         }
         Ok(local.len as u32)
     }
@@ -348,5 +352,6 @@ fn kind_of(op: &SendOp) -> CompletionKind {
         SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
         SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
         SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
+        SendOp::Flush { .. } => CompletionKind::Flush,
     }
 }

@@ -10,6 +10,8 @@
 //! links share; `listen` listeners and the start of each handshake; `fds` and `sys` descriptors and system calls.
 //!
 //! # What software promises beyond or less than an RNIC
+//! * A WRITE stores its last aligned word last, and a FLUSH covers SENDs: the RNIC knows where it placed a message, as
+//!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
 //! * Completion queues never overrun (see `cq`).
 //! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
@@ -25,6 +27,7 @@ pub mod tcp;
 
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
+use crate::persist::Persistence;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, FileTarget, Listener,
@@ -145,6 +148,8 @@ impl Device for SoftDevice {
             max_message_bytes: MAX_MESSAGE_BYTES,
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: MAX_QUEUE_DEPTH,
+            word_last: true,
+            flush_after_send: true,
         }
     }
 
@@ -180,11 +185,12 @@ struct SoftPd {
     registry: Arc<Registry>,
 }
 
-impl ProtectionDomain for SoftPd {
-    fn register(
+impl SoftPd {
+    fn insert(
         &self,
         memory: Arc<SharedMemory>,
         access: Access,
+        domain: Option<Arc<dyn Persistence>>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
         let writes = access.local_write || access.remote_write || access.remote_atomic;
         if writes && !memory.is_writable() {
@@ -192,7 +198,26 @@ impl ProtectionDomain for SoftPd {
                 "a read-only mapping cannot be registered for writing".to_owned(),
             ));
         }
-        Ok(Arc::new(self.registry.insert(memory, access)))
+        Ok(Arc::new(self.registry.insert(memory, access, domain)))
+    }
+}
+
+impl ProtectionDomain for SoftPd {
+    fn register(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        self.insert(memory, access, None)
+    }
+
+    fn register_persistent(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        domain: Arc<dyn Persistence>,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        self.insert(memory, access, Some(domain))
     }
 
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Largest two-sided message: the RPC layer's largest.
-pub(super) const MAX_MESSAGE_BYTES: u32 = 64 * 1024;
+/// Largest two-sided message: the RPC layer's largest, and a durable RPC of 64 KiB with what describes it.
+pub(super) const MAX_MESSAGE_BYTES: u32 = 68 * 1024;
 /// Largest one-sided transfer: what FUSE asks for at most, so that buffers of a connection stay bounded by it.
 pub(super) const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Deepest queue.
@@ -71,6 +71,7 @@ pub(super) fn kind_of(op: &SendOp) -> CompletionKind {
         SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
         SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
         SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
+        SendOp::Flush { .. } => CompletionKind::Flush,
     }
 }
 

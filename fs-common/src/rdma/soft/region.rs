@@ -13,6 +13,7 @@
 use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
+use crate::persist::Persistence;
 use crate::rdma::verbs::{Access, MemoryRegion, Sge, WcStatus};
 use crate::world::{Random, SystemRandom};
 use parking_lot::{Mutex, RwLock};
@@ -20,18 +21,45 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 /// A live registration.
-#[derive(Debug)]
 pub(super) struct Region {
     pub(super) key: u32,
     pub(super) memory: Arc<SharedMemory>,
     pub(super) access: Access,
+    pub(super) persistence: Option<Arc<dyn Persistence>>,
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("key", &self.key).field("access", &self.access).finish_non_exhaustive()
+    }
 }
 
 impl Region {
     /// Whether a peer can reach it at all.
     pub(super) fn is_remote(&self) -> bool {
-        self.access.remote_read || self.access.remote_write || self.access.remote_atomic
+        let Access { remote_read, remote_write, remote_atomic, remote_flush, .. } = self.access;
+        remote_read || remote_write || remote_atomic || remote_flush
     }
+
+    /// How its ranges become persistent, as a peer that maps it must know.
+    pub(super) fn kind(&self) -> PersistenceKind {
+        match &self.persistence {
+            None => PersistenceKind::None,
+            Some(domain) if domain.by_cache_lines() => PersistenceKind::CacheLines,
+            Some(_) => PersistenceKind::AtTarget,
+        }
+    }
+}
+
+/// How ranges of a region become persistent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PersistenceKind {
+    /// They do not.
+    None,
+    /// By cache-line write-back of any CPU that maps it.
+    CacheLines,
+    /// The target has to do it.
+    AtTarget,
 }
 
 /// All registrations of one protection domain, and the connections that must hear of them.
@@ -44,7 +72,12 @@ pub(super) struct Registry {
 
 impl Registry {
     /// Registers memory under a fresh key and announces it to connected peers.
-    pub(super) fn insert(self: &Arc<Self>, memory: Arc<SharedMemory>, access: Access) -> SoftRegion {
+    pub(super) fn insert(
+        self: &Arc<Self>,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        persistence: Option<Arc<dyn Persistence>>,
+    ) -> SoftRegion {
         let connections = self.connections.lock();
         let region = {
             let mut regions = self.regions.write();
@@ -54,7 +87,7 @@ impl Registry {
                     break key;
                 }
             };
-            let region = Arc::new(Region { key, memory, access });
+            let region = Arc::new(Region { key, memory, access, persistence });
             regions.insert(key, region.clone());
             region
         };
@@ -120,6 +153,7 @@ pub(super) enum Need {
     Read,
     Write,
     Atomic,
+    Flush,
 }
 
 impl Need {
@@ -135,6 +169,7 @@ impl Need {
             Need::Read => access.remote_read,
             Need::Write => access.remote_write && memory.is_writable(),
             Need::Atomic => access.remote_atomic && memory.is_writable(),
+            Need::Flush => access.remote_flush,
         };
         if !allowed || !memory.contains(offset, len) {
             return Err(WcStatus::RemoteAccess);

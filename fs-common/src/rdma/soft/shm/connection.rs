@@ -3,7 +3,8 @@
 //! # Locks
 //! `receive` before `send`; `announcements` on its own, under the registry's connection list.
 
-use super::ring::{self, DIRECTORY_LEN, RecordHeader, Side};
+use super::flush::{Answer, Outstanding};
+use super::ring::{self, Body, DIRECTORY_LEN, RecordHeader, RecordOf, Side};
 use super::wire::ShmMessage;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
@@ -12,15 +13,15 @@ use crate::rdma::soft::fds;
 use crate::rdma::soft::queue::{
     LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, kind_of, writes_local,
 };
-use crate::rdma::soft::region::{LocalRange, Need, Region};
+use crate::rdma::soft::region::{LocalRange, Need, PersistenceKind, Region};
 use crate::rdma::soft::sys;
 use crate::rdma::verbs::{Access, QpState, Remote, SendOp, SendWr, WcStatus};
 use parking_lot::Mutex;
 use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the descriptor of a region that the peer's directory lists but whose
@@ -28,17 +29,24 @@ use std::time::{Duration, Instant};
 const ANNOUNCEMENT_WAIT: Duration = Duration::from_secs(2);
 
 /// A region of the peer, mapped here.
-struct PeerRegion {
-    memory: SharedMemory,
-    access: Access,
+pub(super) struct PeerRegion {
+    pub(super) memory: SharedMemory,
+    pub(super) access: Access,
+    pub(super) persistence: PersistenceKind,
     /// Its entry of the peer's directory; out of bounds never (checked when announced).
     directory_at: usize,
 }
 
-struct Sending {
+pub(super) struct Sending {
     queue: VecDeque<SendWr>,
-    tail: u64,
-    peers: HashMap<u32, PeerRegion>,
+    pub(super) tail: u64,
+    /// `tail` behind the last message: what of it the peer has taken is placed.
+    pub(super) messages_end: u64,
+    /// A flush the target does, and what was done behind it.
+    pub(super) outstanding: Outstanding,
+    /// Answers to the peer's flushes that the ring had no room for.
+    pub(super) answers: VecDeque<Answer>,
+    pub(super) peers: HashMap<u32, PeerRegion>,
     /// Since when the head of the queue waits for an announcement.
     waiting_since: Option<Instant>,
 }
@@ -62,25 +70,32 @@ pub(super) struct ShmParts {
 
 /// A queue pair over shared memory.
 pub(in crate::rdma::soft) struct ShmQp {
-    core: QpCore,
-    parts: ShmParts,
+    pub(super) this: Weak<ShmQp>,
+    pub(super) core: QpCore,
+    pub(super) parts: ShmParts,
     /// Bytes taken from the peer's ring: our private truth, published in shared memory for the peer.
     receive: Mutex<u64>,
     /// Copy of `receive` for the lock-free look whether anything came. Written under its lock.
     head_seen: AtomicU64,
     /// A record waits in the ring for a receive to be posted.
     starved: AtomicBool,
-    send: Mutex<Sending>,
-    /// Whether `send.queue` holds anything. Written under its lock.
-    blocked: AtomicBool,
+    pub(super) send: Mutex<Sending>,
+    /// Whether `send.queue` or `send.answers` holds anything. Written under its lock.
+    pub(super) blocked: AtomicBool,
     announcements: Mutex<Announcements>,
     /// Whether `announcements.pending` holds anything. Written under its lock.
     unannounced: AtomicBool,
 }
 
 /// What became of the request at the head of the queue.
-enum Step {
-    Done { len: u32 },
+pub(super) enum Step {
+    Done {
+        len: u32,
+    },
+    /// A flush the target does: its answer brings the completion.
+    Asked {
+        sequence: u64,
+    },
     Wait,
     Failed(WcStatus),
     Broken(String),
@@ -88,7 +103,8 @@ enum Step {
 
 impl ShmQp {
     pub(super) fn new(core: QpCore, parts: ShmParts) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             core,
             parts,
             receive: Mutex::new(0),
@@ -97,6 +113,9 @@ impl ShmQp {
             send: Mutex::new(Sending {
                 queue: VecDeque::new(),
                 tail: 0,
+                messages_end: 0,
+                outstanding: Outstanding::default(),
+                answers: VecDeque::new(),
                 peers: HashMap::new(),
                 waiting_since: None,
             }),
@@ -128,7 +147,7 @@ impl ShmQp {
     }
 
     /// Rings the peer's doorbell if it sleeps. Call after publishing.
-    fn ring_peer(&self) {
+    pub(super) fn ring_peer(&self) {
         fence(Ordering::SeqCst);
         if self.parts.peer_pages.iter().any(SoftCq::page_wants_event) {
             sys::ring_eventfd(&self.parts.peer_doorbell);
@@ -172,6 +191,7 @@ impl ShmQp {
                 index: *index,
                 access: region.access,
                 memory_len: region.memory.len() as u64,
+                persistence: region.kind(),
             };
             let writable = region.access.remote_write || region.access.remote_atomic;
             let sent = if writable {
@@ -197,7 +217,7 @@ impl ShmQp {
         let mut bytes = [0u8; 512];
         while let Ok(Some((len, mut descriptors))) = fds::receive::<1>(&self.parts.socket, &mut bytes) {
             let parsed = ShmMessage::parse(&bytes[..len]);
-            let Ok(ShmMessage::Announce { rkey, index, access, memory_len }) = parsed else {
+            let Ok(ShmMessage::Announce { rkey, index, access, memory_len, persistence }) = parsed else {
                 tracing::warn!(qp = self.core.number.0, "ignored a message that is no announcement");
                 continue;
             };
@@ -209,7 +229,7 @@ impl ShmQp {
             let directory_at = self.parts.side.other().directory_at(index as usize);
             match usize::try_from(memory_len)
                 .map_err(std::io::Error::other)
-                .and_then(|len| SharedMemory::from_fd(fd, len, writable))
+                .and_then(|len| self.map_region(fd, len, writable, persistence))
             {
                 Ok(memory) => {
                     let memory_words = &self.parts.memory;
@@ -217,7 +237,7 @@ impl ShmQp {
                         memory_words.atomic_u32(known.directory_at).load(Ordering::Acquire) == *key
                     });
                     if sending.peers.len() < DIRECTORY_LEN {
-                        sending.peers.insert(rkey, PeerRegion { memory, access, directory_at });
+                        sending.peers.insert(rkey, PeerRegion { memory, access, persistence, directory_at });
                     }
                 }
                 Err(error) => {
@@ -227,7 +247,7 @@ impl ShmQp {
         }
     }
 
-    fn is_alive(&self, rkey: u32, region: &PeerRegion) -> bool {
+    pub(super) fn is_alive(&self, rkey: u32, region: &PeerRegion) -> bool {
         self.parts.memory.atomic_u32(region.directory_at).load(Ordering::Acquire) == rkey
     }
 
@@ -260,7 +280,7 @@ impl ShmQp {
     }
 
     /// The peer's memory for a request, with key, range and right checked.
-    fn target<'a>(
+    pub(super) fn target<'a>(
         &self,
         sending: &'a Sending,
         remote: Remote,
@@ -279,17 +299,14 @@ impl ShmQp {
         Ok((&region.memory, offset as usize))
     }
 
-    fn put_record(&self, sending: &mut Sending, header: RecordHeader, body: Option<&LocalRange>) -> Step {
+    pub(super) fn put_record(&self, sending: &mut Sending, header: RecordHeader, body: Body<'_>) -> Step {
         let memory = &self.parts.memory;
         for attempt in 0..2 {
-            match ring::produce(
-                memory,
-                self.parts.side,
-                &mut sending.tail,
-                &header,
-                body.and_then(LocalRange::place),
-            ) {
+            match ring::produce(memory, self.parts.side, &mut sending.tail, &header, body) {
                 Ok(Some(())) => {
+                    if header.of == RecordOf::Message {
+                        sending.messages_end = sending.tail;
+                    }
                     if attempt > 0 {
                         ring::waits(memory, self.parts.side).store(0, Ordering::Relaxed);
                     }
@@ -316,7 +333,8 @@ impl ShmQp {
         | SendOp::Write(remote)
         | SendOp::WriteImm(remote, _)
         | SendOp::CompareSwap { remote, .. }
-        | SendOp::FetchAdd { remote, .. } = request.op
+        | SendOp::FetchAdd { remote, .. }
+        | SendOp::Flush { remote, .. } = request.op
             && let Remote::Memory { rkey, .. } = remote
             && !self.prepare(sending, rkey.0)
         {
@@ -328,8 +346,8 @@ impl ShmQp {
                     return Step::Failed(WcStatus::LocalLength);
                 }
                 let imm = if let SendOp::SendImm(imm) = request.op { Some(imm) } else { None };
-                let header = RecordHeader { len: request.local.len, imm, of_write: false };
-                let step = self.put_record(sending, header, Some(&local));
+                let header = RecordHeader { len: request.local.len, imm, of: RecordOf::Message };
+                let step = self.put_record(sending, header, local.place().into());
                 *published |= matches!(step, Step::Done { .. });
                 return step;
             }
@@ -338,8 +356,8 @@ impl ShmQp {
             SendOp::WriteImm(remote, imm) => match self.write(sending, &local, remote) {
                 Ok(len) => {
                     // Written again if the ring is full now: a WRITE may be repeated.
-                    let header = RecordHeader { len, imm: Some(imm), of_write: true };
-                    let step = self.put_record(sending, header, None);
+                    let header = RecordHeader { len, imm: Some(imm), of: RecordOf::Write };
+                    let step = self.put_record(sending, header, Body::Empty);
                     *published |= matches!(step, Step::Done { .. });
                     return step;
                 }
@@ -349,6 +367,14 @@ impl ShmQp {
                 word.compare_exchange(expect, swap, Ordering::AcqRel, Ordering::Acquire)
                     .unwrap_or_else(|old| old)
             }),
+            SendOp::Flush { remote, len, placement } => {
+                if local.len != 0 {
+                    return Step::Failed(WcStatus::LocalLength);
+                }
+                let step = self.flush(sending, remote, len, placement);
+                *published |= matches!(step, Step::Asked { .. });
+                return step;
+            }
             SendOp::FetchAdd { remote, add } => {
                 self.atomic(sending, &local, remote, |word| word.fetch_add(add, Ordering::AcqRel))
             }
@@ -372,7 +398,7 @@ impl ShmQp {
         check_transfer(local)?;
         let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Write)?;
         if let Some((from, from_offset)) = local.place() {
-            from.copy_to(from_offset, memory, offset, local.len);
+            from.copy_to_word_last(from_offset, memory, offset, local.len);
         }
         Ok(local.len as u32)
     }
@@ -394,17 +420,30 @@ impl ShmQp {
     }
 
     /// Executes as many queued requests as can be, in order. Returns why the queue pair broke, if it did.
-    fn drain_queue(&self, sending: &mut Sending) -> Option<String> {
-        let mut published = false;
+    pub(super) fn drain_queue(&self, sending: &mut Sending) -> Option<String> {
         let mut broken = None;
-        while let Some(request) = sending.queue.front().copied() {
+        let mut published = match self.drain_answers(sending) {
+            Ok(published) => published,
+            Err(reason) => return Some(reason),
+        };
+        while !sending.outstanding.has_failed()
+            && let Some(request) = sending.queue.front().copied()
+        {
             let kind = kind_of(&request.op);
             match self.execute(sending, &request, &mut published) {
                 Step::Done { len } => {
                     sending.queue.pop_front();
-                    self.core.complete_send(request.wr_id, kind, WcStatus::Success, request.signaled, len);
+                    self.complete_in_order(sending, &request, Ok(len));
+                }
+                Step::Asked { sequence } => {
+                    sending.queue.pop_front();
+                    sending.outstanding.ask(&request, sequence);
                 }
                 Step::Wait => break,
+                Step::Failed(status) if !sending.outstanding.is_empty() => {
+                    sending.queue.pop_front();
+                    self.complete_in_order(sending, &request, Err(status));
+                }
                 Step::Failed(status) => {
                     sending.queue.pop_front();
                     self.core.become_state(QpState::Error);
@@ -418,7 +457,8 @@ impl ShmQp {
                 }
             }
         }
-        self.blocked.store(!sending.queue.is_empty(), Ordering::Release);
+        let blocked = !sending.queue.is_empty() || !sending.answers.is_empty();
+        self.blocked.store(blocked, Ordering::Release);
         if published {
             self.ring_peer();
         }
@@ -427,6 +467,11 @@ impl ShmQp {
 
     /// Flushes what is queued; the state is `Error`.
     fn flush_sends(&self, sending: &mut Sending, mut first: WcStatus) {
+        for (wr_id, kind) in sending.outstanding.drain() {
+            self.core.complete_send(wr_id, kind, first, true, 0);
+            first = WcStatus::Flushed;
+        }
+        sending.answers.clear();
         for request in sending.queue.drain(..) {
             self.core.complete_send(request.wr_id, kind_of(&request.op), first, true, 0);
             first = WcStatus::Flushed;
@@ -474,17 +519,27 @@ impl ShmQp {
                     break;
                 }
             };
+            if matches!(header.of, RecordOf::Flush | RecordOf::Flushed) {
+                let body = ring::flush_body(memory, side, *own_head);
+                // Given back before it is acted on: the answer may find its ring full, but never ours.
+                ring::consume(memory, side, &mut own_head, &header, None);
+                broken = self.take_flush_record(header.of, &body);
+                if broken.is_some() {
+                    break;
+                }
+                continue;
+            }
             let Some(receive) = self.core.take_receive() else {
                 self.starved.store(true, Ordering::Release);
                 break;
             };
-            if !header.of_write && header.len as usize > receive.local.len {
+            if header.of == RecordOf::Message && header.len as usize > receive.local.len {
                 self.core.become_state(QpState::Error);
                 self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
                 broken = Some(format!("a message of {} bytes is longer than the receive posted", header.len));
                 break;
             }
-            let target = if header.of_write { None } else { receive.local.place() };
+            let target = if header.of == RecordOf::Write { None } else { receive.local.place() };
             ring::consume(memory, side, &mut own_head, &header, target);
             self.core.complete_receive(receive.wr_id, WcStatus::Success, header.len, header.imm);
         }

@@ -1,10 +1,12 @@
 //! Link `shm`: both ends are processes of one machine that may see each other's memory.
 //!
 //! # How it works
-//! * Two-sided messages go through rings in shared memory ([`ring`]).
+//! * Two-sided messages go through rings in shared memory (`ring`).
 //! * One-sided requests are executed by the initiator's own thread, as copies on the peer's mapped memory. A
-//!   region's descriptor is sent over the socket when it is registered ([`wire`]); what the peer may not change
+//!   region's descriptor is sent over the socket when it is registered (`wire`); what the peer may not change
 //!   is handed over read-only, so its own kernel stops it. A directory word says whether the region is alive.
+//! * A FLUSH is the initiator's own cache-line write-back where that is all it takes; else a message to the target
+//!   (`flush`), done when its side next polls.
 //! * The doorbell is an eventfd, written only when the peer sleeps (see `cq.rs`).
 //! * No thread of the device runs. The peer's death shows as hang-up of the socket.
 //!
@@ -14,6 +16,7 @@
 //! * What the peer writes into shared memory is bytes until checked; a broken ring breaks this queue pair only.
 
 mod connection;
+mod flush;
 mod handshake;
 pub mod ring;
 pub mod wire;

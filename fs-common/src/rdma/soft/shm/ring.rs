@@ -16,7 +16,7 @@
 //! | offset | bytes | field    | meaning |
 //! |-------:|------:|----------|---------|
 //! | 0      | 4     | length   | bytes of the message |
-//! | 4      | 4     | flags    | 1: immediate data is there; 2: no message, a WRITE's immediate |
+//! | 4      | 4     | flags    | 1: immediate data is there; 2: no message, a WRITE's immediate; 4: a FLUSH for the target to do; 8: the answer to one |
 //! | 8      | 4     | imm      | immediate data |
 //! | 12     | 4     | magic    | `CFRR` |
 //!
@@ -28,14 +28,15 @@
 //! Each side keeps its own counters privately and takes only the peer's from memory. Whatever they say, a header
 //! is copied out once, checked, and the copy is used; bytes may be garbage, but no index leaves the ring.
 
+use super::flush::FLUSH_LEN;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::queue::MAX_MESSAGE_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of one ring: two of the largest messages, so that one can be consumed while the next is produced.
-pub(super) const RING_LEN: usize = 128 * 1024;
+/// Bytes of one ring: three of the largest messages, so that one can be consumed while the next is produced.
+pub(super) const RING_LEN: usize = 256 * 1024;
 /// Regions of one side that are reachable at a time.
 pub(super) const DIRECTORY_LEN: usize = 1024;
 /// Bytes of a record's header.
@@ -49,9 +50,24 @@ const RINGS_AT: usize = DIRECTORIES_AT + 2 * DIRECTORY_LEN * 4;
 const MAGIC: [u8; 4] = *b"CFRR";
 const FLAG_IMM: u32 = 1;
 const FLAG_WRITE: u32 = 2;
+const FLAG_FLUSH: u32 = 4;
+const FLAG_FLUSHED: u32 = 8;
 const _: () = assert!(RING_LEN.is_power_of_two());
 const _: () = assert!(RECORD_HEADER_LEN + MAX_MESSAGE_BYTES as usize <= RING_LEN);
 const _: () = assert!(DIRECTORY_LEN * 4 == 4096);
+
+/// What a ring record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordOf {
+    /// A message.
+    Message,
+    /// A WRITE's immediate, and no message.
+    Write,
+    /// A FLUSH the target is to do.
+    Flush,
+    /// The answer to one.
+    Flushed,
+}
 
 /// What a ring record announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +76,8 @@ pub struct RecordHeader {
     pub len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// The record carries a WRITE's immediate and no message.
-    pub of_write: bool,
+    /// What it is of.
+    pub of: RecordOf,
 }
 
 /// Why a ring is broken.
@@ -91,8 +107,13 @@ const _: () = assert!(size_of::<RawRecord>() == RECORD_HEADER_LEN);
 impl RecordHeader {
     /// The header's bytes.
     pub fn encode(&self) -> [u8; RECORD_HEADER_LEN] {
-        let flags =
-            if self.imm.is_some() { FLAG_IMM } else { 0 } | if self.of_write { FLAG_WRITE } else { 0 };
+        let flags = if self.imm.is_some() { FLAG_IMM } else { 0 }
+            | match self.of {
+                RecordOf::Message => 0,
+                RecordOf::Write => FLAG_WRITE,
+                RecordOf::Flush => FLAG_FLUSH,
+                RecordOf::Flushed => FLAG_FLUSHED,
+            };
         let raw = RawRecord {
             len: self.len.into(),
             flags: flags.into(),
@@ -113,22 +134,30 @@ impl RecordHeader {
         if raw.magic != MAGIC {
             return Err(RingError::Field("magic"));
         }
-        let of_write = flags & FLAG_WRITE != 0;
-        if flags > (FLAG_IMM | FLAG_WRITE) || flags == FLAG_WRITE {
-            return Err(RingError::Field("flags"));
-        }
+        let of = match (flags & !FLAG_IMM, flags & FLAG_IMM != 0) {
+            (0, _) => RecordOf::Message,
+            (FLAG_WRITE, true) => RecordOf::Write,
+            (FLAG_FLUSH, false) => RecordOf::Flush,
+            (FLAG_FLUSHED, false) => RecordOf::Flushed,
+            _ => return Err(RingError::Field("flags")),
+        };
         if flags & FLAG_IMM == 0 && imm != 0 {
             return Err(RingError::Field("imm"));
         }
-        if !of_write && len > MAX_MESSAGE_BYTES {
+        let fits = match of {
+            RecordOf::Message => len <= MAX_MESSAGE_BYTES,
+            RecordOf::Write => true,
+            RecordOf::Flush | RecordOf::Flushed => len as usize == FLUSH_LEN,
+        };
+        if !fits {
             return Err(RingError::Field("length"));
         }
-        Ok(Self { len, imm: (flags & FLAG_IMM != 0).then_some(imm), of_write })
+        Ok(Self { len, imm: (flags & FLAG_IMM != 0).then_some(imm), of })
     }
 
     /// Bytes of message that follow in the ring.
     fn body_len(&self) -> usize {
-        if self.of_write { 0 } else { self.len as usize }
+        if self.of == RecordOf::Write { 0 } else { self.len as usize }
     }
 
     /// Bytes of ring the record takes.
@@ -189,13 +218,27 @@ pub(super) fn closed(memory: &SharedMemory, side: Side) -> &AtomicU64 {
     word(memory, side, 3)
 }
 
+/// What a record carries.
+#[derive(Clone, Copy)]
+pub(super) enum Body<'a> {
+    Empty,
+    Memory(&'a SharedMemory, usize),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> From<Option<(&'a SharedMemory, usize)>> for Body<'a> {
+    fn from(place: Option<(&'a SharedMemory, usize)>) -> Self {
+        place.map_or(Self::Empty, |(memory, offset)| Self::Memory(memory, offset))
+    }
+}
+
 /// Puts one record into the ring `side` produces, whose private tail is `own_tail`. `None`: no space.
 pub(super) fn produce(
     memory: &SharedMemory,
     side: Side,
     own_tail: &mut u64,
     header: &RecordHeader,
-    body: Option<(&SharedMemory, usize)>,
+    body: Body<'_>,
 ) -> Result<Option<()>, RingError> {
     let peer_head = head(memory, side.other()).load(Ordering::Acquire);
     let used = own_tail.wrapping_sub(peer_head);
@@ -208,11 +251,18 @@ pub(super) fn produce(
     let at = (*own_tail % RING_LEN as u64) as usize;
     // Records are multiples of 16 bytes, so a header never wraps.
     memory.write(side.ring_at() + at, &header.encode());
-    if let Some((source, offset)) = body {
-        let start = (at + RECORD_HEADER_LEN) % RING_LEN;
-        let first = header.body_len().min(RING_LEN - start);
-        source.copy_to(offset, memory, side.ring_at() + start, first);
-        source.copy_to(offset + first, memory, side.ring_at(), header.body_len() - first);
+    let start = (at + RECORD_HEADER_LEN) % RING_LEN;
+    let first = header.body_len().min(RING_LEN - start);
+    match body {
+        Body::Empty => {}
+        Body::Memory(source, offset) => {
+            source.copy_to(offset, memory, side.ring_at() + start, first);
+            source.copy_to(offset + first, memory, side.ring_at(), header.body_len() - first);
+        }
+        Body::Bytes(bytes) => {
+            memory.write(side.ring_at() + start, &bytes[..first]);
+            memory.write(side.ring_at(), &bytes[first..header.body_len()]);
+        }
     }
     *own_tail += header.record_len();
     tail(memory, side).store(*own_tail, Ordering::Release);
@@ -241,6 +291,17 @@ pub(super) fn peek(
     Ok(Some(header))
 }
 
+/// Copies what a flush record at `own_head` carries out of the ring.
+pub(super) fn flush_body(memory: &SharedMemory, side: Side, own_head: u64) -> [u8; FLUSH_LEN] {
+    let ring_at = side.other().ring_at();
+    let start = (own_head as usize + RECORD_HEADER_LEN) % RING_LEN;
+    let first = FLUSH_LEN.min(RING_LEN - start);
+    let mut bytes = [0; FLUSH_LEN];
+    memory.read(ring_at + start, &mut bytes[..first]);
+    memory.read(ring_at, &mut bytes[first..]);
+    bytes
+}
+
 /// Copies the message of the record at `own_head` to `target`, then gives its space back.
 pub(super) fn consume(
     memory: &SharedMemory,
@@ -267,10 +328,19 @@ mod tests {
 
     #[test]
     fn golden_record() {
-        let header = RecordHeader { len: 0x0102, imm: Some(0x0a0b_0c0d), of_write: false };
+        let header = RecordHeader { len: 0x0102, imm: Some(0x0a0b_0c0d), of: RecordOf::Message };
         let bytes = [2, 1, 0, 0, 1, 0, 0, 0, 0x0d, 0x0c, 0x0b, 0x0a, b'C', b'F', b'R', b'R'];
         assert_eq!(header.encode(), bytes);
         assert_eq!(RecordHeader::parse(&bytes), Ok(header));
+        for (of, flag) in [(RecordOf::Flush, 4), (RecordOf::Flushed, 8)] {
+            let header = RecordHeader { len: 32, imm: None, of };
+            let bytes = [32, 0, 0, 0, flag, 0, 0, 0, 0, 0, 0, 0, b'C', b'F', b'R', b'R'];
+            assert_eq!(header.encode(), bytes);
+            assert_eq!(RecordHeader::parse(&bytes), Ok(header));
+            let mut short = bytes;
+            short[0] = 31;
+            assert_eq!(RecordHeader::parse(&short), Err(RingError::Field("length")));
+        }
     }
 
     #[test]
@@ -283,9 +353,9 @@ mod tests {
             let len = (round * 7919) % 60_000 + 1;
             let bytes: Vec<u8> = (0..len).map(|index| (index + round) as u8).collect();
             source.write(0, &bytes);
-            let header = RecordHeader { len, imm: None, of_write: false };
+            let header = RecordHeader { len, imm: None, of: RecordOf::Message };
             assert_eq!(
-                produce(&memory, Side::Client, &mut own_tail, &header, Some((&source, 0))),
+                produce(&memory, Side::Client, &mut own_tail, &header, Body::Memory(&source, 0)),
                 Ok(Some(()))
             );
             assert_eq!(peek(&memory, Side::Server, own_head), Ok(Some(header)));
@@ -300,12 +370,12 @@ mod tests {
     #[test]
     fn a_full_ring_takes_nothing_more() {
         let memory = SharedMemory::new("ring", MEMORY_LEN).expect("memory");
-        let header = RecordHeader { len: 16, imm: None, of_write: false };
+        let header = RecordHeader { len: 16, imm: None, of: RecordOf::Message };
         let mut own_tail = 0;
         for _ in 0..RING_LEN / 32 {
-            assert_eq!(produce(&memory, Side::Server, &mut own_tail, &header, None), Ok(Some(())));
+            assert_eq!(produce(&memory, Side::Server, &mut own_tail, &header, Body::Empty), Ok(Some(())));
         }
-        assert_eq!(produce(&memory, Side::Server, &mut own_tail, &header, None), Ok(None));
+        assert_eq!(produce(&memory, Side::Server, &mut own_tail, &header, Body::Empty), Ok(None));
     }
 
     proptest! {
@@ -318,7 +388,7 @@ mod tests {
         fn hostile_counters_and_records_never_leave_the_ring(
             peer_tail in prop_oneof![any::<u64>(), 0u64..300_000],
             own_head in (0u64..1 << 30).prop_map(|head| head * 16),
-            len in any::<u32>(), flags in 0u32..5, delta in 0u64..20_000,
+            len in any::<u32>(), flags in 0u32..17, delta in 0u64..20_000,
         ) {
             let memory = SharedMemory::new("ring", MEMORY_LEN).expect("memory");
             let target = SharedMemory::new("target", 65536).expect("memory");

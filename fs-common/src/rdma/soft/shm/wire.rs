@@ -14,20 +14,22 @@
 //! | 32     | 24    | window bytes      |       | each, 0: none |  |          |
 //! | 56     | 4     | rkey              |       |         |        | yes      |
 //! | 60     | 4     | directory index   |       |         |        | yes      |
-//! | 64     | 4     | rights            |       |         |        | 1 read, 2 write, 4 atomic |
+//! | 64     | 4     | rights            |       |         |        | 1 read, 2 write, 4 atomic, 8 flush |
 //! | 68     | 4     | reason bytes      |       |         | yes    |          |
-//! | 72     | 8     | reserved          | zero in all ||||
+//! | 72     | 4     | persistence       |       |         |        | 0 none, 1 cache lines, 2 by the target |
+//! | 76     | 4     | reserved          | zero in all ||||
 //!
 //! Fields a kind does not use are zero. Descriptors: hello: receive queue's sleep page, send queue's sleep page,
 //! doorbell. Welcome: connection memory, the same three of the server, then the windows it exports. Announce:
 //! the region's memory, opened read-only unless peers may change it.
 
+use crate::rdma::soft::region::PersistenceKind;
 use crate::rdma::verbs::Access;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the shared-memory link. 1: the first.
-pub const SHM_VERSION: u16 = 1;
+/// Version of the shared-memory link. 1: the first. 2: FLUSH and persistent regions, rings of 256 KiB.
+pub const SHM_VERSION: u16 = 2;
 /// Bytes of a message without a reason.
 pub const SHM_MESSAGE_LEN: usize = 80;
 /// Longest reason of a refusal.
@@ -70,6 +72,8 @@ pub enum ShmMessage {
         access: Access,
         /// Its length.
         memory_len: u64,
+        /// How its ranges become persistent.
+        persistence: PersistenceKind,
     },
 }
 
@@ -108,7 +112,8 @@ struct Raw {
     index: U32,
     rights: U32,
     reason_len: U32,
-    reserved: U64,
+    persistence: U32,
+    reserved: U32,
 }
 const _: () = assert!(size_of::<Raw>() == SHM_MESSAGE_LEN);
 
@@ -141,15 +146,22 @@ impl ShmMessage {
                 tail = &reason.as_bytes()[..end];
                 raw.reason_len = (end as u32).into();
             }
-            Self::Announce { rkey, index, access, memory_len } => {
+            Self::Announce { rkey, index, access, memory_len, persistence } => {
                 raw.kind = 4.into();
                 raw.rkey = (*rkey).into();
                 raw.index = (*index).into();
                 raw.memory_len = (*memory_len).into();
                 raw.rights = (u32::from(access.remote_read)
                     | u32::from(access.remote_write) << 1
-                    | u32::from(access.remote_atomic) << 2)
+                    | u32::from(access.remote_atomic) << 2
+                    | u32::from(access.remote_flush) << 3)
                     .into();
+                raw.persistence = match persistence {
+                    PersistenceKind::None => 0,
+                    PersistenceKind::CacheLines => 1,
+                    PersistenceKind::AtTarget => 2,
+                }
+                .into();
             }
         }
         let mut bytes = raw.as_bytes().to_vec();
@@ -187,7 +199,8 @@ impl ShmMessage {
         zero("directory index", kind != 4, raw.index.get().into())?;
         zero("rights", kind != 4, raw.rights.get().into())?;
         zero("reason bytes", kind != 3, raw.reason_len.get().into())?;
-        zero("reserved", true, raw.reserved.get())?;
+        zero("persistence", kind != 4, raw.persistence.get().into())?;
+        zero("reserved", true, raw.reserved.get().into())?;
         let reason_len = raw.reason_len.get() as usize;
         if reason_len > MAX_REASON_LEN || tail.len() != reason_len {
             return Err(ShmMessageError::Length(bytes.len()));
@@ -204,7 +217,7 @@ impl ShmMessage {
             3 => Self::Refuse { reason: String::from_utf8_lossy(tail).into_owned() },
             _ => {
                 let rights = raw.rights.get();
-                if raw.rkey.get() == 0 || rights == 0 || rights > 7 {
+                if raw.rkey.get() == 0 || rights == 0 || rights > 15 {
                     return Err(ShmMessageError::Field(if raw.rkey.get() == 0 { "rkey" } else { "rights" }));
                 }
                 let access = Access {
@@ -212,12 +225,20 @@ impl ShmMessage {
                     remote_read: rights & 1 != 0,
                     remote_write: rights & 2 != 0,
                     remote_atomic: rights & 4 != 0,
+                    remote_flush: rights & 8 != 0,
+                };
+                let persistence = match raw.persistence.get() {
+                    0 => PersistenceKind::None,
+                    1 => PersistenceKind::CacheLines,
+                    2 => PersistenceKind::AtTarget,
+                    _ => return Err(ShmMessageError::Field("persistence")),
                 };
                 Self::Announce {
                     rkey: raw.rkey.get(),
                     index: raw.index.get(),
                     access,
                     memory_len: raw.memory_len.get(),
+                    persistence,
                 }
             }
         })
@@ -229,7 +250,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HEAD: [u8; 10] = *b"CFSHMLNK\x01\x00";
+    const HEAD: [u8; 10] = *b"CFSHMLNK\x02\x00";
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![0; SHM_MESSAGE_LEN];
@@ -273,17 +294,22 @@ mod tests {
         refuse.extend_from_slice(b"no");
         check(ShmMessage::Refuse { reason: "no".into() }, refuse);
         let access =
-            Access { local_write: false, remote_read: true, remote_write: false, remote_atomic: true };
+            Access { remote_read: true, remote_atomic: true, remote_flush: true, ..Access::default() };
+        let persistence = PersistenceKind::AtTarget;
         check(
-            ShmMessage::Announce { rkey: 0x0a0b_0c0d, index: 7, access, memory_len: 4096 },
-            golden(4, &[(24, &[0, 0x10]), (56, &[0x0d, 0x0c, 0x0b, 0x0a]), (60, &[7]), (64, &[5])]),
+            ShmMessage::Announce { rkey: 0x0a0b_0c0d, index: 7, access, memory_len: 4096, persistence },
+            golden(
+                4,
+                &[(24, &[0, 0x10]), (56, &[0x0d, 0x0c, 0x0b, 0x0a]), (60, &[7]), (64, &[13]), (72, &[2])],
+            ),
         );
     }
 
     #[test]
     fn unused_fields_other_versions_and_long_reasons_are_refused() {
         assert_eq!(ShmMessage::parse(&golden(1, &[(56, &[1])])), Err(ShmMessageError::Field("rkey")));
-        assert_eq!(ShmMessage::parse(&golden(1, &[(72, &[1])])), Err(ShmMessageError::Field("reserved")));
+        assert_eq!(ShmMessage::parse(&golden(1, &[(72, &[1])])), Err(ShmMessageError::Field("persistence")));
+        assert_eq!(ShmMessage::parse(&golden(1, &[(76, &[1])])), Err(ShmMessageError::Field("reserved")));
         assert_eq!(ShmMessage::parse(&golden(1, &[(8, &[9])])), Err(ShmMessageError::Version(9)));
         assert_eq!(ShmMessage::parse(&golden(9, &[])), Err(ShmMessageError::Kind(9)));
         assert_eq!(ShmMessage::parse(&golden(1, &[(0, b"X")])), Err(ShmMessageError::Magic));

@@ -12,8 +12,9 @@
 
 //! # The parts
 //! `input` from the socket to frames; `target` the peer's requests; `initiator` own requests and their replies;
-//! `output` what waits for the socket. Here: the life of a connection.
+//! `output` what waits for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
 
+mod held;
 mod initiator;
 mod input;
 mod output;
@@ -33,8 +34,8 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown};
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Buffers beyond this are given back when they are empty again.
 const KEEP_LEN: usize = 128 * 1024;
@@ -78,6 +79,7 @@ impl From<FrameError> for End {
 
 /// A queue pair over a byte stream.
 pub(in crate::rdma::soft) struct TcpQp {
+    this: Weak<TcpQp>,
     core: QpCore,
     socket: OwnedFd,
     /// Who reads the socket; `None`: whoever polls the completion queues.
@@ -96,7 +98,8 @@ impl TcpQp {
         engine: Option<Arc<Engine>>,
         file_target: FileTargetCell,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             core,
             socket,
             engine,
@@ -143,6 +146,7 @@ impl TcpQp {
             self.core.complete_send(request.wr_id, kind_of(&request.op), status, true, 0);
             status = WcStatus::Flushed;
         }
+        sending.held.clear();
         self.core.flush_receives();
         if !first {
             return;

@@ -11,20 +11,20 @@
 //! | 16     | 8     | sequence | counts a side's requests from 1; a reply repeats its request's |
 //! | 24     | 8     | key      | rkey or filekey |
 //! | 32     | 8     | offset   | byte offset in the region or file; of a bitmap, its first page |
-//! | 40     | 8     | first    | expected value, addend, or an atomic's old value |
-//! | 48     | 8     | second   | value to swap in |
+//! | 40     | 8     | first    | expected value, addend, or an atomic's old value; bytes a FLUSH covers |
+//! | 48     | 8     | second   | value to swap in; of a FLUSH 1: to visibility, 2: to persistence |
 //! | 56     | 4     | imm      | immediate data; of a Nak, the status |
 //! | 60     | 4     | wanted   | bytes a READ asks for |
 //!
 //! Which fields a kind uses is in `FrameKind::uses`; all others must be zero.
 
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
-use crate::rdma::verbs::WcStatus;
+use crate::rdma::verbs::{Placement, WcStatus};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the frame protocol. 1: the first.
-pub const FRAME_VERSION: u8 = 1;
+/// Version of the frame protocol. 1: the first. 2: FLUSH, messages of 68 KiB.
+pub const FRAME_VERSION: u8 = 2;
 /// Bytes of a header.
 pub const FRAME_HEADER_LEN: usize = 64;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
@@ -68,6 +68,10 @@ pub enum FrameKind {
     WriteAck = 13,
     /// A request was refused; the connection ends behind it.
     Nak = 14,
+    /// Take a range to visibility or to persistence.
+    Flush = 15,
+    /// A flush was done.
+    FlushAck = 16,
 }
 
 /// Which fields a kind uses.
@@ -110,6 +114,8 @@ impl FrameKind {
             12 => Self::AtomicReply,
             13 => Self::WriteAck,
             14 => Self::Nak,
+            15 => Self::Flush,
+            16 => Self::FlushAck,
             _ => return None,
         })
     }
@@ -131,18 +137,37 @@ impl FrameKind {
             Self::ReadMemory | Self::ReadFile | Self::ReadBitmap => {
                 Uses { key: true, offset: true, wanted: true, ..NOTHING }
             }
-            Self::CompareSwap => Uses { key: true, offset: true, first: true, second: true, ..NOTHING },
+            Self::CompareSwap | Self::Flush => {
+                Uses { key: true, offset: true, first: true, second: true, ..NOTHING }
+            }
             Self::FetchAdd => Uses { key: true, offset: true, first: true, ..NOTHING },
             Self::ReadReply => Uses { max_payload: MAX_TRANSFER_BYTES, ..NOTHING },
             Self::AtomicReply => Uses { first: true, ..NOTHING },
-            Self::WriteAck => NOTHING,
-            Self::Nak => NOTHING,
+            Self::WriteAck | Self::Nak | Self::FlushAck => NOTHING,
         }
     }
 
     /// Whether this is a request (and takes a sequence number), not a reply or part of the handshake.
     pub const fn is_request(self) -> bool {
-        (self as u8) >= (Self::Send as u8) && (self as u8) <= (Self::FetchAdd as u8)
+        let number = self as u8;
+        (number >= Self::Send as u8 && number <= Self::FetchAdd as u8) || number == Self::Flush as u8
+    }
+}
+
+/// The number of a placement in a FLUSH frame.
+pub const fn placement_number(placement: Placement) -> u64 {
+    match placement {
+        Placement::Visibility => 1,
+        Placement::Persistence => 2,
+    }
+}
+
+/// The placement of a number.
+pub const fn placement(number: u64) -> Option<Placement> {
+    match number {
+        1 => Some(Placement::Visibility),
+        2 => Some(Placement::Persistence),
+        _ => None,
     }
 }
 
@@ -163,9 +188,9 @@ pub struct FrameHeader {
     pub key: u64,
     /// Offset in the region or file.
     pub offset: u64,
-    /// Expected value, addend or old value.
+    /// Expected value, addend or old value; a FLUSH's length.
     pub first: u64,
-    /// Value to swap in.
+    /// Value to swap in; a FLUSH's placement.
     pub second: u64,
     /// Of a Nak.
     pub status: Option<WcStatus>,
@@ -317,6 +342,14 @@ impl FrameHeader {
         ];
         if let Some((name, ..)) = unused.iter().find(|(_, unused, value)| *unused && *value != 0) {
             return Err(FrameError::Field(name));
+        }
+        if kind == FrameKind::Flush {
+            if raw.first.get() > u64::from(u32::MAX) {
+                return Err(FrameError::Field("first"));
+            }
+            if placement(raw.second.get()).is_none() {
+                return Err(FrameError::Field("second"));
+            }
         }
         let status = match (kind, raw.imm.get()) {
             (FrameKind::Nak, 1) => Some(WcStatus::RemoteAccess),

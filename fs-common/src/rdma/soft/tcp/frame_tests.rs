@@ -4,7 +4,7 @@ use proptest::prelude::*;
 /// A frame with the given bytes at the given places, all else zero, and its checksum.
 fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], crc: u32) -> Vec<u8> {
     let mut bytes = vec![0; FRAME_HEADER_LEN];
-    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 1, kind]);
+    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 2, kind]);
     bytes[8] = payload.len() as u8;
     for (at, value) in fields {
         bytes[*at..*at + value.len()].copy_from_slice(value);
@@ -25,7 +25,7 @@ fn full(kind: FrameKind) -> Example {
     match kind {
         FrameKind::Hello | FrameKind::Welcome => {
             header.sequence = 0;
-            (header, vec![], &[0, 0, 1, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+            (header, vec![], &[0, 0x10, 1, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0])
         }
         FrameKind::Refuse => {
             header.sequence = 0;
@@ -56,7 +56,11 @@ fn full(kind: FrameKind) -> Example {
             header.first = 5;
             (header, vec![sequence, (40, &[5])], b"")
         }
-        FrameKind::WriteAck => (header, vec![sequence], b""),
+        FrameKind::WriteAck | FrameKind::FlushAck => (header, vec![sequence], b""),
+        FrameKind::Flush => {
+            (header.key, header.offset, header.first, header.second) = (0x0102_0304, 0x0a_0000_0000, 4096, 2);
+            (header, vec![sequence, key, offset, (40, &[0, 0x10]), (48, &[2])], b"")
+        }
         FrameKind::Nak => {
             header.status = Some(WcStatus::RemoteInvalid);
             (header, vec![sequence, (56, &[2])], b"")
@@ -66,26 +70,28 @@ fn full(kind: FrameKind) -> Example {
 
 /// The checksums stand here as numbers, computed by another implementation, so that a change of the
 /// polynomial or of its range is seen.
-const CHECKSUMS: [u32; 14] = [
-    0x61dd_fb5a,
-    0xfb5c_a12e,
-    0x2332_f7f8,
-    0x2e48_6aaa,
-    0xc5b7_75e9,
-    0xdc81_1e3f,
-    0xe8c0_938b,
-    0xc2e4_28d6,
-    0xf95f_3c5a,
-    0x826d_6b60,
-    0xd27d_851a,
-    0x1892_2f0b,
-    0x747b_87eb,
-    0xbac1_eb79,
+const CHECKSUMS: [u32; 16] = [
+    0xb3c3_5f24,
+    0x2942_0550,
+    0x3622_eb12,
+    0x0875_9e73,
+    0xe38a_8130,
+    0x424d_f2d2,
+    0x760c_7f66,
+    0x5c28_c43b,
+    0x6793_d0b7,
+    0x1ca1_878d,
+    0x4e6e_b41c,
+    0x865e_c3e6,
+    0xeab7_6b06,
+    0x240d_0794,
+    0x0400_37e7,
+    0xe23c_8b60,
 ];
 
 #[test]
 fn golden_bytes() {
-    for number in 1..=14u8 {
+    for number in 1..=16u8 {
         let kind = FrameKind::from_number(number).expect("kind");
         let (mut header, fields, payload) = full(kind);
         let bytes = golden(number, &fields, payload, CHECKSUMS[number as usize - 1]);
@@ -100,7 +106,7 @@ fn golden_bytes() {
         assert_eq!(FrameHeader::parse(&bytes), Ok(header));
         assert_eq!(verify(&bytes), Ok(()));
     }
-    assert!(FrameKind::from_number(0).is_none() && FrameKind::from_number(15).is_none());
+    assert!(FrameKind::from_number(0).is_none() && FrameKind::from_number(17).is_none());
 }
 
 #[test]
@@ -112,7 +118,7 @@ fn bad_headers_are_named() {
         FrameHeader::parse(&bytes)
     };
     assert_eq!(with(0, b'X'), Err(FrameError::Magic));
-    assert_eq!(with(4, 2), Err(FrameError::Version(2)));
+    assert_eq!(with(4, 9), Err(FrameError::Version(9)));
     assert_eq!(with(5, 99), Err(FrameError::Kind(99)));
     assert_eq!(with(6, 4), Err(FrameError::Field("flags")));
     assert_eq!(with(8, 1), Err(FrameError::Oversized(1)));
@@ -122,6 +128,13 @@ fn bad_headers_are_named() {
     let mut read = FrameHeader::new(FrameKind::ReadFile, 1);
     read.wanted = MAX_TRANSFER_BYTES + 1;
     assert_eq!(FrameHeader::parse(&build(read, b"")), Err(FrameError::Oversized(MAX_TRANSFER_BYTES + 1)));
+    let flush = |first, second| {
+        let header = FrameHeader { first, second, ..FrameHeader::new(FrameKind::Flush, 1) };
+        FrameHeader::parse(&build(header, b"")).err()
+    };
+    assert_eq!(flush(1 << 32, 1), Some(FrameError::Field("first")));
+    assert_eq!(flush(0, 0), Some(FrameError::Field("second")));
+    assert_eq!(flush(0, 3), Some(FrameError::Field("second")));
     let nak = FrameHeader::new(FrameKind::Nak, 1);
     assert_eq!(FrameHeader::parse(&build(nak, b"")), Err(FrameError::Field("imm")));
 }
@@ -134,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_bit_is_noticed(number in 1u8..=14, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+    fn any_flipped_bit_is_noticed(number in 1u8..=16, at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let (header, _, payload) = full(FrameKind::from_number(number).expect("kind"));
         let mut frame = build(header, payload);
         let at = at.index(frame.len());

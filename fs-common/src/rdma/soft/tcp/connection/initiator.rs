@@ -4,7 +4,7 @@ use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, kind_of, writes_local};
 use crate::rdma::soft::region::LocalRange;
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, placement_number};
 use crate::rdma::verbs::{CompletionKind, QpState, Remote, SendOp, SendWr, WcStatus, WrId};
 use std::sync::atomic::Ordering;
 
@@ -92,7 +92,13 @@ impl TcpQp {
                 header.first = add;
                 expects = Some(FrameKind::AtomicReply);
             }
-            // Files are written by RPC.
+            SendOp::Flush { remote: Remote::Memory { rkey, offset }, len, placement } => {
+                (header.kind, header.key, header.offset) = (FrameKind::Flush, rkey.0.into(), offset);
+                (header.first, header.second) = (len.into(), placement_number(placement));
+                bound = 0;
+                expects = Some(FrameKind::FlushAck);
+            }
+            // Files are written by RPC, and made durable by it.
             _ => return refuse(WcStatus::RemoteInvalid),
         }
         if request.local.len > bound || (expects == Some(FrameKind::AtomicReply) && local.len != 8) {
@@ -107,7 +113,9 @@ impl TcpQp {
                 local.read(&mut frame[FRAME_HEADER_LEN..]);
             }
             header.seal(frame);
-            self.put(sending, frame)
+            // What one doorbell rang for goes out together.
+            let more = !sending.queue.is_empty();
+            self.put(sending, frame, more)
         })?;
         let byte_len = request.local.len;
         if expects.is_none() && !request.signaled {

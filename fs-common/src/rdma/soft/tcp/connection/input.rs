@@ -3,7 +3,7 @@
 use super::output::OUTPUT_SOFT_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, verify};
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, verify};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::VecDeque;
@@ -82,11 +82,11 @@ impl TcpQp {
 
     /// Whether the peer must read, or a fault must end, before more requests are executed.
     fn is_held_back(&self) -> bool {
-        if self.engine.is_none() {
-            return false;
-        }
         let sending = self.send.lock();
-        sending.stalled || sending.waiting() > OUTPUT_SOFT_BYTES
+        if self.engine.is_none() {
+            return sending.held.is_refused();
+        }
+        sending.stalled || sending.held.is_refused() || sending.owed() > OUTPUT_SOFT_BYTES
     }
 
     fn take_frames(&self, receiving: &mut Receiving) -> Result<(), End> {
@@ -130,12 +130,7 @@ impl TcpQp {
         }
         receiving.sequence += 1;
         match self.serve(receiving, header, payload) {
-            Err(End::Refused(status)) => {
-                let mut nak = FrameHeader::new(FrameKind::Nak, header.sequence);
-                nak.status = Some(status);
-                self.reply(nak, 0, |_| Ok(0))?;
-                Err(End::Refused(status))
-            }
+            Err(End::Refused(status)) => self.put_refusal(&mut self.send.lock(), header.sequence, status),
             other => other,
         }
     }

@@ -4,6 +4,7 @@
 //! Frames reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at
 //! `OUTPUT_HARD_BYTES` the queue pair breaks.
 
+use super::held::HeldReplies;
 use super::initiator::Pending;
 use super::{End, KEEP_LEN, TcpQp};
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
@@ -18,7 +19,7 @@ use std::collections::VecDeque;
 pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
 /// Output waiting for the socket beyond which the queue pair breaks. Only a peer that asks and does not read
 /// gets there.
-const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
+pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 
 /// The sending half of a connection.
 pub(super) struct Sending {
@@ -34,6 +35,8 @@ pub(super) struct Sending {
     pub(super) watched: EventFlags,
     /// A file read faults: input waits for its reply.
     pub(super) stalled: bool,
+    /// Replies behind a flush that is under way.
+    pub(super) held: HeldReplies,
     /// The fault is over: the engine is to come by, also if the socket has nothing new.
     pub(super) resumed: bool,
 }
@@ -50,8 +53,14 @@ impl Sending {
             silent: VecDeque::new(),
             watched: EventFlags::IN | EventFlags::RDHUP,
             stalled: false,
+            held: HeldReplies::default(),
             resumed: false,
         }
+    }
+
+    /// Bytes of replies the peer asked for and does not have yet, and of what else waits for the socket.
+    pub(super) fn owed(&self) -> usize {
+        self.waiting() + self.held.bytes()
     }
 
     /// Bytes that wait for the socket.
@@ -61,17 +70,18 @@ impl Sending {
 }
 
 impl TcpQp {
-    /// Puts a frame on its way: to the socket if nothing waits before it, or behind what waits.
-    pub(super) fn put(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
+    /// Puts a frame on its way: to the socket if nothing waits before it, or behind what waits. `more`: another
+    /// follows at once, and the kernel may wait for it.
+    pub(super) fn put(&self, sending: &mut Sending, frame: &[u8], more: bool) -> Result<(), End> {
         let mut sent = 0;
+        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if more {
+            flags |= SendFlags::MORE;
+        }
         sending.put_bytes += frame.len() as u64;
         if sending.output.len() == sending.output_at {
             while sent < frame.len() {
-                match rustix::net::send(
-                    &self.socket,
-                    &frame[sent..],
-                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-                ) {
+                match rustix::net::send(&self.socket, &frame[sent..], flags) {
                     Ok(count) => sent += count,
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
@@ -121,7 +131,7 @@ impl TcpQp {
     /// Watches for what is wanted of the socket now.
     pub(super) fn watch(&self, sending: &mut Sending) {
         let mut flags = EventFlags::empty();
-        if !sending.stalled && (self.engine.is_none() || sending.waiting() <= OUTPUT_SOFT_BYTES) {
+        if !sending.stalled && (self.engine.is_none() || sending.owed() <= OUTPUT_SOFT_BYTES) {
             flags |= EventFlags::IN | EventFlags::RDHUP;
         }
         // After a fault, too: a socket can nearly always be written, and that brings the engine.

@@ -47,7 +47,7 @@ impl TcpQp {
             FrameKind::Send => self.deliver(receiving, payload, header.imm),
             FrameKind::Write => {
                 let region = remote(payload.len() as u64, Need::Write)?;
-                region.memory.write(header.offset as usize, payload);
+                region.memory.write_word_last(header.offset as usize, payload);
                 if let Some(imm) = header.imm {
                     self.deliver_write_imm(receiving, payload.len() as u32, imm)?;
                 }
@@ -92,6 +92,7 @@ impl TcpQp {
                 };
                 self.reply(reply, 0, |_| Ok(0))
             }
+            FrameKind::Flush => self.flush(receiving, header),
             _ => Err(End::Broken(format!("a {:?} frame came inside the connection", header.kind))),
         }
     }
@@ -109,7 +110,7 @@ impl TcpQp {
             let read = read.map_err(End::Refused)?;
             if let FileRead::Done(len) = read {
                 seal(frame, FrameHeader::new(FrameKind::ReadReply, header.sequence), len);
-                self.put(&mut self.send.lock(), frame)?;
+                self.put_reply(&mut self.send.lock(), frame)?;
             }
             Ok::<_, End>(read)
         })?;
@@ -155,19 +156,15 @@ impl TcpQp {
             match read {
                 Ok(len) => {
                     seal(frame, FrameHeader::new(FrameKind::ReadReply, fault.sequence), len);
-                    self.put(&mut sending, frame)?;
+                    self.put_reply(&mut sending, frame)?;
                     sending.stalled = false;
                     sending.resumed = true;
                     self.watch(&mut sending);
                     Ok(())
                 }
                 Err(status) => {
-                    let mut nak = FrameHeader::new(FrameKind::Nak, fault.sequence);
-                    nak.status = Some(status);
-                    seal(frame, nak, 0);
                     // Still stalled: nothing is executed behind a refusal.
-                    self.put(&mut sending, frame)?;
-                    Err(End::Refused(status))
+                    self.put_refusal(&mut sending, fault.sequence, status)
                 }
             }
         });
@@ -187,7 +184,7 @@ impl TcpQp {
             prepare(frame, room);
             let len = fill(&mut frame[FRAME_HEADER_LEN..]).map_err(End::Refused)?;
             seal(frame, header, len);
-            self.put(&mut self.send.lock(), frame)
+            self.put_reply(&mut self.send.lock(), frame)
         })
     }
 

@@ -4,7 +4,6 @@
 //! an SVG names common families and leaves the choice to whoever shows it. Series have the same colour and marker in
 //! every figure.
 
-use super::policy::Policy;
 use anyhow::{Context as _, anyhow};
 use plotters::chart::{ChartBuilder, ChartContext, SeriesLabelPosition};
 use plotters::coord::Shift;
@@ -27,14 +26,14 @@ const QUIET: RGBColor = RGBColor(80, 80, 80);
 
 /// What is above a figure.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heading<'a> {
-    pub(super) title: &'a str,
-    pub(super) subtitle: &'a str,
+pub(in crate::bench) struct Heading<'a> {
+    pub(in crate::bench) title: &'a str,
+    pub(in crate::bench) subtitle: &'a str,
 }
 
 /// How a panel is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::bench) enum Kind {
     /// Places beside each other, joined by lines.
     Lines,
     /// A bar for each series at each place.
@@ -45,47 +44,33 @@ pub(super) enum Kind {
 
 /// One series.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
-    pub(super) policy: Policy,
+pub(in crate::bench) struct Series {
+    pub(in crate::bench) label: &'static str,
+    pub(in crate::bench) colour: RGBColor,
     /// Number of the place (or the number itself, of a curve) and the value.
-    pub(super) values: Vec<(f64, f64)>,
+    pub(in crate::bench) values: Vec<(f64, f64)>,
 }
 
 /// One panel.
 #[derive(Clone, Debug)]
-pub(super) struct Chart {
-    pub(super) caption: String,
-    pub(super) kind: Kind,
-    pub(super) logarithmic: bool,
-    pub(super) x_label: String,
-    pub(super) y_label: String,
+pub(in crate::bench) struct Chart {
+    pub(in crate::bench) caption: String,
+    pub(in crate::bench) kind: Kind,
+    pub(in crate::bench) logarithmic: bool,
+    pub(in crate::bench) x_label: String,
+    pub(in crate::bench) y_label: String,
     /// Names of places; empty for a curve.
-    pub(super) places: Vec<String>,
-    pub(super) series: Vec<Series>,
+    pub(in crate::bench) places: Vec<String>,
+    pub(in crate::bench) series: Vec<Series>,
     /// Where something happens, of a curve.
-    pub(super) marks: Vec<f64>,
-}
-
-fn colour(policy: Policy) -> RGBColor {
-    // Okabe and Ito's colours, which most people can tell apart.
-    match policy {
-        Policy::Pin => RGBColor(90, 90, 90),
-        Policy::Term | Policy::Magic => RGBColor(213, 94, 0),
-        Policy::TermUnits => RGBColor(140, 60, 0),
-        Policy::Odp | Policy::OdpHardware => RGBColor(0, 114, 178),
-        Policy::Rpc => RGBColor(0, 158, 115),
-        Policy::RpcBuffer => RGBColor(86, 180, 233),
-        Policy::RpcDirect => RGBColor(240, 200, 40),
-        Policy::Tiering => RGBColor(230, 159, 0),
-        Policy::Hotspot => RGBColor(204, 121, 167),
-    }
+    pub(in crate::bench) marks: Vec<f64>,
 }
 
 /// The figure as SVG text.
 ///
 /// # Errors
 /// If there is nothing to draw it with.
-pub(super) fn svg(heading: &Heading<'_>, charts: &[Chart]) -> anyhow::Result<String> {
+pub(in crate::bench) fn svg(heading: &Heading<'_>, charts: &[Chart]) -> anyhow::Result<String> {
     register();
     let mut text = String::new();
     {
@@ -99,7 +84,7 @@ pub(super) fn svg(heading: &Heading<'_>, charts: &[Chart]) -> anyhow::Result<Str
 ///
 /// # Errors
 /// If there is nothing to draw it with, or the file cannot be written.
-pub(super) fn png(path: &Path, heading: &Heading<'_>, charts: &[Chart]) -> anyhow::Result<()> {
+pub(in crate::bench) fn png(path: &Path, heading: &Heading<'_>, charts: &[Chart]) -> anyhow::Result<()> {
     register();
     draw(&BitMapBackend::new(path, size(charts)).into_drawing_area(), heading, charts)
         .with_context(|| format!("cannot write {}", path.display()))
@@ -214,8 +199,8 @@ where
     }
     let count = chart.series.len().max(1) as f64;
     for (index, series) in chart.series.iter().enumerate() {
-        let colour = colour(series.policy);
-        let label = series.policy.label();
+        let colour = series.colour;
+        let label = series.label;
         match chart.kind {
             Kind::Bars => {
                 let width = 0.8 / count;
@@ -262,8 +247,11 @@ mod tests {
     use super::*;
 
     fn chart(kind: Kind, logarithmic: bool) -> Chart {
-        let series = [Policy::Pin, Policy::Term, Policy::Rpc]
-            .map(|policy| Series { policy, values: vec![(0.0, 900.0), (1.0, 80.0), (2.0, 0.5)] });
+        let series = ["PIN", "TeRM", "RPC"].map(|label| Series {
+            label,
+            colour: RGBColor(213, 94, 0),
+            values: vec![(0.0, 900.0), (1.0, 80.0), (2.0, 0.5)],
+        });
         Chart {
             caption: "(a) reads".to_owned(),
             kind,

@@ -1,0 +1,191 @@
+//! A log device: a mapped file and what makes its bytes persistent.
+//!
+//! What a file is decides the mapping, not its name: `MAP_SYNC` is granted by the kernel for DAX files only, so a map
+//! that succeeds *is* persistent memory. A file is taken for persistent memory without that only when it was declared
+//! (`pmem-emulated`), and then says so wherever it is named: bytes survive the process, not the machine.
+
+use super::{CacheLines, FileSync, Persistence, cache_lines};
+use crate::memory::SharedMemory;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+
+/// What a log device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogDeviceKind {
+    /// A DAX file: persistent memory.
+    Pmem,
+    /// A file declared to be persistent memory. For emulation.
+    PmemEmulated,
+    /// A file that is synced.
+    File,
+}
+
+impl LogDeviceKind {
+    /// For status, logs and benchmarks.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pmem => "pmem",
+            Self::PmemEmulated => "pmem-emulated",
+            Self::File => "file",
+        }
+    }
+}
+
+/// Why a log device cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum LogDeviceError {
+    /// The operating system refused.
+    #[error("cannot {action} the log {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("the log {0} is in use by another process")]
+    Busy(PathBuf),
+    /// It was to be persistent memory and is not.
+    #[error(
+        "{0} is no persistent memory (the kernel grants it no MAP_SYNC); put it on a DAX mount, or declare it \
+         pmem-emulated, or use a file"
+    )]
+    NotPmem(PathBuf),
+}
+
+/// A mapped file and its persistence.
+pub struct LogDevice {
+    kind: LogDeviceKind,
+    memory: Arc<SharedMemory>,
+    persistence: Arc<dyn Persistence>,
+    path: PathBuf,
+    /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process.
+    _lock: OwnedFd,
+}
+
+impl LogDevice {
+    /// Opens or makes the file, at least `len_bytes` long with its blocks allocated, locks it against other processes
+    /// and maps it. `kind` says what it is to be; `None`: persistent memory if the kernel says so, else a synced file.
+    ///
+    /// # Errors
+    /// [`LogDeviceError`].
+    pub fn open(path: &Path, len_bytes: usize, kind: Option<LogDeviceKind>) -> Result<Self, LogDeviceError> {
+        let failed = |action| {
+            move |source: rustix::io::Errno| LogDeviceError::Io {
+                action,
+                path: path.to_owned(),
+                source: source.into(),
+            }
+        };
+        let io_failed =
+            |action| move |source: io::Error| LogDeviceError::Io { action, path: path.to_owned(), source };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed("open"))?;
+        let lock = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            .map_err(failed("open"))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(LogDeviceError::Busy(path.to_owned())),
+            Err(error) => return Err(failed("lock")(error)),
+        }
+        // Blocks first: a store to a mapped hole on a full disk would be a SIGBUS.
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len_bytes as u64)
+            .map_err(failed("make room in"))?;
+        rustix::fs::fsync(&fd).map_err(failed("sync"))?;
+        let dax = match kind {
+            None | Some(LogDeviceKind::Pmem) => {
+                let again = fd.try_clone().map_err(io_failed("open"))?;
+                SharedMemory::map_persistent(again, len_bytes, true).ok()
+            }
+            Some(_) => None,
+        };
+        let (kind, memory) = match (dax, kind) {
+            (Some(memory), _) => (LogDeviceKind::Pmem, memory),
+            (None, Some(LogDeviceKind::Pmem)) => return Err(LogDeviceError::NotPmem(path.to_owned())),
+            (None, kind) => {
+                let again = fd.try_clone().map_err(io_failed("open"))?;
+                let memory =
+                    SharedMemory::map_persistent(again, len_bytes, false).map_err(io_failed("map"))?;
+                (kind.unwrap_or(LogDeviceKind::File), memory)
+            }
+        };
+        let persistence: Arc<dyn Persistence> = match kind {
+            LogDeviceKind::File => Arc::new(FileSync::start(fd).map_err(io_failed("start syncing"))?),
+            LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => Arc::new(CacheLines),
+        };
+        if kind == LogDeviceKind::PmemEmulated {
+            // Once as a warning; with a ring a client it would be all that the log shows.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| {
+                tracing::warn!("logs are on emulated persistent memory: they survive a killed process, not a power failure");
+            });
+            tracing::info!(path = %path.display(), "a log on emulated persistent memory");
+        }
+        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: lock })
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> LogDeviceKind {
+        self.kind
+    }
+
+    /// The mapped file.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// What makes it persistent.
+    pub fn persistence(&self) -> &Arc<dyn Persistence> {
+        &self.persistence
+    }
+
+    /// For people: what it is, where, and how ranges become persistent.
+    pub fn describe(&self) -> String {
+        let how = match self.kind {
+            LogDeviceKind::File => "group-committed data sync",
+            LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => cache_lines::instruction().label(),
+        };
+        format!("{} {} ({how})", self.kind.label(), self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_stay_and_a_second_opener_is_refused() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("log");
+        for kind in [LogDeviceKind::File, LogDeviceKind::PmemEmulated] {
+            let device = LogDevice::open(&path, 10_000, Some(kind)).expect("opened");
+            assert_eq!(device.kind(), kind);
+            assert!(device.describe().starts_with(kind.label()));
+            device.memory().write(4090, b"across a page");
+            device.persistence().persist_and_wait(device.memory(), 4090, 13).expect("persistent");
+            assert!(matches!(LogDevice::open(&path, 10_000, Some(kind)), Err(LogDeviceError::Busy(_))));
+            // A peer that has the mapped file does not keep the next opener out.
+            let given = device.memory().fd().try_clone_to_owned().expect("given to a peer");
+            drop(device);
+            drop(LogDevice::open(&path, 10_000, Some(kind)).expect("opened again"));
+            drop(given);
+            assert_eq!(&std::fs::read(&path).expect("read")[4090..4103], b"across a page");
+        }
+    }
+
+    #[test]
+    fn what_is_no_persistent_memory_is_not_taken_for_it() {
+        // Where the tests run on a DAX mount there is nothing to refuse.
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("log");
+        match LogDevice::open(&path, 4096, Some(LogDeviceKind::Pmem)) {
+            Err(error) => assert!(matches!(error, LogDeviceError::NotPmem(_)), "{error}"),
+            Ok(device) => assert_eq!(device.kind(), LogDeviceKind::Pmem),
+        }
+    }
+}

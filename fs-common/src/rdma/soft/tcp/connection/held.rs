@@ -1,0 +1,201 @@
+//! FLUSH at the target, and the replies that wait behind one.
+//!
+//! # How it works
+//! A flush that takes only cache-line write-back is done at once. One that needs a data sync is handed to the region's
+//! persistence domain, and the queue pair goes on: later requests execute, which is how many flushes share one sync. But
+//! an RC queue pair's replies come in order, so those behind a flush under way wait here.
+//!
+//! # Invariants
+//! * The first held reply is a flush under way; with nothing held, nothing waits.
+//! * Nothing is executed behind a refusal, though the refusal itself may have to wait.
+//!
+//! # Bounds
+//! Held replies count as owed output: the engine stops reading a peer that is owed too much, and a self-driven side
+//! breaks its queue pair at `OUTPUT_HARD_BYTES`.
+
+use super::input::Receiving;
+use super::output::{OUTPUT_HARD_BYTES, OUTPUT_SOFT_BYTES, Sending};
+use super::{End, TcpQp};
+use crate::persist::SyncFailed;
+use crate::rdma::soft::region::Need;
+use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, build, placement};
+use crate::rdma::verbs::{Placement, WcStatus};
+use std::collections::VecDeque;
+
+enum Held {
+    /// A flush, and how it ended.
+    Flush(u64, Option<Result<(), SyncFailed>>),
+    /// A reply.
+    Frame(Vec<u8>),
+    /// A refusal, behind which the connection ends.
+    Refusal(u64, WcStatus),
+}
+
+/// Replies that wait for a flush.
+#[derive(Default)]
+pub(super) struct HeldReplies {
+    held: VecDeque<Held>,
+    bytes: usize,
+    refused: bool,
+}
+
+impl HeldReplies {
+    /// How much waits.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a refusal waits.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn push(&mut self, held: Held) -> Result<(), End> {
+        self.bytes += match &held {
+            Held::Frame(frame) => frame.len(),
+            Held::Flush(..) | Held::Refusal(..) => FRAME_HEADER_LEN,
+        };
+        self.held.push_back(held);
+        if self.bytes > OUTPUT_HARD_BYTES {
+            return Err(End::Broken(format!("{} bytes wait for a flush", self.bytes)));
+        }
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<Held> {
+        let held = self.held.pop_front()?;
+        self.bytes -= match &held {
+            Held::Frame(frame) => frame.len(),
+            Held::Flush(..) | Held::Refusal(..) => FRAME_HEADER_LEN,
+        };
+        Some(held)
+    }
+}
+
+fn refusal(sequence: u64, status: WcStatus) -> Vec<u8> {
+    build(FrameHeader { status: Some(status), ..FrameHeader::new(FrameKind::Nak, sequence) }, b"")
+}
+
+impl TcpQp {
+    /// Puts a reply on its way, behind a flush that is under way.
+    pub(super) fn put_reply(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
+        if sending.held.held.is_empty() {
+            return self.put(sending, frame, false);
+        }
+        sending.held.push(Held::Frame(frame.to_vec()))
+    }
+
+    /// Says no. `Err` if that is said now: the connection ends.
+    pub(super) fn put_refusal(
+        &self,
+        sending: &mut Sending,
+        sequence: u64,
+        status: WcStatus,
+    ) -> Result<(), End> {
+        if sending.held.held.is_empty() {
+            self.put(sending, &refusal(sequence, status), false)?;
+            return Err(End::Refused(status));
+        }
+        sending.held.refused = true;
+        sending.held.push(Held::Refusal(sequence, status))
+    }
+
+    /// The peer's FLUSH.
+    pub(super) fn flush(&self, receiving: &Receiving, header: &FrameHeader) -> Result<(), End> {
+        let placement = placement(header.second).ok_or(End::Refused(WcStatus::RemoteInvalid))?;
+        let region = self
+            .core
+            .registry
+            .remote(header.key, header.offset, header.first, Need::Flush)
+            .map_err(End::Refused)?;
+        if !receiving.parked.is_empty() {
+            // A message of the peer's has no place yet, so it cannot be flushed: as with an RC queue pair whose
+            // receiver-not-ready retries are used up.
+            return Err(End::Refused(WcStatus::RemoteOperation));
+        }
+        let domain = match placement {
+            Placement::Visibility => None,
+            Placement::Persistence => {
+                Some(region.persistence.clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?)
+            }
+        };
+        let (offset, len) = (header.offset as usize, header.first as usize);
+        let sequence = header.sequence;
+        match domain {
+            Some(domain) if !domain.by_cache_lines() => {
+                self.send.lock().held.push(Held::Flush(sequence, None))?;
+                let this = self.this.clone();
+                let done = move |result| {
+                    if let Some(qp) = this.upgrade() {
+                        qp.finish_flush(sequence, result);
+                    }
+                };
+                domain.persist(&region.memory, offset, len, Box::new(done));
+                Ok(())
+            }
+            domain => {
+                if domain.is_some() {
+                    region.memory.write_back(offset, len);
+                }
+                self.reply(FrameHeader::new(FrameKind::FlushAck, sequence), 0, |_| Ok(0))
+            }
+        }
+    }
+
+    /// A data sync is over. On the domain's thread.
+    fn finish_flush(&self, sequence: u64, result: Result<(), SyncFailed>) {
+        let released = {
+            let mut sending = self.send.lock();
+            if self.has_ended() {
+                return;
+            }
+            let flush = sending.held.held.iter_mut().find_map(|held| match held {
+                Held::Flush(of, outcome) if *of == sequence => Some(outcome),
+                _ => None,
+            });
+            if let Some(outcome) = flush {
+                *outcome = Some(result);
+            }
+            self.release(&mut sending)
+        };
+        if let Err(end) = released {
+            self.end(Some(end));
+        }
+    }
+
+    /// Sends what waits for no flush any more.
+    fn release(&self, sending: &mut Sending) -> Result<(), End> {
+        let was_held_back = sending.owed() > OUTPUT_SOFT_BYTES;
+        while let Some(first) = sending.held.held.front() {
+            if matches!(first, Held::Flush(_, None)) {
+                break;
+            }
+            match sending.held.pop() {
+                Some(Held::Flush(sequence, Some(Ok(())))) => {
+                    self.put(sending, &build(FrameHeader::new(FrameKind::FlushAck, sequence), b""), false)?;
+                }
+                Some(Held::Flush(sequence, _)) => {
+                    let status = WcStatus::RemoteOperation;
+                    self.put(sending, &refusal(sequence, status), false)?;
+                    return Err(End::Refused(status));
+                }
+                Some(Held::Frame(frame)) => self.put(sending, &frame, false)?,
+                Some(Held::Refusal(sequence, status)) => {
+                    self.put(sending, &refusal(sequence, status), false)?;
+                    return Err(End::Refused(status));
+                }
+                None => break,
+            }
+        }
+        if was_held_back && sending.owed() <= OUTPUT_SOFT_BYTES {
+            // Input that was held back is to be looked at, also if the socket has nothing new.
+            sending.resumed = true;
+        }
+        self.watch(sending);
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! A client's ring: a bounded log of records in memory that outlives a crash, one a connection.
+//!
+//! ```text
+//! 0     identity: magic, version, stride, capacity; written when the ring is made, never again   (own cache line)
+//! 128   checkpoint A: which life, head position and number, the last life's end                  (own two lines)
+//! 256   checkpoint B: the same; the valid one of the higher generation counts                    (own two lines)
+//! 4096  capacity bytes of records
+//! ```
+//! Identity:
+//!
+//! | offset | bytes | field    |
+//! |-------:|------:|----------|
+//! | 0      | 4     | magic `CFRG` |
+//! | 4      | 2     | version, `RING_VERSION` |
+//! | 6      | 2     | reserved, zero |
+//! | 8      | 8     | capacity |
+//! | 16     | 8     | stride |
+//! | 24     | 4     | CRC32C of the 24 bytes before |
+//!
+//! Checkpoint:
+//!
+//! | offset | bytes | field    |
+//! |-------:|------:|----------|
+//! | 0      | 8     | generation: counts checkpoints, odd ones go to A |
+//! | 8      | 8     | log: which life of the ring |
+//! | 16     | 8     | position of the head: bytes since this life began |
+//! | 24     | 8     | number of the record that begins there |
+//! | 32     | 16    | client whose ring it is |
+//! | 48     | 8     | the life before that had records: its log |
+//! | 56     | 8     | and the last of its records that was executed |
+//! | 64     | 4     | CRC32C of the 64 bytes before |
+//!
+//! # How it works
+//! Positions count bytes and only grow; a position's place is its remainder by the capacity. The client (`writer`) puts
+//! records one behind the other and never across the end: what does not fit there any more is left out, a `Wrap`
+//! record saying so where one fits. The server (`reader`) takes them in order and checkpoints: the head moves past what
+//! has been executed, and only a head that is persistent is told to the client.
+//!
+//! A *stride* larger than a record's alignment makes the ring one of slots: each record begins at a multiple of it and no
+//! record is longer. Then the buffers of a receive queue can be the ring (SFlush).
+//!
+//! # Ordering
+//! A record's last word is stored after all else of it: by one WRITE whose last aligned word the RNIC stores last
+//! (`Capabilities::word_last`), or else by two WRITEs, which a queue pair executes in order. That is the order in which
+//! a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can
+//! be there without the data: the checksum in the header is what makes a record valid then.
+//!
+//! # Invariants
+//! * A record is valid only if everything before it is (invariant 4): reading stops at the first that is not.
+//! * Nothing between the persistent head and the tail is overwritten.
+//! * A life ends with the crash it did not survive: after recovery the ring gets a new log id, so that what stood
+//!   behind the first invalid record can never become valid.
+//!
+//! # Failure
+//! A crash between any two stores leaves one of the two checkpoints valid. Without one, or with a damaged identity, the ring
+//! is refused: it may hold acknowledged records.
+//!
+
+mod layout;
+mod reader;
+mod recovery;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use layout::{CHECKPOINT_LEN, CHECKPOINTS_AT, Checkpoint, Geometry, RECORDS_AT, RingError};
+pub use reader::{RingReader, Taken};
+pub use recovery::{Recovered, Recovery, ScanEnd};
+pub use writer::{RingWriter, Room, Span};

@@ -1,0 +1,158 @@
+//! The client's side of a ring: where the next record goes, and whether there is room.
+//!
+//! It owns numbers only. The bytes are staged in memory of the client's that mirrors the ring, place by place, so that a
+//! record stays there unchanged until it is checkpointed: it can be written again to the same place.
+
+use super::layout::{Checkpoint, Geometry, RingError};
+use crate::ids::LogSeq;
+use crate::memory::SharedMemory;
+use crate::redo::record::{LogId, OPERATOR_LEN, Record, RecordKind, encode, encoded_len};
+
+/// Bytes of the ring that one record takes up, from its first to its last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The record's number.
+    pub lsn: LogSeq,
+    /// Where it begins, in the ring's memory.
+    pub offset: usize,
+    /// Its bytes, the operator word included.
+    pub len: usize,
+    /// A record that sends the reader to the beginning stands before it, at this place with this length.
+    pub wrap: Option<(usize, usize)>,
+}
+
+impl Span {
+    /// Where the operator word is.
+    pub fn operator_offset(&self) -> usize {
+        self.offset + self.len - OPERATOR_LEN
+    }
+}
+
+/// Whether a record fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// It does.
+    Enough,
+    /// Not until the head has come to this position.
+    After(u64),
+}
+
+/// Where a client is in its ring.
+#[derive(Clone, Debug)]
+pub struct RingWriter {
+    log: LogId,
+    geometry: Geometry,
+    tail: u64,
+    next: LogSeq,
+    /// The persistent head as last heard of.
+    head: u64,
+    head_lsn: LogSeq,
+}
+
+impl RingWriter {
+    /// At the beginning of a life of the ring.
+    pub fn new(geometry: Geometry, log: LogId) -> Self {
+        Self { log, geometry, tail: 0, next: LogSeq(1), head: 0, head_lsn: LogSeq(1) }
+    }
+
+    /// Number of the next record.
+    pub fn next(&self) -> LogSeq {
+        self.next
+    }
+
+    /// Which life.
+    pub fn log(&self) -> LogId {
+        self.log
+    }
+
+    /// Sizes.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Number of the record at the head: those before it have been executed.
+    pub fn head_lsn(&self) -> LogSeq {
+        self.head_lsn
+    }
+
+    /// Bytes between head and tail.
+    pub fn used(&self) -> u64 {
+        self.tail - self.head
+    }
+
+    /// What a record takes: its own bytes and those left out before it, and whether it goes to the beginning.
+    fn needed(&self, len: usize) -> (u64, bool) {
+        let taken = self.geometry.taken(len);
+        let rest = self.geometry.rest(self.tail);
+        // With the tail at the beginning the rest is the whole ring, and records are at most half of it.
+        if taken <= rest { (taken, false) } else { (rest + taken, true) }
+    }
+
+    /// Whether a record with so much data fits now.
+    ///
+    /// # Errors
+    /// [`RingError::TooLong`] if it never will.
+    pub fn room(&self, data_len: usize) -> Result<Room, RingError> {
+        let len = encoded_len(data_len);
+        if len > self.geometry.most() {
+            return Err(RingError::TooLong { len, most: self.geometry.most() });
+        }
+        let (needed, _) = self.needed(len);
+        let used = self.used();
+        if used + needed <= self.geometry.capacity() {
+            return Ok(Room::Enough);
+        }
+        Ok(Room::After(self.tail + needed - self.geometry.capacity()))
+    }
+
+    /// Puts the next record into the mirror. `record.lsn` is taken from here. The caller asked for room.
+    pub fn put(&mut self, mirror: &SharedMemory, record: &Record<'_>, scratch: &mut Vec<u8>) -> Span {
+        let (needed, wraps) = self.needed(encoded_len(record.data.len()));
+        assert!(self.used() + needed <= self.geometry.capacity(), "a record is put where there is room");
+        let mut wrap = None;
+        if wraps {
+            if self.geometry.has_room_for_wrap(self.tail) {
+                let nothing = Record { kind: RecordKind::Wrap, data: &[], ..*record };
+                let len = self.put_here(mirror, &nothing, scratch);
+                wrap = Some((self.geometry.place(self.tail), len));
+            }
+            self.tail += self.geometry.rest(self.tail);
+        }
+        let lsn = self.next;
+        let offset = self.geometry.place(self.tail);
+        let len = self.put_here(mirror, record, scratch);
+        self.tail += self.geometry.taken(len);
+        Span { lsn, offset, len, wrap }
+    }
+
+    fn put_here(&mut self, mirror: &SharedMemory, record: &Record<'_>, scratch: &mut Vec<u8>) -> usize {
+        scratch.clear();
+        encode(self.log, &Record { lsn: self.next, ..*record }, scratch);
+        mirror.write(self.geometry.place(self.tail), scratch);
+        self.next = LogSeq(self.next.0 + 1);
+        scratch.len()
+    }
+
+    /// The server's head as it says it. It never goes back; an older one changes nothing.
+    ///
+    /// # Errors
+    /// [`RingError::Head`] for one beyond what was written.
+    pub fn heard(&mut self, position: u64, lsn: LogSeq) -> Result<(), RingError> {
+        if position > self.tail || lsn > self.next {
+            return Err(RingError::Head(position));
+        }
+        if position > self.head {
+            self.head = position;
+        }
+        self.head_lsn = self.head_lsn.max(lsn);
+        Ok(())
+    }
+
+    /// The same from a checkpoint read one-sidedly; one of another life says nothing.
+    ///
+    /// # Errors
+    /// As `heard`.
+    pub fn read_head(&mut self, checkpoint: &Checkpoint) -> Result<(), RingError> {
+        if checkpoint.log == self.log { self.heard(checkpoint.position, checkpoint.lsn) } else { Ok(()) }
+    }
+}

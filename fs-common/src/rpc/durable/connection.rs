@@ -1,0 +1,385 @@
+//! One sender, as the receiver sees it: its ring, what of it was taken and executed, and where its answers go.
+//!
+//! # Locks
+//! `state` is held over memory copies, cache-line write-back and, once an eighth of the ring, over the data sync that moves
+//! the head of a ring on a synced file. `said` comes inside it, is held over posting a message, and never over a sync: the
+//! thread that syncs takes it to say what is persistent.
+
+use super::kind::Kind;
+use super::rings::OpenRing;
+use super::wire::{
+    ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, MESSAGE_LEN, Message, open_envelope,
+};
+use crate::ids::{ClientId, LogSeq, Rkey};
+use crate::memory::SharedMemory;
+use crate::persist::{LogDevice, SyncFailed};
+use crate::rdma::{
+    Access, MemoryRegion, PostError, ProtectionDomain, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr,
+    WrId,
+};
+use crate::redo::LogId;
+use crate::redo::ring::{RingReader, Taken};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Depth of a connection's queues: requests not known to be persistent, answers and notices fit many times.
+pub(super) const QUEUE_DEPTH: u32 = 1024;
+/// Buffers of notices under way. One is used again after as many posts, by when the queue pair has taken it.
+const NOTICES: usize = QUEUE_DEPTH as usize;
+/// Records after which the head is moved and told, however small they are: well within what a sender may have in the
+/// ring.
+const RECORDS_PER_HEAD: u64 = 64;
+const _: () = assert!(4 * RECORDS_PER_HEAD < super::sender_link::IN_RING_MAX);
+const _: () = assert!(super::sender_link::IN_RING_MAX < QUEUE_DEPTH as u64 / 2);
+/// A slowed sender may go on once so much of the bound is free again. Little, so that many short pauses come instead of a
+/// few long ones: those would be all that the sender's 99th percentile shows (measured: half of it made that 850 us).
+const RESUME_PART: usize = 16;
+/// Ranges of records nobody needed persistent, after which they are made so all the same.
+const PASSING_MAX: usize = 64;
+/// `WrId` of receives that are no slots.
+const PLAIN: u64 = u64::MAX;
+
+/// A request that was taken and not executed yet.
+pub(super) struct Work {
+    pub(super) connection: Arc<Connection>,
+    pub(super) lsn: LogSeq,
+    /// Envelope and body.
+    data: Vec<u8>,
+    pub(super) answer_slot: Option<u16>,
+}
+
+impl Work {
+    /// What the service is to do.
+    pub(super) fn body(&self) -> &[u8] {
+        &self.data[ENVELOPE_LEN..]
+    }
+}
+
+struct Progress {
+    lsn: LogSeq,
+    end: u64,
+    executed: bool,
+}
+
+struct State {
+    reader: RingReader,
+    /// Taken and not checkpointed, in order. Bounded by the ring.
+    taken: VecDeque<Progress>,
+    /// Slots posted as receives so far.
+    posted: u64,
+    /// Places of records that nobody needed persistent yet, merged. Forgotten once all is executed.
+    passing: Vec<(usize, usize)>,
+}
+
+/// What the sender is told, and was.
+struct Said {
+    persistent: LogSeq,
+    slow: bool,
+    next_notice: usize,
+    head: (u64, LogSeq),
+    told: (u64, LogSeq),
+}
+
+/// Where a sender's answers go.
+#[derive(Clone, Copy)]
+pub(super) struct AnswerSlots {
+    pub(super) rkey: Rkey,
+    pub(super) slots: u32,
+    pub(super) slot_len: u32,
+}
+
+/// A sender that was welcomed.
+pub(super) struct Connection {
+    pub(super) client: ClientId,
+    pub(super) log: LogId,
+    kind: Kind,
+    pub(super) qp: Arc<dyn QueuePair>,
+    device: LogDevice,
+    ring: Arc<dyn MemoryRegion>,
+    outgoing: Arc<dyn MemoryRegion>,
+    answers: AnswerSlots,
+    state: Mutex<State>,
+    said: Mutex<Said>,
+    /// Taken and not executed. Written by poller and executors; relaxed but for its end.
+    pub(super) backlog: AtomicUsize,
+    pub(super) broken: AtomicBool,
+    pub(super) slowed: AtomicU64,
+}
+
+/// Where answers are staged behind the notices, each in a place of its own per slot.
+fn outgoing_len(answers: &AnswerSlots) -> usize {
+    NOTICES * MESSAGE_LEN + answers.slots as usize * answers.slot_len as usize
+}
+
+impl Connection {
+    pub(super) fn new(
+        pd: &dyn ProtectionDomain,
+        qp: Arc<dyn QueuePair>,
+        ring: OpenRing,
+        client: ClientId,
+        kind: Kind,
+        answers: AnswerSlots,
+    ) -> Result<Arc<Self>, RdmaError> {
+        let OpenRing { device, reader } = ring;
+        let access = Access { remote_atomic: false, ..Access::ALL };
+        let region = pd.register_persistent(device.memory().clone(), access, device.persistence().clone())?;
+        let outgoing = SharedMemory::new("durable-answers", outgoing_len(&answers)).map_err(|source| {
+            RdmaError::Io { action: "allocate memory for", endpoint: "answers".to_owned(), source }
+        })?;
+        let outgoing = pd.register(Arc::new(outgoing), Access::LOCAL)?;
+        let log = reader.checkpoint().log;
+        let state = State { reader, taken: VecDeque::new(), posted: 0, passing: Vec::new() };
+        let start = (0, LogSeq(1));
+        let said = Said { persistent: LogSeq(0), slow: false, next_notice: 0, head: start, told: start };
+        Ok(Arc::new(Self {
+            client,
+            log,
+            kind,
+            qp,
+            device,
+            ring: region,
+            outgoing,
+            answers,
+            state: Mutex::new(state),
+            said: Mutex::new(said),
+            backlog: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            slowed: AtomicU64::new(0),
+        }))
+    }
+
+    /// Posts the receives and says welcome.
+    pub(super) fn welcome(&self) -> Result<(), PostError> {
+        let mut state = self.state.lock();
+        if self.kind.sends() {
+            let slots = state.reader.geometry().capacity() / state.reader.geometry().stride();
+            self.post_slots(&mut state, slots)?;
+        } else {
+            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
+            self.qp.post_recv(&vec![plain; QUEUE_DEPTH as usize / 2])?;
+        }
+        let past = state.reader.checkpoint().past;
+        let ring = self.ring.rkey();
+        let message = Message::Welcome { ring, log: self.log, past, device: self.device.kind() };
+        self.say(&mut self.said.lock(), &message)
+    }
+
+    fn post_slots(&self, state: &mut State, upto: u64) -> Result<(), PostError> {
+        let geometry = state.reader.geometry();
+        while state.posted < upto {
+            let place = geometry.place(state.posted * geometry.stride());
+            let local = self.ring.sge(place as u64, geometry.stride() as u32);
+            self.qp.post_recv(&[RecvWr { wr_id: WrId(state.posted), local }])?;
+            state.posted += 1;
+        }
+        Ok(())
+    }
+
+    fn say(&self, said: &mut Said, message: &Message) -> Result<(), PostError> {
+        let offset = said.next_notice * MESSAGE_LEN;
+        said.next_notice = (said.next_notice + 1) % NOTICES;
+        self.outgoing.memory().write(offset, &message.encode());
+        let local = self.outgoing.sge(offset as u64, MESSAGE_LEN as u32);
+        self.qp.post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])
+    }
+
+    fn notice(&self, said: &mut Said) -> Result<(), PostError> {
+        said.told = said.head;
+        let (persistent, slow) = (said.persistent, said.slow);
+        let (head, head_lsn) = said.head;
+        self.say(said, &Message::Notice { persistent, head, head_lsn, slow })
+    }
+
+    /// A request arrived, or a batch of them: takes what the RNIC says is there.
+    pub(super) fn arrived(
+        self: &Arc<Self>,
+        imm: Option<u32>,
+        slow_beyond: usize,
+        out: &mut Vec<Work>,
+    ) -> Result<(), String> {
+        let mut state = self.state.lock();
+        // What came before and nobody needed persistent is made so with the next that is: a record is valid only if
+        // everything before it is.
+        let mut range = std::mem::take(&mut state.passing);
+        let mut durable = false;
+        let first = out.len();
+        let mut last = LogSeq(0);
+        loop {
+            let next = state.reader.next_lsn();
+            // The immediate is the low half of the last record's number.
+            let more = match imm {
+                Some(imm) => imm.wrapping_sub(next.0 as u32) as i32 >= 0,
+                None => out.len() == first,
+            };
+            if !more {
+                break;
+            }
+            let Taken { lsn, data, end, place, .. } =
+                state.reader.take().map_err(|error| error.to_string())?;
+            match range.last_mut() {
+                Some(open) if open.0 + open.1 <= place.0 && place.0 - open.0 - open.1 < 4096 => {
+                    open.1 = place.0 + place.1 - open.0;
+                }
+                _ => range.push(place),
+            }
+            let (Envelope { answer_slot, passing }, _) =
+                open_envelope(&data).map_err(|error| error.to_string())?;
+            if answer_slot.is_some_and(|slot| u32::from(slot) >= self.answers.slots) {
+                return Err(format!("request {lsn} wants its answer in a slot that is not there"));
+            }
+            durable |= !passing;
+            state.taken.push_back(Progress { lsn, end, executed: false });
+            out.push(Work { connection: self.clone(), lsn, data, answer_slot });
+            last = lsn;
+        }
+        let backlog = self.backlog.fetch_add(out.len() - first, Ordering::AcqRel) + out.len() - first;
+        let mut said = self.said.lock();
+        let slows = backlog > slow_beyond && !said.slow;
+        if slows {
+            said.slow = true;
+            self.slowed.fetch_add(1, Ordering::Relaxed);
+        }
+        if imm.is_some() {
+            let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
+            self.qp.post_recv(&[plain]).map_err(|error| error.to_string())?;
+        }
+        if self.kind.receiver_flushes() && !durable && range.len() < PASSING_MAX {
+            state.passing = range;
+        } else if self.kind.receiver_flushes() && last.0 > 0 {
+            return self.persist(&state.reader, said, &range, last);
+        }
+        if slows {
+            self.notice(&mut said).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// RFlush: makes what arrived persistent and says so.
+    fn persist(
+        self: &Arc<Self>,
+        reader: &RingReader,
+        mut said: MutexGuard<'_, Said>,
+        ranges: &[(usize, usize)],
+        last: LogSeq,
+    ) -> Result<(), String> {
+        let persistence = reader.persistence().clone();
+        let memory = reader.memory().clone();
+        if persistence.by_cache_lines() {
+            for (offset, len) in ranges {
+                memory.write_back(*offset, *len);
+            }
+            said.persistent = last;
+            return self.notice(&mut said).map_err(|error| error.to_string());
+        }
+        // One sync covers every range; the domain tells in the order it was asked.
+        let Some((offset, len)) = ranges.first().copied() else { return Ok(()) };
+        drop(said);
+        let this = self.clone();
+        let done = move |result: Result<(), SyncFailed>| {
+            let mut said = this.said.lock();
+            let told = result.map_err(|error| error.to_string()).and_then(|()| {
+                said.persistent = last;
+                this.notice(&mut said).map_err(|error| error.to_string())
+            });
+            drop(said);
+            if let Err(reason) = told {
+                this.give_up(&reason);
+            }
+        };
+        persistence.persist(&memory, offset, len, Box::new(done));
+        Ok(())
+    }
+
+    /// A request was executed: answers, and moves the head past everything that was.
+    pub(super) fn executed(
+        &self,
+        lsn: LogSeq,
+        answer: Option<(u16, u32, &[u8])>,
+        slow_beyond: usize,
+    ) -> Result<(), String> {
+        let backlog = self.backlog.fetch_sub(1, Ordering::AcqRel) - 1;
+        let mut state = self.state.lock();
+        if let Some(progress) = state.taken.iter_mut().find(|progress| progress.lsn == lsn) {
+            progress.executed = true;
+        }
+        let done = state.taken.iter().take_while(|progress| progress.executed);
+        let upto = done.last().map(|progress| (progress.end, LogSeq(progress.lsn.0 + 1)));
+        if let Some((end, next)) = upto {
+            let capacity = state.reader.geometry().capacity();
+            let step = if state.reader.persistence().by_cache_lines() { 1 } else { capacity / 8 };
+            let before = *state.reader.checkpoint();
+            if end - before.position >= step || next.0 - before.lsn.0 >= RECORDS_PER_HEAD {
+                state.reader.checkpoint_to(end, next).map_err(|error| error.to_string())?;
+                while state.taken.front().is_some_and(|progress| progress.lsn < next) {
+                    state.taken.pop_front();
+                }
+                if state.taken.is_empty() {
+                    state.passing.clear();
+                }
+                if self.kind.sends() {
+                    let stride = state.reader.geometry().stride();
+                    let upto = (end + capacity) / stride;
+                    self.post_slots(&mut state, upto).map_err(|error| error.to_string())?;
+                }
+            }
+        }
+        let mut said = self.said.lock();
+        let head = *state.reader.checkpoint();
+        said.head = (head.position, head.lsn);
+        let resumes = said.slow && backlog <= slow_beyond - slow_beyond / RESUME_PART;
+        said.slow &= !resumes;
+        if let Some((slot, status, body)) = answer {
+            self.answer(&state, slot, lsn, status, body).map_err(|error| error.to_string())?;
+            said.told = said.head;
+        }
+        let untold = (head.position - said.told.0, head.lsn.0 - said.told.1.0);
+        if resumes || untold.0 > state.reader.geometry().capacity() / 4 || untold.1 >= RECORDS_PER_HEAD {
+            self.notice(&mut said).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &self,
+        state: &State,
+        slot: u16,
+        lsn: LogSeq,
+        status: u32,
+        body: &[u8],
+    ) -> Result<(), PostError> {
+        let AnswerSlots { rkey, slot_len, .. } = self.answers;
+        let room = slot_len as usize - ANSWER_HEADER_LEN;
+        assert!(body.len() <= room, "a service answers with no more than the sender has room for");
+        let checkpoint = state.reader.checkpoint();
+        let header = AnswerHeader {
+            lsn,
+            head: checkpoint.position,
+            head_lsn: checkpoint.lsn,
+            status,
+            len: body.len() as u32,
+        };
+        let at = NOTICES * MESSAGE_LEN + usize::from(slot) * slot_len as usize;
+        let memory = self.outgoing.memory();
+        memory.write(at, &header.encode());
+        memory.write(at + ANSWER_HEADER_LEN, body);
+        let local = self.outgoing.sge(at as u64, (ANSWER_HEADER_LEN + body.len()) as u32);
+        let offset = u64::from(slot) * u64::from(slot_len);
+        let op = SendOp::WriteImm(Remote::Memory { rkey, offset }, slot.into());
+        self.qp.post_send(&[SendWr { wr_id: WrId(0), op, local, signaled: false }])
+    }
+
+    /// Most bytes an answer may have.
+    pub(super) fn answer_max(&self) -> usize {
+        self.answers.slot_len as usize - ANSWER_HEADER_LEN
+    }
+
+    /// Ends the connection; what its ring holds is executed when the sender comes back, or at the next start.
+    pub(super) fn give_up(&self, reason: &str) {
+        if !self.broken.swap(true, Ordering::AcqRel) {
+            tracing::warn!(client = %self.client, "durable connection closed: {reason}");
+        }
+        self.qp.close();
+    }
+}

@@ -1,0 +1,116 @@
+//! The four kinds, and what a durable connection is made with.
+
+use crate::persist::LogDeviceKind;
+use crate::rdma::{Capabilities, LinkKind};
+use crate::redo::encoded_len;
+use crate::redo::ring::{Geometry, RingError};
+use std::time::Duration;
+
+/// How a request becomes persistent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// SEND and FLUSH.
+    SFlush,
+    /// WRITE and FLUSH.
+    WFlush,
+    /// SEND; the receiver flushes.
+    SRFlush,
+    /// WRITE; the receiver flushes.
+    WRFlush,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::SFlush, Self::WFlush, Self::SRFlush, Self::WRFlush];
+
+    /// As the paper names it.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::SFlush => "SFlush",
+            Self::WFlush => "WFlush",
+            Self::SRFlush => "S-RFlush",
+            Self::WRFlush => "W-RFlush",
+        }
+    }
+
+    /// Whether requests are messages.
+    pub const fn sends(self) -> bool {
+        matches!(self, Self::SFlush | Self::SRFlush)
+    }
+
+    /// Whether the receiver makes requests persistent.
+    pub const fn receiver_flushes(self) -> bool {
+        matches!(self, Self::SRFlush | Self::WRFlush)
+    }
+
+    /// What suits a link and a log device best. Where a FLUSH needs the target's CPU anyway (a synced file over shared
+    /// memory), the receiver may as well do it without being asked.
+    pub fn choose(link: LinkKind, device: LogDeviceKind) -> Self {
+        match (link, device) {
+            (LinkKind::Shm, LogDeviceKind::File) => Self::WRFlush,
+            _ => Self::WFlush,
+        }
+    }
+
+    /// Whether a device can do it.
+    pub fn is_possible(self, capabilities: &Capabilities) -> bool {
+        match self {
+            Self::SFlush => capabilities.flush_after_send,
+            _ => true,
+        }
+    }
+
+    pub(super) const fn number(self) -> u32 {
+        self as u32 + 1
+    }
+
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+/// Sizes and patience of a durable connection; the sender chooses, within the receiver's bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Which kind.
+    pub kind: Kind,
+    /// Largest request body.
+    pub request_max: usize,
+    /// Largest answer body.
+    pub answer_max: usize,
+    /// Requests the ring has room for at least, of the largest.
+    pub depth: usize,
+    /// Answers that may be outstanding.
+    pub answers: usize,
+    /// Requests that share one doorbell and one flush.
+    pub batch: usize,
+    /// How long a request waits for room, or for a receiver that is behind.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// Usual sizes for requests and answers of this length.
+    pub fn new(kind: Kind, request_max: usize, answer_max: usize) -> Self {
+        Self {
+            kind,
+            request_max,
+            answer_max,
+            depth: 64,
+            answers: 64,
+            batch: 1,
+            patience: Duration::from_secs(5),
+        }
+    }
+
+    /// The ring these take.
+    ///
+    /// # Errors
+    /// [`RingError::Geometry`] if that is too little or too much.
+    pub fn geometry(&self) -> Result<Geometry, RingError> {
+        let record = encoded_len(super::ENVELOPE_LEN + self.request_max) as u64;
+        // Whole cache lines: two records of a ring never share one.
+        let slot = record.next_multiple_of(64);
+        let slots = (self.depth.max(4) as u64).max(4096u64.div_ceil(slot));
+        if self.kind.sends() { Geometry::slots(slot, slots) } else { Geometry::stream(slot * slots) }
+    }
+}

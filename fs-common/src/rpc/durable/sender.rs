@@ -1,0 +1,566 @@
+//! The sender: posts requests, learns when they are persistent, waits for answers only where it wants them.
+//!
+//! # How it works
+//! `post` stages a record in the mirror of the ring and, once a batch is full or somebody waits, rings one doorbell: the
+//! records' WRITEs (neighbours are one), or SENDs, and for the flush kinds one FLUSH over all of them. Between posting and
+//! waiting the next request can be posted: that is what durable RPC is for.
+//!
+//! # Bounds
+//! `post` waits for room in the ring, for an answer slot, for requests to become persistent, and for a receiver that said
+//! it is behind; each at most `Settings::patience`, then it fails with a typed error and nothing was posted.
+//!
+//! # Failure
+//! A broken connection fails every call until `resume`, which connects again and posts what the receiver never got;
+//! what was persistent is executed by the receiver and not sent again. Answers that were on their way are lost: their
+//! tickets say so.
+
+use super::kind::Settings;
+use super::sender_link::{Buffers, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
+use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
+use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
+use crate::persist::LogDeviceKind;
+use crate::rdma::{
+    Capabilities, Device, Endpoint, LinkKind, Placement, RdmaError, Remote, SendOp, SendWr, Sge, WrId,
+};
+use crate::redo::ring::{RingError, RingWriter, Room, Span};
+use crate::redo::{Record, RecordKind, parse};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long one wait for completions lasts before bounds are looked at again.
+const STEP: Duration = Duration::from_millis(5);
+
+/// Names a posted request until its connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// What the poster wants to hear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    /// That it is persistent.
+    Persistence,
+    /// That, and the answer.
+    Answer,
+    /// The answer to a request that changes nothing: no FLUSH is spent on it, and after a crash it may have to be
+    /// posted again.
+    AnswerOnly,
+}
+
+/// Why a request is not done.
+#[derive(Debug, thiserror::Error)]
+pub enum SenderError {
+    /// The connection is gone: `resume`.
+    #[error("the connection to the receiver broke")]
+    Disconnected,
+    /// The receiver's log device failed.
+    #[error("the receiver's log device cannot make requests persistent")]
+    Device,
+    /// No room in time.
+    #[error("the ring stayed full for {0} ms: the receiver executes nothing")]
+    Full(u64),
+    /// The receiver is behind.
+    #[error("the receiver asked to slow down for {0} ms")]
+    Slowed(u64),
+    /// No word in time.
+    #[error("no word of the request in {0} ms")]
+    TimedOut(u64),
+    /// The answer is not to be had.
+    #[error("the request was executed, and its answer was lost with its connection")]
+    AnswerLost,
+    /// Nobody asked for one.
+    #[error("the request was posted without asking for an answer")]
+    NoAnswer,
+    /// The receiver has no ring for this client.
+    #[error("the receiver refused; its log says why")]
+    Refused,
+    /// It said nothing.
+    #[error("the receiver did not answer the hello")]
+    NoWelcome,
+    /// It said something impossible.
+    #[error("the receiver broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// The ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The device or link.
+    #[error(transparent)]
+    Rdma(#[from] RdmaError),
+}
+
+/// What a sender has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderFigures {
+    /// Requests posted.
+    pub posted: u64,
+    /// Doorbells rung.
+    pub doorbells: u64,
+    /// Posts that waited because the receiver was behind.
+    pub slowed: u64,
+    /// Posts that waited for room in the ring.
+    pub full: u64,
+    /// Heads read one-sidedly.
+    pub head_reads: u64,
+    /// Requests posted again after a broken connection.
+    pub resent: u64,
+    /// Requests that were persistent by then, and were not.
+    pub not_resent: u64,
+}
+
+/// How a connection was resumed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Requests the receiver had: executed, not sent again.
+    pub kept: u64,
+    /// Requests posted again.
+    pub resent: u64,
+}
+
+enum Asked {
+    Waiting(u16),
+    Here(u16),
+    Lost,
+}
+
+/// A posted request that is not known to be executed.
+struct Sent {
+    ticket: Ticket,
+    lsn: LogSeq,
+    span: Span,
+}
+
+/// A sender.
+pub struct Sender {
+    device: Arc<dyn Device>,
+    client: ClientId,
+    settings: Settings,
+    buffers: Buffers,
+    link: Link,
+    ring: Rkey,
+    log_device: LogDeviceKind,
+    regions: Registered,
+    writer: RingWriter,
+    persistent: LogSeq,
+    slow: bool,
+    sent: VecDeque<Sent>,
+    /// The newest ticket.
+    last: u64,
+    batch: Vec<Span>,
+    /// Whether anything staged is to be persistent.
+    batch_is_durable: bool,
+    /// Places of records that were sent without a FLUSH: the next one covers them, for a record is valid only if
+    /// everything before it is. Forgotten once executed.
+    passing: Vec<(LogSeq, usize, usize)>,
+    asked: HashMap<Ticket, Asked>,
+    by_lsn: HashMap<LogSeq, Ticket>,
+    free_slots: Vec<u16>,
+    head_read_under_way: bool,
+    events: Vec<Event>,
+    scratch: Vec<u8>,
+    data: Vec<u8>,
+    requests: Vec<SendWr>,
+    figures: SenderFigures,
+}
+
+impl Sender {
+    /// Connects to a receiver.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn connect(
+        device: Arc<dyn Device>,
+        endpoint: &Endpoint,
+        client: ClientId,
+        settings: Settings,
+    ) -> Result<Self, SenderError> {
+        let capabilities: Capabilities = device.capabilities();
+        if !settings.kind.is_possible(&capabilities) {
+            return Err(
+                RdmaError::Unsupported(format!("this RNIC cannot do {}", settings.kind.label())).into()
+            );
+        }
+        let geometry = settings.geometry()?;
+        if settings.kind.sends() && geometry.stride() > u64::from(capabilities.max_message_bytes) {
+            let most = capabilities.max_message_bytes as usize;
+            return Err(RingError::TooLong { len: geometry.stride() as usize, most }.into());
+        }
+        let buffers = Buffers::new(&settings, geometry).map_err(|source| RdmaError::Io {
+            action: "allocate memory for",
+            endpoint: "a sender".to_owned(),
+            source,
+        })?;
+        let (link, welcomed, regions) =
+            Link::connect(&*device, endpoint, client, &settings, geometry, &buffers)?;
+        Ok(Self {
+            device,
+            client,
+            buffers,
+            link,
+            ring: welcomed.ring,
+            log_device: welcomed.device,
+            regions,
+            writer: RingWriter::new(geometry, welcomed.log),
+            persistent: LogSeq(0),
+            slow: false,
+            sent: VecDeque::new(),
+            last: 0,
+            batch: Vec::new(),
+            batch_is_durable: false,
+            passing: Vec::new(),
+            asked: HashMap::new(),
+            by_lsn: HashMap::new(),
+            free_slots: (0..settings.answers as u16).collect(),
+            head_read_under_way: false,
+            events: Vec::new(),
+            scratch: Vec::new(),
+            data: Vec::new(),
+            requests: Vec::new(),
+            figures: SenderFigures::default(),
+            settings,
+        })
+    }
+
+    /// What the receiver's log lies on.
+    pub fn log_device(&self) -> LogDeviceKind {
+        self.log_device
+    }
+
+    /// Which link carries it.
+    pub fn link(&self) -> LinkKind {
+        self.link.qp.link()
+    }
+
+    /// What it has done.
+    pub fn figures(&self) -> SenderFigures {
+        self.figures
+    }
+
+    /// Posts a request. It goes out when the batch is full, or somebody waits.
+    ///
+    /// # Errors
+    /// [`SenderError`]; nothing was posted.
+    pub fn post(&mut self, body: &[u8], wants: Wants) -> Result<Ticket, SenderError> {
+        self.make_room(body.len(), wants)?;
+        let slot = match wants {
+            Wants::Answer | Wants::AnswerOnly => self.free_slots.pop(),
+            Wants::Persistence => None,
+        };
+        self.data.clear();
+        let passing = wants == Wants::AnswerOnly;
+        self.data.extend_from_slice(&envelope(Envelope { answer_slot: slot, passing }));
+        self.batch_is_durable |= !passing;
+        self.data.extend_from_slice(body);
+        self.last += 1;
+        let ticket = Ticket(self.last);
+        self.stage(ticket);
+        if let Some(slot) = slot {
+            self.asked.insert(ticket, Asked::Waiting(slot));
+        }
+        self.figures.posted += 1;
+        if self.batch.len() >= self.settings.batch {
+            self.ring_doorbell()?;
+        }
+        Ok(ticket)
+    }
+
+    /// Puts `self.data` into the mirror as the next record.
+    fn stage(&mut self, ticket: Ticket) {
+        let record = Record {
+            kind: RecordKind::Request,
+            lsn: LogSeq(0),
+            client: self.client,
+            slot: SlotIndex(0),
+            seq: ticket.0,
+            data: &self.data,
+        };
+        let span = self.writer.put(&self.buffers.mirror, &record, &mut self.scratch);
+        self.batch.push(span);
+        self.sent.push_back(Sent { ticket, lsn: span.lsn, span });
+        self.by_lsn.insert(span.lsn, ticket);
+    }
+
+    /// Waits until a request can be posted.
+    fn make_room(&mut self, body_len: usize, wants: Wants) -> Result<(), SenderError> {
+        let start = Instant::now();
+        let (mut counted_slow, mut counted_full, mut head_reads) = (false, false, 0);
+        self.take_events(Duration::ZERO)?;
+        loop {
+            let room = self.writer.room(ENVELOPE_LEN + body_len)?;
+            let unacked = self.writer.next().0 - 1 - self.persistent.0;
+            let in_ring = self.writer.next().0 - self.writer.head_lsn().0;
+            let full = room != Room::Enough || in_ring >= IN_RING_MAX;
+            let no_slot = wants != Wants::Persistence && self.free_slots.is_empty();
+            if !full && !no_slot && !self.slow && unacked < UNACKED_MAX {
+                return Ok(());
+            }
+            self.figures.slowed += u64::from(self.slow && !counted_slow);
+            counted_slow |= self.slow;
+            self.figures.full += u64::from(full && !counted_full);
+            counted_full |= full;
+            let waited = start.elapsed();
+            if waited > self.settings.patience {
+                let waited_ms = waited.as_millis() as u64;
+                return Err(if self.slow {
+                    SenderError::Slowed(waited_ms)
+                } else {
+                    SenderError::Full(waited_ms)
+                });
+            }
+            self.ring_doorbell()?;
+            // Not again and again: over shared memory a READ completes at once, and who always finds a completion never
+            // comes to look for messages.
+            let due = start.elapsed() >= STEP * head_reads;
+            if full && due && !self.head_read_under_way {
+                head_reads += 1;
+                self.link.read_head(self.ring)?;
+                self.head_read_under_way = true;
+                self.figures.head_reads += 1;
+            }
+            self.take_events(STEP)?;
+        }
+    }
+
+    /// Sends what is staged.
+    ///
+    /// # Errors
+    /// [`SenderError::Disconnected`].
+    pub fn ring_doorbell(&mut self) -> Result<(), SenderError> {
+        let Some(last) = self.batch.last().map(|span| span.lsn) else { return Ok(()) };
+        let most = self.device.capabilities().max_transfer_bytes as usize;
+        let rkey = self.ring;
+        let mirror = &self.regions[0];
+        let requests = &mut self.requests;
+        requests.clear();
+        // Places that are neighbours, or have only padding between them, are one range.
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
+        for span in &self.batch {
+            for (offset, len) in span.wrap.into_iter().chain([(span.offset, span.len)]) {
+                match ranges.last_mut() {
+                    Some(open) if open.0 + open.1 == offset && open.1 + len <= most => open.1 += len,
+                    _ => ranges.push((offset, len)),
+                }
+            }
+        }
+        let silent = |op, local| SendWr { wr_id: WrId(last.0), op, local, signaled: false };
+        if self.settings.kind.sends() {
+            for span in &self.batch {
+                requests.push(silent(SendOp::Send, mirror.sge(span.offset as u64, span.len as u32)));
+            }
+        } else {
+            for (index, (offset, len)) in ranges.iter().enumerate() {
+                let remote = Remote::Memory { rkey, offset: *offset as u64 };
+                let op = match index + 1 == ranges.len() {
+                    true => SendOp::WriteImm(remote, last.0 as u32),
+                    false => SendOp::Write(remote),
+                };
+                requests.push(silent(op, mirror.sge(*offset as u64, *len as u32)));
+            }
+        }
+        let durable = std::mem::replace(&mut self.batch_is_durable, false);
+        if !self.settings.kind.receiver_flushes() && !durable {
+            let head = self.writer.head_lsn();
+            self.passing.retain(|(lsn, ..)| *lsn >= head);
+            self.passing.extend(ranges.into_iter().map(|(offset, len)| (last, offset, len)));
+        } else if !self.settings.kind.receiver_flushes() {
+            // The ring from the first to the last, or to its end and from its beginning.
+            let mut flushes: Vec<(usize, usize)> = Vec::new();
+            let head = self.writer.head_lsn();
+            let before = self.passing.drain(..).filter(|(lsn, ..)| *lsn >= head);
+            for (offset, len) in before.map(|(_, offset, len)| (offset, len)).chain(ranges) {
+                match flushes.last_mut() {
+                    Some(open) if open.0 <= offset => open.1 = offset + len - open.0,
+                    _ => flushes.push((offset, len)),
+                }
+            }
+            let count = flushes.len();
+            for (index, (offset, len)) in flushes.into_iter().enumerate() {
+                let remote = Remote::Memory { rkey, offset: offset as u64 };
+                let op = SendOp::Flush { remote, len: len as u32, placement: Placement::Persistence };
+                let signaled = index + 1 == count;
+                requests.push(SendWr { wr_id: WrId(last.0), op, local: Sge::EMPTY, signaled });
+            }
+        }
+        self.batch.clear();
+        self.figures.doorbells += 1;
+        self.link.post(&self.requests)
+    }
+
+    /// Waits until a request, and with it every one posted before, is persistent.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn wait_persistent(&mut self, ticket: Ticket) -> Result<(), SenderError> {
+        self.ring_doorbell()?;
+        self.wait_until(|sender| sender.is_persistent(ticket))
+    }
+
+    fn is_persistent(&self, ticket: Ticket) -> bool {
+        // Tickets are sent in their order; who is not among the sent has been executed.
+        let at = self.sent.partition_point(|sent| sent.ticket < ticket);
+        self.sent.get(at).is_none_or(|sent| sent.ticket != ticket || sent.lsn <= self.persistent)
+    }
+
+    /// Waits for a request's answer; its body is put into `body`. Returns the service's status.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn wait_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<u32, SenderError> {
+        self.ring_doorbell()?;
+        if !self.asked.contains_key(&ticket) {
+            return Err(SenderError::NoAnswer);
+        }
+        self.wait_until(|sender| !matches!(sender.asked.get(&ticket), Some(Asked::Waiting(_))))?;
+        match self.asked.remove(&ticket) {
+            Some(Asked::Here(slot)) => {
+                let at = usize::from(slot) * self.buffers.slot_len;
+                let mut header = [0; ANSWER_HEADER_LEN];
+                self.buffers.answers.read(at, &mut header);
+                let header = AnswerHeader::parse(&header);
+                let room = self.buffers.slot_len - ANSWER_HEADER_LEN;
+                body.resize((header.len as usize).min(room), 0);
+                self.buffers.answers.read(at + ANSWER_HEADER_LEN, body);
+                self.free_slots.push(slot);
+                Ok(header.status)
+            }
+            _ => Err(SenderError::AnswerLost),
+        }
+    }
+
+    fn wait_until(&mut self, done: impl Fn(&Self) -> bool) -> Result<(), SenderError> {
+        let start = Instant::now();
+        while !done(self) {
+            self.take_events(STEP)?;
+            if start.elapsed() > self.settings.patience && !done(self) {
+                return Err(SenderError::TimedOut(start.elapsed().as_millis() as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Acts on what came, waiting for the first as long as `wait`.
+    fn take_events(&mut self, wait: Duration) -> Result<(), SenderError> {
+        let mut events = std::mem::take(&mut self.events);
+        let taken = self.link.progress(wait, &mut events);
+        for event in events.drain(..) {
+            self.on_event(&event)?;
+        }
+        self.events = events;
+        taken
+    }
+
+    fn on_event(&mut self, event: &Event) -> Result<(), SenderError> {
+        match event {
+            Event::Persistent(lsn) => self.persistent = self.persistent.max(*lsn),
+            Event::Notice(Message::Notice { persistent, head, head_lsn, slow }) => {
+                if *persistent >= self.writer.next() {
+                    return Err(SenderError::Protocol("what was not written is persistent"));
+                }
+                self.persistent = self.persistent.max(*persistent);
+                self.slow = *slow;
+                self.writer.heard(*head, *head_lsn)?;
+            }
+            Event::Notice(_) => return Err(SenderError::Protocol("a message that does not belong here")),
+            Event::Head(checkpoint) => {
+                self.head_read_under_way = false;
+                if let Some(checkpoint) = checkpoint {
+                    self.writer.read_head(checkpoint)?;
+                }
+            }
+            Event::Answer(slot) => {
+                let at = *slot as usize * self.buffers.slot_len;
+                if *slot as usize >= self.settings.answers {
+                    return Err(SenderError::Protocol("an answer to no slot"));
+                }
+                let mut header = [0; ANSWER_HEADER_LEN];
+                self.buffers.answers.read(at, &mut header);
+                let header = AnswerHeader::parse(&header);
+                self.writer.heard(header.head, header.head_lsn)?;
+                let ticket = self.by_lsn.get(&header.lsn).copied();
+                match ticket.and_then(|ticket| self.asked.get(&ticket)) {
+                    Some(Asked::Waiting(of)) if u32::from(*of) == *slot => {
+                        let of = *of;
+                        if let Some(ticket) = ticket {
+                            self.asked.insert(ticket, Asked::Here(of));
+                        }
+                    }
+                    _ => return Err(SenderError::Protocol("an answer nobody waits for")),
+                }
+            }
+        }
+        // An answer may come before the head has moved past its request: numbers are kept until both.
+        let head = self.writer.head_lsn();
+        while let Some(first) = self.sent.front()
+            && first.lsn < head
+        {
+            if matches!(self.asked.get(&first.ticket), Some(Asked::Waiting(_))) {
+                break;
+            }
+            self.by_lsn.remove(&first.lsn);
+            self.sent.pop_front();
+        }
+        // What has been executed was persistent.
+        self.persistent = self.persistent.max(LogSeq(head.0 - 1));
+        Ok(())
+    }
+
+    /// Connects again, to a receiver that may have been restarted, and posts what it never got.
+    ///
+    /// # Errors
+    /// [`SenderError`]; it can be called again.
+    pub fn resume(&mut self, endpoint: &Endpoint) -> Result<Resumed, SenderError> {
+        self.link.qp.close();
+        let geometry = self.writer.geometry();
+        let (link, welcomed, regions) =
+            Link::connect(&*self.device, endpoint, self.client, &self.settings, geometry, &self.buffers)?;
+        let had = if welcomed.past.0 == self.writer.log() { welcomed.past.1 } else { LogSeq(0) };
+        // The old life's records are taken out of the mirror before the new one's go in.
+        let mut again = Vec::new();
+        let mut resumed = Resumed::default();
+        for sent in self.sent.drain(..) {
+            let executed = sent.lsn <= had.max(LogSeq(self.writer.head_lsn().0 - 1));
+            if executed {
+                resumed.kept += 1;
+                if let Some(asked) = self.asked.get_mut(&sent.ticket)
+                    && let Asked::Waiting(slot) = *asked
+                {
+                    self.free_slots.push(slot);
+                    *asked = Asked::Lost;
+                }
+                continue;
+            }
+            let mut bytes = vec![0; sent.span.len];
+            self.buffers.mirror.read(sent.span.offset, &mut bytes);
+            let (record, _) = parse(self.writer.log(), sent.lsn, &bytes)
+                .map_err(|_| SenderError::Protocol("the mirror lost a record"))?;
+            again.push((sent.ticket, record.data.to_vec()));
+        }
+        (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
+        self.log_device = welcomed.device;
+        self.writer = RingWriter::new(geometry, welcomed.log);
+        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
+        self.batch.clear();
+        self.passing.clear();
+        // Whatever is sent again is made persistent.
+        self.batch_is_durable = true;
+        self.by_lsn.clear();
+        self.events.clear();
+        for (ticket, data) in again {
+            // They fitted the same ring before, but perhaps not from its beginning on.
+            let start = Instant::now();
+            while self.writer.room(data.len())? != Room::Enough {
+                self.ring_doorbell()?;
+                self.take_events(STEP)?;
+                if start.elapsed() > self.settings.patience {
+                    return Err(SenderError::Full(start.elapsed().as_millis() as u64));
+                }
+            }
+            self.data = data;
+            self.stage(ticket);
+            resumed.resent += 1;
+        }
+        self.ring_doorbell()?;
+        self.figures.resent += resumed.resent;
+        self.figures.not_resent += resumed.kept;
+        Ok(resumed)
+    }
+}

@@ -1,0 +1,198 @@
+//! The sender's connection: registered memory, the hello, and completions.
+
+use super::kind::Settings;
+use super::sender::SenderError;
+use super::wire::{ANSWER_HEADER_LEN, MESSAGE_LEN, Message};
+use crate::ids::{ClientId, LogSeq, Rkey};
+use crate::memory::SharedMemory;
+use crate::persist::LogDeviceKind;
+use crate::rdma::{
+    Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, QpConfig, QueuePair,
+    RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
+};
+use crate::redo::LogId;
+use crate::redo::ring::{CHECKPOINT_LEN, Checkpoint, Geometry};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests that may be posted and not known to be persistent.
+pub(super) const UNACKED_MAX: u64 = 256;
+/// Requests in the ring: the receiver has posted more receives than that for their immediates.
+pub(super) const IN_RING_MAX: u64 = 400;
+/// How long a receiver may take to welcome a sender, at least.
+const WELCOME_WAIT: Duration = Duration::from_secs(5);
+/// Depth of the queues: requests, their flushes, and notices and answers that may come.
+const DEPTH: u32 = 1024;
+/// `WrId` of the READ of the head; flushes have their request's number.
+pub(super) const HEAD_READ: u64 = u64::MAX;
+/// Receives posted: more than answers and notices together.
+const RECEIVES: usize = 900;
+
+/// What a welcome said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Welcomed {
+    pub(super) ring: Rkey,
+    pub(super) log: LogId,
+    pub(super) past: (LogId, LogSeq),
+    pub(super) device: LogDeviceKind,
+}
+
+/// A connection and what is registered for it.
+pub(super) struct Link {
+    pub(super) cq: Arc<dyn CompletionQueue>,
+    pub(super) qp: Arc<dyn QueuePair>,
+    /// Messages land here; behind them the head that was read.
+    incoming: Arc<dyn MemoryRegion>,
+    completions: Vec<Completion>,
+}
+
+/// Memory of the sender that outlives its connections.
+pub(super) struct Buffers {
+    /// The ring, mirrored place by place.
+    pub(super) mirror: Arc<SharedMemory>,
+    pub(super) answers: Arc<SharedMemory>,
+    pub(super) slot_len: usize,
+}
+
+impl Buffers {
+    pub(super) fn new(settings: &Settings, geometry: Geometry) -> std::io::Result<Self> {
+        let slot_len = (ANSWER_HEADER_LEN + settings.answer_max).next_multiple_of(64);
+        Ok(Self {
+            mirror: Arc::new(SharedMemory::new("durable-mirror", geometry.memory_len())?),
+            answers: Arc::new(SharedMemory::new("durable-answers", slot_len * settings.answers)?),
+            slot_len,
+        })
+    }
+}
+
+/// The mirror's and the answers' registrations.
+pub(super) type Registered = [Arc<dyn MemoryRegion>; 2];
+
+/// What an event at the sender means.
+pub(super) enum Event {
+    /// Everything up to here is persistent.
+    Persistent(LogSeq),
+    /// A notice.
+    Notice(Message),
+    /// An answer is in this slot.
+    Answer(u32),
+    /// The head was read: the checkpoint that counts, if one does.
+    Head(Option<Box<Checkpoint>>),
+}
+
+impl Link {
+    /// Connects and says hello; returns once welcomed, with the mirror's and the answers' registrations.
+    pub(super) fn connect(
+        device: &dyn Device,
+        endpoint: &Endpoint,
+        client: ClientId,
+        settings: &Settings,
+        geometry: Geometry,
+        buffers: &Buffers,
+    ) -> Result<(Self, Welcomed, Registered), SenderError> {
+        let pd = device.alloc_pd();
+        let cq = device.create_cq(DEPTH)?;
+        let failed =
+            |source| RdmaError::Io { action: "allocate memory for", endpoint: "a sender".into(), source };
+        let len = RECEIVES * MESSAGE_LEN + 2 * CHECKPOINT_LEN;
+        let incoming =
+            pd.register(Arc::new(SharedMemory::new("durable-in", len).map_err(failed)?), Access::LOCAL)?;
+        let mirror = pd.register(buffers.mirror.clone(), Access::LOCAL)?;
+        let access = Access { remote_write: true, ..Access::LOCAL };
+        let answers = pd.register(buffers.answers.clone(), access)?;
+        let receives = (0..RECEIVES).map(|index| receive(&*incoming, index)).collect();
+        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: DEPTH };
+        let options = ConnectOptions { qp, receives, timeout: settings.patience.max(WELCOME_WAIT) };
+        let connected = pd.connect(endpoint, options)?;
+        let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };
+        let hello = Message::Hello {
+            client,
+            capacity: geometry.capacity(),
+            stride: geometry.stride(),
+            answers: answers.rkey(),
+            slots: settings.answers as u32,
+            slot_len: buffers.slot_len as u32,
+            kind: settings.kind,
+        };
+        // The mirror's first page is no record's: a message fits there.
+        buffers.mirror.write(0, &hello.encode());
+        let local = mirror.sge(0, MESSAGE_LEN as u32);
+        link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])?;
+        // The receiver may have a ring to make, and to sync.
+        let deadline = Instant::now() + settings.patience.max(WELCOME_WAIT);
+        let mut events = Vec::new();
+        loop {
+            link.progress(Duration::from_millis(20), &mut events)?;
+            match events.pop() {
+                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
+                    return Ok((link, Welcomed { ring, log, past, device }, [mirror, answers]));
+                }
+                Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
+                Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
+                None => {}
+            }
+            if Instant::now() > deadline {
+                return Err(SenderError::NoWelcome);
+            }
+        }
+    }
+
+    pub(super) fn post(&self, requests: &[SendWr]) -> Result<(), SenderError> {
+        self.qp.post_send(requests).map_err(|_| SenderError::Disconnected)
+    }
+
+    /// READs the ring's two checkpoints.
+    pub(super) fn read_head(&self, ring: Rkey) -> Result<(), SenderError> {
+        let offset = crate::redo::ring::CHECKPOINTS_AT as u64;
+        let op = SendOp::Read(crate::rdma::Remote::Memory { rkey: ring, offset });
+        let local = self.incoming.sge((RECEIVES * MESSAGE_LEN) as u64, 2 * CHECKPOINT_LEN as u32);
+        self.post(&[SendWr { wr_id: WrId(HEAD_READ), op, local, signaled: true }])
+    }
+
+    /// Takes completions, waiting for the first as long as `wait`.
+    pub(super) fn progress(&mut self, wait: Duration, events: &mut Vec<Event>) -> Result<(), SenderError> {
+        if self.cq.poll(&mut self.completions, 64) == 0 && !wait.is_zero() {
+            self.cq.wait(wait);
+            self.cq.poll(&mut self.completions, 64);
+        }
+        for completion in std::mem::take(&mut self.completions) {
+            if completion.status != WcStatus::Success {
+                return Err(match completion.status {
+                    WcStatus::RemoteOperation => SenderError::Device,
+                    _ => SenderError::Disconnected,
+                });
+            }
+            use crate::rdma::CompletionKind as Of;
+            match completion.kind {
+                Of::Flush => events.push(Event::Persistent(LogSeq(completion.wr_id.0))),
+                Of::Read => {
+                    let mut bytes = [0; 2 * CHECKPOINT_LEN];
+                    self.incoming.memory().read(RECEIVES * MESSAGE_LEN, &mut bytes);
+                    events.push(Event::Head(Checkpoint::latest(&bytes).map(Box::new)));
+                }
+                Of::Recv | Of::RecvWithImm => {
+                    let index = completion.wr_id.0 as usize;
+                    if let Some(slot) = completion.imm {
+                        events.push(Event::Answer(slot));
+                    } else {
+                        let mut bytes = [0; MESSAGE_LEN];
+                        self.incoming.memory().read(index * MESSAGE_LEN, &mut bytes);
+                        let message = Message::parse(&bytes)
+                            .map_err(|_| SenderError::Protocol("a message does not parse"))?;
+                        events.push(Event::Notice(message));
+                    }
+                    self.qp
+                        .post_recv(&[receive(&*self.incoming, index)])
+                        .map_err(|_| SenderError::Disconnected)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn receive(incoming: &dyn MemoryRegion, index: usize) -> RecvWr {
+    let local = incoming.sge((index * MESSAGE_LEN) as u64, MESSAGE_LEN as u32);
+    RecvWr { wr_id: WrId(index as u64), local }
+}

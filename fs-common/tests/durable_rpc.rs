@@ -1,0 +1,336 @@
+//! Durable RPC over every link, of every kind, on persistent memory (emulated) and on a synced file.
+
+use cuttlefs_common::ids::{ClientId, LogSeq};
+use cuttlefs_common::persist::LogDeviceKind;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{Endpoint, LinkKind};
+use cuttlefs_common::redo::LogId;
+use cuttlefs_common::rpc::durable::{
+    Kind, Receiver, ReceiverOptions, RingStore, Sender, SenderError, Service, Settings, Wants,
+};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+const CLIENT: ClientId = ClientId(0xc0ffee);
+
+/// A service that writes down what it did, and can be held up.
+#[derive(Default)]
+struct Notes {
+    state: Mutex<State>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    held: bool,
+    /// What was done, each once: a second time it is recognised by life and number.
+    done: Vec<Vec<u8>>,
+    seen: HashSet<(u64, u64)>,
+    executions: usize,
+}
+
+impl Service for Notes {
+    fn lane(&self, body: &[u8]) -> u64 {
+        body.first().copied().unwrap_or(0).into()
+    }
+
+    fn execute(&self, client: ClientId, log: LogId, lsn: LogSeq, body: &[u8], answer: &mut Vec<u8>) -> u32 {
+        assert_eq!(client, CLIENT);
+        let mut state = self.state.lock().expect("no panic");
+        while state.held {
+            state = self.moved.wait(state).expect("no panic");
+        }
+        state.executions += 1;
+        if state.seen.insert((log.0, lsn.0)) {
+            state.done.push(body.to_vec());
+        }
+        answer.extend(body.iter().rev());
+        body.len() as u32
+    }
+}
+
+impl Notes {
+    fn hold(&self, held: bool) {
+        self.state.lock().expect("no panic").held = held;
+        self.moved.notify_all();
+    }
+
+    fn done(&self) -> Vec<Vec<u8>> {
+        self.state.lock().expect("no panic").done.clone()
+    }
+
+    fn wait_for(&self, count: usize) {
+        for _ in 0..2000 {
+            if self.done().len() >= count {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("{} of {count} requests were executed", self.done().len());
+    }
+}
+
+struct Site {
+    dir: tempfile::TempDir,
+    link: LinkKind,
+    device: LogDeviceKind,
+    notes: Arc<Notes>,
+}
+
+impl Site {
+    fn new(link: LinkKind, device: LogDeviceKind) -> Self {
+        // On a real disk: syncs of tmpfs would show nothing.
+        let dir = tempfile::Builder::new().prefix("cuttlefs-durable").tempdir_in("/var/tmp").expect("dir");
+        Self { dir, link, device, notes: Arc::default() }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        match self.link {
+            LinkKind::Shm => Endpoint::Shm(self.dir.path().join("shm.sock")),
+            LinkKind::Unix => Endpoint::Unix(self.dir.path().join("unix.sock")),
+            _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
+        }
+    }
+
+    fn rings(&self) -> std::path::PathBuf {
+        self.dir.path().join("rings")
+    }
+
+    fn start(&self, executors: usize, slow_beyond: usize) -> Running {
+        let device = SoftDevice::new(SoftOptions::default());
+        let store = RingStore::new(&self.rings(), Some(self.device)).expect("store");
+        let options = ReceiverOptions { executors, slow_beyond };
+        let receiver = Receiver::start(&*device, &self.endpoint(), store, self.notes.clone(), options);
+        Running { receiver: receiver.expect("started"), _device: device }
+    }
+}
+
+/// The receiver goes before its RNIC.
+struct Running {
+    receiver: Receiver,
+    _device: Arc<SoftDevice>,
+}
+
+fn connect(running: &Running, settings: Settings) -> Result<Sender, SenderError> {
+    let device = SoftDevice::new(SoftOptions::default());
+    Sender::connect(device, &running.receiver.endpoint(), CLIENT, settings)
+}
+
+fn settings(kind: Kind) -> Settings {
+    Settings { depth: 16, answers: 8, ..Settings::new(kind, 2000, 2000) }
+}
+
+fn body(index: usize, len: usize) -> Vec<u8> {
+    let mut body = vec![(index * 31 % 251) as u8; len];
+    body[..4].copy_from_slice(&(index as u32).to_be_bytes());
+    body
+}
+
+fn requests_are_persistent_executed_in_order_and_answered(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        for (executors, batch) in [(0, 1), (2, 5)] {
+            let site = Site::new(link, device);
+            let running = site.start(executors, 1000);
+            let mut sender = connect(&running, Settings { batch, ..settings(kind) }).expect("connected");
+            assert_eq!((sender.link(), sender.log_device()), (link, device));
+            let mut answer = Vec::new();
+            let mut expected = Vec::new();
+            for index in 0..150 {
+                let body = body(index, 4 + index * 97 % 1900);
+                let wants = match index % 4 {
+                    0 => Wants::Answer,
+                    1 => Wants::AnswerOnly,
+                    _ => Wants::Persistence,
+                };
+                let ticket = sender.post(&body, wants).expect("posted");
+                if index % 7 == 0 && wants != Wants::AnswerOnly {
+                    sender.wait_persistent(ticket).expect("persistent");
+                }
+                if wants != Wants::Persistence {
+                    let status = sender.wait_answer(ticket, &mut answer).expect("answered");
+                    assert_eq!(status as usize, body.len(), "{kind:?}");
+                    assert!(answer.iter().rev().eq(&body), "{kind:?}");
+                    if wants == Wants::Answer {
+                        sender.wait_persistent(ticket).expect("what is answered is persistent");
+                    }
+                    assert!(matches!(sender.wait_answer(ticket, &mut answer), Err(SenderError::NoAnswer)));
+                }
+                expected.push(body);
+            }
+            let last = sender.post(&body(150, 9), Wants::Answer).expect("posted");
+            expected.push(body(150, 9));
+            sender.wait_answer(last, &mut answer).expect("answered");
+            site.notes.wait_for(151);
+            assert_eq!(site.notes.done(), expected, "{kind:?}");
+            assert_eq!(sender.figures().posted, 151);
+            let rung = sender.figures().doorbells;
+            assert!(if batch == 1 { rung == 151 } else { rung < 151 }, "{rung} doorbells");
+            assert!(matches!(
+                sender.post(&[0; 70_000], Wants::Answer),
+                Err(SenderError::Ring(cuttlefs_common::redo::ring::RingError::TooLong { .. }))
+            ));
+        }
+    }
+}
+
+/// What was persistent when the receiver ended is executed by the next one without being sent again.
+fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let running = site.start(1, 1000);
+        let mut sender = connect(&running, settings(kind)).expect("connected");
+        site.notes.hold(true);
+        let mut tickets = Vec::new();
+        for index in 0..10 {
+            let wants = match index {
+                // Nobody needs that one persistent but those behind it.
+                2 => Wants::AnswerOnly,
+                3 => Wants::Answer,
+                _ => Wants::Persistence,
+            };
+            tickets.push(sender.post(&body(index, 300), wants).expect("posted"));
+        }
+        for ticket in &tickets {
+            sender.wait_persistent(*ticket).expect("persistent");
+        }
+        assert!(site.notes.done().is_empty(), "nothing was executed");
+        // The executor is in the midst of the first: stop everything else, then let it go.
+        let notes = site.notes.clone();
+        let releasing = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            notes.hold(false);
+        });
+        drop(running);
+        releasing.join().expect("thread");
+        let before = site.notes.state.lock().expect("no panic").executions;
+        assert!(before < 10, "{before} requests were executed while the receiver ended");
+        let running = site.start(1, 1000);
+        let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
+        assert_eq!((resumed.kept, resumed.resent), (10, 0), "{kind:?}");
+        let expected: Vec<_> = (0..10).map(|index| body(index, 300)).collect();
+        assert_eq!(site.notes.done(), expected, "{kind:?}");
+        assert!(matches!(sender.wait_answer(tickets[3], &mut Vec::new()), Err(SenderError::AnswerLost)));
+        sender.wait_persistent(tickets[9]).expect("executed");
+        // And it goes on.
+        let next = sender.post(&body(10, 40), Wants::Answer).expect("posted");
+        sender.wait_answer(next, &mut Vec::new()).expect("answered");
+        assert_eq!(site.notes.done().len(), 11);
+    }
+}
+
+/// What never got there is sent again; what did is not.
+fn a_broken_connection_is_resumed(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let running = site.start(1, 1000);
+        let mut sender = connect(&running, Settings { batch: 100, ..settings(kind) }).expect("connected");
+        let first = sender.post(&body(0, 100), Wants::Persistence).expect("posted");
+        sender.wait_persistent(first).expect("persistent");
+        // Staged, and never sent: the batch is not full.
+        for index in 1..6 {
+            sender.post(&body(index, 100), Wants::Persistence).expect("posted");
+        }
+        let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
+        assert_eq!(resumed.resent, 5, "{kind:?}");
+        let last = sender.post(&body(6, 100), Wants::Answer).expect("posted");
+        sender.wait_answer(last, &mut Vec::new()).expect("answered");
+        let expected: Vec<_> = (0..7).map(|index| body(index, 100)).collect();
+        assert_eq!(site.notes.done(), expected, "{kind:?}");
+    }
+}
+
+/// Beyond its threshold the receiver asks to slow down, which is counted; a ring that stays full is a typed error.
+fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let running = site.start(1, 4);
+        let patient = Settings { patience: Duration::from_millis(400), ..settings(kind) };
+        let mut sender = connect(&running, patient).expect("connected");
+        site.notes.hold(true);
+        let mut posted = 0;
+        let refused = loop {
+            match sender.post(&body(posted, 1900), Wants::Persistence) {
+                Ok(ticket) => {
+                    sender.wait_persistent(ticket).expect("persistent, though nothing is executed");
+                    posted += 1;
+                }
+                Err(error) => break error,
+            }
+            assert!(posted < 40, "{kind:?}: a ring of 16 took {posted}");
+        };
+        assert!(matches!(refused, SenderError::Slowed(_)), "{kind:?}: {refused}");
+        assert!(posted >= 4, "{posted}");
+        site.notes.hold(false);
+        let last = sender.post(&body(posted, 10), Wants::Answer).expect("it caught up");
+        sender.wait_answer(last, &mut Vec::new()).expect("answered");
+        assert!(sender.figures().slowed >= 1 && running.receiver.figures().slowed >= 1);
+        assert_eq!(site.notes.done().len(), posted + 1);
+        drop((sender, running));
+
+        let site = Site::new(link, device);
+        let running = site.start(1, 1000);
+        let mut sender = connect(&running, patient).expect("connected");
+        site.notes.hold(true);
+        let refused = (0..40).find_map(|index| sender.post(&body(index, 1900), Wants::Persistence).err());
+        assert!(matches!(refused, Some(SenderError::Full(_))), "{kind:?}: {refused:?}");
+        assert!(sender.figures().full >= 1 && sender.figures().head_reads >= 1);
+        site.notes.hold(false);
+        sender.post(&body(99, 10), Wants::Persistence).expect("there is room again");
+    }
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        mod shm { $(#[test] fn $name() { super::both(super::LinkKind::Shm, super::$name) })* }
+        mod tcp { $(#[test] fn $name() { super::both(super::LinkKind::Tcp, super::$name) })* }
+        mod unix { $(#[test] fn $name() { super::both(super::LinkKind::Unix, super::$name) })* }
+    };
+}
+
+fn both(link: LinkKind, test: fn(LinkKind, LogDeviceKind)) {
+    test(link, LogDeviceKind::PmemEmulated);
+    test(link, LogDeviceKind::File);
+}
+
+suite!(
+    requests_are_persistent_executed_in_order_and_answered,
+    a_killed_receiver_executes_what_was_persistent,
+    a_broken_connection_is_resumed,
+    a_receiver_that_is_behind_is_heard,
+);
+
+#[test]
+fn a_ring_that_cannot_be_read_is_kept_and_its_client_refused() {
+    let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);
+    let running = site.start(0, 1000);
+    drop(connect(&running, settings(Kind::WFlush)).expect("connected"));
+    drop(running);
+    let ring = |dir: &Path| {
+        let mut files = std::fs::read_dir(dir).expect("dir").map(|entry| entry.expect("entry").path());
+        files.next().expect("a ring")
+    };
+    let path = ring(&site.rings());
+    let mut bytes = std::fs::read(&path).expect("read");
+    bytes[..8].copy_from_slice(b"damaged!");
+    std::fs::write(&path, &bytes).expect("write");
+    let device = SoftDevice::new(SoftOptions::default());
+    let store = RingStore::new(&site.rings(), Some(site.device)).expect("store");
+    let refused =
+        Receiver::start(&*device, &site.endpoint(), store, site.notes.clone(), ReceiverOptions::default());
+    assert!(refused.err().expect("refused").to_string().contains("damaged"));
+    assert_eq!(std::fs::read(&path).expect("read"), bytes, "nothing was changed");
+}
+
+#[test]
+fn another_kind_gets_a_ring_of_another_shape() {
+    let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);
+    let running = site.start(0, 1000);
+    for kind in [Kind::WFlush, Kind::SFlush, Kind::WRFlush, Kind::SRFlush] {
+        let mut sender = connect(&running, settings(kind)).expect("connected");
+        let ticket = sender.post(&body(1, 10), Wants::Answer).expect("posted");
+        sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
+    }
+    assert_eq!(site.notes.done().len(), 4);
+}

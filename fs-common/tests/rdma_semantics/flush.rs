@@ -1,0 +1,284 @@
+//! FLUSH, over every link and in the simulated provider.
+
+use super::*;
+use cuttlefs_common::persist::{LogDevice, LogDeviceKind, Persistence, SyncFailed, WhenPersistent};
+use cuttlefs_common::rdma::Placement;
+use std::sync::Mutex;
+
+pub(super) fn flush(remote: Remote, len: u32, placement: Placement) -> SendOp {
+    SendOp::Flush { remote, len, placement }
+}
+
+pub(super) fn flush_errors(link: LinkKind) {
+    use Placement::{Persistence, Visibility};
+    let no_flush = Access { remote_flush: false, ..Access::ALL };
+    let wrong_key = Remote::Memory { rkey: Rkey(1), offset: 0 };
+    let past = |server: &Half| Remote::Memory { rkey: server.mr.rkey(), offset: MEMORY_LEN as u64 - 8 };
+    let file = Remote::File { filekey: FileKey(1), offset: 0 };
+    for placement in [Visibility, Persistence] {
+        refused(link, Access::ALL, |_| flush(wrong_key, 8, placement), 0, WcStatus::RemoteAccess);
+        refused(link, no_flush, |server| flush(server.place(0), 8, placement), 0, WcStatus::RemoteAccess);
+        refused(link, Access::ALL, |server| flush(past(server), 9, placement), 0, WcStatus::RemoteAccess);
+        refused(link, Access::ALL, |_| flush(file, 8, placement), 0, WcStatus::RemoteInvalid);
+        refused(link, Access::ALL, |server| flush(server.place(0), 8, placement), 8, WcStatus::LocalLength);
+    }
+    // A region without a persistence domain can be made visible and nothing more.
+    refused(link, Access::ALL, |server| flush(server.place(0), 8, Persistence), 0, WcStatus::RemoteInvalid);
+    let pair = Pair::new(link);
+    let local = pair.client.put(0, b"visible!");
+    let place = pair.server.place(64);
+    pair.c()
+        .post_send(&[send(1, SendOp::Write(place), local), send(2, flush(place, 8, Visibility), Sge::EMPTY)])
+        .expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Write, 8);
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+    assert_eq!(pair.server.bytes(64, 8), b"visible!");
+}
+
+/// What a test's device does: notes the bytes that were there when it was asked, and says so when it is let.
+#[derive(Default)]
+struct Slow {
+    seen: Mutex<Vec<Vec<u8>>>,
+    waiting: Mutex<Vec<WhenPersistent>>,
+}
+
+impl Persistence for Slow {
+    fn by_cache_lines(&self) -> bool {
+        false
+    }
+
+    fn persist(&self, memory: &SharedMemory, offset: usize, len: usize, done: WhenPersistent) {
+        let mut bytes = vec![0; len];
+        memory.read(offset, &mut bytes);
+        self.seen.lock().expect("no panic").push(bytes);
+        self.waiting.lock().expect("no panic").push(done);
+    }
+}
+
+impl Slow {
+    fn finish(&self, result: Result<(), SyncFailed>) {
+        let waiting = std::mem::take(&mut *self.waiting.lock().expect("no panic"));
+        waiting.into_iter().for_each(|done| done(result));
+    }
+
+    /// Waits until so many flushes have been asked for; the server's side is polled where that takes it.
+    fn asked(&self, pair: &Pair, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.waiting.lock().expect("no panic").len() < count {
+            assert!(Instant::now() < deadline, "nobody asked");
+            pair.server.cq.wait(Duration::from_millis(1));
+            pair.server.cq.poll(&mut Vec::new(), 0);
+            pair.client.cq.wait(Duration::from_millis(1));
+        }
+    }
+}
+
+pub(super) fn persistent(pair: &Pair, domain: Arc<dyn Persistence>) -> Arc<dyn MemoryRegion> {
+    let memory = Arc::new(SharedMemory::new("log", 65536).expect("memory"));
+    pair.server.pd.register_persistent(memory, Access::ALL, domain).expect("register")
+}
+
+pub(super) fn a_flush_comes_after_earlier_writes_and_holds_up_completions_only(link: LinkKind) {
+    let pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    let place = |offset| Remote::Memory { rkey: log.rkey(), offset };
+    let persist = |id, offset| send(id, flush(place(offset), 8, Placement::Persistence), Sge::EMPTY);
+    pair.c()
+        .post_send(&[
+            send(1, SendOp::Write(place(0)), pair.client.put(0, b"earlier.")),
+            persist(2, 0),
+            send(3, SendOp::Write(place(8)), pair.client.put(8, b"later...")),
+            persist(4, 8),
+            send(5, SendOp::Read(place(8)), pair.client.mr.sge(64, 8)),
+        ])
+        .expect("post");
+    slow.asked(&pair, 2);
+    assert_eq!(*slow.seen.lock().expect("no panic"), [b"earlier.".to_vec(), b"later...".to_vec()]);
+    ok(pair.client.next(), 1, CompletionKind::Write, 8);
+    // The second write was executed, and the READ, but their completions wait for the flush.
+    pair.client.nothing();
+    slow.finish(Ok(()));
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+    ok(pair.client.next(), 3, CompletionKind::Write, 8);
+    ok(pair.client.next(), 4, CompletionKind::Flush, 0);
+    ok(pair.client.next(), 5, CompletionKind::Read, 8);
+    assert_eq!(pair.client.bytes(64, 8), b"later...");
+}
+
+pub(super) fn a_failed_device_fails_its_flush(link: LinkKind) {
+    let pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    let place = Remote::Memory { rkey: log.rkey(), offset: 0 };
+    pair.c()
+        .post_send(&[
+            send(1, flush(place, 8, Placement::Persistence), Sge::EMPTY),
+            send(2, SendOp::Read(place), pair.client.mr.sge(0, 8)),
+        ])
+        .expect("post");
+    slow.asked(&pair, 1);
+    slow.finish(Err(SyncFailed));
+    bad(pair.client.next(), 1, WcStatus::RemoteOperation);
+    bad(pair.client.next(), 2, WcStatus::Flushed);
+    assert_eq!(pair.c().state(), QpState::Error);
+    pair.settle_server();
+}
+
+pub(super) fn a_refusal_waits_for_the_flush_before_it(link: LinkKind) {
+    let pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    let place = Remote::Memory { rkey: log.rkey(), offset: 0 };
+    let wrong = Remote::Memory { rkey: Rkey(1), offset: 0 };
+    pair.c()
+        .post_send(&[
+            send(1, flush(place, 8, Placement::Persistence), Sge::EMPTY),
+            send(2, SendOp::Read(wrong), pair.client.mr.sge(0, 8)),
+            send(3, SendOp::Write(place), pair.client.put(0, b"never!!!")),
+        ])
+        .expect("post");
+    slow.asked(&pair, 1);
+    slow.finish(Ok(()));
+    ok(pair.client.next(), 1, CompletionKind::Flush, 0);
+    bad(pair.client.next(), 2, WcStatus::RemoteAccess);
+    bad(pair.client.next(), 3, WcStatus::Flushed);
+    pair.settle_server();
+    let mut bytes = [0; 8];
+    log.memory().read(0, &mut bytes);
+    assert_eq!(bytes, [0; 8]);
+}
+
+pub(super) fn a_connection_that_ends_forgets_its_flush(link: LinkKind) {
+    let mut pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    let place = Remote::Memory { rkey: log.rkey(), offset: 0 };
+    pair.c().post_send(&[send(1, flush(place, 8, Placement::Persistence), Sge::EMPTY)]).expect("post");
+    slow.asked(&pair, 1);
+    pair.c().close();
+    bad(pair.client.next(), 1, WcStatus::Flushed);
+    pair.settle_server();
+    slow.finish(Ok(()));
+    pair.server_qp = None;
+    slow.finish(Ok(()));
+    pair.client.nothing();
+}
+
+/// Messages in the buffers of a log are flushed like what was written there.
+pub(super) fn messages_are_flushed_where_they_land(link: LinkKind) {
+    let pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    pair.s().post_recv(&[RecvWr { wr_id: WrId(7), local: log.sge(128, 64) }]).expect("receive");
+    let place = Remote::Memory { rkey: log.rkey(), offset: 128 };
+    pair.c()
+        .post_send(&[
+            send(1, SendOp::Send, pair.client.put(0, b"message.")),
+            send(2, flush(place, 8, Placement::Persistence), Sge::EMPTY),
+        ])
+        .expect("post");
+    slow.asked(&pair, 1);
+    assert_eq!(*slow.seen.lock().expect("no panic"), [b"message.".to_vec()]);
+    slow.finish(Ok(()));
+    ok(pair.client.next(), 1, CompletionKind::Send, 8);
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+}
+
+/// On persistent memory, and on a file whose syncs many flushes share, for real.
+pub(super) fn real_devices_persist(link: LinkKind) {
+    let pair = Pair::new(link);
+    let dir = tempfile::tempdir().expect("dir");
+    for (name, kind) in [("pmem", LogDeviceKind::PmemEmulated), ("file", LogDeviceKind::File)] {
+        let path = dir.path().join(name);
+        let device = LogDevice::open(&path, 65536, Some(kind)).expect("device");
+        let log = pair
+            .server
+            .pd
+            .register_persistent(device.memory().clone(), Access::ALL, device.persistence().clone())
+            .expect("register");
+        let place = |offset| Remote::Memory { rkey: log.rkey(), offset };
+        let driving = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while driving.load(Ordering::Relaxed) {
+                    pair.server.cq.wait(Duration::from_millis(1));
+                }
+            });
+            for round in 0..4u64 {
+                let bytes = [round as u8 + 1; 100];
+                let local = pair.client.put(0, &bytes);
+                let mut write = send(1, SendOp::Write(place(round * 5000 + 3)), local);
+                write.signaled = false;
+                let persist = flush(place(round * 5000), 200, Placement::Persistence);
+                pair.c().post_send(&[write, send(2, persist, Sge::EMPTY)]).expect("post");
+                ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+                let file = std::fs::read(&path).expect("read");
+                assert_eq!(file[round as usize * 5000 + 3..][..100], bytes, "{name}");
+            }
+            driving.store(false, Ordering::Relaxed);
+        });
+    }
+}
+
+/// The simulated provider flushes by the same rules, within one thread.
+#[test]
+fn the_simulated_rnic_flushes_too() {
+    use cuttlefs_common::rdma::sim::{SimNetwork, Translation, clear_pump, set_pump};
+    let network = SimNetwork::new(Translation::Target);
+    let (client, server) = (network.device(), network.device());
+    let (client_pd, server_pd) = (client.alloc_pd(), server.alloc_pd());
+    let endpoint = Endpoint::Unix("sim".into());
+    let listener = server_pd.listen(&endpoint).expect("listen");
+    let server_cq = server.create_cq(8).expect("cq");
+    let client_cq = client.create_cq(8).expect("cq");
+    let config = |cq: &Arc<dyn CompletionQueue>| QpConfig {
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        send_depth: 8,
+        recv_depth: 8,
+    };
+    let dir = tempfile::tempdir().expect("dir");
+    let device =
+        LogDevice::open(&dir.path().join("log"), 4096, Some(LogDeviceKind::PmemEmulated)).expect("device");
+    let log = server_pd
+        .register_persistent(device.memory().clone(), Access::ALL, device.persistence().clone())
+        .expect("register");
+    let plain = server_pd
+        .register(Arc::new(SharedMemory::new("plain", 4096).expect("memory")), Access::ALL)
+        .expect("register");
+    let local = client_pd
+        .register(Arc::new(SharedMemory::new("local", 4096).expect("memory")), Access::ALL)
+        .expect("register");
+    local.memory().write(0, b"simulate");
+    let (pumped_config, qps) = (config(&server_cq), Arc::new(Mutex::new(Vec::new())));
+    let kept = qps.clone();
+    set_pump(move || {
+        if let Ok(incoming) = listener.accept() {
+            kept.lock().expect("no panic").push(incoming.accept(pumped_config.clone(), vec![]));
+        }
+        false
+    });
+    let connect = || {
+        let options = ConnectOptions { qp: config(&client_cq), receives: vec![], timeout: PATIENCE };
+        client_pd.connect(&endpoint, options).expect("connect").qp
+    };
+    let place = |region: &Arc<dyn MemoryRegion>| Remote::Memory { rkey: region.rkey(), offset: 0 };
+    let qp = connect();
+    qp.post_send(&[
+        send(1, SendOp::Write(place(&log)), local.sge(0, 8)),
+        send(2, flush(place(&log), 8, Placement::Persistence), Sge::EMPTY),
+        send(3, flush(place(&plain), 8, Placement::Visibility), Sge::EMPTY),
+        send(4, flush(place(&plain), 8, Placement::Persistence), Sge::EMPTY),
+    ])
+    .expect("post");
+    ok(next_of(&*client_cq), 1, CompletionKind::Write, 8);
+    ok(next_of(&*client_cq), 2, CompletionKind::Flush, 0);
+    ok(next_of(&*client_cq), 3, CompletionKind::Flush, 0);
+    bad(next_of(&*client_cq), 4, WcStatus::RemoteInvalid);
+    assert_eq!(&std::fs::read(dir.path().join("log")).expect("read")[..8], b"simulate");
+    let qp = connect();
+    qp.post_send(&[send(5, flush(place(&log), 4097, Placement::Persistence), Sge::EMPTY)]).expect("post");
+    bad(next_of(&*client_cq), 5, WcStatus::RemoteAccess);
+    clear_pump();
+}
