@@ -169,9 +169,7 @@ async fn reserve(
         file,
         (offset, end),
         &fill_holes(&holes, &runs, PieceState::Unwritten),
-        keep_size,
-        zero,
-        ticket.as_ref(),
+        &Reserving { keep_size, zero, ticket: ticket.as_ref() },
     )
     .await;
     if result.is_err() {
@@ -197,6 +195,16 @@ async fn reserve(
     regions.meta.note_data(file.ino(), note)
 }
 
+/// How space is reserved.
+struct Reserving<'r> {
+    /// The length stays.
+    keep_size: bool,
+    /// What has bytes loses them.
+    zero: bool,
+    /// Room in the log, where there is one.
+    ticket: Option<&'r Ticket<'r>>,
+}
+
 /// Commits and maps reserved space; returns the pieces that had bytes and no longer have.
 async fn reserve_taken(
     regions: &Regions,
@@ -204,10 +212,9 @@ async fn reserve_taken(
     file: &Arc<FileRegion>,
     (offset, end): (u64, u64),
     reserved: &[Piece],
-    keep_size: bool,
-    zero: bool,
-    ticket: Option<&Ticket<'_>>,
+    how: &Reserving<'_>,
 ) -> Result<Vec<Piece>, Status> {
+    let Reserving { keep_size, zero, ticket } = *how;
     if !keep_size && end > file.size() {
         zero_tail(regions, disk, file).await?;
     }
