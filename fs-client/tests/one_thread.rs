@@ -6,6 +6,8 @@ use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_common::region::PageSet;
+use cuttlefs_common::rpc::{Reply, Request, Rights, Sink};
 use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -188,5 +190,40 @@ fn a_sync_fails_once_if_more_was_lost_than_is_kept() {
         world.start();
         assert_eq!(volume.fsync(&CALLER, file.handle, false), Err(FsError::Server(Status::Io)));
         assert_eq!(volume.fsync(&CALLER, file.handle, false), Ok(()));
+    });
+}
+
+#[test]
+fn a_short_fetch_of_pages_apart_brings_those_pages() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"apart", 0o644, true, READ_WRITE).expect("create");
+        let bytes = pattern(10_000, 5);
+        volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
+        let session = volume.session();
+        let rights = Rights { read: true, write: false };
+        let open = || Request::Open { ino: attr.ino, rights, truncate: false };
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Opened(opened) => Ok(opened.filekey),
+            other => panic!("{other:?}"),
+        };
+        let filekey = session.call(&CALLER, open, take).expect("open");
+        // From inside page 0: parts of pages 0, 1, 2 and past the end.
+        let (offset, len) = (100_u64, 12_000_u32);
+        for wanted in [vec![0, 2], vec![1], vec![2], vec![0, 1, 2], vec![]] {
+            let mut pages = PageSet::none_of_range(offset, len as usize);
+            wanted.iter().for_each(|page| pages.insert(*page));
+            let fetch = || Request::Fetch { filekey, offset, len, pages: pages.clone(), sink: Sink::Inline };
+            let take = |reply: Reply<'_>| match reply {
+                Reply::Fetched { valid_len, inline } => Ok((valid_len, inline.to_vec())),
+                other => panic!("{other:?}"),
+            };
+            let (valid_len, inline) = session.call(&CALLER, fetch, take).expect("fetch");
+            assert_eq!(valid_len, 9_900);
+            let part = |page: usize| &bytes[(page * 4096).max(100)..((page + 1) * 4096).min(10_000)];
+            let expected: Vec<u8> = wanted.iter().flat_map(|page| part(*page)).copied().collect();
+            assert_eq!(inline, expected, "pages {wanted:?}");
+        }
     });
 }

@@ -18,6 +18,7 @@ mod report;
 
 pub use report::{Finding, Report};
 
+use crate::log::{Contents, FileLog};
 use crate::meta::{Detail, HashKey, Meta, MetaError, SledOptions, SledStore, Store, Survey, repair};
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
 use cuttlefs_common::world::{Clock, SystemClock};
@@ -60,6 +61,15 @@ pub enum FsckError {
     /// The pages cannot be.
     #[error("the data files: {0}")]
     Data(io::Error),
+    /// The redo log's file cannot be opened.
+    #[error("the redo log: {0}")]
+    Log(io::Error),
+    /// Records are not what they will be.
+    #[error(
+        "{0} acknowledged changes are in the redo log; serve the pool once, which does them again, stop the server, and \
+         repair then"
+    )]
+    Unrecovered(usize),
 }
 
 /// What is told on the way.
@@ -80,6 +90,7 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
         }
         Err(error) => return Err(error.into()),
     };
+    check_log(options, &opened, &mut report)?;
     let (store, _scratch) = match open_store(options, &opened)? {
         Ok(opened) => opened,
         Err(why) => {
@@ -104,6 +115,24 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
     report.entries = survey.entries;
     pages::check(options, &opened, &survey, &mut report, progress).map_err(FsckError::Data)?;
     Ok(report)
+}
+
+/// What the redo log holds; nothing is repaired below changes that are still to be done.
+fn check_log(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report) -> Result<(), FsckError> {
+    let Some(device) = FileLog::open(&opened.log_dir()).map_err(FsckError::Log)? else {
+        return Ok(());
+    };
+    match Contents::read(&device) {
+        Ok(held) if options.repair && !held.is_empty() => Err(FsckError::Unrecovered(held.len())),
+        Ok(held) => {
+            report.logged_changes = held.len() as u64;
+            Ok(())
+        }
+        Err(error) => {
+            report.find(Finding::pool("redo-log", error.to_string()));
+            Ok(())
+        }
+    }
 }
 
 fn records(

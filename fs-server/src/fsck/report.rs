@@ -66,6 +66,8 @@ pub struct Report {
     pub verified_pages: u64,
     /// Pages that were being written when the server went down, or whose write failed: served as they are.
     pub unsettled_pages: u64,
+    /// Acknowledged changes in the redo log, which the next start does again.
+    pub logged_changes: u64,
 }
 
 impl Report {
@@ -108,6 +110,7 @@ impl Report {
             "used_pages": self.used_pages,
             "verified_pages": self.verified_pages,
             "unsettled_pages": self.unsettled_pages,
+            "logged_changes": self.logged_changes,
         })
     }
 
@@ -129,6 +132,12 @@ impl Report {
             "{inodes} inodes, {entries} entries, {used_pages} of {pages} pages used, {verified_pages} verified, \
              {unsettled_pages} were being written"
         ));
+        if self.logged_changes > 0 {
+            lines.push(format!(
+                "{} changes in the redo log are done again at the next start",
+                self.logged_changes
+            ));
+        }
         lines.push(match self.exit_code() {
             CLEAN => "clean".to_owned(),
             CORRECTED => format!("{} repaired, clean now", self.repairs.len()),
