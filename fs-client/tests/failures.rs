@@ -19,10 +19,19 @@ const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, tr
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 
+const CONFIG: WorldConfig = WorldConfig {
+    seed: 1,
+    translation: Translation::Target,
+    pool_pages: 1024,
+    frames: 64,
+    deferred: false,
+    log: false,
+};
+
 fn both(test: impl Fn(&World)) {
     for translation in [Translation::Target, Translation::Initiator] {
         for (deferred, log) in [(false, false), (true, false), (false, true), (true, true)] {
-            let config = WorldConfig { seed: 1, translation, pool_pages: 1024, frames: 16, deferred, log };
+            let config = WorldConfig { translation, frames: 16, deferred, log, ..CONFIG };
             test(&World::new(config));
         }
     }
@@ -261,15 +270,7 @@ fn a_transfer_that_breaks_is_no_io_error() {
 
 #[test]
 fn a_one_sided_read_that_breaks_is_read_again() {
-    let config = WorldConfig {
-        seed: 1,
-        translation: Translation::Target,
-        pool_pages: 1024,
-        frames: 64,
-        deferred: false,
-        log: false,
-    };
-    let world = World::new(config);
+    let world = World::new(CONFIG);
     let volume = world.client();
     let (_, file) = volume.create(&CALLER, ROOT, b"hot", 0o644, true, READ_WRITE).expect("create");
     let bytes = pattern(8 * 4096);
@@ -336,16 +337,7 @@ fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
     let files = 256 + 20;
     for cut in [Cut::Request, Cut::Reply] {
         for pass in 0..8 {
-            let translation = Translation::Target;
-            let config = WorldConfig {
-                seed: 1,
-                translation,
-                pool_pages: 1024,
-                frames: 64,
-                deferred: false,
-                log: false,
-            };
-            let world = World::new(config);
+            let world = World::new(CONFIG);
             let volume = world.client();
             let handles: Vec<_> = (0..files)
                 .map(|index: u32| {
@@ -373,16 +365,7 @@ fn a_reclaim_that_is_cut_gives_each_handle_its_own_file() {
 fn a_recovery_that_is_cut_leaves_nothing_open() {
     for cut in [Cut::Request, Cut::Reply] {
         for pass in 0..8 {
-            let translation = Translation::Target;
-            let config = WorldConfig {
-                seed: 1,
-                translation,
-                pool_pages: 1024,
-                frames: 64,
-                deferred: false,
-                log: false,
-            };
-            let world = World::new(config);
+            let world = World::new(CONFIG);
             let volume = world.client();
             let made = volume.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE);
             let (attr, file) = made.expect("create");

@@ -253,27 +253,26 @@ impl RedoLog {
 impl Shared {
     /// Writes and syncs what there is; a checkpoint's header with it.
     fn commit(&self) -> Result<(), Status> {
-        let (pending, upto, header) = {
+        let (pending, upto, checkpoint) = {
             let mut state = self.state.lock();
             if state.failed {
                 return Err(Status::Io);
             }
-            let header = state.checkpoint.map(|mark| Header {
-                turn: state.header.turn + 1,
-                head: mark.position % state.header.capacity,
-                lsn: mark.lsn,
-                ..state.header
+            // Taken now: one that is asked for meanwhile is not the one this header says.
+            let checkpoint = state.checkpoint.take().map(|mark| {
+                let (turn, head) = (state.header.turn + 1, mark.position % state.header.capacity);
+                (mark, Header { turn, head, lsn: mark.lsn, ..state.header })
             });
-            (std::mem::take(&mut state.pending), LogSeq(state.next.lsn.0 - 1), header)
+            (std::mem::take(&mut state.pending), LogSeq(state.next.lsn.0 - 1), checkpoint)
         };
-        if pending.is_empty() && header.is_none() {
+        if pending.is_empty() && checkpoint.is_none() {
             return Ok(());
         }
         let written = pending
             .iter()
             .try_for_each(|(offset, bytes)| self.device.write(RING_OFFSET + offset, bytes))
             .and_then(|()| {
-                header.map_or(Ok(()), |header| self.device.write(header.place(), &header.encode()))
+                checkpoint.map_or(Ok(()), |(_, header)| self.device.write(header.place(), &header.encode()))
             })
             .and_then(|()| self.device.sync());
         let mut state = self.state.lock();
@@ -281,12 +280,8 @@ impl Shared {
         match written {
             Ok(()) => {
                 state.written = upto;
-                if let Some(header) = header {
-                    state.header = header;
-                    // Nobody else takes it: there is one thread, or one caller.
-                    if let Some(mark) = state.checkpoint.take() {
-                        state.head = mark.position;
-                    }
+                if let Some((mark, header)) = checkpoint {
+                    (state.header, state.head) = (header, mark.position);
                     self.room.notify(usize::MAX);
                 }
                 Ok(())
@@ -337,7 +332,9 @@ impl Shared {
         }
         self.put(state, RecordKind::Operation, request, &data);
         state.records += 1;
-        redo::encoded_len(data.len()) as u64
+        let used = redo::encoded_len(data.len()) as u64;
+        state.reserved -= used;
+        used
     }
 }
 
@@ -365,7 +362,6 @@ impl Ticket<'_> {
         let left = self.left.get();
         assert!(used <= left, "a change takes {used} bytes of the log and asked for {left}");
         self.left.set(left - used);
-        self.log.shared.state.lock().reserved -= used;
     }
 
     /// As `RedoLog::committed`.

@@ -3,7 +3,7 @@
 //! These change the durable mapping at once, in one batch: reserved space is recorded as unwritten, a punched range
 //! as a hole. Bytes at the edges, in pages that stay, are zeroed like any write, and become durable like one.
 
-use super::detach::{allocate, detach, fill_holes, near, vacate_pieces};
+use super::detach::{detach, take_holes, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write::{note_modified, zero_tail};
 use crate::log::{Change, Ticket};
@@ -155,20 +155,13 @@ async fn reserve(
         return Err(Status::Stale);
     }
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-    let (holes, near) = {
-        let state = file.state();
-        let holes = state.table.holes_in(first, last);
-        let near = holes.first().and_then(|(page, _)| near(&state, *page));
-        (holes, near)
-    };
-    let wanted = holes.iter().map(|(_, len)| len).sum();
-    let runs = allocate(regions, wanted, near).await?;
+    let (reserved, runs) = take_holes(regions, file, (first, last), PieceState::Unwritten).await?;
     let result = reserve_taken(
         regions,
         disk,
         file,
         (offset, end),
-        &fill_holes(&holes, &runs, PieceState::Unwritten),
+        &reserved,
         &Reserving { keep_size, zero, ticket: ticket.as_ref() },
     )
     .await;

@@ -7,7 +7,7 @@
 use super::write_back::release_space;
 use crate::pool::space::Run;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{FileState, Regions};
+use crate::region::{FileRegion, FileState, Regions};
 use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::status::Status;
 
@@ -49,11 +49,7 @@ pub(super) async fn detach(regions: &Regions, pieces: &[Piece]) {
 }
 
 /// Takes space, all or nothing; empties the quarantine if that is what it takes.
-pub(super) async fn allocate(
-    regions: &Regions,
-    pages: u64,
-    near: Option<PoolPage>,
-) -> Result<Vec<Run>, Status> {
+async fn allocate(regions: &Regions, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, Status> {
     for _ in 0..ALLOCATE_ATTEMPTS {
         match regions.space.allocate(pages, near) {
             Ok(runs) => {
@@ -80,8 +76,30 @@ pub(super) async fn undo_allocation(regions: &Regions, runs: &[Run]) {
     regions.space.give_back(runs);
 }
 
+/// Takes space for the holes of pages `[first, last)`: the pieces that fill them, in state `state` and not mapped yet, and
+/// the runs they lie in.
+///
+/// # Errors
+/// `NoSpace`.
+pub(super) async fn take_holes(
+    regions: &Regions,
+    file: &FileRegion,
+    (first, last): (u64, u64),
+    state: PieceState,
+) -> Result<(Vec<Piece>, Vec<Run>), Status> {
+    let (holes, near) = {
+        let known = file.state();
+        let holes = known.table.holes_in(first, last);
+        let near = holes.first().and_then(|(page, _)| near(&known, *page));
+        (holes, near)
+    };
+    let wanted = holes.iter().map(|(_, len)| len).sum();
+    let runs = allocate(regions, wanted, near).await?;
+    Ok((fill_holes(&holes, &runs, state), runs))
+}
+
 /// Lays runs over holes, in order.
-pub(super) fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) -> Vec<Piece> {
+fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut runs = runs.iter().copied();
     let mut run = Run { first: PoolPage(0), len: 0 };
@@ -101,7 +119,7 @@ pub(super) fn fill_holes(holes: &[(u64, u64)], runs: &[Run], state: PieceState) 
 }
 
 /// Where space for file page `page` would best be: behind the page before it.
-pub(super) fn near(state: &FileState, page: u64) -> Option<PoolPage> {
+fn near(state: &FileState, page: u64) -> Option<PoolPage> {
     let before = state.table.get(page.checked_sub(1)?.into())?.0;
     Some(PoolPage(before.0 + 1))
 }

@@ -11,7 +11,7 @@
 //! were overwritten may hold new bytes.
 
 use super::Source;
-use super::detach::{allocate, end_is_inside_bytes, fill_holes, near, undo_allocation, vacate_pieces};
+use super::detach::{end_is_inside_bytes, take_holes, undo_allocation, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write_back::relieve;
 use crate::log::{Change, Ticket};
@@ -182,15 +182,7 @@ impl Writing<'_> {
         let Self { regions, disk, file, source, .. } = *self;
         let end = end_of(offset, source.len())?;
         let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-        let (holes, near) = {
-            let state = file.state();
-            let holes = state.table.holes_in(first, last);
-            let near = holes.first().and_then(|(page, _)| near(&state, *page));
-            (holes, near)
-        };
-        let wanted = holes.iter().map(|(_, len)| len).sum();
-        let runs = allocate(regions, wanted, near).await?;
-        let new = fill_holes(&holes, &runs, PieceState::Fresh);
+        let (new, runs) = take_holes(regions, file, (first, last), PieceState::Fresh).await?;
         let (changes, converted) = {
             let state = file.state();
             let converted: Vec<Piece> = state

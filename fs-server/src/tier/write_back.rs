@@ -166,15 +166,15 @@ async fn write_back_group(
         group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
         return Err(Status::Io);
     }
-    // What the batch says was done can be found in the log.
-    if let Some(log) = regions.redo()
-        && let Err(status) = log.committed().await
-    {
-        group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
-        return Err(status);
-    }
     let commits: Vec<DataCommit> = group.iter().map(|(_, snapshot)| snapshot.commit.clone()).collect();
-    if let Err(status) = regions.meta.commit_data(&commits) {
+    let commit = async {
+        // What the batch says was done can be found in the log.
+        if let Some(log) = regions.redo() {
+            log.committed().await?;
+        }
+        regions.meta.commit_data(&commits)
+    };
+    if let Err(status) = commit.await {
         group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
         return Err(status);
     }
