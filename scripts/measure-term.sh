@@ -65,6 +65,8 @@ run() {
         cat "$work/table" >>"$out/$name.md"
         echo '```' >>"$out/$name.md"
         local plot
+        # Where the pool was is of no interest.
+        sed -i -e "s#$work/disk#FILE#g" "$out/$name.md" "$work"/out/*.svg "$work"/out/*.json
         for plot in "$work"/out/*.svg; do
             mv "$plot" "$out/$name.svg"
             printf '\n![%s](%s.svg)\n' "$title" "$name" >>"$out/$name.md"
@@ -91,7 +93,6 @@ for figure in "${figures[@]}"; do
             run ram "A RAM-backed block device in place of the SSD" bench region --size "$size" --warmup 12 --seconds 6 --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
             ;;
         15)
-            truncate -s "$(($(numfmt --from=iec "$size") * 5 / 4))" "$work/disk"
             ram_device || die "a loop device over a tmpfs needs root"
             run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
             ;;

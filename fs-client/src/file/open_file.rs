@@ -82,10 +82,10 @@ impl OpenFile {
         self.was_read.store(true, Ordering::Relaxed);
     }
 
-    /// Pulls the bitmap one-sidedly if the file was read since the last time.
-    pub(crate) fn pull_bitmap(&self, lane: &mut LaneGuard<'_>) {
+    /// Pulls the bitmap one-sidedly if the file was read since the last time; returns how many bytes that was.
+    pub(crate) fn pull_bitmap(&self, lane: &mut LaneGuard<'_>) -> u64 {
         if !self.was_read.swap(false, Ordering::Relaxed) {
-            return;
+            return 0;
         }
         let pages = self.read_pages.load(Ordering::Relaxed);
         let wanted = usize::try_from(pages.div_ceil(8)).unwrap_or(usize::MAX).min(MAX_BITMAP_BYTES);
@@ -94,11 +94,12 @@ impl OpenFile {
         for (index, chunk) in bytes.chunks_mut(chunk_len).enumerate() {
             let first_page = (index * chunk_len * 8) as u64;
             if lane.read_bitmap(self.filekey(), first_page, chunk.len()).is_none() {
-                return;
+                return 0;
             }
             lane.data().read(0, chunk);
         }
         *self.bitmap.write() = PageBitmap::new(bytes);
+        wanted as u64
     }
 }
 

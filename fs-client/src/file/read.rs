@@ -110,7 +110,13 @@ fn by_target(
     }
     let mut lane = session.borrow_lane();
     let magic = &attachment.attached.magic;
-    read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out)
+    let got = read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out)?;
+    let promised = |page: usize| !plan.is_absent(page);
+    let pages = divide(offset, got.valid_len).len();
+    if !got.missing.is_empty() && (0..pages).any(|page| got.missing.contains(page) && promised(page)) {
+        session.counters.read_twice.fetch_add(1, Ordering::Relaxed);
+    }
+    Some(got)
 }
 
 fn by_initiator(

@@ -1,23 +1,23 @@
 //! The session's two background threads.
 //!
 //! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that nobody reads the
-//! windows of a dead server), pulls page bitmaps once a period (TeRM section 4.2), and tells each server where this client
+//! windows of a dead server), pulls page bitmaps (TeRM section 4.2; `bitmap_pace`), and tells each server where this client
 //! counts its one-sided reads (section 4.4).
 //! *closer* sends closes in batches, so that close(2) does not wait for the server.
 //! Both end when the session is shut down.
 
 use super::Session;
+use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::counting::Sharing;
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rpc::{Request, SyncScope};
 use std::cell::RefCell;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often bitmaps are pulled: the paper's period.
-const BITMAP_PERIOD: Duration = Duration::from_secs(1);
 /// How often written bytes are synced that nobody asked to sync: until then copies of them are kept. Twice the
 /// server's own write-back interval, so that there is seldom anything left to do.
 const SYNC_PERIOD: Duration = Duration::from_secs(2);
@@ -40,7 +40,8 @@ pub(super) fn start(session: &Arc<Session>) {
 
 fn run_control(weak: &Weak<Session>) {
     let mut next_heartbeat = Instant::now();
-    let mut next_bitmap = Instant::now() + BITMAP_PERIOD;
+    let mut next_bitmap = Instant::now() + LONGEST;
+    let mut pace = BitmapPace::default();
     let mut next_sync = Instant::now() + SYNC_PERIOD;
     let mut sharing = Sharing::default();
     loop {
@@ -72,12 +73,15 @@ fn run_control(weak: &Weak<Session>) {
             }
         }
         if now >= next_bitmap {
+            let mut pulled_bytes = 0;
             if session.target_translates() {
                 for file in session.open_files().all() {
-                    file.pull_bitmap(&mut lane);
+                    pulled_bytes += file.pull_bitmap(&mut lane);
                 }
             }
-            next_bitmap = Instant::now() + BITMAP_PERIOD;
+            let reads = session.counters.onesided_reads.get();
+            let twice = session.counters.read_twice.load(Ordering::Relaxed);
+            next_bitmap = Instant::now() + pace.pulled(pulled_bytes, reads, twice);
         }
         if now >= next_sync {
             if !session.unsynced().is_empty() {

@@ -14,6 +14,7 @@
 //! # Failure
 //! While the server is away calls wait, with one warning in the log, until it is back or the mount ends.
 
+mod bitmap_pace;
 mod control;
 mod counting;
 mod lane;
@@ -109,6 +110,8 @@ pub struct ClientCounters {
     pub onesided_reads: SpreadCount,
     /// Pages that came back as magic or would not validate.
     pub magic_hits: AtomicU64,
+    /// One-sided reads that found the magic pattern where the page bitmap had promised bytes.
+    pub read_twice: AtomicU64,
     /// Fetch RPCs.
     pub sparse_fetches: AtomicU64,
     /// Reconnects.
@@ -117,11 +120,12 @@ pub struct ClientCounters {
 
 impl ClientCounters {
     /// All of them, by the names people see. Relaxed: each is about this moment.
-    pub fn figures(&self) -> [(&'static str, u64); 5] {
+    pub fn figures(&self) -> [(&'static str, u64); 6] {
         [
             ("rpc_requests", self.rpc_requests.load(Ordering::Relaxed)),
             ("onesided_reads", self.onesided_reads.get()),
             ("magic_hits", self.magic_hits.load(Ordering::Relaxed)),
+            ("read_twice", self.read_twice.load(Ordering::Relaxed)),
             ("sparse_fetches", self.sparse_fetches.load(Ordering::Relaxed)),
             ("reconnects", self.reconnects.load(Ordering::Relaxed)),
         ]

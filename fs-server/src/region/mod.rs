@@ -167,6 +167,8 @@ counters! {
     target_hits,
     /// Answered by the NIC engine with the magic pattern.
     target_magic,
+    /// READs (not pages) of which it answered some that way.
+    target_magic_reads,
     /// READs (not pages) that faulted in the NIC engine and stalled their queue pair.
     odp_faults,
     /// Pages of those READs.

@@ -81,27 +81,27 @@ impl Regions {
     }
 
     /// Copies one page's part, looking it up again as long as it will not hold still. Returns the file's length as of
-    /// the last look.
+    /// the last look, and whether it is there or is the pattern.
     fn read_part(
         &self,
         file: &FileRegion,
         part: PagePart,
         mut view: PageView,
         out: &mut [u8],
-    ) -> Result<Option<u64>, WcStatus> {
+    ) -> Result<(Option<u64>, bool), WcStatus> {
         let mut size = None;
         let pinned = self.policy.exposure == Exposure::Pinned;
         for _ in 0..if pinned { PINNED_ATTEMPTS } else { COPY_ATTEMPTS } {
             match view {
                 PageView::Zeros => {
                     out.fill(0);
-                    return Ok(size);
+                    return Ok((size, true));
                 }
                 PageView::Pool(_, entry) if !entry.is_resident() && !pinned => break,
                 PageView::Pool(pool, entry) => {
                     if self.copy_resident(pool, entry, part.offset_in_page, out) {
                         add(&self.counters.target_hits, 1);
-                        return Ok(size);
+                        return Ok((size, true));
                     }
                     std::hint::spin_loop();
                 }
@@ -116,7 +116,7 @@ impl Regions {
         }
         self.magic().fill(part.offset_in_page, out);
         add(&self.counters.target_magic, 1);
-        Ok(size)
+        Ok((size, false))
     }
 
     pub(super) fn look(&self, file: &FileRegion, offset: u64, len: usize) -> Look {
@@ -137,11 +137,15 @@ impl Regions {
         let file = self.file_to_read(owner, filekey)?;
         let Look { mut size, views } = self.look(&file, offset, out.len());
         let wanted = size.saturating_sub(offset).min(out.len() as u64) as usize;
+        let mut is_whole = true;
         for (part, view) in views {
             let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
-            if let Some(seen) = self.read_part(&file, part, view, target)? {
-                size = size.min(seen);
-            }
+            let (seen, is_there) = self.read_part(&file, part, view, target)?;
+            size = size.min(seen.unwrap_or(size));
+            is_whole &= is_there;
+        }
+        if !is_whole {
+            add(&self.counters.target_magic_reads, 1);
         }
         out[wanted..].fill(0);
         // The file may have been cut while this went on; then so is the answer.
@@ -191,9 +195,10 @@ impl FileTarget for Regions {
         if first_page >= end {
             return Ok(());
         }
-        for page in first_page..end {
-            let index = (page - first_page) as usize;
-            out[index / 8] |= 1 << (index % 8);
+        let pages = (end - first_page) as usize;
+        out[..pages / 8].fill(u8::MAX);
+        if !pages.is_multiple_of(8) {
+            out[pages / 8] = (1 << (pages % 8)) - 1;
         }
         // Everything counts as there but what has bytes that are not: one walk over the pieces, not a search a page.
         for piece in state.table.pieces_in(first_page, end).filter(|piece| piece.state.has_bytes()) {

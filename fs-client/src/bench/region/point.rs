@@ -108,7 +108,7 @@ pub(super) fn disk_operations_per_value(
 
 /// Reads that travelled twice for each value: the page bitmap had not said yet that the page was on SSD.
 pub(super) fn twice_per_value(outcome: &Outcome, before: &Counts, after: &Counts) -> f64 {
-    after.nic.magic_pages.saturating_sub(before.nic.magic_pages) as f64 / outcome.operations.max(1) as f64
+    after.nic.magic_reads.saturating_sub(before.nic.magic_reads) as f64 / outcome.operations.max(1) as f64
 }
 
 /// The middle one of several rounds, by throughput.
@@ -144,7 +144,7 @@ mod tests {
         let outcome = Outcome { operations: 100, seconds: 1.0, latencies, timeline: Vec::new() };
         let after = Counts {
             pages: PageCounts { fetch_misses: 200, direct_writes: 40, ..PageCounts::default() },
-            nic: NicCounts { magic_pages: 7 },
+            nic: NicCounts { magic_reads: 7 },
             disk_read_bytes: 4096 * 400,
             disk_write_bytes: 0,
         };

@@ -98,8 +98,8 @@ struct Status {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NicCounts {
-    /// Pages answered with the magic pattern: their reads travel again, by RPC.
-    pub(super) magic_pages: u64,
+    /// READs answered with the magic pattern in some page: they travel again, by RPC.
+    pub(super) magic_reads: u64,
 }
 
 /// What a server has done so far.

@@ -158,7 +158,11 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "last": scrub.last.as_ref().map(pass),
             "last_ended": scrub.last_ended_secs,
         },
-        "nic": { "onesided_hit_pages": counts.target_hits, "magic_pages": counts.target_magic },
+        "nic": {
+            "onesided_hit_pages": counts.target_hits,
+            "magic_pages": counts.target_magic,
+            "magic_reads": counts.target_magic_reads,
+        },
         "rpc_requests": rpc_total,
         "sparse_fetches": rpc.get("fetch").cloned().unwrap_or_default(),
         "rpc": rpc,
