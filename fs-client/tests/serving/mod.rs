@@ -32,12 +32,13 @@ pub struct Serve {
 
 /// Makes a pool; returns its pages.
 pub fn make_pool(options: &FormatOptions, key: [u8; 16]) -> u64 {
-    let report = pool::format(options).expect("format");
-    let opened = pool::open(&options.dir).expect("open");
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
-    let root = Caller::default();
-    let format = Format { uuid: opened.uuid().0, hash_key: HashKey(key), root, root_mode: 0o755 };
-    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
+    let report = pool::format(options, &|dir, uuid| {
+        let store = SledStore::open(dir, SledOptions::default())?;
+        let root = Caller::default();
+        let format = Format { uuid: uuid.0, hash_key: HashKey(key), root, root_mode: 0o755 };
+        Ok(Meta::format(&store, &SystemClock::new(), &format)?)
+    })
+    .expect("format");
     report.pages
 }
 

@@ -42,7 +42,7 @@ pub use data_sync::{DataSync, DataSyncFailed};
 pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
-pub use format::{FormatOptions, FormatReport, format};
+pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
 pub use sums::{PageSums, SumFigures, SumLayout, SummedDisk};
