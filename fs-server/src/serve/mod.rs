@@ -269,6 +269,10 @@ impl RunningServer {
         for worker in self.workers.drain(..).rev() {
             worker.stop();
         }
+        let scrub = self.server.scrub.lock().record();
+        if let Some(Err(status)) = scrub.map(|record| self.server.meta.keep_scrub(&record)) {
+            tracing::warn!(%status, "where the scrub is could not be kept");
+        }
         let clean = self.server.regions.is_written_back().then_some(self.server.epoch);
         if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
@@ -328,6 +332,7 @@ fn build(
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
     let forgotten = sessions.note_absent([]);
     let veil = (export_root != InodeNo::ROOT).then(|| Veil::new(meta.hash_key(), export_root));
+    let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
         veil,
         meta,
@@ -343,7 +348,7 @@ fn build(
         workers: options.workers.max(1),
         sampling: options.sampling,
         sums,
-        scrub: Mutex::new(ScrubFigures::default()),
+        scrub: Mutex::new(scrub),
         drain: Drain::default(),
     });
     server.forget(&forgotten);
