@@ -165,6 +165,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "bad_messages": server.counters.bad_messages.load(Relaxed),
         "written_bytes": server.counters.written_bytes.load(Relaxed),
         "fetched_bytes": server.counters.fetched_bytes.load(Relaxed),
+        "fetched_aside": server.counters.fetched_aside.load(Relaxed),
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
