@@ -1,7 +1,7 @@
 //! The server under test: `cuttlefsd serve` with the flags of a policy, on a scratch pool, as a child of ours.
 //!
 //! It listens where the load connects and nowhere else, and is out of the terminal's reach: Ctrl-C is for us, who
-//! stop it by its own process id. Policies whose data the page cache holds run in a memory cgroup.
+//! stop it by its own process id. If we are killed it stops by itself, for its standard input is a pipe of ours. Policies whose data the page cache holds run in a memory cgroup.
 
 use super::cgroup::MemoryCgroup;
 use super::policy::Policy;
@@ -159,7 +159,9 @@ impl RegionServer {
             command.args(["--workers", &workers.to_string()]);
         }
         let child = command
-            .stdin(Stdio::null())
+            .arg("--until-stdin-ends")
+            // Held open, and never written to, as long as the child is ours.
+            .stdin(Stdio::piped())
             .stdout(open_log()?)
             .stderr(open_log()?)
             .process_group(0)
