@@ -7,10 +7,10 @@ use super::cgroup::MemoryCgroup;
 use super::policy::Policy;
 use super::pool::{ScratchPool, tail};
 use super::volume;
+use crate::bench::link::Link;
 use crate::cli::{Backend as _, Network, server_binary};
 use crate::file::volume::Volume;
 use anyhow::{Context as _, bail, ensure};
-use clap::ValueEnum;
 use cuttlefs_common::rdma::Endpoint;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -37,29 +37,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(120);
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes of a log shown with an error.
 const LOG_TAIL_BYTES: u64 = 2048;
-
-/// What the load goes over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Link {
-    /// The software NIC over TCP
-    Tcp,
-    /// The software NIC over a Unix socket
-    Unix,
-    /// Shared memory: the client reads the server's frames itself
-    Shm,
-}
-
-impl Link {
-    /// As printed.
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Unix => "unix",
-            Self::Shm => "shm",
-        }
-    }
-}
 
 /// How to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
