@@ -33,12 +33,13 @@ pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
 use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::{Clock, Random};
+use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,6 +67,20 @@ pub struct Parts {
     pub log: Option<LogParts>,
 }
 
+impl Parts {
+    /// A pool on this machine's clock and random numbers, with a software RNIC and without a log.
+    pub fn new(meta: Arc<Meta>, data: Arc<DataFiles>) -> Self {
+        Self {
+            meta,
+            data,
+            device: SoftDevice::new(SoftOptions::default()),
+            clock: Arc::new(SystemClock::new()),
+            random: Arc::new(SystemRandom),
+            log: None,
+        }
+    }
+}
+
 /// How a server is run.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -89,6 +104,24 @@ pub struct ServeOptions {
     pub scrub: ScrubOptions,
     /// Memory for checksums in bytes.
     pub sum_cache_bytes: usize,
+}
+
+impl ServeOptions {
+    /// One worker, everything exported, nobody's lease at stake: for a server within a program.
+    pub fn new(memory_bytes: u64, listen: Vec<Endpoint>) -> Self {
+        Self {
+            memory_bytes,
+            listen,
+            workers: 1,
+            lease: Duration::from_secs(600),
+            export: Export::default(),
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            sampling: Sampling { unit_pages: 256, period_ms: 1000 },
+            scrub: ScrubOptions::default(),
+            sum_cache_bytes: 1 << 20,
+        }
+    }
 }
 
 /// Why a server does not start.
