@@ -848,7 +848,8 @@ fn a_socket_left_behind_is_replaced_and_another_file_is_not() {
 /// Its own requests complete as they are posted, so each poll finds one; the ring must be looked at all the same.
 #[test]
 fn who_always_finds_a_completion_hears_of_messages_over_shm() {
-    let pair = Pair::with(LinkKind::Shm, 16, Access::ALL, |client, _| [vec![client.receive(100, 0, 64)], vec![]]);
+    let pair =
+        Pair::with(LinkKind::Shm, 16, Access::ALL, |client, _| [vec![client.receive(100, 0, 64)], vec![]]);
     let (client, server) = (&pair.client, &pair.server);
     let read = || pair.c().post_send(&[send(2, SendOp::Read(server.place(512)), client.mr.sge(64, 8))]);
     // The first one may have to hear of the memory.

@@ -334,7 +334,8 @@ fn rot_is_seen_however_far_behind_it_the_next_sync_begins() {
     let (device, random) = (SimLog::new(RING_OFFSET + (64 << 20), LogId(99)), SeededRandom::new(9));
     let log = begin(&device, &random, 0);
     let at = |lsn: usize| {
-        RING_OFFSET as usize + (lsn - 1) * cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1_000_000)
+        RING_OFFSET as usize
+            + (lsn - 1) * cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1_000_000)
     };
     (1..=20).for_each(|offset| write(&log, offset, 1_000_000));
     block_on(log.committed()).expect("commits");

@@ -412,7 +412,8 @@ mod tests {
             [&len[..], &crc, &journal].concat()
         };
         std::fs::write(at.join("tail-0"), [old(1), old(2)].concat()).expect("write");
-        std::fs::write(at.join("tail-1"), [old(3), old(4)[..9].to_vec(), vec![0; 40]].concat()).expect("write");
+        std::fs::write(at.join("tail-1"), [old(3), old(4)[..9].to_vec(), vec![0; 40]].concat())
+            .expect("write");
         assert_eq!(numbers(at, 0), [1, 2, 3]);
         let tail = Tail::open(at).expect("open");
         assert_eq!(numbers(at, 0), [1, 2, 3], "opening changes nothing");

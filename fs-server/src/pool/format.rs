@@ -79,7 +79,6 @@ pub struct FormatReport {
 pub type MakeMetadata<'a> =
     &'a dyn Fn(&Path, PoolUuid) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-
 /// A data file that was looked at.
 struct Candidate {
     path: PathBuf,

@@ -78,7 +78,7 @@ use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
@@ -519,9 +519,7 @@ impl Regions {
 
     /// Whether the SSD holds everything, as far as anybody knows.
     pub fn is_written_back(&self) -> bool {
-        self.residency.dirty() == 0
-            && self.dirty_files.lock().is_empty()
-            && !self.data_sync.has_failed()
+        self.residency.dirty() == 0 && self.dirty_files.lock().is_empty() && !self.data_sync.has_failed()
     }
 
     /// Puts a file on the write-back list.

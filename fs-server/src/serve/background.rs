@@ -61,8 +61,10 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             clock: server.clock.as_ref(),
             owner: &|page| server.owner_of(page),
             figures: &server.scrub,
-            // A failure is logged and counted there, and costs a pass that is read again.
-            keep: &|record| drop(server.meta.keep_scrub(record)),
+            keep: &|record| {
+                // A failure is logged and counted there, and costs a part of a pass that is read again.
+                let _ = server.meta.keep_scrub(record);
+            },
             seen: Cell::new(0),
         };
         tier::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;

@@ -297,7 +297,9 @@ impl CompletionQueue for SoftCq {
             return 0;
         }
         if count > 0 {
-            if self.full_polls.fetch_add(1, Ordering::Relaxed) % FULL_POLLS_PER_PUMP == FULL_POLLS_PER_PUMP - 1 {
+            if self.full_polls.fetch_add(1, Ordering::Relaxed) % FULL_POLLS_PER_PUMP
+                == FULL_POLLS_PER_PUMP - 1
+            {
                 self.pump();
             }
             return count;

@@ -1,9 +1,9 @@
 //! What a scrub finds, heals, and recovers after a crash.
 
 use super::harness::{Storage, stamped};
+use crate::meta::ScrubRecord;
 use crate::pool::disk::LocalFuture;
 use crate::pool::simdisk::SimMode;
-use crate::meta::ScrubRecord;
 use crate::tier::scrub::{PassFigures, Scrub, ScrubFigures};
 use crate::tier::write_back::Timer;
 use crate::tier::{Source, WriteAt, write, write_back_all};
@@ -214,7 +214,10 @@ fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
     // And what it found is there after the next start.
     let record = *kept.last().expect("kept");
     let next = ScrubFigures::kept(&record, storage.pool_pages);
-    assert_eq!((next.last, next.last_ended_secs, next.is_unfinished), (rest.last, rest.last_ended_secs, false));
+    assert_eq!(
+        (next.last, next.last_ended_secs, next.is_unfinished),
+        (rest.last, rest.last_ended_secs, false)
+    );
     assert_eq!(next.record(), Some(record));
     // A place that is not in the pool is none.
     let beyond = ScrubRecord { position: Some(storage.pool_pages + 1), ..record };

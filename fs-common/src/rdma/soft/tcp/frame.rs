@@ -283,7 +283,8 @@ impl FrameHeader {
 
     /// Writes the header in front of the payload that stands in `frame` already, with the checksums.
     pub fn seal(&self, frame: &mut [u8]) {
-        let (header, payload) = frame.split_first_chunk_mut().expect("a frame has a header");
+        let (header, payload) =
+            frame.split_first_chunk_mut::<FRAME_HEADER_LEN>().expect("a frame has a header");
         assert_eq!(payload.len(), self.payload_len as usize, "a frame is sealed whole");
         let flags = if self.imm.is_some() { FLAG_IMM } else { 0 } | if self.ack { FLAG_ACK } else { 0 };
         let raw = Raw {
