@@ -214,9 +214,11 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     assert!(!options.dir.join("meta/half").exists());
     open(&options.dir).expect("opened");
 
-    // Without the marker, a data file without cuttlefs.toml is somebody's lost pool.
+    // Without the marker, metadata or a data file without cuttlefs.toml is somebody's lost pool.
     fs::remove_file(&config).expect("removed");
     assert!(matches!(open_error(dir.path()), PoolError::NoPool(_)));
+    assert!(matches!(format(&options), Err(PoolError::ForeignDirectory(_))));
+    fs::remove_file(options.dir.join("meta/records")).expect("removed");
     assert!(matches!(format(&options), Err(PoolError::Occupied { .. })));
     fs::write(&marker, b"").expect("written");
     assert!(matches!(format(&options), Err(PoolError::Occupied { .. })));

@@ -186,7 +186,9 @@ fn pass_of(
 fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
     let storage = Storage::new(MANY as u64 + 100, 40);
     storage.meta.create(INO);
-    put(&storage, 0, MANY);
+    // A write is a mebibyte at most.
+    put(&storage, 0, 150);
+    put(&storage, 150, MANY - 150);
     block_on(write_back_all(&storage.regions, &storage.disk)).expect("durable");
     block_on(storage.regions.evict(&storage.disk, 40));
     let clock = ManualClock::default();
