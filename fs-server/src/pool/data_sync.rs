@@ -48,6 +48,11 @@ impl DataSync {
         self.failed.load(Ordering::Acquire)
     }
 
+    /// Syncs begun so far, for `status`.
+    pub fn count(&self) -> u64 {
+        self.state.lock().begun
+    }
+
     /// Resolves when every write that completed before the call is durable. `disk` is the caller's.
     ///
     /// # Errors

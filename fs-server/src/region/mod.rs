@@ -517,6 +517,11 @@ impl Regions {
         }
     }
 
+    /// Data syncs since the start.
+    pub fn data_syncs(&self) -> u64 {
+        self.data_sync.count()
+    }
+
     /// Whether the SSD holds everything, as far as anybody knows.
     pub fn is_written_back(&self) -> bool {
         self.residency.dirty() == 0 && self.dirty_files.lock().is_empty() && !self.data_sync.has_failed()

@@ -132,6 +132,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "promoted_ahead": counts.promoted_ahead,
             "evicted": counts.evicted,
             "written_back": counts.written_back,
+            "data_syncs": server.regions.data_syncs(),
             "direct_writes": counts.direct_writes,
             "read_modify_writes": counts.read_modify_writes,
             "read_errors": counts.read_errors,
