@@ -101,6 +101,23 @@ fn each_fault_by_itself() {
     }
 }
 
+/// Nobody cuts the connection, and nobody's patience ends: the test ends because the checksums are looked at, the header's
+/// before its length is believed.
+#[test]
+fn damage_is_noticed_at_once() {
+    for fault in [Fault::Corrupt, Fault::CorruptHeader] {
+        let site = Site::new(fault as u64 + 100);
+        site.volume.session().set_answer_patience(Duration::from_secs(24 * 3600));
+        site.link.leave_damaged();
+        site.link.set_only(fault);
+        site.link.set_faults(20);
+        work(&site.volume, 20);
+        let figures = site.link.figures();
+        println!("{fault:?}: {figures:?}");
+        assert!(figures.faults[fault as usize].load(Relaxed) > 0, "{fault:?} did not happen");
+    }
+}
+
 #[test]
 fn a_connection_that_stands_and_carries_nothing_is_given_up() {
     let site = Site::new(1);

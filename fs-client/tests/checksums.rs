@@ -143,3 +143,27 @@ fn a_rotten_page_is_an_error_and_its_neighbours_are_not() {
         assert_eq!(check(directory.path(), false).exit_code(), 0, "{policy}");
     }
 }
+
+#[test]
+fn what_the_scrub_found_is_known_after_a_restart() {
+    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let dir = directory.path().join("pool");
+    let format = FormatOptions { dir, size: 4 << 20, ..FormatOptions::default() };
+    serving::make_pool(&format, [3; 16]);
+    let figures = |running: &RunningServer| *running.server().scrub.lock();
+    let (running, volume) = serve(directory.path(), RegionPolicy::default());
+    // A second after the start.
+    let is_done = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        figures(&running).last.is_some()
+    });
+    assert!(is_done, "{:?}", figures(&running));
+    let before = figures(&running).last_ended_secs;
+    volume.shut_down();
+    running.stop();
+    let (running, volume) = serve(directory.path(), RegionPolicy::default());
+    let after = figures(&running);
+    assert!(after.last.is_some() && after.last_ended_secs >= before, "{after:?}");
+    volume.shut_down();
+    running.stop();
+}

@@ -4,7 +4,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::persist::{Persistence, WhenPersistent};
 use cuttlefs_common::rdma::soft::shm::wire::ShmMessage;
 use cuttlefs_common::rdma::soft::tcp::frame::{
-    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload,
+    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, header_checksum, hello_payload,
 };
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
@@ -124,6 +124,13 @@ fn read(sequence: u64, rkey: u32, wanted: u32) -> FrameHeader {
     FrameHeader { key: rkey.into(), wanted, ..FrameHeader::new(FrameKind::ReadMemory, sequence) }
 }
 
+/// Puts the header's checksum right.
+fn seal_again(frame: &mut [u8]) {
+    let header = frame.first_chunk_mut().expect("a header");
+    let crc = header_checksum(header);
+    header[FRAME_HEADER_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
+}
+
 #[test]
 fn broken_frames_end_their_connection_only() {
     let served = tcp();
@@ -135,16 +142,22 @@ fn broken_frames_end_their_connection_only() {
     corrupt[FRAME_HEADER_LEN] ^= 1;
     let mut oversized = build(FrameHeader::new(FrameKind::Send, 1), b"");
     oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+    seal_again(&mut oversized);
+    // One that would be waited for.
+    let mut longer = build(FrameHeader::new(FrameKind::Send, 1), b"message");
+    longer[9] ^= 1;
     let mut version = build(read(1, rkey, 8), b"");
     version[4] = 1;
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("garbage", vec![0xa5; 4096]),
         ("corrupt payload", corrupt),
         ("oversized", oversized),
+        ("damaged length", longer),
         ("unknown version", version),
         ("unknown kind", {
             let mut frame = build(read(1, rkey, 8), b"");
             frame[5] = 200;
+            seal_again(&mut frame);
             frame
         }),
         ("out of order", build(read(2, rkey, 8), b"")),

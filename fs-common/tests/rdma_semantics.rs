@@ -844,3 +844,27 @@ fn a_socket_left_behind_is_replaced_and_another_file_is_not() {
     assert!(device.alloc_pd().listen(&Endpoint::Shm(file.clone())).is_err());
     assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
 }
+
+/// Its own requests complete as they are posted, so each poll finds one; the ring must be looked at all the same.
+#[test]
+fn who_always_finds_a_completion_hears_of_messages_over_shm() {
+    let pair =
+        Pair::with(LinkKind::Shm, 16, Access::ALL, |client, _| [vec![client.receive(100, 0, 64)], vec![]]);
+    let (client, server) = (&pair.client, &pair.server);
+    let read = || pair.c().post_send(&[send(2, SendOp::Read(server.place(512)), client.mr.sge(64, 8))]);
+    // The first one may have to hear of the memory.
+    read().expect("post");
+    ok(client.next(), 2, CompletionKind::Read, 8);
+    pair.s().post_send(&[send(1, SendOp::Send, server.put(0, b"hello"))]).expect("post");
+    ok(server.next(), 1, CompletionKind::Send, 5);
+    for _ in 0..1000 {
+        read().expect("post");
+        let mut out = Vec::new();
+        assert_eq!(client.cq.poll(&mut out, 1), 1, "a completion is there before the poll");
+        if out[0].kind == CompletionKind::Recv {
+            return ok(out[0], 100, CompletionKind::Recv, 5);
+        }
+        ok(out[0], 2, CompletionKind::Read, 8);
+    }
+    panic!("the message was never seen");
+}

@@ -28,7 +28,8 @@ fn main() -> Result<()> {
     let place = PathBuf::from(arguments.next().unwrap_or_else(|| ".".to_owned()));
     let size: ByteSize = arguments.next().unwrap_or_else(|| "512M".to_owned()).parse()?;
     let dir = tempfile::tempdir_in(&place).context("making a directory for the pool")?;
-    format(&FormatOptions { dir: dir.path().to_owned(), size: size.0, ..FormatOptions::default() })?;
+    let options = FormatOptions { dir: dir.path().to_owned(), size: size.0, ..FormatOptions::default() };
+    format(&options, &|_, _| Ok(()))?;
     let pool = open(dir.path())?;
     let frames = Arc::new(SharedMemory::new("frames", 256 * PAGE_SIZE)?);
     let disk = Rc::new(UringDisk::new(pool.data_files().clone(), frames)?);

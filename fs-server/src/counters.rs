@@ -69,6 +69,8 @@ pub struct ServerCounters {
     pub written_bytes: AtomicU64,
     /// Bytes fetched by clients by RPC.
     pub fetched_bytes: AtomicU64,
+    /// Short fetches that found all of their connection's reply buffers in flight.
+    pub fetched_aside: AtomicU64,
     /// Requests for file bytes.
     pub turns: Arc<TurnFigures>,
 }
@@ -81,6 +83,7 @@ impl Default for ServerCounters {
             connections: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
+            fetched_aside: AtomicU64::new(0),
             turns: Arc::default(),
         }
     }

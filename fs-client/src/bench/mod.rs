@@ -7,7 +7,7 @@
 //! * `bench null MNT` reads resident data at random, in turn with the null FUSE file system, and prints the ratio.
 //!
 //! `fio_job` runs the job files of `fixtures/fio`; `files` does what fio cannot: small files and names, through
-//! plain system calls. `chart` draws plots. `site` owns the directory worked in and removes it at the end, also after an error.
+//! plain system calls. `chart` draws plots. `link` is what is between a benchmark and a server of its own. `site` owns the directory worked in and removes it at the end, also after an error.
 //! Whatever is compared is run in turn, round by round, because a machine's speed drifts.
 //!
 //! Nothing but `region` knows that the file system is cuttlefs: any directory can be measured.
@@ -16,6 +16,7 @@ mod chart;
 mod files;
 mod fio_job;
 mod items;
+mod link;
 mod mount;
 mod null;
 mod region;

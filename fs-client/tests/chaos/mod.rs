@@ -3,6 +3,7 @@
 //! | fault | what happens to a piece of the stream |
 //! | --- | --- |
 //! | corrupt | one bit is another |
+//! | corrupt header | one of its first bits is another, where mostly a frame's header is |
 //! | lose | some bytes are missing |
 //! | double | some bytes come twice |
 //! | swap | two neighbouring parts change places |
@@ -30,6 +31,8 @@ const ANY: u64 = u64::MAX;
 const PIECE_BYTES: usize = 16 * 1024;
 /// How often a pump looks whether its connection is to end.
 const LOOK: Duration = Duration::from_millis(20);
+/// Bytes of a frame's header.
+const HEADER_BYTES: usize = 64;
 /// How long a damaged connection stands before it is cut.
 const DAMAGED_STANDS: Duration = Duration::from_millis(150);
 
@@ -43,14 +46,23 @@ pub enum Fault {
     Cut,
     Stall,
     Dribble,
+    CorruptHeader,
 }
 
 impl Fault {
-    pub const ALL: [Self; 7] =
-        [Self::Corrupt, Self::Lose, Self::Double, Self::Swap, Self::Cut, Self::Stall, Self::Dribble];
+    pub const ALL: [Self; 8] = [
+        Self::Corrupt,
+        Self::Lose,
+        Self::Double,
+        Self::Swap,
+        Self::Cut,
+        Self::Stall,
+        Self::Dribble,
+        Self::CorruptHeader,
+    ];
 
     fn damages(self) -> bool {
-        matches!(self, Self::Corrupt | Self::Lose | Self::Double | Self::Swap)
+        matches!(self, Self::Corrupt | Self::CorruptHeader | Self::Lose | Self::Double | Self::Swap)
     }
 }
 
@@ -58,7 +70,7 @@ impl Fault {
 #[derive(Debug, Default)]
 pub struct Figures {
     /// Pieces, by `Fault as usize`.
-    pub faults: [AtomicU64; 7],
+    pub faults: [AtomicU64; 8],
     /// Damaged connections that an end closed.
     pub noticed: AtomicU64,
     /// Damaged connections that had to be cut.
@@ -75,6 +87,8 @@ struct Shared {
     connections: AtomicU64,
     /// The only fault there is, by `Fault as usize`; `ANY`: all of them.
     only: AtomicU64,
+    /// Damaged connections stand until one of their ends ends them.
+    leaves_damaged: AtomicBool,
     stopped: AtomicBool,
     figures: Figures,
 }
@@ -99,6 +113,7 @@ impl BadLink {
             dead_up_to: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             only: AtomicU64::new(ANY),
+            leaves_damaged: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             figures: Figures::default(),
         });
@@ -120,6 +135,11 @@ impl BadLink {
     /// From now on only this one.
     pub fn set_only(&self, fault: Fault) {
         self.shared.only.store(fault as u64, Ordering::Relaxed);
+    }
+
+    /// From now on damaged connections are not cut: their ends must notice by themselves.
+    pub fn leave_damaged(&self) {
+        self.shared.leaves_damaged.store(true, Ordering::Relaxed);
     }
 
     /// The connections there are stay up and carry nothing any more.
@@ -178,7 +198,8 @@ impl Pump {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let read = self.from.read(&mut piece);
-            if damaged_at.is_some_and(|at| at.elapsed() >= DAMAGED_STANDS) {
+            let leaves = self.shared.leaves_damaged.load(Ordering::Relaxed);
+            if !leaves && damaged_at.is_some_and(|at| at.elapsed() >= DAMAGED_STANDS) {
                 self.shared.figures.cut_late.fetch_add(1, Ordering::Relaxed);
                 break;
             }
@@ -233,6 +254,7 @@ impl Pump {
         let mut changed = piece.to_vec();
         match fault {
             Fault::Corrupt => changed[middle] ^= 1 << self.below(8),
+            Fault::CorruptHeader => changed[middle % HEADER_BYTES] ^= 1 << self.below(8),
             Fault::Lose => drop(changed.drain(middle..end)),
             Fault::Double => drop(changed.splice(end..end, piece[middle..end].iter().copied())),
             Fault::Swap => changed[..end].rotate_left(middle),

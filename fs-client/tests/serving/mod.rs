@@ -8,7 +8,6 @@ use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
-use cuttlefs_server::export::Export;
 use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
@@ -18,9 +17,6 @@ use cuttlefs_server::tier::ScrubOptions;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Nobody heartbeats here.
-const LEASE: Duration = Duration::from_secs(600);
 
 /// What servers differ in.
 pub struct Serve {
@@ -32,12 +28,13 @@ pub struct Serve {
 
 /// Makes a pool; returns its pages.
 pub fn make_pool(options: &FormatOptions, key: [u8; 16]) -> u64 {
-    let report = pool::format(options).expect("format");
-    let opened = pool::open(&options.dir).expect("open");
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store");
-    let root = Caller::default();
-    let format = Format { uuid: opened.uuid().0, hash_key: HashKey(key), root, root_mode: 0o755 };
-    Meta::format(&store, &SystemClock::new(), &format).expect("format metadata");
+    let report = pool::format(options, &|dir, uuid| {
+        let store = SledStore::open(dir, SledOptions::default())?;
+        let root = Caller::default();
+        let format = Format { uuid: uuid.0, hash_key: HashKey(key), root, root_mode: 0o755 };
+        Ok(Meta::format(&store, &SystemClock::new(), &format)?)
+    })
+    .expect("format");
     report.pages
 }
 
@@ -58,26 +55,15 @@ fn open_store(directory: &Path) -> SledStore {
 pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
-    let clock = Arc::new(SystemClock::new());
-    let parts = Parts {
-        meta: Arc::new(Meta::open(Arc::new(store), clock.clone()).expect("open metadata")),
-        data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions::default()),
-        clock,
-        random: Arc::new(SystemRandom),
-        log: None,
-    };
+    let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
+    let parts = Parts::new(Arc::new(meta), opened.data_files().clone());
     let options = ServeOptions {
-        memory_bytes: serve.frames * 4096,
-        listen: serve.listen,
         workers: 2,
-        lease: LEASE,
-        export: Export::default(),
         policy: serve.policy,
         hotspots: serve.hotspots,
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
         scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
-        sum_cache_bytes: 1 << 20,
+        ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };
     RunningServer::start(parts, options)
 }

@@ -2,7 +2,6 @@
 
 use crate::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
 use crate::pool::{self, FormatOptions};
-use anyhow::Context;
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::size::ByteSize;
@@ -35,24 +34,26 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         data: args.data.clone(),
         force: args.force,
     };
-    let report = pool::format(&options)?;
-    let opened = pool::open(&args.pool)?;
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
-    let mut key = [0; 16];
-    SystemRandom.fill(&mut key);
-    let format = Format {
-        uuid: opened.uuid().0,
-        hash_key: HashKey(key),
-        // Whoever formats owns the root directory, so that a user's own pool is the user's.
-        root: Caller {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            request: None,
-        },
-        root_mode: ROOT_MODE,
-    };
-    Meta::format(&store, &SystemClock::new(), &format)
-        .context("cannot make the metadata; format again with --force")?;
+    let report = pool::format(&options, &|dir, uuid| {
+        let store = SledStore::open(dir, SledOptions::default())?;
+        let mut key = [0; 16];
+        SystemRandom.fill(&mut key);
+        let format = Format {
+            uuid: uuid.0,
+            hash_key: HashKey(key),
+            // Whoever formats owns the root directory, so that a user's own pool is the user's.
+            root: Caller {
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+                request: None,
+            },
+            root_mode: ROOT_MODE,
+        };
+        Ok(Meta::format(&store, &SystemClock::new(), &format)?)
+    })?;
+    if report.was_cut_off {
+        println!("an earlier format was cut off; the pool was made from the beginning");
+    }
     println!(
         "made pool {} of {} in {}",
         report.uuid,

@@ -21,6 +21,7 @@ use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,11 +81,25 @@ pub(super) struct ServeArgs {
     /// Listen on addresses other machines can reach, although clients are not authenticated yet
     #[arg(long)]
     insecure: bool,
+    /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
 }
 
 pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Before any thread, so that no signal gets lost between.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
+    if args.until_stdin_ends {
+        let ended = signals.handle();
+        std::thread::Builder::new()
+            .name("stdin".into())
+            .spawn(move || {
+                // Whatever comes means nothing, and an error is an end.
+                let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+                ended.close();
+            })
+            .context("cannot watch standard input")?;
+    }
     let opened = pool::open(&args.pool)?;
     let config = opened.config().clone();
     let listen = if args.listen.is_empty() { config.server.listen.clone() } else { args.listen };
@@ -170,8 +185,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         workers,
         "serving"
     );
-    if let Some(signal) = signals.forever().next() {
-        tracing::info!(signal, "stopping; writing everything back");
+    match signals.forever().next() {
+        Some(signal) => tracing::info!(signal, "stopping; writing everything back"),
+        None => tracing::info!("standard input ended; stopping; writing everything back"),
     }
     running.stop();
     tracing::info!("stopped");

@@ -123,9 +123,9 @@ fn check_log(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report)
         return Ok(());
     };
     match Contents::read(&device) {
-        Ok(held) if options.repair && !held.is_empty() => Err(FsckError::Unrecovered(held.len())),
+        Ok(held) if options.repair && !held.is_empty() => Err(FsckError::Unrecovered(held.records)),
         Ok(held) => {
-            report.logged_changes = held.len() as u64;
+            report.logged_changes = held.records as u64;
             Ok(())
         }
         Err(error) => {

@@ -18,6 +18,8 @@ pub const RING_OFFSET: u64 = BLOCK_BYTES * BLOCKS;
 pub const HEADER_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"CFTSLOG1";
+/// A clean stop: no record is behind the head. Headers of releases that did not know it have zero there.
+const FLAG_CLOSED: u32 = 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -28,7 +30,8 @@ struct Raw {
     capacity: U64,
     head: U64,
     lsn: U64,
-    reserved: [u8; 12],
+    flags: U32,
+    reserved: [u8; 8],
     crc: U32,
 }
 const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
@@ -46,6 +49,8 @@ pub struct Header {
     pub head: u64,
     /// Its number.
     pub lsn: LogSeq,
+    /// This life ended cleanly, and nothing of it is needed any more: the ring need not be read.
+    pub closed: bool,
 }
 
 impl Header {
@@ -58,7 +63,8 @@ impl Header {
             capacity: self.capacity.into(),
             head: self.head.into(),
             lsn: self.lsn.0.into(),
-            reserved: [0; 12],
+            flags: if self.closed { FLAG_CLOSED } else { 0 }.into(),
+            reserved: [0; 8],
             crc: 0.into(),
         };
         raw.crc = crc32c::crc32c(&raw.as_bytes()[..HEADER_BYTES - 4]).into();
@@ -70,7 +76,7 @@ impl Header {
     /// What a log has before its first life, of a device with so many bytes.
     pub fn first(log: LogId, device_bytes: u64) -> Self {
         let capacity = device_bytes.saturating_sub(RING_OFFSET) / BLOCK_BYTES * BLOCK_BYTES;
-        Self { turn: 0, log, capacity, head: 0, lsn: LogSeq(1) }
+        Self { turn: 0, log, capacity, head: 0, lsn: LogSeq(1), closed: false }
     }
 
     /// `None`: no header is here, or not a whole one.
@@ -82,10 +88,12 @@ impl Header {
             capacity: raw.capacity.get(),
             head: raw.head.get(),
             lsn: LogSeq(raw.lsn.get()),
+            closed: raw.flags.get() == FLAG_CLOSED,
         };
         let is_sound = raw.magic == MAGIC
             && raw.crc.get() == crc32c::crc32c(&raw.as_bytes()[..HEADER_BYTES - 4])
-            && raw.reserved == [0; 12]
+            && raw.flags.get() & !FLAG_CLOSED == 0
+            && raw.reserved == [0; 8]
             && header.capacity.is_multiple_of(BLOCK_BYTES)
             && header.head < header.capacity
             && header.head.is_multiple_of(ALIGNMENT as u64);
@@ -103,8 +111,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HEADER: Header =
-        Header { turn: 3, log: LogId(0x0102_0304_0506_0708), capacity: 1 << 26, head: 4104, lsn: LogSeq(77) };
+    const HEADER: Header = Header {
+        turn: 3,
+        log: LogId(0x0102_0304_0506_0708),
+        capacity: 1 << 26,
+        head: 4104,
+        lsn: LogSeq(77),
+        closed: false,
+    };
 
     #[test]
     fn golden_bytes() {
@@ -118,6 +132,18 @@ mod tests {
         assert_eq!(HEADER.encode().as_slice(), expected);
         assert_eq!(Header::parse(&expected), Some(HEADER));
         assert_eq!(HEADER.place(), BLOCK_BYTES);
+        // After a clean stop.
+        expected[48] = 1;
+        let crc = crc32c::crc32c(&expected[..60]);
+        expected[60..].copy_from_slice(&crc.to_le_bytes());
+        let closed = Header { closed: true, ..HEADER };
+        assert_eq!(closed.encode().as_slice(), expected);
+        assert_eq!(Header::parse(&expected), Some(closed));
+        // What no release writes.
+        expected[48] = 3;
+        let crc = crc32c::crc32c(&expected[..60]);
+        expected[60..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Header::parse(&expected), None);
     }
 
     // Computed by another implementation.

@@ -4,7 +4,7 @@
 //! ```text
 //! tier (a change, under its locks) -> Ticket::append -> one sync for many -> the answer
 //! write-back of everything -> checkpoint: the room is free again
-//! start -> Contents::read -> net: what is left to do -> done again through tier -> a new life of the log
+//! start -> Contents::read: what is left to do (net) -> done again through tier -> a new life of the log
 //! ```
 
 mod contents;
@@ -20,6 +20,6 @@ mod tests;
 pub use contents::{Contents, LogError, MAX_CAPACITY};
 pub use device::{FileLog, LogDevice, SEGMENT_FILE, SimLog};
 pub use header::RING_OFFSET;
-pub use net::{Again, FileChanges, net};
+pub use net::{Again, FileChanges, Net};
 pub use operation::{Change, Operation};
 pub use redo_log::{LogFigures, LoggedFile, MIN_CAPACITY, Mark, RedoLog, Ticket};

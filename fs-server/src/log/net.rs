@@ -1,10 +1,10 @@
-//! What is left to do of a log's operations: by file, in order, without what later ones take away again.
+//! What is left to do of a log's operations: by file, in order, without what later ones take away again. Gathered while
+//! the log is read.
 //!
 //! Space that an early write had may belong to another file since a later record cut or zeroed the range, so writing those
 //! bytes first could find the pool full. They are left out instead.
 
-use super::contents::Contents;
-use super::operation::Change;
+use super::operation::{Change, Operation};
 use crate::meta::{Placed, RequestId};
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
@@ -55,17 +55,22 @@ pub struct FileChanges {
     pub modified: Option<(Timestamp, u64)>,
 }
 
-/// What is left to do, by file.
-pub fn net(contents: &Contents) -> BTreeMap<InodeNo, FileChanges> {
-    let mut files: BTreeMap<InodeNo, FileChanges> = BTreeMap::new();
-    for (record, operation) in contents.operations() {
-        let file = files.entry(operation.ino).or_default();
+/// What is left to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Net {
+    /// By file.
+    pub files: BTreeMap<InodeNo, FileChanges>,
+}
+
+impl Net {
+    /// The next record's operation.
+    pub fn add(&mut self, record: &Record<'_>, operation: &Operation<'_>) {
+        let file = self.files.entry(operation.ino).or_default();
         if !matches!(operation.change, Change::Reserve { .. }) {
             file.modified = Some((operation.at, operation.before));
         }
-        file.add(operation.change, request(&record));
+        file.add(operation.change, request(record));
     }
-    files
 }
 
 fn request(record: &Record<'_>) -> Option<RequestId> {

@@ -10,6 +10,7 @@
 //! * `head <= positions of every record needed <= tail <= head + capacity`, and the durable header's head is at most
 //!   `head`: nothing that a recovery could need is overwritten.
 //! * Records are written in order of their numbers; `written` is what a sync has covered.
+//! * A header that says *closed* is written when no record is needed, and no record is put into that life after it.
 //!
 //! # Failure
 //! A failed write or sync is final: what is on the device is unknown. No further change of contents gets a ticket, and
@@ -121,10 +122,13 @@ impl RedoLog {
         if first.capacity < MIN_CAPACITY {
             return Err(std::io::Error::other("the log is too small"));
         }
-        let header = Header { turn: turn + 1, ..first };
+        // One copy after the other: whichever is lost later, the other one is of this life.
+        let header = Header { turn: turn + 2, ..first };
+        for header in [Header { turn: turn + 1, ..header }, header] {
+            device.write(header.place(), &header.encode())?;
+            device.sync()?;
+        }
         let next = Mark { lsn: header.lsn, position: 0 };
-        device.write(header.place(), &header.encode())?;
-        device.sync()?;
         let state = State {
             header,
             next,
@@ -149,9 +153,11 @@ impl RedoLog {
         Ok(Arc::new(Self { shared, commits }))
     }
 
-    /// Ends the thread; who still waits is served first.
+    /// Ends the thread; who still waits is served first. If nothing of the log is needed any more, says so on the device,
+    /// so that the next start need not read it.
     pub fn stop(&self) {
         self.commits.stop();
+        self.shared.close();
     }
 
     /// Takes room for the records of a change that writes at most `bytes` in `records` records; waits for it.
@@ -164,7 +170,7 @@ impl RedoLog {
         loop {
             let room = {
                 let mut state = self.shared.state.lock();
-                if state.failed {
+                if state.failed || state.header.closed {
                     return Err(Status::Io);
                 }
                 let used = state.next.position - state.head + state.reserved;
@@ -295,6 +301,28 @@ impl Shared {
                 self.room.notify(usize::MAX);
                 Err(Status::Io)
             }
+        }
+    }
+
+    /// Writes a header that says that no record is needed, if that is so.
+    fn close(&self) {
+        let mut state = self.state.lock();
+        let is_needed = state.head != state.next.position || !state.tickets.is_empty();
+        if state.failed || state.header.closed || is_needed {
+            return;
+        }
+        let header = Header {
+            turn: state.header.turn + 1,
+            head: state.next.position % state.header.capacity,
+            lsn: state.next.lsn,
+            closed: true,
+            ..state.header
+        };
+        // Before it is written: from here on no change gets a ticket.
+        state.header = header;
+        let written = self.device.write(header.place(), &header.encode());
+        if let Err(error) = written.and_then(|()| self.device.sync()) {
+            tracing::warn!(%error, "the redo log's clean end could not be noted; the next start reads all of it");
         }
     }
 

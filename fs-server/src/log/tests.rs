@@ -1,6 +1,6 @@
 //! The log on a device that crashes: what was committed is read again, in order; the rest ends it or is refused.
 
-use super::header::RING_OFFSET;
+use super::header::{Header, RING_OFFSET};
 use super::redo_log::MIN_CAPACITY;
 use super::*;
 use crate::meta::RequestId;
@@ -9,8 +9,10 @@ use cuttlefs_common::redo::LogId;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
 use futures_lite::future::{block_on, poll_once};
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const FILE: LoggedFile = LoggedFile { ino: InodeNo(5), before: 0 };
 
@@ -31,19 +33,22 @@ fn write(log: &RedoLog, offset: u64, len: usize) {
     ticket.append(Some(request), FILE, Change::Write { offset, bytes: &bytes, ends: None });
 }
 
-/// The offsets of the writes a log holds; each is whole.
-fn offsets(contents: &Contents) -> Vec<u64> {
-    contents
-        .operations()
-        .map(|(record, operation)| {
-            let Change::Write { offset, bytes, ends: None } = operation.change else {
-                panic!("{operation:?}");
-            };
-            assert!(bytes.iter().all(|byte| *byte == offset as u8), "torn");
-            assert_eq!(record.seq, offset);
-            offset
-        })
-        .collect()
+/// The newest header, and the offsets of the writes a log holds; each is whole.
+fn held(device: &SimLog) -> Result<(Header, Vec<u64>), LogError> {
+    let mut offsets = Vec::new();
+    let header = super::contents::read(device, &mut |record, operation| {
+        let Change::Write { offset, bytes, ends: None } = operation.change else {
+            panic!("{operation:?}");
+        };
+        assert!(bytes.iter().all(|byte| *byte == offset as u8), "torn");
+        assert_eq!(record.seq, offset);
+        offsets.push(offset);
+    })?;
+    Ok((header, offsets))
+}
+
+fn offsets(device: &SimLog) -> Vec<u64> {
+    held(device).expect("reads").1
 }
 
 #[test]
@@ -82,8 +87,7 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             let _ = block_on(log.committed());
             drop(log);
             device.crash(&random);
-            let held = Contents::read(&device).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let found = offsets(&held);
+            let (header, found) = held(&device).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             // A checkpoint's header may be lost only with all that was synced with it.
             let from = found.first().copied().unwrap_or(next);
             let end = from + found.len() as u64;
@@ -92,7 +96,7 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             assert!(end >= committed || committed == first, "seed {seed}: {end} of {committed}");
             assert!(end <= next, "seed {seed}");
             ends_inside += u64::from(end > committed && end < next);
-            turn = held.header.turn;
+            turn = header.turn;
         }
     }
     assert!(ends_inside > 20, "crashes cut syncs: {ends_inside}");
@@ -104,13 +108,13 @@ fn a_new_life_leaves_nothing_of_the_old_one() {
     let log = begin(&device, &random, 0);
     (1..20).for_each(|offset| write(&log, offset, 5000));
     block_on(log.committed()).expect("commits");
-    let held = Contents::read(&device).expect("reads");
-    assert_eq!(offsets(&held), (1..20).collect::<Vec<_>>());
-    let log = begin(&device, &random, held.header.turn);
-    assert!(Contents::read(&device).expect("reads").is_empty());
+    let (header, found) = held(&device).expect("reads");
+    assert_eq!(found, (1..20).collect::<Vec<_>>());
+    let log = begin(&device, &random, header.turn);
+    assert!(offsets(&device).is_empty());
     write(&log, 77, 5000);
     block_on(log.committed()).expect("commits");
-    assert_eq!(offsets(&Contents::read(&device).expect("reads")), [77]);
+    assert_eq!(offsets(&device), [77]);
 }
 
 #[test]
@@ -125,14 +129,20 @@ fn rot_in_what_was_durable_is_not_taken_for_the_end() {
     for (place, lost) in [(0, 1), (2, 3), (3, 4)] {
         let byte = RING_OFFSET as usize + place * record + 200;
         device.flip(byte, 3);
-        let refused = Contents::read(&device).map(|held| offsets(&held));
+        let refused = held(&device);
         assert!(matches!(refused, Err(LogError::Damaged(lsn)) if lsn == lost), "{refused:?}");
         device.flip(byte, 3);
     }
     // Nobody can tell the last one from a sync that was cut.
     device.flip(RING_OFFSET as usize + 4 * record + 200, 3);
-    assert_eq!(offsets(&Contents::read(&device).expect("reads")), [1, 2, 3, 4]);
-    // One header copy is enough, none is not.
+    assert_eq!(offsets(&device), [1, 2, 3, 4]);
+    // One header copy is enough, whichever it is; none is not.
+    device.flip(20, 0);
+    assert_eq!(offsets(&device), [1, 2, 3, 4]);
+    device.flip(20, 0);
+    device.flip(4096 + 20, 0);
+    assert_eq!(offsets(&device), [1, 2, 3, 4]);
+    device.flip(4096 + 20, 0);
     for block in 0..2 {
         device.flip(block * 4096 + 20, 0);
     }
@@ -170,7 +180,7 @@ fn a_full_log_waits_for_a_checkpoint_that_passes_no_change_under_way() {
     }
     write(&log, next, 10);
     block_on(log.committed()).expect("commits");
-    assert_eq!(offsets(&Contents::read(&device).expect("reads")), [next]);
+    assert_eq!(offsets(&device), [next]);
 }
 
 #[test]
@@ -199,7 +209,7 @@ fn a_log_that_failed_says_so_for_good() {
     assert!(matches!(block_on(log.begin_change(10, 1)), Err(Status::Io)));
     assert_eq!(block_on(log.checkpoint(log.mark())), Err(Status::Io));
     device.crash(&random);
-    let found = offsets(&Contents::read(&device).expect("reads"));
+    let found = offsets(&device);
     assert!(found.starts_with(&[1]), "{found:?}");
 }
 
@@ -222,12 +232,12 @@ fn what_later_changes_take_away_is_not_written_again() {
     let other = LoggedFile { ino: InodeNo(6), before: 3 };
     ticket.append(request(2), other, Change::Write { offset: 7, bytes: b"x", ends: None });
     block_on(log.committed()).expect("commits");
+    let mut lsns = Vec::new();
+    super::contents::read(&device, &mut |record, _| lsns.push(record.lsn)).expect("reads");
+    assert_eq!(lsns, [1, 2, 3, 4, 5].map(LogSeq));
     let held = Contents::read(&device).expect("reads");
-    assert_eq!(
-        held.operations().map(|(record, _)| record.lsn).collect::<Vec<_>>(),
-        [1, 2, 3, 4, 5].map(LogSeq)
-    );
-    let files = net(&held);
+    assert_eq!(held.records, 5);
+    let files = held.net.files;
     assert_eq!(files.keys().copied().collect::<Vec<_>>(), [InodeNo(5), InodeNo(6)]);
     let first: Vec<(u64, u64)> = files[&InodeNo(5)]
         .changes
@@ -247,4 +257,97 @@ fn what_later_changes_take_away_is_not_written_again() {
         files[&InodeNo(5)].changes.iter().filter(|change| !matches!(change, Again::Write { .. })).collect();
     let zeros = Again::Zeros { offset: page + 10, len: 2 * page, keep_space: false };
     assert_eq!(rest, [&Again::AtLeast(5 * page), &zeros, &Again::Length(3 * page + 5)]);
+}
+
+/// Counts what is read.
+struct Counted(SimLog, AtomicU64);
+
+impl LogDevice for Counted {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.0.read(offset, bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write(offset, bytes)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+#[test]
+fn after_a_clean_stop_only_the_headers_are_read() {
+    let (device, random) = (device(), SeededRandom::new(7));
+    let log = begin(&device, &random, 0);
+    (1..20).for_each(|offset| write(&log, offset, 5000));
+    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    log.stop();
+    assert!(matches!(block_on(log.begin_change(10, 1)), Err(Status::Io)), "nothing is put behind the end");
+    device.crash(&random);
+    let counted = Counted(device.clone(), AtomicU64::new(0));
+    let read = Contents::read(&counted).expect("reads");
+    assert!(read.header.closed && read.is_empty());
+    assert_eq!(counted.1.load(Ordering::Relaxed), 2 * super::header::HEADER_BYTES as u64);
+    // The life after it is read again; losing either header does not bring the closed one back.
+    let log = begin(&device, &random, read.header.turn);
+    write(&log, 77, 5000);
+    block_on(log.committed()).expect("commits");
+    for lost in [0, 4096] {
+        device.flip(lost + 20, 0);
+        assert_eq!(offsets(&device), [77]);
+        device.flip(lost + 20, 0);
+    }
+}
+
+#[test]
+fn a_stop_with_records_that_are_needed_is_not_clean() {
+    let (device, random) = (device(), SeededRandom::new(8));
+    let log = begin(&device, &random, 0);
+    write(&log, 1, 10);
+    block_on(log.committed()).expect("commits");
+    log.stop();
+    let (header, found) = held(&device).expect("reads");
+    assert!(!header.closed);
+    assert_eq!(found, [1]);
+    // A change under way may still put records.
+    let log = begin(&device, &random, header.turn);
+    let under_way = block_on(log.begin_change(10, 1)).expect("room");
+    log.stop();
+    drop(under_way);
+    assert!(!held(&device).expect("reads").0.closed);
+    // A clean end that could not be noted costs reading.
+    device.fail();
+    log.stop();
+    device.crash(&random);
+    assert!(offsets(&device).is_empty());
+}
+
+#[test]
+fn rot_is_seen_however_far_behind_it_the_next_sync_begins() {
+    // More than is read at once lies between.
+    let (device, random) = (SimLog::new(RING_OFFSET + (64 << 20), LogId(99)), SeededRandom::new(9));
+    let log = begin(&device, &random, 0);
+    let at = |lsn: usize| {
+        RING_OFFSET as usize
+            + (lsn - 1) * cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1_000_000)
+    };
+    (1..=20).for_each(|offset| write(&log, offset, 1_000_000));
+    block_on(log.committed()).expect("commits");
+    assert_eq!(offsets(&device), (1..=20).collect::<Vec<_>>());
+    device.flip(at(3) + 200, 1);
+    assert_eq!(offsets(&device), [1, 2], "all of one sync");
+    write(&log, 21, 1_000_000);
+    block_on(log.committed()).expect("commits");
+    assert!(matches!(held(&device), Err(LogError::Damaged(3))));
+    // All but the two are gone.
+    for lsn in 4..=20 {
+        device.flip(at(lsn), 1);
+    }
+    assert!(matches!(held(&device), Err(LogError::Damaged(3))));
 }

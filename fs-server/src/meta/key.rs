@@ -11,7 +11,7 @@
 //! | `O ino:8` | orphan |
 //! | `C client:16` | a client that has a session; nothing in it |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
-//! | `M name` | superblock |
+//! | `M name` | superblock, counters, how far the scrub has come |
 //!
 //! There is no record of free space: it is what no extent names.
 
@@ -39,6 +39,8 @@ pub const STARTS: &[u8] = b"Mstarts";
 pub const APPLIED: &[u8] = b"Mapplied";
 /// The epoch of a server that stopped with nothing left to write back; gone once another one has started.
 pub const CLEAN: &[u8] = b"Mclean";
+/// Where the scrub is.
+pub const SCRUB: &[u8] = b"Mscrub";
 
 fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
     let mut key = [tag; 9];
@@ -207,8 +209,8 @@ mod tests {
             b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x21\x22"
         );
         assert_eq!(
-            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED, CLEAN],
-            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied", b"Mclean"]
+            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED, CLEAN, SCRUB],
+            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied", b"Mclean", b"Mscrub"]
         );
     }
 

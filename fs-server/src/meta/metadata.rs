@@ -9,7 +9,7 @@ use super::key;
 use super::live::{LiveInodes, SettleKind};
 use super::name::HashKey;
 use super::operation::{ApplyContext, Caller, Operation, Outcome};
-use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, SuperRecord};
+use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
 use super::store::{Batch, Direction, Store};
 use super::view::View;
 use cuttlefs_common::attr::FileKind;
@@ -377,6 +377,29 @@ impl Meta {
     /// Whether there is nothing `persist` would have to do.
     pub fn is_persistent(&self) -> bool {
         self.store.is_persistent()
+    }
+
+    /// How far the scrub had come, as far as is known: without that it begins anew.
+    pub fn scrub(&self) -> Option<ScrubRecord> {
+        let read = || match self.store.get(key::SCRUB)? {
+            Some(value) => record::parse(&value).map(Some).map_err(MetaError::record(key::SCRUB)),
+            None => Ok(None),
+        };
+        read().unwrap_or_else(|error| {
+            self.fail("scrub", error);
+            None
+        })
+    }
+
+    /// Keeps how far the scrub has come; durable with the next `flush`.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn keep_scrub(&self, scrub: &ScrubRecord) -> Result<(), Status> {
+        let _writer = self.writer.lock();
+        let mut batch = Batch::default();
+        batch.put(key::SCRUB, record::encode(scrub));
+        self.store.commit(batch).map_err(|e| self.fail("keep_scrub", e.into()))
     }
 
     /// Gives back the unused part of the reserved inode numbers, and flushes. For a clean stop, when nothing

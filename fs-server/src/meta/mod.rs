@@ -57,7 +57,7 @@ pub use operation::{
     RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use problem::{Detail, Problem, ProblemKind};
-pub use record::{FORMAT_VERSION, InodeRecord, RecordError, SlotRecord};
+pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;
 pub use sled_store::{SledOptions, SledStore};
 pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};

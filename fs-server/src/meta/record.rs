@@ -189,6 +189,34 @@ pub struct SlotRecord {
     pub placed: Option<Placed>,
 }
 
+/// What a scrub of the pool found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassFigures {
+    /// Pages read.
+    pub pages: u64,
+    /// Pages whose bytes did not match their sums.
+    pub rotten: u64,
+    /// Of these, pages that were written anew from their frames.
+    pub healed: u64,
+    /// Pages the device could not read.
+    pub unreadable: u64,
+}
+
+/// How far the scrub has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubRecord {
+    /// When the last pass began, seconds since the epoch.
+    pub began_secs: i64,
+    /// The next pool page of a pass that has not come to its end.
+    pub position: Option<u64>,
+    /// What that pass found so far, or what the last one found.
+    pub current: PassFigures,
+    /// What the last whole pass found.
+    pub last: Option<PassFigures>,
+    /// When it ended, seconds since the epoch.
+    pub last_ended_secs: i64,
+}
+
 /// A counter of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterRecord(pub u64);
@@ -312,6 +340,12 @@ mod tests {
         golden(SlotRecord { seq: 128, ino: Some(InodeNo(5)), placed: None }, &[1, 0x80, 1, 1, 5, 0]);
         let placed = Some(Placed { offset: 300, len: 9 });
         golden(SlotRecord { seq: 1, ino: Some(InodeNo(5)), placed }, &[1, 1, 1, 5, 1, 0xac, 2, 9]);
+        let current = PassFigures { pages: 128, rotten: 2, healed: 3, unreadable: 4 };
+        let last = Some(PassFigures { pages: 5, rotten: 6, healed: 7, unreadable: 8 });
+        golden(
+            ScrubRecord { began_secs: 1, position: Some(300), current, last, last_ended_secs: 3 },
+            &[1, 2, 1, 0xac, 2, 0x80, 1, 2, 3, 4, 1, 5, 6, 7, 8, 6],
+        );
         golden(
             SuperRecord {
                 format_version: 1,

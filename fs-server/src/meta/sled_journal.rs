@@ -47,6 +47,18 @@ pub enum JournalError {
     /// A large batch's file that is not what was written.
     #[error("the file of batch {0} is damaged")]
     Damaged(u64),
+    /// A batch of the tail that was durable is not there any more.
+    #[error(
+        "batch {missing} is damaged in meta/tail-*, and all up to batch {durable} were durable, so acknowledged changes of \
+         names are lost. Restore the pool from a copy, or move meta/tail-0 and meta/tail-1 away to go on without batch \
+         {missing} and what came after it"
+    )]
+    TailDamaged {
+        /// The first that is missing.
+        missing: u64,
+        /// The last that was durable.
+        durable: u64,
+    },
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

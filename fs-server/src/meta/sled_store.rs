@@ -152,7 +152,7 @@ impl SledStore {
         };
         store.redo()?;
         store.flush()?;
-        store.last.lock().tail.empty().map_err(|e| backend("empty the tail", e))?;
+        store.last.lock().tail.begin().map_err(|e| backend("empty the tail", e))?;
         open(&path.join(SLED_CONFIG))?.sync_all().map_err(|e| backend("sync sled's configuration", e))?;
         // The names of the files, and the directory's own.
         open(path)?.sync_all().map_err(|e| backend("sync the directory", e))?;
@@ -225,7 +225,7 @@ impl SledStore {
         if !journalled.is_inline {
             self.large_batches.store(true, Ordering::Release);
         }
-        last.tail.append(&journalled.record)?;
+        last.tail.append(&journalled.record, self.persistent.load(Ordering::Acquire))?;
         self.journal.insert(JOURNAL_KEY, journalled.record)?;
         self.change(batch)?;
         self.committed.store(last.batch, Ordering::Release);

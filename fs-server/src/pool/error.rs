@@ -23,8 +23,16 @@ pub enum PoolError {
     #[error("there is no pool in {0}; make one with `cuttlefsd format --pool {0} --size 8G`")]
     NoPool(PathBuf),
     /// `format` was ended before it was done.
-    #[error("the pool in {0} was not formatted to the end; run `cuttlefsd format` again")]
+    #[error("the pool in {0} was not formatted to the end; run the same `cuttlefsd format` again")]
     Unfinished(PathBuf),
+    /// `format` could not make the metadata.
+    #[error("cannot make the metadata in {dir}: {source}; mend that, then run `cuttlefsd format` again")]
+    Metadata {
+        /// Where.
+        dir: PathBuf,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A pool is there, and `force` was not given.
     #[error("a pool is already there: {dir} has {CONFIG_FILE}; `--force` destroys it and all files in it")]
     AlreadyThere {

@@ -9,11 +9,14 @@
 //! | 2 | `cuttlefs.toml` of an old pool removed | as above |
 //! | 3 | `meta/`, `log/` emptied or made | as above |
 //! | 4 | data files at their length, sums, intents and superblocks written and synced | as above |
-//! | 5 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 6 |
-//! | 6 | `format-unfinished` removed, directory synced | a whole pool |
+//! | 5 | metadata made and flushed | as above |
+//! | 6 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 7 |
+//! | 7 | `format-unfinished` removed, directory synced | a whole pool |
 //!
 //! `format-unfinished` makes data files with its UUID known as this pool's, so that a second try does not take
-//! them for another pool's. `open` refuses a pool while it is there.
+//! them for another pool's. `open` refuses a pool while it is there. Only step 7 makes a pool of what was written; whatever
+//! cuts a format off before it, the same command again makes the pool. (What needed `--force` and was not reached yet
+//! needs it again.)
 
 use super::AlignedBuf;
 use super::PoolError;
@@ -68,7 +71,13 @@ pub struct FormatReport {
     pub data: Vec<(PathBuf, u64)>,
     /// Whether a pool was destroyed.
     pub replaced: bool,
+    /// Whether an earlier format had been cut off.
+    pub was_cut_off: bool,
 }
+
+/// Makes a new pool's metadata in a directory, durably.
+pub type MakeMetadata<'a> =
+    &'a dyn Fn(&Path, PoolUuid) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// A data file that was looked at.
 struct Candidate {
@@ -80,11 +89,20 @@ struct Candidate {
     pages: u64,
 }
 
-/// Makes a pool.
+/// Makes a pool; `metadata` makes its metadata.
 ///
 /// # Errors
 /// `PoolError`, saying what to do. What was refused was not changed.
-pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
+pub fn format(options: &FormatOptions, metadata: MakeMetadata<'_>) -> Result<FormatReport, PoolError> {
+    format_in_steps(options, metadata, &mut || Ok(()))
+}
+
+/// As `format`; `step` is called after each thing that is on disk, and ends it there with an error.
+fn format_in_steps(
+    options: &FormatOptions,
+    metadata: MakeMetadata<'_>,
+    step: &mut dyn FnMut() -> Result<(), PoolError>,
+) -> Result<FormatReport, PoolError> {
     let dir = options.dir.as_path();
     make_directory_durably(dir)?;
     let _lock = lock(dir)?;
@@ -97,15 +115,21 @@ pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
     if !replaced && begun.is_none() {
         refuse_foreign_directories(dir)?;
     }
+    let was_cut_off = begun.is_some();
+    if was_cut_off {
+        tracing::info!(dir = %dir.display(), "an earlier format was cut off; making the pool from the beginning");
+    }
     let ours = begun.flatten();
     let mut candidates = look_at_data(options, dir, ours)?;
     let pages = share_out(options, &mut candidates)?;
 
     let uuid = ours.unwrap_or_else(|| PoolUuid::draw(&SystemRandom));
     write_durably(dir, UNFINISHED_FILE, UNFINISHED_FILE, uuid.to_string().as_bytes())?;
+    step()?;
     if replaced {
         fs::remove_file(&config_path).map_err(at("remove", &config_path))?;
         sync_directory(dir)?;
+        step()?;
     }
     for name in [META_DIR, LOG_DIR] {
         let path = dir.join(name);
@@ -113,6 +137,7 @@ pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
             fs::remove_dir_all(&path).map_err(at("empty", &path))?;
         }
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(at("make", &path))?;
+        step()?;
     }
     let mut superblock = Superblock {
         pool_uuid: uuid,
@@ -127,17 +152,22 @@ pub fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
         superblock.file_index = index as u32;
         superblock.pages = candidate.pages;
         lay_out(candidate, &superblock)?;
+        step()?;
         superblock.first_page += candidate.pages;
         data.push((candidate.path.clone(), candidate.pages));
     }
+    let meta = dir.join(META_DIR);
+    metadata(&meta, uuid).map_err(|source| PoolError::Metadata { dir: meta, source })?;
+    step()?;
     let named = candidates.iter().map(|candidate| candidate.named.clone()).collect();
     let config = Config::new(PoolConfig { uuid, size: pages * PAGE_SIZE_U64, data: named });
     write_durably(dir, CONFIG_TEMPORARY, CONFIG_FILE, config.render()?.as_bytes())?;
+    step()?;
     let marker = dir.join(UNFINISHED_FILE);
     fs::remove_file(&marker).map_err(at("remove", &marker))?;
     sync_directory(dir)?;
     tracing::info!(dir = %dir.display(), %uuid, pages, "pool formatted");
-    Ok(FormatReport { uuid, pages, data, replaced })
+    Ok(FormatReport { uuid, pages, data, replaced, was_cut_off })
 }
 
 /// The UUID of a format that was begun; `Some(None)` if not even that was written whole.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pool::{PoolDirectory, open};
+use std::cell::Cell;
 use std::process::Command;
 
 const SIZE: u64 = 8 << 20;
@@ -10,6 +11,15 @@ const FILE_BYTES: u64 = DATA_START + SIZE + 4 * PAGE_SIZE_U64;
 
 fn options(dir: &Path) -> FormatOptions {
     FormatOptions { dir: dir.join("pool"), size: SIZE, ..FormatOptions::default() }
+}
+
+/// A pool with something for its metadata.
+fn format(options: &FormatOptions) -> Result<FormatReport, PoolError> {
+    super::format(options, &metadata)
+}
+
+fn metadata(dir: &Path, uuid: PoolUuid) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    Ok(fs::write(dir.join("records"), uuid.to_string())?)
 }
 
 fn temporary() -> tempfile::TempDir {
@@ -193,7 +203,7 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     let marker = options.dir.join(UNFINISHED_FILE);
     let config = options.dir.join(CONFIG_FILE);
 
-    // Cut off before step 6, between 4 and 5, and with the marker not whole.
+    // Cut off before step 7, between 4 and 6, and with the marker not whole.
     fs::write(&marker, first.uuid.to_string()).expect("written");
     assert!(matches!(open_error(dir.path()), PoolError::Unfinished(_)));
     fs::remove_file(&config).expect("removed");
@@ -204,14 +214,98 @@ fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     assert!(!options.dir.join("meta/half").exists());
     open(&options.dir).expect("opened");
 
-    // Without the marker, a data file without cuttlefs.toml is somebody's lost pool.
+    // Without the marker, metadata or a data file without cuttlefs.toml is somebody's lost pool.
     fs::remove_file(&config).expect("removed");
     assert!(matches!(open_error(dir.path()), PoolError::NoPool(_)));
+    assert!(matches!(format(&options), Err(PoolError::ForeignDirectory(_))));
+    fs::remove_file(options.dir.join("meta/records")).expect("removed");
     assert!(matches!(format(&options), Err(PoolError::Occupied { .. })));
     fs::write(&marker, b"").expect("written");
     assert!(matches!(format(&options), Err(PoolError::Occupied { .. })));
     format(&FormatOptions { force: true, ..options.clone() }).expect("forced");
     open(&options.dir).expect("opened");
+}
+
+/// Ends a format after so many steps; whether it was ended.
+fn cut_after(options: &FormatOptions, steps: usize) -> bool {
+    let left = Cell::new(steps);
+    let cut = format_in_steps(options, &metadata, &mut || {
+        let now = left.get();
+        left.set(now.wrapping_sub(1));
+        if now == 0 { Err(PoolError::Size("cut".to_owned())) } else { Ok(()) }
+    });
+    match cut {
+        Ok(_) => false,
+        Err(PoolError::Size(why)) if why == "cut" => true,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn assert_whole(options: &FormatOptions, uuid: PoolUuid) {
+    let pool = open(&options.dir).expect("opened");
+    assert_eq!(pool.uuid(), uuid);
+    let records = fs::read_to_string(pool.meta_dir().join("records")).expect("metadata");
+    assert_eq!(records, uuid.to_string());
+}
+
+#[test]
+fn a_format_that_is_cut_off_at_any_step_is_run_again() {
+    // The marker, two directories, two data files, metadata, the configuration.
+    const STEPS: usize = 7;
+    for steps in 0..=STEPS {
+        let dir = temporary();
+        let data = vec![dir.path().join("first"), dir.path().join("second")];
+        let options = FormatOptions { data, ..options(dir.path()) };
+        assert_eq!(cut_after(&options, steps), steps < STEPS);
+        if steps < STEPS {
+            let error = open_error(dir.path());
+            assert!(matches!(error, PoolError::Unfinished(_)), "after step {steps}: {error}");
+            assert!(error.to_string().contains("cuttlefsd format"), "{error}");
+            // Twice, if need be.
+            assert!(cut_after(&options, steps / 2));
+            let report = format(&options).expect("no force needed");
+            assert!(report.was_cut_off);
+            assert_whole(&options, report.uuid);
+        }
+        assert!(matches!(format(&options), Err(PoolError::AlreadyThere { .. })));
+    }
+}
+
+#[test]
+fn a_forced_format_that_is_cut_off_at_any_step_is_run_again() {
+    // As above, and the configuration of the pool before.
+    const STEPS: usize = 7;
+    for steps in 0..STEPS {
+        let dir = temporary();
+        let options = options(dir.path());
+        let before = format(&options).expect("formatted");
+        let forced = FormatOptions { force: true, ..options.clone() };
+        assert!(cut_after(&forced, steps));
+        assert!(matches!(open_error(dir.path()), PoolError::Unfinished(_)), "after step {steps}");
+        let is_laid_out = steps >= 4;
+        let report = match format(&options) {
+            Ok(report) => report,
+            // The old pool's data is still there.
+            Err(PoolError::Occupied { .. }) if !is_laid_out => format(&forced).expect("the same again"),
+            Err(error) => panic!("after step {steps}: {error}"),
+        };
+        assert!(report.was_cut_off && report.uuid != before.uuid);
+        assert_whole(&options, report.uuid);
+    }
+}
+
+#[test]
+fn metadata_that_cannot_be_made_leaves_no_pool() {
+    let dir = temporary();
+    let options = options(dir.path());
+    let fails: MakeMetadata<'_> = &|dir, uuid| {
+        metadata(dir, uuid)?;
+        Err("half of it".into())
+    };
+    let error = super::format(&options, fails).expect_err("not made").to_string();
+    assert!(error.contains("half of it") && error.contains("again"), "{error}");
+    assert!(matches!(open_error(dir.path()), PoolError::Unfinished(_)));
+    assert_whole(&options, format(&options).expect("no force needed").uuid);
 }
 
 #[test]

@@ -10,6 +10,8 @@ mod batch;
 pub mod cached;
 /// The open data files as one row of pages.
 pub mod data_files;
+/// One data sync for many.
+pub mod data_sync;
 /// An open pool.
 pub mod directory;
 /// The trait the storage comes in through.
@@ -36,10 +38,11 @@ pub mod uuid;
 pub use aligned_buf::AlignedBuf;
 pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
+pub use data_sync::{DataSync, DataSyncFailed};
 pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
-pub use format::{FormatOptions, FormatReport, format};
+pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
 pub use sums::{PageSums, SumFigures, SumLayout, SummedDisk};

@@ -58,7 +58,7 @@ pub(crate) use target::PageView;
 
 use crate::log::{Change, LoggedFile, RedoLog, Ticket};
 use crate::pool::space::{Run, Space};
-use crate::pool::{CachedPool, IoError, PageSums};
+use crate::pool::{CachedPool, DataSync, IoError, PageSums};
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::FileKind;
@@ -78,7 +78,7 @@ use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
@@ -239,8 +239,8 @@ pub struct Regions {
     /// Held while files that were taken off that list are being written back: shared by writers that help, alone by
     /// whoever must know that nothing is left. Taken before any other lock.
     pub(crate) sweep: RwLock<()>,
-    /// A data sync failed: what reached the SSD is unknown, so nothing is promised any more until restart.
-    pub(crate) sync_failed: AtomicBool,
+    /// The data syncs, which all workers share.
+    pub(crate) data_sync: DataSync,
     /// Permits for requests with bounce buffers.
     pub(crate) bounce: Semaphore,
     /// Told when free frames run low.
@@ -298,7 +298,7 @@ impl Regions {
             counters: Counters::default(),
             dirty_files: Mutex::default(),
             sweep: RwLock::new(()),
-            sync_failed: AtomicBool::new(false),
+            data_sync: DataSync::default(),
             bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
             frames_low: Event::new(),
             clean_hand: AtomicU64::new(0),
@@ -519,11 +519,14 @@ impl Regions {
         }
     }
 
+    /// Data syncs since the start.
+    pub fn data_syncs(&self) -> u64 {
+        self.data_sync.count()
+    }
+
     /// Whether the SSD holds everything, as far as anybody knows.
     pub fn is_written_back(&self) -> bool {
-        self.residency.dirty() == 0
-            && self.dirty_files.lock().is_empty()
-            && !self.sync_failed.load(Ordering::Acquire)
+        self.residency.dirty() == 0 && self.dirty_files.lock().is_empty() && !self.data_sync.has_failed()
     }
 
     /// Puts a file on the write-back list.

@@ -61,6 +61,10 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             clock: server.clock.as_ref(),
             owner: &|page| server.owner_of(page),
             figures: &server.scrub,
+            keep: &|record| {
+                // A failure is logged and counted there, and costs a part of a pass that is read again.
+                let _ = server.meta.keep_scrub(record);
+            },
             seen: Cell::new(0),
         };
         tier::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;

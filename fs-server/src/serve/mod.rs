@@ -33,12 +33,13 @@ pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
 use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::{Clock, Random};
+use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -66,6 +67,20 @@ pub struct Parts {
     pub log: Option<LogParts>,
 }
 
+impl Parts {
+    /// A pool on this machine's clock and random numbers, with a software RNIC and without a log.
+    pub fn new(meta: Arc<Meta>, data: Arc<DataFiles>) -> Self {
+        Self {
+            meta,
+            data,
+            device: SoftDevice::new(SoftOptions::default()),
+            clock: Arc::new(SystemClock::new()),
+            random: Arc::new(SystemRandom),
+            log: None,
+        }
+    }
+}
+
 /// How a server is run.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -89,6 +104,24 @@ pub struct ServeOptions {
     pub scrub: ScrubOptions,
     /// Memory for checksums in bytes.
     pub sum_cache_bytes: usize,
+}
+
+impl ServeOptions {
+    /// One worker, everything exported, nobody's lease at stake: for a server within a program.
+    pub fn new(memory_bytes: u64, listen: Vec<Endpoint>) -> Self {
+        Self {
+            memory_bytes,
+            listen,
+            workers: 1,
+            lease: Duration::from_secs(600),
+            export: Export::default(),
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            sampling: Sampling { unit_pages: 256, period_ms: 1000 },
+            scrub: ScrubOptions::default(),
+            sum_cache_bytes: 1 << 20,
+        }
+    }
 }
 
 /// Why a server does not start.
@@ -269,6 +302,10 @@ impl RunningServer {
         for worker in self.workers.drain(..).rev() {
             worker.stop();
         }
+        let scrub = self.server.scrub.lock().record();
+        if let Some(Err(status)) = scrub.map(|record| self.server.meta.keep_scrub(&record)) {
+            tracing::warn!(%status, "where the scrub is could not be kept");
+        }
         let clean = self.server.regions.is_written_back().then_some(self.server.epoch);
         if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
@@ -328,6 +365,7 @@ fn build(
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
     let forgotten = sessions.note_absent([]);
     let veil = (export_root != InodeNo::ROOT).then(|| Veil::new(meta.hash_key(), export_root));
+    let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
         veil,
         meta,
@@ -343,7 +381,7 @@ fn build(
         workers: options.workers.max(1),
         sampling: options.sampling,
         sums,
-        scrub: Mutex::new(ScrubFigures::default()),
+        scrub: Mutex::new(scrub),
         drain: Drain::default(),
     });
     server.forget(&forgotten);

@@ -6,7 +6,7 @@
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
 use crate::export::Identity;
-use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog, net};
+use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog};
 use crate::pool::Disk;
 use crate::region::FileRegion;
 use crate::server::Server;
@@ -71,19 +71,19 @@ pub struct RecoveryError {
 pub(super) async fn recover(
     server: &Server,
     disk: &dyn Disk,
-    held: &Contents,
+    held: Contents,
 ) -> Result<Recovered, RecoveryError> {
-    let mut recovered = Recovered { records: held.len(), ..Recovered::default() };
+    let mut recovered = Recovered { records: held.records, ..Recovered::default() };
     if held.is_empty() {
         return Ok(recovered);
     }
     let begun = server.clock.monotonic();
     tracing::info!(
-        records = held.len(),
+        records = held.records,
         "the server before this one ended early; doing again what it had acknowledged"
     );
     let failed = |ino| move |status| RecoveryError { ino, status };
-    for (ino, file_changes) in net(held) {
+    for (ino, file_changes) in held.net.files {
         let attr = match server.meta.attr(ino) {
             Ok(attr) if attr.kind == FileKind::File => attr,
             Ok(_) | Err(Status::NotFound | Status::Stale) => {
@@ -175,9 +175,10 @@ pub(super) async fn run(
     threaded: bool,
 ) -> Result<(), String> {
     let LogParts { device, held, acknowledges } = log;
-    recover(server, disk, &held).await.map_err(|error| error.to_string())?;
+    let turn = held.header.turn;
+    recover(server, disk, held).await.map_err(|error| error.to_string())?;
     // Also where changes are not logged from now on: what the log held must not be done again over newer ones.
-    let log = RedoLog::begin(device, held.header.turn, server.clock.clone(), random, threaded)
+    let log = RedoLog::begin(device, turn, server.clock.clone(), random, threaded)
         .map_err(|error| format!("the redo log cannot be started: {error}; check its device"))?;
     if acknowledges {
         server.regions.start_log(log);

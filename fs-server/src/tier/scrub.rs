@@ -11,9 +11,13 @@
 //! all the same, slowly (22 GB a day).
 //!
 //! # Failure
-//! A page that cannot be read is counted, and the pass goes on. A pass that is cut off by a restart begins anew.
+//! A page that cannot be read is counted, and the pass goes on. How far it has come is kept in metadata once a minute, at its end
+//! and at a clean stop (`ScrubRecord`), so that a pass which a restart cut off goes on from there, and what the last whole
+//! one found is known.
 
 use super::write_back::Timer;
+pub use crate::meta::PassFigures;
+use crate::meta::ScrubRecord;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use crate::pool::sums::{SummedDisk, Verdict};
 use crate::region::Regions;
@@ -31,6 +35,10 @@ const STEP_PAGES: u64 = 64;
 const GIVE_WAY_MOST: Duration = Duration::from_secs(1);
 /// How often it looks whether they have.
 const GIVE_WAY_LOOK: Duration = Duration::from_millis(50);
+/// How long after a start the first pass begins, or goes on, unless the interval is shorter.
+const FIRST_PASS_AFTER: Duration = Duration::from_secs(600);
+/// How often it is kept where a pass is.
+const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// How often marks are swept; a region is unmarked two to three of these after its last write.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -50,27 +58,18 @@ impl Default for ScrubOptions {
     }
 }
 
-/// What a pass found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PassFigures {
-    /// Pages read.
-    pub pages: u64,
-    /// Pages whose bytes did not match their sums.
-    pub rotten: u64,
-    /// Of these, pages that were written anew from their frames.
-    pub healed: u64,
-    /// Pages the device could not read.
-    pub unreadable: u64,
-}
-
 /// Where the scrub is. Written by its task, read by status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubFigures {
     /// Whether a pass is under way.
     pub is_running: bool,
+    /// Whether a pass is under way or was cut off: it goes on from `position`.
+    pub is_unfinished: bool,
+    /// When the last pass began, seconds since the epoch; 0: there was none.
+    pub began_secs: i64,
     /// The next pool page.
     pub position: u64,
-    /// Passes that came to the end.
+    /// Passes that came to the end, since the start of the server.
     pub passes: u64,
     /// What this pass found so far.
     pub current: PassFigures,
@@ -78,6 +77,33 @@ pub struct ScrubFigures {
     pub last: Option<PassFigures>,
     /// When it ended, seconds since the epoch.
     pub last_ended_secs: i64,
+}
+
+impl ScrubFigures {
+    /// What the server before this one kept, of a pool of so many pages.
+    pub fn kept(record: &ScrubRecord, pages: u64) -> Self {
+        let position = record.position.filter(|position| *position <= pages);
+        Self {
+            is_unfinished: position.is_some(),
+            began_secs: record.began_secs,
+            position: position.unwrap_or(0),
+            current: record.current,
+            last: record.last,
+            last_ended_secs: record.last_ended_secs,
+            ..Self::default()
+        }
+    }
+
+    /// What is to be kept; `None` before the first pass.
+    pub fn record(&self) -> Option<ScrubRecord> {
+        (self.began_secs != 0).then_some(ScrubRecord {
+            began_secs: self.began_secs,
+            position: self.is_unfinished.then_some(self.position),
+            current: self.current,
+            last: self.last,
+            last_ended_secs: self.last_ended_secs,
+        })
+    }
 }
 
 /// The file a pool page belongs to.
@@ -97,6 +123,8 @@ pub struct Scrub<'a> {
     pub owner: OwnerOf<'a>,
     /// Where it is.
     pub figures: &'a Mutex<ScrubFigures>,
+    /// Keeps where it is for the next server.
+    pub keep: &'a dyn Fn(&ScrubRecord),
     /// IOs of others as of the last look.
     pub seen: Cell<u64>,
 }
@@ -127,19 +155,42 @@ impl Scrub<'_> {
         Ok(())
     }
 
-    /// One pass over the pool.
+    /// One pass over the pool, or the rest of one that was cut off. Ends early if `stopped` is set.
     ///
     /// # Errors
     /// The sums cannot be read; the pass is not done.
     pub async fn pass(&self, rate_bytes: u64, stopped: &AtomicBool) -> std::io::Result<PassFigures> {
-        let pages = self.disk.sums().layout().pages();
         {
-            let mut figures = self.figures.lock();
-            (figures.is_running, figures.position, figures.current) = (true, 0, PassFigures::default());
+            let figures = &mut *self.figures.lock();
+            if !figures.is_unfinished {
+                (figures.position, figures.current) = (0, PassFigures::default());
+                figures.began_secs = self.clock.now().secs;
+            }
+            (figures.is_running, figures.is_unfinished) = (true, true);
         }
-        for step in steps(0..pages) {
+        let result = self.go_on(rate_bytes, stopped).await;
+        {
+            let figures = &mut *self.figures.lock();
+            figures.is_running = false;
+            if matches!(result, Ok(true)) {
+                figures.is_unfinished = false;
+                figures.passes += 1;
+                figures.last = Some(figures.current);
+                figures.last_ended_secs = self.clock.now().secs;
+            }
+        }
+        self.note_place();
+        result.map(|_| self.figures.lock().current)
+    }
+
+    /// The pass from its position on; whether it came to the end.
+    async fn go_on(&self, rate_bytes: u64, stopped: &AtomicBool) -> std::io::Result<bool> {
+        let pages = self.disk.sums().layout().pages();
+        let position = self.figures.lock().position;
+        let mut kept = self.clock.monotonic();
+        for step in steps(position..pages) {
             if stopped.load(Ordering::Acquire) {
-                break;
+                return Ok(false);
             }
             let began = self.clock.monotonic();
             let mut read = 0;
@@ -155,14 +206,34 @@ impl Scrub<'_> {
                 figures.position = step.end;
                 figures.current.pages += read;
             }
+            if self.clock.monotonic().saturating_sub(kept) >= KEEP_INTERVAL {
+                kept = self.clock.monotonic();
+                self.note_place();
+            }
             if read > 0 {
                 let pace = Duration::from_secs_f64((read * PAGE_SIZE_U64) as f64 / rate_bytes.max(1) as f64);
                 self.timer.sleep(pace.saturating_sub(self.clock.monotonic().saturating_sub(began))).await;
             }
         }
-        let mut figures = self.figures.lock();
-        figures.is_running = false;
-        Ok(figures.current)
+        Ok(true)
+    }
+
+    fn note_place(&self) {
+        let record = self.figures.lock().record();
+        record.iter().for_each(self.keep);
+    }
+
+    /// How long until the next pass: an interval after the last one began, whoever did that one.
+    fn until_next(&self, interval: Duration) -> Duration {
+        let figures = *self.figures.lock();
+        // Not at once: a start has better things to read.
+        let soonest = interval.min(FIRST_PASS_AFTER);
+        if figures.is_unfinished || figures.began_secs == 0 {
+            return soonest;
+        }
+        // A clock that was put back does not make the wait longer than an interval.
+        let gone = self.clock.now().secs.saturating_sub(figures.began_secs).max(0);
+        interval.saturating_sub(Duration::from_secs(gone as u64)).max(soonest)
     }
 
     /// Runs of pages that hold bytes.
@@ -258,28 +329,15 @@ pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &Atomi
         return;
     }
     while !stopped.load(Ordering::Acquire) {
-        // Not at once: a start has better things to read, and many starts a day are not to be many passes.
-        let began = scrub.clock.monotonic();
-        scrub.timer.sleep(options.interval.min(FIRST_PASS_AFTER)).await;
+        scrub.timer.sleep(scrub.until_next(options.interval)).await;
         match scrub.pass(options.rate_bytes, stopped).await {
-            Ok(found) => {
-                let mut figures = scrub.figures.lock();
-                figures.passes += 1;
-                figures.last = Some(found);
-                figures.last_ended_secs = scrub.clock.now().secs;
-                drop(figures);
-                let PassFigures { pages, rotten, healed, unreadable } = found;
+            Ok(PassFigures { pages, rotten, healed, unreadable }) => {
                 tracing::info!(pages, rotten, healed, unreadable, "scrub: a pass is done");
             }
             Err(error) => tracing::error!(%error, "scrub: a pass could not be done"),
         }
-        let rest = options.interval.saturating_sub(scrub.clock.monotonic().saturating_sub(began));
-        scrub.timer.sleep(rest).await;
     }
 }
-
-/// How long after a start the first pass begins, unless the interval is shorter.
-const FIRST_PASS_AFTER: Duration = Duration::from_secs(600);
 
 /// Unmarks regions that are not being written any more, until `stopped`.
 pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBool) {

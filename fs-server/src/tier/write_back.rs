@@ -2,7 +2,7 @@
 //!
 //! # The four steps of a group
 //! 1. dirty frames to SSD;
-//! 2. one data sync;
+//! 2. one data sync, shared by all groups that are this far (`DataSync`);
 //! 3. one batch: fresh extents as written, lengths;
 //! 4. for fsync, `flush` of the store.
 //!
@@ -134,7 +134,7 @@ async fn write_back_group(
     disk: &dyn Disk,
     files: &[Arc<FileRegion>],
 ) -> Result<(), Status> {
-    if regions.sync_failed.load(Ordering::Acquire) {
+    if regions.data_sync.has_failed() {
         return Err(Status::Io);
     }
     // In order of inode, as every group does.
@@ -160,9 +160,7 @@ async fn write_back_group(
         let bad: Vec<_> = bad;
         bad.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
     }
-    if let Err(error) = disk.sync().await {
-        tracing::error!(%error, "a data sync failed; nothing is durable any more until the server is restarted");
-        regions.sync_failed.store(true, Ordering::Release);
+    if regions.data_sync.sync(disk).await.is_err() {
         group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
         return Err(Status::Io);
     }

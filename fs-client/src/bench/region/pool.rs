@@ -5,7 +5,8 @@
 use super::content;
 use super::interrupt;
 use super::policy::Policy;
-use super::server::{Link, RegionServer, ServerOptions};
+use super::server::{RegionServer, ServerOptions};
+use crate::bench::link::Link;
 use crate::cli::server_binary;
 use crate::file::volume::{OpenHow, Volume};
 use anyhow::{Context as _, bail, ensure};

@@ -1,16 +1,16 @@
 //! The server under test: `cuttlefsd serve` with the flags of a policy, on a scratch pool, as a child of ours.
 //!
 //! It listens where the load connects and nowhere else, and is out of the terminal's reach: Ctrl-C is for us, who
-//! stop it by its own process id. Policies whose data the page cache holds run in a memory cgroup.
+//! stop it by its own process id. If we are killed it stops by itself, for its standard input is a pipe of ours. Policies whose data the page cache holds run in a memory cgroup.
 
 use super::cgroup::MemoryCgroup;
 use super::policy::Policy;
 use super::pool::{ScratchPool, tail};
 use super::volume;
+use crate::bench::link::Link;
 use crate::cli::{Backend as _, Network, server_binary};
 use crate::file::volume::Volume;
 use anyhow::{Context as _, bail, ensure};
-use clap::ValueEnum;
 use cuttlefs_common::rdma::Endpoint;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -37,29 +37,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(120);
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes of a log shown with an error.
 const LOG_TAIL_BYTES: u64 = 2048;
-
-/// What the load goes over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Link {
-    /// The software NIC over TCP
-    Tcp,
-    /// The software NIC over a Unix socket
-    Unix,
-    /// Shared memory: the client reads the server's frames itself
-    Shm,
-}
-
-impl Link {
-    /// As printed.
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Unix => "unix",
-            Self::Shm => "shm",
-        }
-    }
-}
 
 /// How to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +136,9 @@ impl RegionServer {
             command.args(["--workers", &workers.to_string()]);
         }
         let child = command
-            .stdin(Stdio::null())
+            .arg("--until-stdin-ends")
+            // Held open, and never written to, as long as the child is ours.
+            .stdin(Stdio::piped())
             .stdout(open_log()?)
             .stderr(open_log()?)
             .process_group(0)

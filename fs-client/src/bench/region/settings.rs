@@ -3,7 +3,7 @@
 use super::file_load::Load;
 use super::load::Timing;
 use super::policy::Policy;
-use super::server::Link;
+use crate::bench::link::Link;
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use cuttlefs_common::ids::PAGE_SIZE_U64;

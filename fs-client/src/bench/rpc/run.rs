@@ -2,8 +2,9 @@
 
 use super::figures;
 use super::results;
-use super::site::{Link, LogOn};
+use super::site::LogOn;
 use super::system::System;
+use crate::bench::link::Link;
 use crate::bench::region::watch_interrupts;
 use clap::Args;
 use cuttlefs_common::persist::cache_lines;

@@ -6,6 +6,7 @@ use super::durable::DurableCaller;
 use super::load::Caller;
 use super::store::{ObjectStore, SCAN_MAX};
 use super::system::System;
+use crate::bench::link::Link;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use cuttlefs_common::persist::LogDeviceKind;
@@ -15,27 +16,6 @@ use cuttlefs_common::rpc::durable::{Receiver, ReceiverOptions, RingStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What carries the RPCs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Link {
-    /// TCP over loopback: the target's RNIC is a thread
-    Tcp,
-    /// A Unix socket: the same protocol
-    Unix,
-    /// Shared memory: the initiator is the RNIC
-    Shm,
-}
-
-impl Link {
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp loopback",
-            Self::Unix => "unix socket",
-            Self::Shm => "shm",
-        }
-    }
-}
 
 /// What durable RPCs are logged on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

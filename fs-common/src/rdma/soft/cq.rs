@@ -2,7 +2,8 @@
 //!
 //! # How it works
 //! Finished completions stand in a queue of this process. Where a link has no thread of its own (shared memory,
-//! and sockets this side connected), `poll`, `wait` and `arm` pump the link's queue pairs first.
+//! and sockets this side connected), `poll`, `wait` and `arm` pump the link's queue pairs: `poll` when it finds nothing,
+//! and now and then when it always finds something.
 //!
 //! A thread sleeps in epoll on: the queue's own eventfd (completions made by other threads of this process), each
 //! shared-memory connection's doorbell (rung by the peer) and each self-driven socket. The epoll descriptor is what
@@ -38,8 +39,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// A poller that never sleeps looks for hang-ups once in so many empty polls.
-const EMPTY_POLLS_PER_EVENT_CHECK: u32 = 256;
+/// A poller that never sleeps looks for hang-ups once in so many pumps.
+const PUMPS_PER_EVENT_CHECK: u32 = 256;
+/// A poller that always finds completions pumps once in so many polls: what arrives meanwhile waits no longer than that,
+/// and a pump costs each poll little.
+const FULL_POLLS_PER_PUMP: u32 = 16;
 /// Events taken with one `epoll_wait`; more are taken with the next.
 const EVENTS_PER_WAIT: usize = 32;
 /// The part of the sleep word that counts threads in `wait`; the low half is the `arm` flag.
@@ -84,7 +88,10 @@ pub(super) struct SoftCq {
     eventfd: OwnedFd,
     /// Of threads in `wait`.
     budget: SpinBudget,
-    empty_polls: AtomicU32,
+    /// Pumps by `poll`, and polls since the last one that found something. Relaxed: a count lost to another
+    /// poller puts a pump off by a poll.
+    pumps: AtomicU32,
+    full_polls: AtomicU32,
 }
 
 impl SoftCq {
@@ -104,7 +111,8 @@ impl SoftCq {
             epoll,
             eventfd,
             budget: SpinBudget::new(),
-            empty_polls: AtomicU32::new(0),
+            pumps: AtomicU32::new(0),
+            full_polls: AtomicU32::new(0),
         })
     }
 
@@ -182,6 +190,24 @@ impl SoftCq {
     fn pump_rings(&self, attached: &Attached) {
         if attached.ring_count > 0 {
             attached.pumped.iter().for_each(|pumped| pumped.pump_rings());
+        }
+    }
+
+    /// Moves what can be moved without sleeping.
+    fn pump(&self) {
+        let attached = self.attached();
+        self.pump_rings(&attached);
+        match attached.socket_count {
+            0 => {
+                // Rings cannot tell that a peer died; its socket does.
+                let pumps = self.pumps.fetch_add(1, Ordering::Relaxed);
+                if pumps % PUMPS_PER_EVENT_CHECK == PUMPS_PER_EVENT_CHECK - 1 {
+                    self.take_events(Duration::ZERO);
+                }
+            }
+            1 if attached.ring_count == 0 => attached.pumped.iter().for_each(|pumped| pumped.pump_socket()),
+            // One system call asks all of them.
+            _ => self.take_events(Duration::ZERO),
         }
     }
 
@@ -267,23 +293,19 @@ impl CompletionQueue for SoftCq {
             self.word().fetch_and(!1, Ordering::Relaxed);
         }
         let count = self.take_entries(out, max);
-        if count > 0 || max == 0 {
+        if max == 0 {
+            return 0;
+        }
+        if count > 0 {
+            if self.full_polls.fetch_add(1, Ordering::Relaxed) % FULL_POLLS_PER_PUMP
+                == FULL_POLLS_PER_PUMP - 1
+            {
+                self.pump();
+            }
             return count;
         }
-        let attached = self.attached();
-        self.pump_rings(&attached);
-        match attached.socket_count {
-            0 => {
-                // Rings cannot tell that a peer died; its socket does.
-                let polls = self.empty_polls.fetch_add(1, Ordering::Relaxed);
-                if polls % EMPTY_POLLS_PER_EVENT_CHECK == EMPTY_POLLS_PER_EVENT_CHECK - 1 {
-                    self.take_events(Duration::ZERO);
-                }
-            }
-            1 if attached.ring_count == 0 => attached.pumped.iter().for_each(|pumped| pumped.pump_socket()),
-            // One system call asks all of them.
-            _ => self.take_events(Duration::ZERO),
-        }
+        self.full_polls.store(0, Ordering::Relaxed);
+        self.pump();
         self.take_entries(out, max)
     }
 

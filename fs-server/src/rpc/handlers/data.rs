@@ -101,6 +101,7 @@ async fn fetch_aside(
     pages: &PageSet,
 ) -> Result<Body, Status> {
     let regions = &call.context.server.regions;
+    call.context.server.counters.fetched_aside.fetch_add(1, Ordering::Relaxed);
     let mut bytes = vec![0; len];
     let target = tier::Sink::Bytes(&mut bytes);
     let valid_len =

@@ -132,6 +132,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "promoted_ahead": counts.promoted_ahead,
             "evicted": counts.evicted,
             "written_back": counts.written_back,
+            "data_syncs": server.regions.data_syncs(),
             "direct_writes": counts.direct_writes,
             "read_modify_writes": counts.read_modify_writes,
             "read_errors": counts.read_errors,
@@ -169,6 +170,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "bad_messages": server.counters.bad_messages.load(Relaxed),
         "written_bytes": server.counters.written_bytes.load(Relaxed),
         "fetched_bytes": server.counters.fetched_bytes.load(Relaxed),
+        "fetched_aside": server.counters.fetched_aside.load(Relaxed),
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {

@@ -1,6 +1,7 @@
 //! What a scrub finds, heals, and recovers after a crash.
 
 use super::harness::{Storage, stamped};
+use crate::meta::ScrubRecord;
 use crate::pool::disk::LocalFuture;
 use crate::pool::simdisk::SimMode;
 use crate::tier::scrub::{PassFigures, Scrub, ScrubFigures};
@@ -11,9 +12,9 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
 use futures_lite::future::{block_on, poll_once, yield_now};
 use parking_lot::Mutex;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const INO: InodeNo = InodeNo(1);
@@ -73,6 +74,7 @@ fn scrub(storage: &Storage) -> PassFigures {
         clock: &clock,
         owner: &|_| Some((INO, FilePage(0))),
         figures: &figures,
+        keep: &|_| {},
         seen: Cell::new(0),
     };
     block_on(scrub.recover()).expect("recovers");
@@ -145,4 +147,81 @@ fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
     }
     println!("{resummed} pages had new sums");
     assert!(resummed > 10);
+}
+
+/// Pages of a pool with a few steps, all of one file.
+const MANY: usize = 300;
+
+/// A pass, whole or the rest of one, on what a server before kept; stopped after so many times of keeping.
+fn pass_of(
+    storage: &Storage,
+    clock: &ManualClock,
+    before: Option<&ScrubRecord>,
+    keeps: usize,
+) -> (Vec<ScrubRecord>, ScrubFigures) {
+    let pages = storage.pool_pages;
+    let figures = Mutex::new(before.map(|record| ScrubFigures::kept(record, pages)).unwrap_or_default());
+    let summed = storage.disk.summed();
+    let (kept, stopped) = (RefCell::new(Vec::new()), AtomicBool::new(false));
+    let scrub = Scrub {
+        regions: &storage.regions,
+        disk: &summed,
+        timer: &Moves(clock),
+        clock,
+        owner: &|_| Some((INO, FilePage(0))),
+        figures: &figures,
+        keep: &|record| {
+            kept.borrow_mut().push(*record);
+            stopped.store(kept.borrow().len() >= keeps, Ordering::Relaxed);
+        },
+        seen: Cell::new(0),
+    };
+    // A step takes longer than a minute, so each is kept.
+    block_on(scrub.pass(2048, &stopped)).expect("a pass");
+    let figures = *figures.lock();
+    (kept.into_inner(), figures)
+}
+
+#[test]
+fn a_pass_that_a_restart_cut_off_goes_on_from_where_it_was() {
+    let storage = Storage::new(MANY as u64 + 100, 40);
+    storage.meta.create(INO);
+    // A write is a mebibyte at most.
+    put(&storage, 0, 150);
+    put(&storage, 150, MANY - 150);
+    block_on(write_back_all(&storage.regions, &storage.disk)).expect("durable");
+    block_on(storage.regions.evict(&storage.disk, 40));
+    let clock = ManualClock::default();
+    clock.advance(Duration::from_secs(1000));
+    let (_, whole) = pass_of(&storage, &clock, None, usize::MAX);
+    assert_eq!(whole.current, PassFigures { pages: MANY as u64, ..PassFigures::default() });
+    assert!(whole.last.is_some() && !whole.is_unfinished && whole.last_ended_secs > whole.began_secs);
+
+    // One rotten page that the first part sees, and one that the rest does.
+    let (early, late) = (pool_page(&storage, 3), pool_page(&storage, MANY as u64 - 3));
+    assert!(early.0 < 64 && late.0 > 256, "{early} {late}");
+    flip(&storage, early);
+    flip(&storage, late);
+    let (kept, cut) = pass_of(&storage, &clock, None, 2);
+    assert!(cut.is_unfinished && !cut.is_running && cut.last.is_none());
+    let record = *kept.last().expect("kept");
+    let position = record.position.expect("unfinished");
+    assert!((64..256).contains(&position), "{position}");
+    assert_eq!(record.current.rotten, 1);
+    let (kept, rest) = pass_of(&storage, &clock, Some(&record), usize::MAX);
+    assert!(kept.iter().all(|record| record.position.is_none_or(|at| at > position)), "{kept:?}");
+    assert_eq!(rest.last, Some(PassFigures { pages: MANY as u64, rotten: 2, ..PassFigures::default() }));
+    assert_eq!(rest.began_secs, cut.began_secs, "it is one pass");
+
+    // And what it found is there after the next start.
+    let record = *kept.last().expect("kept");
+    let next = ScrubFigures::kept(&record, storage.pool_pages);
+    assert_eq!(
+        (next.last, next.last_ended_secs, next.is_unfinished),
+        (rest.last, rest.last_ended_secs, false)
+    );
+    assert_eq!(next.record(), Some(record));
+    // A place that is not in the pool is none.
+    let beyond = ScrubRecord { position: Some(storage.pool_pages + 1), ..record };
+    assert!(!ScrubFigures::kept(&beyond, storage.pool_pages).is_unfinished);
 }

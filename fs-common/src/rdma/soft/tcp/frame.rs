@@ -7,24 +7,28 @@
 //! | 5      | 1     | kind     | [`FrameKind`] |
 //! | 6      | 2     | flags    | 1: immediate data; 2: acknowledge when done |
 //! | 8      | 4     | length   | bytes of payload that follow |
-//! | 12     | 4     | crc      | CRC32C of the header, with this field zero, and the payload |
+//! | 12     | 4     | crc      | CRC32C of the payload |
 //! | 16     | 8     | sequence | counts a side's requests from 1; a reply repeats its request's |
 //! | 24     | 8     | key      | rkey or filekey |
 //! | 32     | 8     | offset   | byte offset in the region or file; of a bitmap, its first page |
 //! | 40     | 8     | first    | expected value, addend, or an atomic's old value; bytes a FLUSH covers |
 //! | 48     | 8     | second   | value to swap in; of a FLUSH 1: to visibility, 2: to persistence |
-//! | 56     | 4     | imm      | immediate data; of a Nak, the status |
-//! | 60     | 4     | wanted   | bytes a READ asks for |
+//! | 56     | 4     | word     | immediate data; of a Nak, the status; of a READ, the bytes it asks for |
+//! | 60     | 4     | header   | CRC32C of the 60 bytes before |
 //!
 //! Which fields a kind uses is in `FrameKind::uses`; all others must be zero.
+//!
+//! The header has a checksum of its own because a length must be right before it is believed: who waits for the payload
+//! of a damaged one may wait for ever. The payload's checksum is under the header's, so a payload cannot pass for another
+//! frame's.
 
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
 use crate::rdma::verbs::{Placement, WcStatus};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the frame protocol. 1: the first. 2: FLUSH, messages of 68 KiB.
-pub const FRAME_VERSION: u8 = 2;
+/// Version of the frame protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own.
+pub const FRAME_VERSION: u8 = 3;
 /// Bytes of a header.
 pub const FRAME_HEADER_LEN: usize = 64;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
@@ -34,7 +38,7 @@ pub const MAX_REASON_LEN: usize = 256;
 const MAGIC: [u8; 4] = *b"CFNF";
 const FLAG_IMM: u16 = 1;
 const FLAG_ACK: u16 = 2;
-const CRC_AT: usize = 12;
+const HEADER_CRC_AT: usize = 60;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -219,8 +223,11 @@ pub enum FrameError {
     /// More payload, or more asked for, than the kind may have.
     #[error("a frame with {0} bytes is oversized")]
     Oversized(u32),
-    /// Damaged on the way.
-    #[error("the checksum does not match")]
+    /// Its header was damaged on the way.
+    #[error("the header's checksum does not match")]
+    HeaderChecksum,
+    /// Its payload was damaged on the way.
+    #[error("the payload's checksum does not match")]
     Checksum,
 }
 
@@ -238,8 +245,8 @@ struct Raw {
     offset: U64,
     first: U64,
     second: U64,
-    imm: U32,
-    wanted: U32,
+    word: U32,
+    header_crc: U32,
 }
 const _: () = assert!(size_of::<Raw>() == FRAME_HEADER_LEN);
 
@@ -251,11 +258,9 @@ fn status_number(status: WcStatus) -> u32 {
     }
 }
 
-fn checksum(header: &[u8], payload: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&header[..CRC_AT]);
-    let crc = crc32c::crc32c_append(crc, &[0; 4]);
-    let crc = crc32c::crc32c_append(crc, &header[CRC_AT + 4..FRAME_HEADER_LEN]);
-    crc32c::crc32c_append(crc, payload)
+/// The checksum of a header, over all bytes before its place.
+pub fn header_checksum(header: &[u8; FRAME_HEADER_LEN]) -> u32 {
+    crc32c::crc32c(&header[..HEADER_CRC_AT])
 }
 
 impl FrameHeader {
@@ -276,8 +281,11 @@ impl FrameHeader {
         }
     }
 
-    /// Writes the header in front of the payload that stands in `frame` already, with its checksum.
+    /// Writes the header in front of the payload that stands in `frame` already, with the checksums.
     pub fn seal(&self, frame: &mut [u8]) {
+        let (header, payload) =
+            frame.split_first_chunk_mut::<FRAME_HEADER_LEN>().expect("a frame has a header");
+        assert_eq!(payload.len(), self.payload_len as usize, "a frame is sealed whole");
         let flags = if self.imm.is_some() { FLAG_IMM } else { 0 } | if self.ack { FLAG_ACK } else { 0 };
         let raw = Raw {
             magic: MAGIC,
@@ -285,34 +293,36 @@ impl FrameHeader {
             kind: self.kind as u8,
             flags: flags.into(),
             length: self.payload_len.into(),
-            crc: 0.into(),
+            crc: crc32c::crc32c(payload).into(),
             sequence: self.sequence.into(),
             key: self.key.into(),
             offset: self.offset.into(),
             first: self.first.into(),
             second: self.second.into(),
-            imm: self.imm.or(self.status.map(status_number)).unwrap_or(0).into(),
-            wanted: self.wanted.into(),
+            word: self.imm.or(self.status.map(status_number)).unwrap_or(self.wanted).into(),
+            header_crc: 0.into(),
         };
-        let (header, payload) = frame.split_at_mut(FRAME_HEADER_LEN);
-        assert_eq!(payload.len(), self.payload_len as usize, "a frame is sealed whole");
         header.copy_from_slice(raw.as_bytes());
-        let crc = checksum(header, payload);
-        header[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        let crc = header_checksum(header);
+        header[HEADER_CRC_AT..].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Parses a header. Its checksum is checked by [`verify`], once the payload is there; lengths are bounded here,
-    /// so that nobody waits or makes room for what will not be accepted.
+    /// Parses a header, its checksum before anything it says. The payload's is checked by [`verify`], once it is there;
+    /// lengths are bounded here, so that nobody waits or makes room for what will not be accepted.
     ///
     /// # Errors
     /// `FrameError`, for a log line.
     pub fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
-        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| FrameError::Truncated(bytes.len()))?;
+        let header = bytes.first_chunk::<FRAME_HEADER_LEN>().ok_or(FrameError::Truncated(bytes.len()))?;
+        let raw: &Raw = zerocopy::transmute_ref!(header);
         if raw.magic != MAGIC {
             return Err(FrameError::Magic);
         }
         if raw.version != FRAME_VERSION {
             return Err(FrameError::Version(raw.version));
+        }
+        if raw.header_crc.get() != header_checksum(header) {
+            return Err(FrameError::HeaderChecksum);
         }
         let kind = FrameKind::from_number(raw.kind).ok_or(FrameError::Kind(raw.kind))?;
         let uses = kind.uses();
@@ -327,8 +337,9 @@ impl FrameHeader {
         if matches!(kind, FrameKind::Hello | FrameKind::Welcome) && raw.length.get() as usize != HELLO_LEN {
             return Err(FrameError::Field("length"));
         }
-        if raw.wanted.get() > MAX_TRANSFER_BYTES {
-            return Err(FrameError::Oversized(raw.wanted.get()));
+        let word = raw.word.get();
+        if uses.wanted && word > MAX_TRANSFER_BYTES {
+            return Err(FrameError::Oversized(word));
         }
         let handshake = (kind as u8) < FrameKind::Send as u8;
         let unused = [
@@ -337,8 +348,7 @@ impl FrameHeader {
             ("offset", !uses.offset, raw.offset.get()),
             ("first", !uses.first, raw.first.get()),
             ("second", !uses.second, raw.second.get()),
-            ("wanted", !uses.wanted, raw.wanted.get().into()),
-            ("imm", flags & FLAG_IMM == 0 && kind != FrameKind::Nak, raw.imm.get().into()),
+            ("word", flags & FLAG_IMM == 0 && kind != FrameKind::Nak && !uses.wanted, word.into()),
         ];
         if let Some((name, ..)) = unused.iter().find(|(_, unused, value)| *unused && *value != 0) {
             return Err(FrameError::Field(name));
@@ -351,16 +361,16 @@ impl FrameHeader {
                 return Err(FrameError::Field("second"));
             }
         }
-        let status = match (kind, raw.imm.get()) {
+        let status = match (kind, word) {
             (FrameKind::Nak, 1) => Some(WcStatus::RemoteAccess),
             (FrameKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
             (FrameKind::Nak, 3) => Some(WcStatus::RemoteOperation),
-            (FrameKind::Nak, _) => return Err(FrameError::Field("imm")),
+            (FrameKind::Nak, _) => return Err(FrameError::Field("word")),
             _ => None,
         };
         Ok(Self {
             kind,
-            imm: (flags & FLAG_IMM != 0).then_some(raw.imm.get()),
+            imm: (flags & FLAG_IMM != 0).then_some(word),
             ack: flags & FLAG_ACK != 0,
             payload_len: raw.length.get(),
             sequence: raw.sequence.get(),
@@ -369,20 +379,20 @@ impl FrameHeader {
             first: raw.first.get(),
             second: raw.second.get(),
             status,
-            wanted: raw.wanted.get(),
+            wanted: if uses.wanted { word } else { 0 },
         })
     }
 }
 
-/// Checks the checksum of a whole frame: header and payload.
+/// Checks the payload of a whole frame whose header was parsed.
 ///
 /// # Errors
 /// `FrameError::Truncated` or `FrameError::Checksum`.
 pub fn verify(frame: &[u8]) -> Result<(), FrameError> {
     let (header, payload) =
-        frame.split_at_checked(FRAME_HEADER_LEN).ok_or(FrameError::Truncated(frame.len()))?;
-    let stated = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
-    if stated == checksum(header, payload) { Ok(()) } else { Err(FrameError::Checksum) }
+        frame.split_first_chunk::<FRAME_HEADER_LEN>().ok_or(FrameError::Truncated(frame.len()))?;
+    let raw: &Raw = zerocopy::transmute_ref!(header);
+    if raw.crc.get() == crc32c::crc32c(payload) { Ok(()) } else { Err(FrameError::Checksum) }
 }
 
 /// A whole frame with a payload.

@@ -1,15 +1,16 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A frame with the given bytes at the given places, all else zero, and its checksum.
-fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], crc: u32) -> Vec<u8> {
+/// A frame with the given bytes at the given places, all else zero, and its checksums.
+fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc): (u32, u32)) -> Vec<u8> {
     let mut bytes = vec![0; FRAME_HEADER_LEN];
-    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 2, kind]);
+    bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 3, kind]);
     bytes[8] = payload.len() as u8;
     for (at, value) in fields {
         bytes[*at..*at + value.len()].copy_from_slice(value);
     }
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    bytes[60..].copy_from_slice(&header_crc.to_le_bytes());
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -41,7 +42,7 @@ fn full(kind: FrameKind) -> Example {
         }
         FrameKind::ReadMemory | FrameKind::ReadFile | FrameKind::ReadBitmap => {
             (header.key, header.offset, header.wanted) = (0x0102_0304, 0x0a_0000_0000, 4096);
-            (header, vec![sequence, key, offset, (60, &[0, 0x10])], b"")
+            (header, vec![sequence, key, offset, (56, &[0, 0x10])], b"")
         }
         FrameKind::CompareSwap => {
             (header.key, header.offset, header.first, header.second) = (0x0102_0304, 0x0a_0000_0000, 5, 6);
@@ -68,25 +69,25 @@ fn full(kind: FrameKind) -> Example {
     }
 }
 
-/// The checksums stand here as numbers, computed by another implementation, so that a change of the
+/// The checksums, of payload and of header, stand here as numbers, computed by another implementation, so that a change of the
 /// polynomial or of its range is seen.
-const CHECKSUMS: [u32; 16] = [
-    0xb3c3_5f24,
-    0x2942_0550,
-    0x3622_eb12,
-    0x0875_9e73,
-    0xe38a_8130,
-    0x424d_f2d2,
-    0x760c_7f66,
-    0x5c28_c43b,
-    0x6793_d0b7,
-    0x1ca1_878d,
-    0x4e6e_b41c,
-    0x865e_c3e6,
-    0xeab7_6b06,
-    0x240d_0794,
-    0x0400_37e7,
-    0xe23c_8b60,
+const CHECKSUMS: [(u32, u32); 16] = [
+    (0xff44_ff86, 0x9399_69de),
+    (0xff44_ff86, 0xf961_9b4b),
+    (0xbaf3_6f18, 0xc3d7_9054),
+    (0x9a71_bb4c, 0x78fa_3dc3),
+    (0xd06e_9c92, 0xefd8_c0ac),
+    (0, 0xeed8_a123),
+    (0, 0x342b_22ff),
+    (0, 0xf0dc_6ccf),
+    (0, 0x17e5_4370),
+    (0, 0xda39_4945),
+    (0xf026_3318, 0xcb7b_b278),
+    (0, 0xb431_8edf),
+    (0, 0x848e_244a),
+    (0, 0x5111_f55e),
+    (0, 0x5f7c_3d38),
+    (0, 0x6274_3c4e),
 ];
 
 #[test]
@@ -96,12 +97,7 @@ fn golden_bytes() {
         let (mut header, fields, payload) = full(kind);
         let bytes = golden(number, &fields, payload, CHECKSUMS[number as usize - 1]);
         let built = build(header, payload);
-        assert_eq!(
-            built,
-            bytes,
-            "{kind:?}: crc {:#010x}",
-            u32::from_le_bytes(built[12..16].try_into().expect("4"))
-        );
+        assert_eq!(built, bytes, "{kind:?}");
         header.payload_len = payload.len() as u32;
         assert_eq!(FrameHeader::parse(&bytes), Ok(header));
         assert_eq!(verify(&bytes), Ok(()));
@@ -115,6 +111,8 @@ fn bad_headers_are_named() {
     let with = |at: usize, value: u8| {
         let mut bytes = frame.clone();
         bytes[at] = value;
+        let crc = header_checksum(bytes.first_chunk().expect("a header"));
+        bytes[60..].copy_from_slice(&crc.to_le_bytes());
         FrameHeader::parse(&bytes)
     };
     assert_eq!(with(0, b'X'), Err(FrameError::Magic));
@@ -123,7 +121,7 @@ fn bad_headers_are_named() {
     assert_eq!(with(6, 4), Err(FrameError::Field("flags")));
     assert_eq!(with(8, 1), Err(FrameError::Oversized(1)));
     assert_eq!(with(24, 1), Err(FrameError::Field("key")));
-    assert_eq!(with(60, 1), Err(FrameError::Field("wanted")));
+    assert_eq!(with(56, 1), Err(FrameError::Field("word")));
     assert_eq!(FrameHeader::parse(&frame[..63]), Err(FrameError::Truncated(63)));
     let mut read = FrameHeader::new(FrameKind::ReadFile, 1);
     read.wanted = MAX_TRANSFER_BYTES + 1;
@@ -136,7 +134,26 @@ fn bad_headers_are_named() {
     assert_eq!(flush(0, 0), Some(FrameError::Field("second")));
     assert_eq!(flush(0, 3), Some(FrameError::Field("second")));
     let nak = FrameHeader::new(FrameKind::Nak, 1);
-    assert_eq!(FrameHeader::parse(&build(nak, b"")), Err(FrameError::Field("imm")));
+    assert_eq!(FrameHeader::parse(&build(nak, b"")), Err(FrameError::Field("word")));
+}
+
+/// A length is believed only if the header is whole: of whichever kind, and however much of the payload is there.
+#[test]
+fn a_damaged_header_is_noticed_without_its_payload() {
+    for number in 1..=16u8 {
+        let (header, _, payload) = full(FrameKind::from_number(number).expect("kind"));
+        let frame = build(header, payload);
+        for bit in 0..FRAME_HEADER_LEN * 8 {
+            let mut damaged = frame[..FRAME_HEADER_LEN].to_vec();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let expected = match bit / 8 {
+                0..4 => FrameError::Magic,
+                4 => FrameError::Version(damaged[4]),
+                _ => FrameError::HeaderChecksum,
+            };
+            assert_eq!(FrameHeader::parse(&damaged), Err(expected), "kind {number}, bit {bit}");
+        }
+    }
 }
 
 proptest! {

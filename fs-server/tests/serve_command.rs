@@ -1,0 +1,79 @@
+//! `cuttlefsd serve`, the real program: what ends it.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than a start or a stop takes on any machine this runs on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A child that is not left behind.
+struct Server(Child);
+
+impl Server {
+    fn start(pool: &Path, socket: &Path, more: &[&str]) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"))
+            .arg("serve")
+            .arg("--pool")
+            .arg(pool)
+            .args(["--memory", "4M", "--listen"])
+            .arg(format!("unix://{}", socket.display()))
+            .args(more)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut server = Self(child);
+        let log = BufReader::new(server.0.stderr.take().expect("piped"));
+        let mut lines = log.lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("serving")), "it ended before it served");
+        // Somebody must read it, or the server waits for room.
+        std::thread::spawn(move || lines.for_each(drop));
+        server
+    }
+
+    fn wait(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.0.try_wait().expect("ours") {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn make_pool(dir: &Path) {
+    let made = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"))
+        .args(["format", "--size", "8M", "--pool"])
+        .arg(dir)
+        .output()
+        .expect("it runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+#[test]
+fn a_server_whose_starter_is_killed_stops_cleanly() {
+    let base = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let (pool, socket) = (base.path().join("pool"), base.path().join("s"));
+    make_pool(&pool);
+    let mut server = Server::start(&pool, &socket, &["--until-stdin-ends"]);
+    // What the kernel does for a process that is killed.
+    drop(server.0.stdin.take());
+    let status = server.wait().expect("it stops");
+    assert!(status.success(), "{status}");
+    // Without the option it is nobody's business.
+    let mut server = Server::start(&pool, &socket, &[]);
+    drop(server.0.stdin.take());
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(server.0.try_wait().expect("ours"), None);
+}
