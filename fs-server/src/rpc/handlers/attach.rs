@@ -48,6 +48,7 @@ pub fn attach(
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
         durable_answers: server.regions.redo().is_some(),
+        early: None,
     }))
 }
 
