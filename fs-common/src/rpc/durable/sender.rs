@@ -35,6 +35,14 @@ const STEP: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
+impl Ticket {
+    /// The request's number, which its record carries: one more than that of the request before it, also over
+    /// reconnects.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// What the poster wants to hear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
@@ -230,6 +238,22 @@ impl Sender {
         self.link.qp.link()
     }
 
+    /// Counts on from `last`, the number of the newest request of a sender before this one. Services may tell requests
+    /// by their numbers; nothing has been posted yet.
+    pub fn count_from(&mut self, last: u64) {
+        assert_eq!(self.last, 0, "requests were posted already");
+        self.last = last;
+    }
+
+    /// Whether the receiver asked to slow down: `post` would wait.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn is_slowed(&mut self) -> Result<bool, SenderError> {
+        self.take_events(Duration::ZERO)?;
+        Ok(self.slow)
+    }
+
     /// What it has done.
     pub fn figures(&self) -> SenderFigures {
         self.figures
@@ -423,6 +447,18 @@ impl Sender {
                 Ok(header.status)
             }
             _ => Err(SenderError::AnswerLost),
+        }
+    }
+
+    /// As `wait_answer`, but only looks: `None` if the answer has not come.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn take_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<Option<u32>, SenderError> {
+        self.take_events(Duration::ZERO)?;
+        match self.asked.get(&ticket) {
+            Some(Asked::Waiting(_)) => Ok(None),
+            _ => self.wait_answer(ticket, body).map(Some),
         }
     }
 
