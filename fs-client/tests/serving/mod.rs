@@ -89,6 +89,7 @@ pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool)
         label: label.into(),
         subtree: Vec::new(),
         lanes,
+        early_writes: true,
         background,
     };
     let device = SoftDevice::new(SoftOptions::default());
