@@ -199,7 +199,7 @@ impl Sender {
         })?;
         let (link, welcomed, regions) =
             Link::connect(&*device, endpoint, client, &settings, geometry, &buffers)?;
-        Ok(Self {
+        let mut sender = Self {
             device,
             client,
             buffers,
@@ -209,7 +209,7 @@ impl Sender {
             regions,
             writer: RingWriter::new(geometry, welcomed.log),
             persistent: LogSeq(0),
-            slow: false,
+            slow: welcomed.slow,
             sent: VecDeque::new(),
             last: 0,
             batch: Vec::new(),
@@ -225,7 +225,11 @@ impl Sender {
             requests: Vec::new(),
             figures: SenderFigures::default(),
             settings,
-        })
+        };
+        for event in &welcomed.behind {
+            sender.on_event(event)?;
+        }
+        Ok(sender)
     }
 
     /// What the receiver's log lies on.
@@ -573,13 +577,16 @@ impl Sender {
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
         self.log_device = welcomed.device;
         self.writer = RingWriter::new(geometry, welcomed.log);
-        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
+        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), welcomed.slow, false);
         self.batch.clear();
         self.passing.clear();
         // Whatever is sent again is made persistent.
         self.batch_is_durable = true;
         self.by_lsn.clear();
         self.events.clear();
+        for event in &welcomed.behind {
+            self.on_event(event)?;
+        }
         for (ticket, data) in again {
             // They fitted the same ring before, but perhaps not from its beginning on.
             let start = Instant::now();

@@ -29,12 +29,14 @@ pub(super) const HEAD_READ: u64 = u64::MAX;
 const RECEIVES: usize = 900;
 
 /// What a welcome said.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Welcomed {
     pub(super) ring: Rkey,
     pub(super) log: LogId,
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
+    pub(super) slow: bool,
+    /// What came right behind it.
+    pub(super) behind: Vec<Event>,
 }
 
 /// A connection and what is registered for it.
@@ -123,9 +125,11 @@ impl Link {
         let mut events = Vec::new();
         loop {
             link.progress(Duration::from_millis(20), &mut events)?;
-            match events.pop() {
-                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
-                    return Ok((link, Welcomed { ring, log, past, device }, [mirror, answers]));
+            let first = (!events.is_empty()).then(|| events.remove(0));
+            match first {
+                Some(Event::Notice(Message::Welcome { ring, log, past, device, slow })) => {
+                    let welcomed = Welcomed { ring, log, past, device, slow, behind: events };
+                    return Ok((link, welcomed, [mirror, answers]));
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
                 Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
