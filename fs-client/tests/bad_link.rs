@@ -40,6 +40,8 @@ impl Site {
             listen: vec!["tcp://127.0.0.1:0".parse().expect("an endpoint")],
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
+            durable_answers: false,
+            rings: None,
         };
         let running = serving::serve(&dir, with).expect("start");
         let link = BadLink::to(&running.endpoints()[0], seed);

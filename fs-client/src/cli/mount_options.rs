@@ -209,7 +209,10 @@ mod tests {
         let none = parse("cache=none,attr_cache=5").expect("valid").fuse;
         assert!(none.uncached && none.attr_cache.is_zero() && none.entry_cache.is_zero());
         assert!(!parse("cache=none,cache=auto").expect("valid").fuse.uncached);
-        assert!(parse("").expect("valid").early_writes && !parse("early=auto,early=off").expect("valid").early_writes);
+        assert!(
+            parse("").expect("valid").early_writes
+                && !parse("early=auto,early=off").expect("valid").early_writes
+        );
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
         let options = MountOptions::parse(true, &lists).expect("several -o");
         assert!(!options.fuse.read_only && !options.fuse.suid);

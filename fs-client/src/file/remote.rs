@@ -190,8 +190,7 @@ impl Volume for RemoteVolume {
         }
         let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
         let build = || Request::SetAttr { ino, set };
-        let (attr, session) =
-            self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
+        let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
         self.session.seen().changed_by_us(ino, attr.change);
         if let Some(cutting) = cutting {
             cutting.done(session, attr.change);

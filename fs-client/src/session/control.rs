@@ -6,8 +6,8 @@
 //! *closer* sends closes in batches, so that close(2) does not wait for the server.
 //! Both end when the session is shut down.
 
-use super::{After, Session};
 use super::counting::Sharing;
+use super::{After, Session};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;

@@ -89,12 +89,7 @@ impl Session {
     ///
     /// # Errors
     /// `Io` if a write at the end may have been done, and nobody can tell; `ShutDown`.
-    pub(crate) fn write_early(
-        &self,
-        ino: InodeNo,
-        at: Option<u64>,
-        bytes: &[u8],
-    ) -> Result<Early, FsError> {
+    pub(crate) fn write_early(&self, ino: InodeNo, at: Option<u64>, bytes: &[u8]) -> Result<Early, FsError> {
         let has_room = at.is_none_or(|at| at <= MAX_FILE_SIZE - bytes.len().min(EARLY_WRITE_MAX) as u64);
         if !self.writes_early() || bytes.is_empty() || bytes.len() > EARLY_WRITE_MAX || !has_room {
             return Ok(Early::Ordinary);

@@ -211,7 +211,7 @@ impl Ring {
         let mut sender = Sender::connect(session.device.clone(), &endpoint, client, settings)?;
         sender.count_from(state.number);
         state.sender = Some(sender);
-        state.is_behind = false;
+        (state.is_behind, state.lost_in) = (false, None);
         Ok(())
     }
 
