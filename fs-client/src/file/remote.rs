@@ -335,9 +335,12 @@ impl Volume for RemoteVolume {
     }
 
     fn flush(&self, handle: Handle) -> Result<(), FsError> {
-        let ino = self.handles.get(handle)?.file.ino();
+        let state = self.handles.get(handle)?;
+        let ino = state.file.ino();
         self.session.settle(After::WritesOf(ino))?;
-        if self.session.unsynced().take_failed(ino) { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+        // Told once: not to somebody who only reads.
+        let failed = state.how.write && self.session.unsynced().take_failed(ino);
+        if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
     fn release(&self, handle: Handle) {
