@@ -228,33 +228,33 @@ impl Ring {
         let mut backoff = BACKOFF_FIRST;
         loop {
             // Waits for the server to be there.
-            match (session.ask_server(), session.attachment()) {
-                (Err(FsError::ShutDown), _) => return Err(FsError::ShutDown),
-                (Ok(()), Some(attachment)) => {
-                    let Some(offer) = attachment.attached.early else {
-                        state.all_executed(session);
-                        return Ok(Found::Withdrawn);
-                    };
-                    if is_lasting(error) {
-                        self.refuse(state, session, &attachment, error);
+            session.ask_server()?;
+            let Some(attachment) = session.attachment() else { continue };
+            let Some(offer) = attachment.attached.early else {
+                state.all_executed(session);
+                return Ok(Found::Withdrawn);
+            };
+            if is_lasting(error) {
+                self.refuse(state, session, &attachment, error);
+                return Ok(Found::Refused);
+            }
+            match self.connect(state, session, offer) {
+                Ok(()) => {
+                    state.all_executed(session);
+                    return Ok(Found::Connected);
+                }
+                Err(error) if is_lasting(&error) => {
+                    // A server that is stopping refuses rings, too, and so does one that took our lease for over. Then
+                    // another session answers.
+                    session.ask_server()?;
+                    if session.is_current(&attachment) {
+                        self.refuse(state, session, &attachment, &error);
                         return Ok(Found::Refused);
                     }
-                    match self.connect(state, session, offer) {
-                        Ok(()) => {
-                            state.all_executed(session);
-                            return Ok(Found::Connected);
-                        }
-                        // If not, it was a server that has gone, or a session that has ended meanwhile.
-                        Err(error) if is_lasting(&error) && session.is_current(&attachment) => {
-                            self.refuse(state, session, &attachment, &error);
-                            return Ok(Found::Refused);
-                        }
-                        Err(error) => {
-                            tracing::debug!(ring = self.index, %error, "a ring could not be connected again");
-                        }
-                    }
                 }
-                _ => {}
+                Err(error) => {
+                    tracing::debug!(ring = self.index, %error, "a ring could not be connected again");
+                }
             }
             session.pause(backoff);
             backoff = (backoff * 2).min(BACKOFF_LONGEST);
