@@ -11,6 +11,7 @@ use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
+use cuttlefs_server::early::{EarlyChoice, RingDevice, RingOptions};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::log::{FileLog, MIN_CAPACITY, RING_OFFSET};
 use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
@@ -96,6 +97,12 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
         clock,
         random: Arc::new(SystemRandom),
         log: serve.durable_answers.then(|| redo_log(directory)),
+        // Always looked for: what they hold is done, whatever is offered from now on.
+        rings: Some(RingOptions {
+            directory: rings_of(directory),
+            device: RingDevice::Kind(serve.rings.map_or(LogDeviceKind::PmemEmulated, |rings| rings.device)),
+            early: serve.rings.map_or(EarlyChoice::Off, |rings| EarlyChoice::Kind(rings.kind)),
+        }),
     };
     let options = ServeOptions {
         memory_bytes: serve.frames * 4096,
