@@ -66,6 +66,7 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
         clock,
         random: Arc::new(SystemRandom),
         log: None,
+        rings: None,
     };
     let options = ServeOptions {
         memory_bytes: serve.frames * 4096,
