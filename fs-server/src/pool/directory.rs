@@ -32,9 +32,9 @@ use std::time::{Duration, Instant};
 /// Metadata's directory.
 pub const META_DIR: &str = "meta";
 /// The redo log's directory.
-pub /// Rings, unless they are elsewhere.
+pub const LOG_DIR: &str = "log";
+/// Rings of early writes, unless they are elsewhere.
 const RING_DIR: &str = "rings";
-const LOG_DIR: &str = "log";
 /// The data file if no other is named.
 pub const DATA_FILE: &str = "data";
 /// How long a lock that is held is waited for. A process that just ended, or a child between fork and exec, holds
