@@ -1,6 +1,7 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
 use crate::config::{Durability, LEAST_MEMORY_BYTES};
+use crate::early::{EarlyChoice, RingDevice, RingOptions};
 use crate::export::{self, Export};
 use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{Meta, SledOptions, SledStore};
@@ -59,6 +60,16 @@ pub(super) struct ServeArgs {
     /// Size of the redo log when it is made, with --durability ack [default: `log_size` of cuttlefs.toml, 256M]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<ByteSize>,
+    /// With --durability ack: whether a small write is safe in its client's ring before it is executed: auto (if the
+    /// rings lie on persistent memory), off, sflush, wflush, s-rflush or w-rflush [default: `early` of cuttlefs.toml, auto]
+    #[arg(long, value_name = "KIND")]
+    early: Option<EarlyChoice>,
+    /// Where the rings are [default: `ring_dir` of cuttlefs.toml, `rings` in the pool's directory]
+    #[arg(long, value_name = "DIR")]
+    ring_dir: Option<PathBuf>,
+    /// What the rings lie on: auto, pmem, pmem-emulated or file [default: `ring_device` of cuttlefs.toml, auto]
+    #[arg(long, value_name = "DEVICE")]
+    ring_device: Option<RingDevice>,
     /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
     #[arg(long)]
     odp_hardware: bool,
@@ -120,6 +131,19 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         opened.meta_dir().display()
     );
     let durability = args.durability.unwrap_or(config.server.durability);
+    let mut early = args.early.unwrap_or(config.server.early);
+    if durability != Durability::Ack {
+        ensure!(
+            !matches!(early, EarlyChoice::Kind(_)),
+            "--early {early} needs --durability ack: a write is acknowledged early only where every answer is durable"
+        );
+        early = EarlyChoice::Off;
+    }
+    let rings = RingOptions {
+        directory: args.ring_dir.unwrap_or_else(|| opened.ring_dir()),
+        device: args.ring_device.unwrap_or(config.server.ring_device),
+        early,
+    };
     let log_bytes = args.log_size.map_or(config.server.log_size, |size| size.0);
     let log = redo_log(&opened.log_dir(), durability, log_bytes)?;
     let recovers_only = log.is_some() && durability == Durability::Fsync;
@@ -130,6 +154,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         clock,
         random: Arc::new(SystemRandom),
         log,
+        rings: Some(rings),
     };
     let subtree = export::components(config.export.subtree.as_bytes())
         .map_err(|_| anyhow::anyhow!("`subtree` in cuttlefs.toml must not contain `..`"))?;

@@ -197,6 +197,14 @@ impl Meta {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
     }
 
+    /// What the store remembers of a client's slot: which request was done last.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn last_request(&self, client: ClientId, slot: SlotIndex) -> Result<Option<SlotRecord>, Status> {
+        self.stored().slot(&key::client_slot(client, slot)).map_err(|e| self.fail("last_request", e))
+    }
+
     /// What the store remembers of the slot a request came in, if that is this request: it was done.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ mod wire;
 
 pub use connection::Work;
 pub use kind::{Kind, Settings};
-pub use receiver::{Receiver, ReceiverFigures, ReceiverOptions};
+pub use receiver::{CONNECTIONS_MAX, Receiver, ReceiverFigures, ReceiverOptions};
 pub use rings::{FoundRing, RingStore, RingStoreError};
 pub use sender::{Resumed, Sender, SenderError, SenderFigures, Ticket, Wants};
 pub use service::{Executed, Request, Service};

@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Senders at once, those that said nothing yet included.
-const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 256;
 /// How long the poller sleeps at most: it looks whether it is to stop.
 const POLL_SLEEP: Duration = Duration::from_millis(50);
 /// `WrId` of the receive a hello lands in.
