@@ -64,7 +64,7 @@ pub enum EarlyStartError {
     #[error(transparent)]
     Rings(#[from] RingStoreError),
     /// The RNIC.
-    #[error("--early {}: {device} cannot flush behind a SEND; take wflush", kind.label().to_lowercase())]
+    #[error("--early {}: {device} cannot flush behind a SEND; take wflush", .kind.label().to_lowercase())]
     Impossible {
         /// What was asked for.
         kind: Kind,
@@ -196,6 +196,11 @@ impl Early {
                 rings.remove(&id);
             }
         }
+    }
+
+    /// Where rings are reached, in the order of the server's own endpoints; none if there are none.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        self.running.lock().as_ref().map_or_else(Vec::new, |running| running.receiver.endpoints())
     }
 
     /// A clean end: what the rings hold is executed and their heads moved.
