@@ -64,7 +64,7 @@ pub enum EarlyStartError {
     #[error(transparent)]
     Rings(#[from] RingStoreError),
     /// The RNIC.
-    #[error("--early {}: {device} cannot flush behind a SEND; take wflush", kind.label().to_lowercase())]
+    #[error("--early {}: {device} cannot flush behind a SEND; take wflush", .kind.label().to_lowercase())]
     Impossible {
         /// What was asked for.
         kind: Kind,
@@ -171,7 +171,8 @@ impl Early {
         self.running.lock().is_some()
     }
 
-    /// Lets a client's rings go: connections end, what the rings hold is executed; with `forget` the rings are removed.
+    /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. With `forget`
+    /// nothing is known of their numbers afterwards.
     pub(crate) async fn let_go(&self, server: &Server, client: ClientId, forget: bool) {
         let mut waits = Vec::new();
         if let Some(Running { receiver, .. }) = &*self.running.lock() {
@@ -179,7 +180,7 @@ impl Early {
                 let (done, wait) = async_channel::bounded::<()>(1);
                 // Its end is what is waited for.
                 let done = Box::new(move || drop(done));
-                receiver.retire(ring_client(client, number), forget, done);
+                receiver.retire(ring_client(client, number), true, done);
                 waits.push(wait);
             }
         }
@@ -196,6 +197,11 @@ impl Early {
                 rings.remove(&id);
             }
         }
+    }
+
+    /// Where rings are reached, in the order of the server's own endpoints; none if there are none.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        self.running.lock().as_ref().map_or_else(Vec::new, |running| running.receiver.endpoints())
     }
 
     /// A clean end: what the rings hold is executed and their heads moved.

@@ -17,9 +17,8 @@ use crate::tier::{self, Source, WriteAt};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::rpc::durable::{FoundRing, RingStore, RingStoreError};
-use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client, ring_slot};
+use cuttlefs_common::rpc::{EarlyWrite, ring_client, ring_slot};
 use cuttlefs_common::status::Status;
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,9 +30,6 @@ pub(crate) enum RingRecoveryError {
     #[error("a ring cannot be read: {0}; it may hold acknowledged writes. Restore it from a copy, or move it away to go \
              on without what it holds")]
     Rings(#[from] RingStoreError),
-    /// Nobody knows whose they are.
-    #[error("the clients of the server before this one cannot be read: {0}")]
-    Clients(Status),
     /// What it holds cannot be done.
     #[error(
         "a write of inode {ino} that was acknowledged cannot be executed: {status}; {path} is kept. Mend the pool's \
@@ -55,8 +51,7 @@ struct Counts {
     gone: u64,
 }
 
-/// Executes what rings hold. Those of clients that were forgotten are removed then, and all where none is offered from
-/// now on.
+/// Executes what rings hold, and removes them: clients that come back are given new ones, and their numbers go on.
 ///
 /// # Errors
 /// [`RingRecoveryError`]: nothing of the ring is lost.
@@ -64,24 +59,18 @@ pub(crate) async fn recover(
     server: &Server,
     disk: &dyn Disk,
     options: &RingOptions,
-    offers: bool,
 ) -> Result<(), RingRecoveryError> {
     if !options.directory.exists() {
         return Ok(());
     }
     let store = RingStore::new(&options.directory, options.device.kind())?;
-    let clients = server.meta.clients().map_err(RingRecoveryError::Clients)?;
-    let clients: HashSet<ClientId> = clients.into_iter().map(|(client, _)| client).collect();
     let mut counts = Counts::default();
     for id in store.clients()? {
         if let Some(found) = store.found(id)? {
             execute(server, disk, &found, &mut counts).await?;
             found.executed()?;
         }
-        let owners = (0..RINGS_PER_CLIENT).map(|number| ClientId(id.0.wrapping_sub(1 + u128::from(number))));
-        if !offers || !owners.into_iter().any(|owner| clients.contains(&owner)) {
-            store.remove(id)?;
-        }
+        store.remove(id)?;
     }
     let Counts { executed, known, gone } = counts;
     if executed + known + gone > 0 {

@@ -37,8 +37,10 @@ impl Job {
     pub(super) fn finish(self, executed: Executed, answer: Vec<u8>) {
         match self {
             Self::Taken(work) => work.finish(executed, &answer),
-            // Whoever waits does not give up.
-            Self::Found { give, .. } => drop(give.send((executed, answer))),
+            Self::Found { give, .. } => {
+                // Whoever waits does not give up.
+                let _ = give.send((executed, answer));
+            }
         }
     }
 }

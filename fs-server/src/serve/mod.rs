@@ -275,6 +275,11 @@ impl RunningServer {
         self.server.endpoints.lock().clone()
     }
 
+    /// Where the rings of early writes are reached, in the same order; empty if none are offered.
+    pub fn ring_endpoints(&self) -> Vec<Endpoint> {
+        self.server.early.endpoints()
+    }
+
     /// What it shares, for figures.
     pub fn server(&self) -> &Arc<Server> {
         &self.server

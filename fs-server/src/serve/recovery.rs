@@ -6,7 +6,7 @@
 //!   same log.
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
-use crate::early::{self, EarlyChoice, RingOptions};
+use crate::early::{self, RingOptions};
 use crate::export::Identity;
 use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog, net};
 use crate::pool::Disk;
@@ -191,8 +191,7 @@ pub(super) async fn run(
         }
     }
     if let Some(rings) = rings {
-        let offers = begun.is_some() && rings.early != EarlyChoice::Off;
-        early::recover(server, disk, rings, offers).await.map_err(|error| error.to_string())?;
+        early::recover(server, disk, rings).await.map_err(|error| error.to_string())?;
     }
     if let Some(log) = begun {
         server.regions.start_log(log);

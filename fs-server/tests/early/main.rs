@@ -298,19 +298,18 @@ fn space_is_kept_for_what_is_acknowledged() {
     }
     let withheld = status(&mut client)["pool"]["withheld_pages"].as_u64().expect("a number");
     assert_eq!(withheld, cuttlefs_server::early::RING_PAGES);
-    // As many as may be unanswered, each as large as can be, and none of them fails.
-    let mut tickets = Vec::new();
-    let mut written = 0u64;
-    while let Ok(false) = ring.sender.is_slowed() {
-        let at = Some(100 + written * (EARLY_WRITE_MAX as u64 + 4096));
-        tickets.push(ring.write(ino, at, &[written as u8; EARLY_WRITE_MAX]).expect("persistent"));
-        written += 1;
-        if tickets.len() == EARLY_UNANSWERED_MAX {
-            tickets.drain(..).for_each(|ticket| drop(ring.answer(ticket).expect("executed")));
-        }
+    // As many as may be unanswered, each as large as can be and at its own pages, and none of them fails.
+    running.freeze();
+    let place = |index: usize| 100 + (index * (EARLY_WRITE_MAX + 2 * 4096)) as u64;
+    let tickets: Vec<_> = (0..EARLY_UNANSWERED_MAX)
+        .map(|index| ring.write(ino, Some(place(index)), &[7; EARLY_WRITE_MAX]).expect("persistent"))
+        .collect();
+    running.thaw();
+    for ticket in tickets {
+        ring.answer(ticket).expect("executed");
     }
-    assert!(written > 0);
-    tickets.drain(..).for_each(|ticket| drop(ring.answer(ticket).expect("executed")));
+    assert!(ring.sender.is_slowed().expect("connected"), "there is nothing to keep for more");
+    assert!(client.write(filler, filled, &[7; 16 * 1024]).is_err());
     // A ring that finds no space is welcomed so.
     let mut second = client.ring(1, 0).expect("welcomed");
     assert!(second.sender.is_slowed().expect("connected"));

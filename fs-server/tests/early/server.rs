@@ -105,6 +105,11 @@ impl Running {
         self.signal(Signal::STOP);
     }
 
+    /// It goes on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
     pub fn kill(mut self) {
         let mut child = self.child.take().expect("it runs");
         child.kill().expect("killed");

@@ -229,8 +229,11 @@ impl Receiver {
         let (give, take) = mpsc::channel();
         for client in &clients {
             let give = give.clone();
-            // Nobody takes it only if this thread is gone.
-            self.retire(*client, false, Box::new(move || drop(give.send(()))));
+            let done = move || {
+                // Nobody takes it only if this thread is gone.
+                let _ = give.send(());
+            };
+            self.retire(*client, false, Box::new(done));
         }
         drop(give);
         while take.recv().is_ok() {}

@@ -334,6 +334,12 @@ impl RingStore {
         // What is there may be longer than what is wanted now.
         let there = std::fs::metadata(&path).map_or(0, |metadata| metadata.len() as usize);
         let device = LogDevice::open(&path, there.max(geometry.memory_len()), self.kind)?;
+        if there == 0 {
+            // What is acknowledged in it must be found.
+            std::fs::File::open(&self.directory)
+                .and_then(|directory| directory.sync_all())
+                .map_err(|source| RingStoreError::Directory { path: self.directory.clone(), source })?;
+        }
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
         let recovery = RingReader::open(memory, persistence, geometry, new_life(), client)
             .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
