@@ -352,7 +352,8 @@ fn a_clean_restart_is_a_wait() {
 #[test]
 fn an_acknowledged_write_has_its_space() {
     for scheme in ["shm", "tcp"] {
-        let site = Site::new(scheme, 2 << 20, WFLUSH);
+        // Some pages more than four rings are kept.
+        let site = Site::new(scheme, 8 << 20, WFLUSH);
         let volume = site.connect();
         let (_, file) = create(&volume, b"f", READ_WRITE);
         let (mut end, since) = (0u64, Instant::now());
