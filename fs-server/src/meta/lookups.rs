@@ -8,7 +8,7 @@ use super::operation::RequestId;
 use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
 use cuttlefs_common::attr::{Attr, FileKind};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX, SlotIndex};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::DirEntry;
 use cuttlefs_common::status::Status;
