@@ -5,7 +5,8 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Endpoint, LinkKind};
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings, Wants,
+    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings,
+    Wants,
 };
 use std::collections::HashSet;
 use std::path::Path;

@@ -5,7 +5,8 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings, Wants, Work,
+    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings,
+    Wants, Work,
 };
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -113,10 +114,8 @@ impl Site {
 
     fn start(&self) -> Running {
         let device = SoftDevice::new(SoftOptions::default());
-        let endpoints = [
-            Endpoint::Shm(self.dir.path().join("shm")),
-            Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
-        ];
+        let endpoints =
+            [Endpoint::Shm(self.dir.path().join("shm")), Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }];
         let options = ReceiverOptions { executors: 0, slow_beyond: 64, settles: true };
         let receiver = Receiver::serve(&*device, &endpoints, self.store(), self.service.clone(), options);
         Running { receiver: receiver.expect("started"), _device: device }

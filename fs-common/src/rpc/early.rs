@@ -170,8 +170,7 @@ impl<'a> EarlyWrite<'a> {
     /// # Errors
     /// [`EarlyError`]. What parses is within every bound, and in the ring its file belongs to.
     pub fn parse(body: &'a [u8]) -> Result<Self, EarlyError> {
-        let (raw, bytes) =
-            RawWrite::ref_from_prefix(body).map_err(|_| EarlyError::Truncated(body.len()))?;
+        let (raw, bytes) = RawWrite::ref_from_prefix(body).map_err(|_| EarlyError::Truncated(body.len()))?;
         if bytes.len() > EARLY_WRITE_MAX {
             return Err(EarlyError::TooLong(bytes.len()));
         }

@@ -43,7 +43,8 @@ async fn execute(
         return Executed::Done(Status::Malformed.code());
     };
     let id = RequestId { client: ring.client, slot: ring.slot, seq: request.seq };
-    let result = if request.seq <= done { again(context, &write, id) } else { apply(context, ring, &write, id).await };
+    let result =
+        if request.seq <= done { again(context, &write, id) } else { apply(context, ring, &write, id).await };
     match result {
         Ok(written) => {
             answer.extend_from_slice(&written.encode());
@@ -72,7 +73,12 @@ async fn execute(
 pub(super) fn is_final(status: Status) -> bool {
     matches!(
         status,
-        Status::NotFound | Status::Stale | Status::Invalid | Status::IsDirectory | Status::TooLarge | Status::Malformed
+        Status::NotFound
+            | Status::Stale
+            | Status::Invalid
+            | Status::IsDirectory
+            | Status::TooLarge
+            | Status::Malformed
     )
 }
 

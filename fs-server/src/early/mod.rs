@@ -53,7 +53,9 @@ pub const RING_PAGES: u64 = EARLY_UNANSWERED_MAX as u64 * EARLY_WRITE_PAGES_MAX;
 #[derive(Debug, thiserror::Error)]
 pub enum EarlyStartError {
     /// The directory or its device.
-    #[error("rings cannot be kept in {path}: {source}; name another by --ring-dir, or start with --early off")]
+    #[error(
+        "rings cannot be kept in {path}: {source}; name another by --ring-dir, or start with --early off"
+    )]
     Device {
         /// Where.
         path: std::path::PathBuf,

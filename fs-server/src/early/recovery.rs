@@ -27,19 +27,17 @@ use std::sync::atomic::Ordering;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RingRecoveryError {
     /// It cannot be read.
-    #[error("a ring cannot be read: {0}; it may hold acknowledged writes. Restore it from a copy, or move it away to go \
-             on without what it holds")]
+    #[error(
+        "a ring cannot be read: {0}; it may hold acknowledged writes. Restore it from a copy, or move it away to go \
+             on without what it holds"
+    )]
     Rings(#[from] RingStoreError),
     /// What it holds cannot be done.
     #[error(
         "a write of inode {ino} that was acknowledged cannot be executed: {status}; {path} is kept. Mend the pool's \
          devices or make room, then start again"
     )]
-    Write {
-        path: PathBuf,
-        ino: InodeNo,
-        status: Status,
-    },
+    Write { path: PathBuf, ino: InodeNo, status: Status },
 }
 
 #[derive(Default)]
@@ -86,8 +84,7 @@ async fn execute(
     found: &FoundRing,
     counts: &mut Counts,
 ) -> Result<(), RingRecoveryError> {
-    let failed =
-        |ino| move |status| RingRecoveryError::Write { path: found.path().to_owned(), ino, status };
+    let failed = |ino| move |status| RingRecoveryError::Write { path: found.path().to_owned(), ino, status };
     let mut changed: Option<Arc<FileRegion>> = None;
     // Of the ring's client, which its first write names.
     let mut done: Option<(ClientId, u64)> = None;

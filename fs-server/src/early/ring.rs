@@ -15,13 +15,7 @@ pub(super) enum Job {
     /// Of a connected sender.
     Taken(Work),
     /// Found in a ring that is being opened; the thread that opens it waits.
-    Found {
-        log: LogId,
-        lsn: LogSeq,
-        seq: u64,
-        body: Vec<u8>,
-        give: SyncSender<(Executed, Vec<u8>)>,
-    },
+    Found { log: LogId, lsn: LogSeq, seq: u64, body: Vec<u8>, give: SyncSender<(Executed, Vec<u8>)> },
 }
 
 impl Job {

@@ -83,7 +83,9 @@ impl Service for EarlyService {
         let (client, number) = owner.ok_or("a ring of no client that has a session")?;
         let ring = self.known_ring(id, client, number).map_err(|status| status.to_string())?;
         if ring.progress.lock().failed.is_some() {
-            return Err("a write of this ring could not be executed; it is tried again at the next start".to_owned());
+            return Err(
+                "a write of this ring could not be executed; it is tried again at the next start".to_owned()
+            );
         }
         if server.regions.redo().is_none_or(|log| log.figures().failed) {
             return Err("the redo log failed".to_owned());

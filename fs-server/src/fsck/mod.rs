@@ -143,11 +143,7 @@ fn check_log(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report)
 }
 
 /// What rings hold; the same.
-fn check_rings(
-    options: &FsckOptions,
-    opened: &PoolDirectory,
-    report: &mut Report,
-) -> Result<(), FsckError> {
+fn check_rings(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report) -> Result<(), FsckError> {
     match RingStore::look(&opened.ring_dir()) {
         Ok(held) if options.repair && held > 0 => Err(FsckError::UnexecutedRings(held)),
         Ok(held) => {

@@ -212,12 +212,11 @@ impl RunningServer {
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
         let to_recover = ToRecover { log, rings: rings.clone(), random: drawn };
-        let started =
-            running.start_workers(&device, &storage, workers, scrub, to_recover).and_then(|pd| {
-                // Which of their writes were done had to be known until here.
-                running.server.forget(&forgotten);
-                running.listen(&device, &pd, &listen, rings.as_ref())
-            });
+        let started = running.start_workers(&device, &storage, workers, scrub, to_recover).and_then(|pd| {
+            // Which of their writes were done had to be known until here.
+            running.server.forget(&forgotten);
+            running.listen(&device, &pd, &listen, rings.as_ref())
+        });
         match started {
             Ok(()) => Ok(running),
             Err(error) => {

@@ -50,7 +50,8 @@ impl Site {
     }
 
     fn serve(&self) -> Command {
-        let mut command = self.cuttlefsd(&["serve", "--durability", "ack", "--log-size", "16M", "--memory", "4M"]);
+        let mut command =
+            self.cuttlefsd(&["serve", "--durability", "ack", "--log-size", "16M", "--memory", "4M"]);
         command.args(["--early", self.early, "--ring-device", self.device.label()]);
         command.args(["--listen", &self.endpoint()]).stderr(Stdio::piped());
         command

@@ -10,9 +10,9 @@
 use super::service::{Executed, Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
-use crate::persist::{LogDevice, LogDeviceError, LogDeviceKind, SyncFailed};
 use crate::memory::SharedMemory;
 use crate::persist::CacheLines;
+use crate::persist::{LogDevice, LogDeviceError, LogDeviceKind, SyncFailed};
 use crate::redo::LogId;
 use crate::redo::ring::{Geometry, RECORDS_AT, Recovered, Recovery, RingError, RingReader};
 use crate::world::{Random, SystemRandom};
@@ -325,11 +325,7 @@ impl RingStore {
     }
 
     /// A ring that holds nothing, or one as it was left.
-    fn open_as(
-        &self,
-        client: ClientId,
-        geometry: Geometry,
-    ) -> Result<Opened, RingStoreError> {
+    fn open_as(&self, client: ClientId, geometry: Geometry) -> Result<Opened, RingStoreError> {
         let path = self.path(client);
         // What is there may be longer than what is wanted now.
         let there = std::fs::metadata(&path).map_or(0, |metadata| metadata.len() as usize);

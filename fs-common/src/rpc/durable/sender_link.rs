@@ -124,7 +124,8 @@ impl Link {
         let deadline = Instant::now() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
         loop {
-            link.progress(Duration::from_millis(20), &mut events)?;
+            // A refusal and the end of the connection may come together.
+            let progress = link.progress(Duration::from_millis(20), &mut events);
             let first = (!events.is_empty()).then(|| events.remove(0));
             match first {
                 Some(Event::Notice(Message::Welcome { ring, log, past, device, slow })) => {
@@ -133,7 +134,7 @@ impl Link {
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
                 Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
-                None => {}
+                None => progress?,
             }
             if Instant::now() > deadline {
                 return Err(SenderError::NoWelcome);

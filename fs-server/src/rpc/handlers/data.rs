@@ -142,7 +142,8 @@ pub(super) async fn write(
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
     let written = match payload {
         Payload::Inline(bytes) => {
-            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request, None).await?
+            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request, None)
+                .await?
         }
         Payload::Pull(buffer) => {
             let RemoteBuffer { len, .. } = buffer;
