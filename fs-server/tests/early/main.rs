@@ -405,6 +405,40 @@ fn rings_are_executed_whatever_is_asked_for_next() {
     running.stop();
 }
 
+/// Rings are not missed by a server that is told to look elsewhere.
+#[test]
+fn rings_stay_where_they_were_until_they_hold_nothing() {
+    let mut site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
+    let (first, second) = (site.pool().join("../first"), site.pool().join("../second"));
+    site.ring_dir = Some(first.clone());
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, _) = client.create_in(0, "file");
+    let mut ring = client.ring(0, 0).expect("a ring");
+    running.freeze();
+    ring.write(ino, None, b"there").expect("persistent");
+    running.kill();
+    assert_eq!(fsck(&site, &[]).1["ring_writes"], 1);
+    site.ring_dir = Some(second.clone());
+    let refused = site.serve().output().expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("first"), "{said}");
+    // Without saying where, it is where it was.
+    site.ring_dir = None;
+    let running = site.start();
+    assert_eq!(Client::new(&running.endpoint).read(ino), b"there");
+    running.stop();
+    site.ring_dir = Some(second.clone());
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let ticket = ring.write(ino, None, b", too").expect("persistent");
+    ring.answer(ticket).expect("executed");
+    assert_eq!(std::fs::read_dir(&second).expect("dir").count(), 1);
+    assert_eq!(client.read(ino), b"there, too");
+    running.stop();
+}
+
 #[test]
 fn early_writes_need_durable_answers() {
     let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);
