@@ -40,6 +40,7 @@ suite!(
     numbers_are_executed_once_over_connections,
     who_sends_nonsense_ends_its_own_connection_only,
     a_client_that_says_good_bye_leaves_no_ring,
+    a_session_that_ends_has_its_rings_executed,
 );
 
 fn status(client: &mut Client) -> Value {
@@ -119,6 +120,7 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
     let mut running = site.start();
     let mut client = Client::new(&running.endpoint);
     let files: Vec<InodeNo> = (0..4).map(|index| client.create(&format!("file{index}")).0).collect();
+    let (other_ino, mut other) = client.create("other");
     let mut expected: Vec<Vec<u8>> = vec![Vec::new(); files.len()];
     let mut last = [0u64; 4];
     for round in 0..4 {
@@ -144,6 +146,10 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
             if !frozen && below(4) == 0 {
                 rings[number].answer(ticket).expect("executed");
             }
+            if !frozen && below(10) == 0 {
+                // An ordinary change has the redo log synced: what was executed by then is known at recovery.
+                client.write(other, 0, b"ordinary").expect("written");
+            }
         }
         running.kill();
         for _ in 0..below(3) {
@@ -151,6 +157,7 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
         }
         running = site.start();
         client = Client::with_id(&running.endpoint, client.id);
+        other = client.open(other_ino);
         for (ino, bytes) in files.iter().zip(&expected) {
             let found = client.read(*ino);
             assert_eq!(found.len(), bytes.len(), "seed {seed}, round {round}, {ino}");
@@ -285,6 +292,29 @@ fn a_client_that_says_good_bye_leaves_no_ring(site: Site) {
     running.stop();
 }
 
+fn a_session_that_ends_has_its_rings_executed(site: Site) {
+    let config = site.pool().join("cuttlefs.toml");
+    let text = std::fs::read_to_string(&config).expect("read");
+    std::fs::write(&config, text.replace("lease_ms = 20000", "lease_ms = 1000")).expect("written");
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, _) = client.create_in(0, "file");
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let ticket = ring.write(ino, None, b"before").expect("persistent");
+    wait_until("its lease ran out", || site.rings().is_empty());
+    assert_eq!(Client::new(&running.endpoint).read(ino), b"before");
+    wait_until("its connection ended", || ring.sender.is_slowed().is_err());
+    // It comes back, not knowing what became of its last write, and is told.
+    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut ring = client.ring(0, ticket.number() - 1).expect("a ring");
+    for _ in 0..2 {
+        let ticket = ring.write(ino, None, b"before").expect("persistent");
+        ring.answer(ticket).expect("executed");
+    }
+    assert_eq!(client.read(ino), b"beforebefore", "once, and one more");
+    running.stop();
+}
+
 /// Ordinary writes find no space before what rings may need is gone.
 #[test]
 fn space_is_kept_for_what_is_acknowledged() {
@@ -373,6 +403,10 @@ fn fsck_tells_what_rings_hold_and_repairs_nothing_below_it() {
     std::fs::write(path, &damaged).expect("written");
     let (code, report) = fsck(&site, &[]);
     assert_eq!((code, &report["findings"][0]["kind"]), (4, &Value::from("rings")), "{report}");
+    let refused = site.serve().output().expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("may hold acknowledged writes"), "{said}");
+    assert!(std::fs::read(path).expect("read") == damaged, "it is kept");
     std::fs::write(path, &before).expect("written");
     let running = site.start();
     let mut client = Client::new(&running.endpoint);
