@@ -8,7 +8,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::LinkKind;
-use cuttlefs_common::rpc::durable::{SenderError, Wants};
+use cuttlefs_common::rpc::durable::{Kind, SenderError, Wants};
 use cuttlefs_common::rpc::{
     Allocate, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX, EarlyWrite, Reply, Request, ring_client, ring_of,
 };
@@ -352,6 +352,80 @@ fn space_is_kept_for_what_is_acknowledged() {
     wait_until("there is space again", || {
         !ring.sender.is_slowed().expect("connected") && !second.sender.is_slowed().expect("connected")
     });
+    running.stop();
+}
+
+#[test]
+fn every_kind_survives_a_kill_and_auto_takes_what_suits() {
+    for device in [LogDeviceKind::PmemEmulated, LogDeviceKind::File] {
+        let mut site = Site::new(LinkKind::Unix, device);
+        let mut expected = Vec::new();
+        let mut file = None;
+        for (name, kind) in ["sflush", "wflush", "s-rflush", "w-rflush"].into_iter().zip(Kind::ALL) {
+            site.early = name;
+            let running = site.start();
+            let mut client = Client::new(&running.endpoint);
+            assert_eq!(client.offer.map(|offer| offer.kind), Some(kind));
+            let ino = *file.get_or_insert_with(|| client.create_in(0, "file").0);
+            let mut ring = client.ring(0, 0).expect("a ring");
+            for index in 0..150u8 {
+                let bytes = vec![index; 1 + usize::from(index) * 7];
+                let ticket = ring.write(ino, None, &bytes).expect("persistent");
+                expected.extend_from_slice(&bytes);
+                if index < 140 {
+                    ring.answer(ticket).expect("executed");
+                }
+            }
+            running.kill();
+            let running = site.start();
+            assert!(Client::new(&running.endpoint).read(ino) == expected, "{name}");
+            running.stop();
+        }
+        site.early = "auto";
+        let running = site.start();
+        let offer = Client::new(&running.endpoint).offer;
+        match device {
+            LogDeviceKind::File => assert_eq!(offer, None, "a synced file is not worth it"),
+            _ => assert_eq!(offer.map(|offer| offer.kind), Some(Kind::WFlush)),
+        }
+        running.stop();
+    }
+}
+
+/// A device that fails loses nothing that was acknowledged: the ring keeps it until the device is mended.
+#[test]
+fn what_cannot_be_executed_is_kept_until_it_can() {
+    let site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, filekey) = client.create_in(0, "broken");
+    let (other, _) = client.create_in(0, "other");
+    client.write(filekey, 0, &[b'.'; 8192]).expect("written");
+    running.stop();
+    let data = site.pool().join("data");
+    let whole = std::fs::read(&data).expect("read");
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let file = std::fs::OpenOptions::new().write(true).open(&data).expect("opened");
+    // A page that is on SSD only is changed in part.
+    file.set_len(64 * 1024).expect("cut");
+    let broken = ring.write(ino, Some(4000), b"kept").expect("persistent");
+    let behind = ring.write(other, None, b"as well").expect("persistent");
+    assert_eq!(ring.answer(broken), Err(Status::Io));
+    assert_eq!(ring.answer(behind), Err(Status::Io), "nothing overtakes it");
+    assert_eq!(status(&mut client)["early"]["failed"], 2);
+    drop(ring);
+    assert!(matches!(client.ring(0, 2).err(), Some(SenderError::Refused)));
+    client.ring(1, 0).expect("another ring is none the worse");
+    running.kill();
+    std::fs::write(&data, &whole).expect("mended");
+    let running = site.start();
+    let mut client = Client::with_id(&running.endpoint, client.id);
+    let found = client.read(ino);
+    assert!(found[..4000] == [b'.'; 4000] && &found[4000..4004] == b"kept");
+    assert_eq!(client.read(other), b"as well");
+    client.ring(0, 2).expect("a ring again");
     running.stop();
 }
 
