@@ -531,8 +531,14 @@ fn rings_stay_where_they_were_until_they_hold_nothing() {
     let refused = site.serve().output().expect("it runs");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("first"), "{said}");
-    // Without saying where, it is where it was.
+    // Without saying where, it is where it was. If that is not there (not mounted, say), nobody starts without it.
     site.ring_dir = None;
+    let away = site.pool().join("../away");
+    std::fs::rename(&first, &away).expect("away");
+    let refused = site.serve().output().expect("it runs");
+    assert!(!refused.status.success());
+    assert_eq!(fsck(&site, &[]).0, 4);
+    std::fs::rename(&away, &first).expect("back");
     let running = site.start();
     assert_eq!(Client::new(&running.endpoint).read(ino), b"there");
     running.stop();
