@@ -274,7 +274,7 @@ impl Config {
              # with ack: small writes are safe in a ring of their client before they are executed; auto: if the rings lie on\n\
              # persistent memory; off; or sflush, wflush, s-rflush, w-rflush\n\
              early = \"{early}\"\n\
-             {ring_dir} # relative to this directory; what is in the old one is lost if this changes after a crash\n\
+             {ring_dir} # relative to this directory\n\
              ring_device = \"{ring_device}\" # auto, pmem, pmem-emulated, file\n\
              \n\
              [export]\n\

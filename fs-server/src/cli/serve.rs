@@ -18,6 +18,7 @@ use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -139,8 +140,11 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         );
         early = EarlyChoice::Off;
     }
+    // A path of cuttlefs.toml that is not absolute is meant from the pool's directory.
+    let configured = config.server.ring_dir.as_ref().map(|path| args.pool.join(path));
+    let asked = args.ring_dir.or(configured);
     let rings = RingOptions {
-        directory: args.ring_dir.unwrap_or_else(|| opened.ring_dir()),
+        directory: ring_dir(&opened.ring_dir(), asked)?,
         device: args.ring_device.unwrap_or(config.server.ring_device),
         early,
     };
@@ -201,6 +205,38 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Where rings are to be. `place` in the pool's directory is that, or a link to it, so that no start looks elsewhere than the
+/// one before it did and misses acknowledged writes.
+fn ring_dir(place: &Path, asked: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    // Also of a link to a place that is not there: then it says so.
+    let held = RingStore::look(place)?;
+    let Some(asked) = asked else { return Ok(place.to_owned()) };
+    std::fs::create_dir_all(&asked).with_context(|| format!("cannot make {}", asked.display()))?;
+    let asked = asked.canonicalize().with_context(|| format!("cannot reach {}", asked.display()))?;
+    if place.canonicalize().is_ok_and(|current| current == asked) {
+        return Ok(asked);
+    }
+    let shown = place.canonicalize().unwrap_or_else(|_| place.to_owned());
+    ensure!(
+        held == 0,
+        "{held} acknowledged writes are in rings in {}; start once with --ring-dir naming that",
+        shown.display()
+    );
+    let linked = || {
+        match std::fs::symlink_metadata(place) {
+            // Rings that hold nothing.
+            Ok(found) if found.is_dir() => std::fs::remove_dir_all(place)?,
+            Ok(_) => std::fs::remove_file(place)?,
+            Err(_) => {}
+        }
+        std::os::unix::fs::symlink(&asked, place)?;
+        let pool = place.parent().unwrap_or(Path::new("/"));
+        std::fs::File::open(pool)?.sync_all()
+    };
+    linked().with_context(|| format!("cannot note in {} where rings are", place.display()))?;
+    Ok(asked)
 }
 
 /// The pool's redo log with what it holds; made if there is none and changes are to be logged.

@@ -161,10 +161,9 @@ impl PoolDirectory {
         self.dir.join(LOG_DIR)
     }
 
-    /// Rings of early writes, if any.
+    /// Where rings of early writes are; a link to it, if they are elsewhere.
     pub fn ring_dir(&self) -> PathBuf {
-        // An absolute path stands for itself.
-        self.dir.join(self.config.server.ring_dir.as_deref().unwrap_or(Path::new(RING_DIR)))
+        self.dir.join(RING_DIR)
     }
 }
 

@@ -8,7 +8,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::LinkKind;
-use cuttlefs_common::rpc::durable::{SenderError, Wants};
+use cuttlefs_common::rpc::durable::{Kind, SenderError, Wants};
 use cuttlefs_common::rpc::{
     Allocate, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX, EarlyWrite, Reply, Request, ring_client, ring_of,
 };
@@ -40,6 +40,7 @@ suite!(
     numbers_are_executed_once_over_connections,
     who_sends_nonsense_ends_its_own_connection_only,
     a_client_that_says_good_bye_leaves_no_ring,
+    a_session_that_ends_has_its_rings_executed,
 );
 
 fn status(client: &mut Client) -> Value {
@@ -119,6 +120,7 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
     let mut running = site.start();
     let mut client = Client::new(&running.endpoint);
     let files: Vec<InodeNo> = (0..4).map(|index| client.create(&format!("file{index}")).0).collect();
+    let (other_ino, mut other) = client.create("other");
     let mut expected: Vec<Vec<u8>> = vec![Vec::new(); files.len()];
     let mut last = [0u64; 4];
     for round in 0..4 {
@@ -144,6 +146,10 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
             if !frozen && below(4) == 0 {
                 rings[number].answer(ticket).expect("executed");
             }
+            if !frozen && below(10) == 0 {
+                // An ordinary change has the redo log synced: what was executed by then is known at recovery.
+                client.write(other, 0, b"ordinary").expect("written");
+            }
         }
         running.kill();
         for _ in 0..below(3) {
@@ -151,6 +157,7 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
         }
         running = site.start();
         client = Client::with_id(&running.endpoint, client.id);
+        other = client.open(other_ino);
         for (ino, bytes) in files.iter().zip(&expected) {
             let found = client.read(*ino);
             assert_eq!(found.len(), bytes.len(), "seed {seed}, round {round}, {ino}");
@@ -285,6 +292,29 @@ fn a_client_that_says_good_bye_leaves_no_ring(site: Site) {
     running.stop();
 }
 
+fn a_session_that_ends_has_its_rings_executed(site: Site) {
+    let config = site.pool().join("cuttlefs.toml");
+    let text = std::fs::read_to_string(&config).expect("read");
+    std::fs::write(&config, text.replace("lease_ms = 20000", "lease_ms = 1000")).expect("written");
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, _) = client.create_in(0, "file");
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let ticket = ring.write(ino, None, b"before").expect("persistent");
+    wait_until("its lease ran out", || site.rings().is_empty());
+    assert_eq!(Client::new(&running.endpoint).read(ino), b"before");
+    wait_until("its connection ended", || ring.sender.is_slowed().is_err());
+    // It comes back, not knowing what became of its last write, and is told.
+    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut ring = client.ring(0, ticket.number() - 1).expect("a ring");
+    for _ in 0..2 {
+        let ticket = ring.write(ino, None, b"before").expect("persistent");
+        ring.answer(ticket).expect("executed");
+    }
+    assert_eq!(client.read(ino), b"beforebefore", "once, and one more");
+    running.stop();
+}
+
 /// Ordinary writes find no space before what rings may need is gone.
 #[test]
 fn space_is_kept_for_what_is_acknowledged() {
@@ -322,6 +352,80 @@ fn space_is_kept_for_what_is_acknowledged() {
     wait_until("there is space again", || {
         !ring.sender.is_slowed().expect("connected") && !second.sender.is_slowed().expect("connected")
     });
+    running.stop();
+}
+
+#[test]
+fn every_kind_survives_a_kill_and_auto_takes_what_suits() {
+    for device in [LogDeviceKind::PmemEmulated, LogDeviceKind::File] {
+        let mut site = Site::new(LinkKind::Unix, device);
+        let mut expected = Vec::new();
+        let mut file = None;
+        for (name, kind) in ["sflush", "wflush", "s-rflush", "w-rflush"].into_iter().zip(Kind::ALL) {
+            site.early = name;
+            let running = site.start();
+            let mut client = Client::new(&running.endpoint);
+            assert_eq!(client.offer.map(|offer| offer.kind), Some(kind));
+            let ino = *file.get_or_insert_with(|| client.create_in(0, "file").0);
+            let mut ring = client.ring(0, 0).expect("a ring");
+            for index in 0..150u8 {
+                let bytes = vec![index; 1 + usize::from(index) * 7];
+                let ticket = ring.write(ino, None, &bytes).expect("persistent");
+                expected.extend_from_slice(&bytes);
+                if index < 140 {
+                    ring.answer(ticket).expect("executed");
+                }
+            }
+            running.kill();
+            let running = site.start();
+            assert!(Client::new(&running.endpoint).read(ino) == expected, "{name}");
+            running.stop();
+        }
+        site.early = "auto";
+        let running = site.start();
+        let offer = Client::new(&running.endpoint).offer;
+        match device {
+            LogDeviceKind::File => assert_eq!(offer, None, "a synced file is not worth it"),
+            _ => assert_eq!(offer.map(|offer| offer.kind), Some(Kind::WFlush)),
+        }
+        running.stop();
+    }
+}
+
+/// A device that fails loses nothing that was acknowledged: the ring keeps it until the device is mended.
+#[test]
+fn what_cannot_be_executed_is_kept_until_it_can() {
+    let site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, filekey) = client.create_in(0, "broken");
+    let (other, _) = client.create_in(0, "other");
+    client.write(filekey, 0, &[b'.'; 8192]).expect("written");
+    running.stop();
+    let data = site.pool().join("data");
+    let whole = std::fs::read(&data).expect("read");
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let file = std::fs::OpenOptions::new().write(true).open(&data).expect("opened");
+    // A page that is on SSD only is changed in part.
+    file.set_len(64 * 1024).expect("cut");
+    let broken = ring.write(ino, Some(4000), b"kept").expect("persistent");
+    let behind = ring.write(other, None, b"as well").expect("persistent");
+    assert_eq!(ring.answer(broken), Err(Status::Io));
+    assert_eq!(ring.answer(behind), Err(Status::Io), "nothing overtakes it");
+    assert_eq!(status(&mut client)["early"]["failed"], 2);
+    drop(ring);
+    assert!(matches!(client.ring(0, 2).err(), Some(SenderError::Refused)));
+    client.ring(1, 0).expect("another ring is none the worse");
+    running.kill();
+    std::fs::write(&data, &whole).expect("mended");
+    let running = site.start();
+    let mut client = Client::with_id(&running.endpoint, client.id);
+    let found = client.read(ino);
+    assert!(found[..4000] == [b'.'; 4000] && &found[4000..4004] == b"kept");
+    assert_eq!(client.read(other), b"as well");
+    client.ring(0, 2).expect("a ring again");
     running.stop();
 }
 
@@ -373,6 +477,10 @@ fn fsck_tells_what_rings_hold_and_repairs_nothing_below_it() {
     std::fs::write(path, &damaged).expect("written");
     let (code, report) = fsck(&site, &[]);
     assert_eq!((code, &report["findings"][0]["kind"]), (4, &Value::from("rings")), "{report}");
+    let refused = site.serve().output().expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("may hold acknowledged writes"), "{said}");
+    assert!(std::fs::read(path).expect("read") == damaged, "it is kept");
     std::fs::write(path, &before).expect("written");
     let running = site.start();
     let mut client = Client::new(&running.endpoint);
@@ -402,6 +510,46 @@ fn rings_are_executed_whatever_is_asked_for_next() {
     let found = client.read(ino);
     assert!(found.len() == 10_000 && found[..5000] == [b'a'; 5000] && found[5000..] == [b'b'; 5000]);
     assert!(site.rings().is_empty(), "nobody needs them");
+    running.stop();
+}
+
+/// Rings are not missed by a server that is told to look elsewhere.
+#[test]
+fn rings_stay_where_they_were_until_they_hold_nothing() {
+    let mut site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
+    let (first, second) = (site.pool().join("../first"), site.pool().join("../second"));
+    site.ring_dir = Some(first.clone());
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, _) = client.create_in(0, "file");
+    let mut ring = client.ring(0, 0).expect("a ring");
+    running.freeze();
+    ring.write(ino, None, b"there").expect("persistent");
+    running.kill();
+    assert_eq!(fsck(&site, &[]).1["ring_writes"], 1);
+    site.ring_dir = Some(second.clone());
+    let refused = site.serve().output().expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("first"), "{said}");
+    // Without saying where, it is where it was. If that is not there (not mounted, say), nobody starts without it.
+    site.ring_dir = None;
+    let away = site.pool().join("../away");
+    std::fs::rename(&first, &away).expect("away");
+    let refused = site.serve().output().expect("it runs");
+    assert!(!refused.status.success());
+    assert_eq!(fsck(&site, &[]).0, 4);
+    std::fs::rename(&away, &first).expect("back");
+    let running = site.start();
+    assert_eq!(Client::new(&running.endpoint).read(ino), b"there");
+    running.stop();
+    site.ring_dir = Some(second.clone());
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let ticket = ring.write(ino, None, b", too").expect("persistent");
+    ring.answer(ticket).expect("executed");
+    assert_eq!(std::fs::read_dir(&second).expect("dir").count(), 1);
+    assert_eq!(client.read(ino), b"there, too");
     running.stop();
 }
 

@@ -13,12 +13,13 @@ pub struct Site {
     pub link: LinkKind,
     pub device: LogDeviceKind,
     pub early: &'static str,
+    pub ring_dir: Option<PathBuf>,
 }
 
 impl Site {
     pub fn new(link: LinkKind, device: LogDeviceKind) -> Self {
         let base = tempfile::Builder::new().prefix("early").tempdir_in("/var/tmp").expect("a directory");
-        let site = Self { base, link, device, early: "wflush" };
+        let site = Self { base, link, device, early: "wflush", ring_dir: None };
         let made = site.cuttlefsd(&["format", "--size", "8M"]).output().expect("it runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         site
@@ -49,11 +50,14 @@ impl Site {
         }
     }
 
-    fn serve(&self) -> Command {
+    pub fn serve(&self) -> Command {
         let mut command =
             self.cuttlefsd(&["serve", "--durability", "ack", "--log-size", "16M", "--memory", "4M"]);
         command.args(["--early", self.early, "--ring-device", self.device.label()]);
         command.args(["--listen", &self.endpoint()]).stderr(Stdio::piped());
+        if let Some(ring_dir) = &self.ring_dir {
+            command.arg("--ring-dir").arg(ring_dir);
+        }
         command
     }
 

@@ -20,7 +20,7 @@ use crate::rdma::{
     WrId,
 };
 use crate::redo::LogId;
-use crate::redo::ring::{RingReader, Taken};
+use crate::redo::ring::{RECORDS_AT, RingReader, Taken};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -150,7 +150,8 @@ impl Connection {
         answers: AnswerSlots,
     ) -> Result<Arc<Self>, RdmaError> {
         let OpenRing { device, reader } = ring;
-        let access = Access { remote_atomic: false, ..Access::ALL };
+        // A sender writes records; who it is and where the head is stays the receiver's to say.
+        let access = Access { remote_atomic: false, own_bytes: RECORDS_AT as u64, ..Access::ALL };
         let region = pd.register_persistent(device.memory().clone(), access, device.persistence().clone())?;
         let outgoing = SharedMemory::new("durable-answers", outgoing_len(&answers)).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "answers".to_owned(), source }

@@ -264,7 +264,12 @@ impl RingStore {
     pub fn look(directory: &Path) -> Result<u64, RingStoreError> {
         let store = Self { directory: directory.to_owned(), kind: None };
         if !directory.exists() {
-            return Ok(0);
+            if !directory.is_symlink() {
+                return Ok(0);
+            }
+            // What is not mounted may hold something.
+            let source = std::io::ErrorKind::NotFound.into();
+            return Err(RingStoreError::Directory { path: directory.to_owned(), source });
         }
         let mut held = 0;
         for (client, path) in store.files()? {
