@@ -135,6 +135,7 @@ crash-points 300 quick once
 memory      480 full
 kill        480 full
 kill-ack    480 full once
+kill-early  480 full
 applications-kill 300 full
 realwork    720 full
 "

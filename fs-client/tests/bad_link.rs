@@ -1,4 +1,5 @@
-//! Each fault of a tcp link by itself: everything happens once, and nobody sees an error.
+//! Each fault of a tcp link by itself: everything happens once, and nobody sees an error. The same of the link to the rings
+//! through which small writes are acknowledged before they are executed.
 
 mod chaos;
 mod serving;
@@ -7,12 +8,15 @@ use chaos::{BadLink, Fault};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
 use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::persist::LogDeviceKind;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
-use serving::Serve;
+use serving::{Rings, Serve};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -25,12 +29,18 @@ const APPEND: OpenHow = OpenHow { read: true, write: true, append: true, truncat
 struct Site {
     volume: RemoteVolume,
     link: BadLink,
+    /// Between the client and its rings.
+    rings: Option<BadLink>,
     running: Option<RunningServer>,
     _directory: TempDir,
 }
 
 impl Site {
     fn new(seed: u64) -> Self {
+        Self::with_rings(seed, None)
+    }
+
+    fn with_rings(seed: u64, rings: Option<Rings>) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let dir = directory.path().join("pool");
         let format = FormatOptions { dir: dir.clone(), size: 16 << 20, ..FormatOptions::default() };
@@ -40,17 +50,25 @@ impl Site {
             listen: vec!["tcp://127.0.0.1:0".parse().expect("an endpoint")],
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
+            durable_answers: rings.is_some(),
+            rings,
         };
         let running = serving::serve(&dir, with).expect("start");
-        let link = BadLink::to(&running.endpoints()[0], seed);
+        // The rings are where the client reaches the server, at a port of the server's: another address of this host.
+        let link = BadLink::between("127.0.0.2:0", &running.endpoints()[0], seed);
+        let rings = running.ring_endpoints().first().map(|door| {
+            let Endpoint::Tcp { port, .. } = door else { panic!("{door} is not tcp") };
+            BadLink::between(&format!("127.0.0.2:{port}"), door, seed + 1000)
+        });
         let volume = serving::connect(&link.endpoint(), "bad link", 2, false);
-        Self { volume, link, running: Some(running), _directory: directory }
+        Self { volume, link, rings, running: Some(running), _directory: directory }
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
         self.link.set_faults(0);
+        self.rings.iter().for_each(|rings| rings.set_faults(0));
         self.volume.shut_down();
         if let Some(running) = self.running.take() {
             running.stop();
@@ -115,6 +133,44 @@ fn damage_is_noticed_at_once() {
         let figures = site.link.figures();
         println!("{fault:?}: {figures:?}");
         assert!(figures.faults[fault as usize].load(Relaxed) > 0, "{fault:?} did not happen");
+    }
+}
+
+#[test]
+fn each_fault_of_the_way_to_the_rings() {
+    for kind in [Kind::WFlush, Kind::SRFlush] {
+        for fault in Fault::ALL {
+            let site =
+                Site::with_rings(fault as u64 + 1, Some(Rings { kind, device: LogDeviceKind::PmemEmulated }));
+            let rings = site.rings.as_ref().expect("rings are offered");
+            site.volume.session().set_answer_patience(Duration::from_secs(1));
+            let made = site.volume.create(&CALLER, ROOT, b"early", 0o644, true, APPEND);
+            let (attr, file) = made.expect("create");
+            let mut expected = Vec::new();
+            for round in 0..60u64 {
+                let bytes = pattern(round, 1 + (round as usize * 37) % 6000);
+                assert_eq!(site.volume.write(&CALLER, file.handle, 0, &bytes), Ok(bytes.len() as u32));
+                expected.extend_from_slice(&bytes);
+                // A ring that cannot be connected at the first attempt is left alone for a while.
+                rings.set_only(fault);
+                rings.set_faults(20);
+            }
+            assert_eq!(site.volume.fsync(&CALLER, file.handle, false), Ok(()));
+            assert_eq!(
+                site.volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size),
+                Ok(expected.len() as u64)
+            );
+            let mut read = Vec::new();
+            let take = &mut |got: &[u8]| read.extend_from_slice(got);
+            site.volume.read(&CALLER, file.handle, 0, expected.len() as u32 + 1, take).expect("read");
+            assert!(read == expected, "{kind:?} {fault:?}: {} bytes, {} written", read.len(), expected.len());
+            let figures = rings.figures();
+            println!("{kind:?} {fault:?}: {figures:?} {:?}", site.volume.figures());
+            assert!(figures.faults[fault as usize].load(Relaxed) > 0, "{fault:?} did not happen");
+            let early = site.volume.figures().into_iter().find(|(name, _)| *name == "early_writes");
+            assert!(early.is_some_and(|(_, count)| count > 30), "{early:?}");
+            site.volume.release(file.handle);
+        }
     }
 }
 

@@ -25,7 +25,14 @@ const PAGES: usize = 100;
 
 fn serve(directory: &Path, policy: RegionPolicy) -> (RunningServer, RemoteVolume) {
     let listen: Endpoint = "tcp://127.0.0.1:0".parse().expect("an endpoint");
-    let with = Serve { frames: 24, listen: vec![listen], policy, hotspots: Hotspots::Pages };
+    let with = Serve {
+        frames: 24,
+        listen: vec![listen],
+        policy,
+        hotspots: Hotspots::Pages,
+        durable_answers: false,
+        rings: None,
+    };
     let running = serving::serve(&directory.join("pool"), with).expect("serves");
     let volume = serving::connect(&running.endpoints()[0], "checksums", 2, false);
     (running, volume)

@@ -37,7 +37,14 @@ fn format(directory: &Path) {
 }
 
 fn serve(directory: &Path, policy: RegionPolicy, listen: &Endpoint) -> Result<RunningServer, StartError> {
-    let with = Serve { frames: FRAMES, listen: vec![listen.clone()], policy, hotspots: Hotspots::Pages };
+    let with = Serve {
+        frames: FRAMES,
+        listen: vec![listen.clone()],
+        policy,
+        hotspots: Hotspots::Pages,
+        durable_answers: false,
+        rings: None,
+    };
     serving::serve(&directory.join("pool"), with)
 }
 

@@ -1,12 +1,12 @@
 //! Durable RPC over every link, of every kind, on persistent memory (emulated) and on a synced file.
 
-use cuttlefs_common::ids::{ClientId, LogSeq};
+use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Endpoint, LinkKind};
-use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::durable::{
-    Kind, Receiver, ReceiverOptions, RingStore, Sender, SenderError, Service, Settings, Wants,
+    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings,
+    Wants,
 };
 use std::collections::HashSet;
 use std::path::Path;
@@ -36,7 +36,8 @@ impl Service for Notes {
         body.first().copied().unwrap_or(0).into()
     }
 
-    fn execute(&self, client: ClientId, log: LogId, lsn: LogSeq, body: &[u8], answer: &mut Vec<u8>) -> u32 {
+    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed {
+        let Request { client, log, lsn, body, .. } = *request;
         assert_eq!(client, CLIENT);
         let mut state = self.state.lock().expect("no panic");
         while state.held {
@@ -47,7 +48,7 @@ impl Service for Notes {
             state.done.push(body.to_vec());
         }
         answer.extend(body.iter().rev());
-        body.len() as u32
+        Executed::Done(body.len() as u32)
     }
 }
 
@@ -101,7 +102,7 @@ impl Site {
     fn start(&self, executors: usize, slow_beyond: usize) -> Running {
         let device = SoftDevice::new(SoftOptions::default());
         let store = RingStore::new(&self.rings(), Some(self.device)).expect("store");
-        let options = ReceiverOptions { executors, slow_beyond };
+        let options = ReceiverOptions { executors, slow_beyond, ..ReceiverOptions::default() };
         let receiver = Receiver::start(&*device, &self.endpoint(), store, self.notes.clone(), options);
         Running { receiver: receiver.expect("started"), _device: device }
     }

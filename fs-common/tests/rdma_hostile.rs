@@ -228,6 +228,38 @@ fn a_refused_request_is_named_and_what_follows_is_not_executed() {
     assert_eq!(bytes, [7; 8]);
 }
 
+/// What an owner keeps at the beginning of a region is read and not written.
+#[test]
+fn the_owners_bytes_are_not_written() {
+    let served = tcp();
+    let memory = Arc::new(SharedMemory::new("owned", 8192).expect("memory"));
+    memory.write(0, b"the owner's own.");
+    let access = Access { own_bytes: 4096, ..Access::ALL };
+    let owned = served.pd.register(memory.clone(), access).expect("register");
+    let key = u64::from(owned.rkey().0);
+    let write = |offset| FrameHeader { key, offset, ..FrameHeader::new(FrameKind::Write, 1) };
+    for (offset, allowed) in [(0, false), (4095, false), (4096, true)] {
+        let (mut stream, qp) = greeted(&served);
+        stream.write_all(&build(write(offset), b"a peer's")).expect("write");
+        if allowed {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            let mut found = [0; 8];
+            while &found != b"a peer's" {
+                assert!(Instant::now() < deadline, "nothing was written");
+                std::thread::sleep(Duration::from_millis(1));
+                memory.read(4096, &mut found);
+            }
+        } else {
+            wait_for_error(&*qp);
+        }
+    }
+    let mut found = [0; 16];
+    memory.read(0, &mut found);
+    assert_eq!(&found, b"the owner's own.");
+    memory.read(4080, &mut found);
+    assert_eq!(found, [0; 16]);
+}
+
 /// Flushes that wait for a device, each with a READ behind it: the replies are owed, and at some point the engine reads
 /// no further. The device is let go at the end, and everything comes in order.
 #[test]

@@ -18,8 +18,8 @@ mod flush;
 use flush::{
     a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
-    a_refusal_waits_for_the_flush_before_it, flush_errors, messages_are_flushed_where_they_land,
-    real_devices_persist,
+    a_refusal_waits_for_the_flush_before_it, a_target_that_closed_takes_no_flush, flush_errors,
+    messages_are_flushed_where_they_land, real_devices_persist,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -821,6 +821,7 @@ suite!(
     a_connection_that_ends_forgets_its_flush,
     messages_are_flushed_where_they_land,
     real_devices_persist,
+    a_target_that_closed_takes_no_flush,
 );
 
 #[test]

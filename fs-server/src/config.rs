@@ -4,6 +4,7 @@
 //! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:
 //! a misspelt `read_only` must not serve a writable export.
 
+use crate::early::{EarlyChoice, RingDevice};
 use crate::pool::PoolUuid;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::size::ByteSize;
@@ -70,6 +71,14 @@ pub struct ServerConfig {
     /// Size of the redo log in bytes, where there is one; taken when it is made.
     #[serde(deserialize_with = "size")]
     pub log_size: u64,
+    /// Whether small writes are acknowledged before they are executed, with `durability = "ack"`.
+    #[serde(deserialize_with = "parsed")]
+    pub early: EarlyChoice,
+    /// Where their rings are; relative to the pool's directory. `rings` there, if not given.
+    pub ring_dir: Option<PathBuf>,
+    /// What the rings lie on.
+    #[serde(deserialize_with = "parsed")]
+    pub ring_device: RingDevice,
 }
 
 /// When an operation is durable.
@@ -122,6 +131,9 @@ impl Default for ServerConfig {
             lease_ms: 20_000,
             durability: Durability::Fsync,
             log_size: DEFAULT_LOG_BYTES,
+            early: EarlyChoice::Auto,
+            ring_dir: None,
+            ring_device: RingDevice::Auto,
         }
     }
 }
@@ -229,6 +241,13 @@ impl Config {
             data.push(quoted(text));
         }
         let listen = self.server.listen.iter().map(|one| quoted(&one.to_string())).collect();
+        let ring_dir = match &self.server.ring_dir {
+            Some(path) => {
+                let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
+                format!("ring_dir = {}", quoted(text))
+            }
+            None => "# ring_dir = \"rings\"".to_owned(),
+        };
         let squash = match self.export.root_squash {
             Some(squash) => format!("root_squash = {}", quoted(&squash.to_string())),
             None => "# root_squash = \"65534:65534\"".to_owned(),
@@ -252,6 +271,11 @@ impl Config {
              # ack: every change is durable when it is answered, through a redo log of log_size\n\
              durability = \"{durability}\"\n\
              log_size = {log_size}\n\
+             # with ack: small writes are safe in a ring of their client before they are executed; auto: if the rings lie on\n\
+             # persistent memory; off; or sflush, wflush, s-rflush, w-rflush\n\
+             early = \"{early}\"\n\
+             {ring_dir} # relative to this directory\n\
+             ring_device = \"{ring_device}\" # auto, pmem, pmem-emulated, file\n\
              \n\
              [export]\n\
              read_only = {read_only} # nothing can be changed\n\
@@ -265,6 +289,8 @@ impl Config {
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
             log_size = quoted(&exact(self.server.log_size)),
+            early = self.server.early,
+            ring_device = self.server.ring_device,
             read_only = self.export.read_only,
             subtree = quoted(&self.export.subtree),
         );
@@ -355,6 +381,9 @@ mod tests {
         odd.pool.size = (1 << 30) + 4096;
         odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
         odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
+        odd.server.early = EarlyChoice::Kind(cuttlefs_common::rpc::durable::Kind::WRFlush);
+        odd.server.ring_dir = Some("/mnt/pmem/rings".into());
+        odd.server.ring_device = RingDevice::Kind(cuttlefs_common::persist::LogDeviceKind::Pmem);
         odd.export = ExportConfig {
             read_only: true,
             root_squash: Some(Squash { uid: 1, gid: 2 }),
@@ -387,6 +416,8 @@ mod tests {
             ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
             ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
             ("durability = \"fsync\"", "durability = \"always\"", "always"),
+            ("early = \"auto\"", "early = \"on\"", "w-rflush"),
+            ("ring_device = \"auto\"", "ring_device = \"ssd\"", "pmem-emulated"),
             ("subtree = \"/\"", "subtree = \"a/b\"", "export.subtree"),
             ("subtree = \"/\"", "subtree = \"/a/../b\"", "export.subtree"),
             ("listen = []", "listen = [\"http://x\"]", "no endpoint"),

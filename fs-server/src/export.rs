@@ -46,6 +46,11 @@ pub enum Need {
 }
 
 impl Export {
+    /// Whether a client may not do everything everywhere.
+    pub fn is_restricted(&self) -> bool {
+        self.read_only || self.root_squash.is_some() || !self.subtree.is_empty()
+    }
+
     /// Whom a caller is here.
     pub fn identify(&self, uid: u32, gid: u32, request: Option<RequestId>) -> Identity {
         match self.root_squash {

@@ -10,6 +10,8 @@ pub mod committer;
 pub mod config;
 /// Figures for status.
 pub mod counters;
+/// Small writes that are acknowledged before they are executed.
+pub mod early;
 /// What the server enforces whatever a client's kernel thinks.
 pub mod export;
 /// Checking a pool that nobody serves.

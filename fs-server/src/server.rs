@@ -5,6 +5,7 @@
 //! the last close of an unlinked file) the joint is here, and only here.
 
 use crate::counters::ServerCounters;
+use crate::early::Early;
 use crate::export::{Export, Identity};
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
 use crate::pool::{Disk, PageSums};
@@ -57,6 +58,8 @@ pub struct Server {
     pub scrub: Mutex<ScrubFigures>,
     /// Whether it is going down.
     pub drain: Drain,
+    /// Small writes that are acknowledged before they are executed.
+    pub early: Early,
 }
 
 impl Server {

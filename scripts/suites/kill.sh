@@ -154,6 +154,15 @@ native_stopped() {
 }
 check "native clients: everything they did is there once, without an error" native_stopped
 
+wrote_early() {
+    local at
+    for at in "$MNT" "$OTHER"; do
+        (($(counter early_writes "$at") > 0)) && return 0
+    done
+    return 1
+}
+[[ -z ${CUTTLEFS_EARLY:-} ]] || check "writes were acknowledged early" wrote_early
+
 check "what was fsynced is there" python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
 # Once more, with nobody writing and no cache to answer.
 kill_server

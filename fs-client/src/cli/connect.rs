@@ -25,6 +25,8 @@ pub struct VolumeOptions {
     pub uncached: bool,
     /// Requests that can be in flight at once: threads of the mount.
     pub threads: usize,
+    /// Small writes may be acknowledged before they are executed, if the server offers that.
+    pub early_writes: bool,
 }
 
 /// Reaches servers; a trait so that the command is tested without one.
@@ -67,6 +69,7 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         label: options.label.clone(),
         subtree: options.subtree.clone(),
         lanes: options.threads.max(1),
+        early_writes: options.early_writes && !options.read_only,
         background,
     };
     let device = SoftDevice::new(SoftOptions::default());

@@ -12,6 +12,7 @@ pub(super) const KNOWN: &str =
     "\x20 attr_cache=S, entry_cache=S   seconds attributes and names are cached (1; fractions work)
   negative_cache=S              seconds a missing name is taken for missing (1)
   cache=none|auto               none: go to the server each time, past the page cache
+  early=auto|off                off: no write is acknowledged before the server has executed it
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
@@ -46,6 +47,8 @@ pub struct MountOptions {
     pub subtree: String,
     /// Mount over a directory that has entries.
     pub nonempty: bool,
+    /// Small writes may be acknowledged before they are executed, if the server offers that.
+    pub early_writes: bool,
 }
 
 impl MountOptions {
@@ -54,7 +57,7 @@ impl MountOptions {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
         let fuse =
             FuseSettings { allow_other: is_root, suid: is_root, dev: is_root, ..FuseSettings::default() };
-        Self { fuse, subtree: String::new(), nonempty: false }
+        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true }
     }
 
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
@@ -87,6 +90,9 @@ impl MountOptions {
             ("cache", Some("none")) => *uncached = true,
             ("cache", Some("auto")) => *uncached = false,
             ("cache", Some(_)) => return Err(value_error("write cache=none or cache=auto")),
+            ("early", Some("auto")) => self.early_writes = true,
+            ("early", Some("off")) => self.early_writes = false,
+            ("early", Some(_)) => return Err(value_error("write early=auto or early=off")),
             ("subdir", Some(value)) => self.subtree = subtree(value).map_err(value_error)?,
             ("max_background", Some(value)) => {
                 fuse.max_background = value
@@ -148,6 +154,7 @@ impl MountOptions {
             read_only: self.fuse.read_only,
             uncached: self.fuse.uncached,
             threads: self.fuse.threads,
+            early_writes: self.early_writes,
         }
     }
 }
@@ -202,6 +209,10 @@ mod tests {
         let none = parse("cache=none,attr_cache=5").expect("valid").fuse;
         assert!(none.uncached && none.attr_cache.is_zero() && none.entry_cache.is_zero());
         assert!(!parse("cache=none,cache=auto").expect("valid").fuse.uncached);
+        assert!(
+            parse("").expect("valid").early_writes
+                && !parse("early=auto,early=off").expect("valid").early_writes
+        );
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
         let options = MountOptions::parse(true, &lists).expect("several -o");
         assert!(!options.fuse.read_only && !options.fuse.suid);
@@ -217,6 +228,7 @@ mod tests {
             "attr_cache=nan",
             "entry_cache=1e300",
             "cache=some",
+            "early=on",
             "threads=0",
             "threads=65",
             "max_background=65536",

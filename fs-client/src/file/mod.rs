@@ -10,3 +10,4 @@ pub mod volume;
 pub use handles::HandleTable;
 pub(crate) use open_file::{OpenFile, OpenFiles};
 pub use remote::RemoteVolume;
+pub(crate) use seen::SeenChanges;

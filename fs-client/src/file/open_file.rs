@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const NO_SLOT: u64 = u64::MAX;
+/// No server gives this key out.
+const NO_KEY: u64 = 0;
 /// Closes waiting to be sent. When so many wait, close(2) waits for the closer.
 const CLOSE_QUEUE: usize = 16_384;
 
@@ -48,6 +50,11 @@ impl OpenFile {
         FileKey(self.filekey.load(Ordering::Relaxed))
     }
 
+    /// Whether the server has lost it: it was gone when it was to be reclaimed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.filekey() == FileKey(NO_KEY)
+    }
+
     /// Its slot in the file table of the current server.
     pub(crate) fn slot(&self) -> Option<FileSlot> {
         u32::try_from(self.slot.load(Ordering::Relaxed)).ok().map(FileSlot)
@@ -58,7 +65,7 @@ impl OpenFile {
         let slot = opened.and_then(|o| o.slot).map_or(NO_SLOT, |slot| u64::from(slot.0));
         self.layout.store(None);
         self.slot.store(slot, Ordering::Relaxed);
-        self.filekey.store(opened.map_or(0, |o| o.filekey.0), Ordering::Relaxed);
+        self.filekey.store(opened.map_or(NO_KEY, |o| o.filekey.0), Ordering::Relaxed);
     }
 
     /// The cached layout.
@@ -137,7 +144,7 @@ impl OpenFiles {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             ino: opened.attr.ino,
             rights,
-            filekey: AtomicU64::new(0),
+            filekey: AtomicU64::new(NO_KEY),
             slot: AtomicU64::new(NO_SLOT),
             layout: ArcSwapOption::empty(),
             bitmap: RwLock::new(PageBitmap::default()),

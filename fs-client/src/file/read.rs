@@ -4,7 +4,7 @@ use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
 use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
-use crate::session::{Attachment, Session, Windows};
+use crate::session::{After, Attachment, Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, PAGE_SIZE_U64};
 use cuttlefs_common::region::{AccessCounters, PageSet, divide};
@@ -28,17 +28,19 @@ pub(crate) fn read(
     if out.is_empty() {
         return Ok(0);
     }
+    // One-sided reads ask nobody who could wait for them.
+    session.settle(After::WritesOf(file.ino()))?;
     match one_sided(session, caller, file, offset, out)? {
         Some(got) if got.missing.is_empty() => Ok(got.valid_len),
         Some(got) => {
             session.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
-            let mut lane = session.borrow_lane();
+            let mut lane = session.borrow_lane(After::Nothing)?;
             let wanted = &mut out[..got.valid_len];
             sparse::fetch(session, &mut lane, caller, file, offset, &got.missing, wanted)
         }
         None => {
             let everything = PageSet::all(divide(offset, out.len()).len());
-            let mut lane = session.borrow_lane();
+            let mut lane = session.borrow_lane(After::Nothing)?;
             sparse::fetch(session, &mut lane, caller, file, offset, &everything, out)
         }
     }
@@ -65,7 +67,7 @@ fn one_sided(
             None => None,
         }
     } else if session.target_translates_for(&attachment) {
-        by_target(session, &attachment, file, offset, out)
+        by_target(session, &attachment, file, offset, out)?
     } else {
         None
     };
@@ -97,26 +99,28 @@ fn by_target(
     file: &OpenFile,
     offset: u64,
     out: &mut [u8],
-) -> Option<OneSided> {
+) -> Result<Option<OneSided>, FsError> {
     if attachment.attached.one_sided == OneSidedReads::Whole {
         let plan = Plan::new(&PageBitmap::default(), offset, out.len());
-        let mut lane = session.borrow_lane();
-        return read_by_target(&mut lane, file.filekey(), None, &plan, offset, out);
+        let mut lane = session.borrow_lane(After::Nothing)?;
+        return Ok(read_by_target(&mut lane, file.filekey(), None, &plan, offset, out));
     }
     file.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
     let plan = file.with_bitmap(|bitmap| Plan::new(bitmap, offset, out.len()));
     if plan.runs().is_empty() {
-        return None;
+        return Ok(None);
     }
-    let mut lane = session.borrow_lane();
+    let mut lane = session.borrow_lane(After::Nothing)?;
     let magic = &attachment.attached.magic;
-    let got = read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out)?;
+    let Some(got) = read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out) else {
+        return Ok(None);
+    };
     let promised = |page: usize| !plan.is_absent(page);
     let pages = divide(offset, got.valid_len).len();
     if !got.missing.is_empty() && (0..pages).any(|page| got.missing.contains(page) && promised(page)) {
         session.counters.read_twice.fetch_add(1, Ordering::Relaxed);
     }
-    Some(got)
+    Ok(Some(got))
 }
 
 fn by_initiator(
@@ -155,7 +159,8 @@ fn ask_layout(
     page: FilePage,
 ) -> Result<CachedLayout, FsError> {
     let ask = |first_page: FilePage| {
-        session.call(
+        session.call_after(
+            After::Nothing,
             caller,
             || Request::Layout { filekey: file.filekey(), first_page, max_extents: MAX_EXTENTS },
             |reply| match reply {

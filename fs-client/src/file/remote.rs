@@ -1,11 +1,12 @@
-//! `Volume` over a session: each method is one request, but for reads, which go by `read`.
+//! `Volume` over a session: each method is one request, but for reads, which go by `read`, and small writes, which may be
+//! acknowledged before they are executed. A request says after which of those it comes; one that does not say comes
+//! after all.
 
 use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
-use super::seen::SeenChanges;
 use super::volume::{Caller, FsError, Handle, OpenFile as OpenedFile, OpenHow, Volume};
-use crate::session::{LaneGuard, Session};
+use crate::session::{After, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::name;
@@ -24,7 +25,6 @@ const READDIR_BYTES: u32 = 48 * 1024;
 pub struct RemoteVolume {
     session: Arc<Session>,
     handles: HandleTable,
-    seen: SeenChanges,
 }
 
 fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
@@ -68,7 +68,7 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 impl RemoteVolume {
     /// The volume of a connected session.
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, handles: HandleTable::default(), seen: SeenChanges::default() }
+        Self { session, handles: HandleTable::default() }
     }
 
     /// The session underneath, for figures.
@@ -77,27 +77,35 @@ impl RemoteVolume {
     }
 
     fn opened(&self, opened: &Opened, rights: Rights, how: OpenHow) -> OpenedFile {
-        let keep_cache = self.seen.opened(opened.attr.ino, opened.attr.change);
+        let keep_cache = self.session.seen().opened(opened.attr.ino, opened.attr.change);
         let file = self.session.open_files().add(opened, rights);
         OpenedFile { handle: self.handles.insert(file, how), keep_cache }
     }
 
+    /// Writes; gives how many bytes, and whether they are durable.
     fn write_once(
         &self,
         caller: &Caller,
         state: &HandleState,
         offset: u64,
         bytes: &[u8],
-    ) -> Result<u32, FsError> {
+    ) -> Result<(u32, bool), FsError> {
         let file = &state.file;
         let (mut offset, mut append) = (offset, state.how.append);
+        // In a ring nobody checks rights, or that the file was found again after a restart.
+        if state.how.write && !file.is_gone() {
+            let at = (!append).then_some(offset);
+            if self.session.write_early(file.ino(), at, bytes)? == Early::Acknowledged {
+                return Ok((bytes.len() as u32, true));
+            }
+        }
         loop {
-            let mut lane = self.session.borrow_lane();
+            let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
             let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
             let session = lane.session_number();
             drop(lane);
             if self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change) {
-                return Ok(len);
+                return Ok((len, false));
             }
             // The server that answered was lost before the bytes were noted. Where they go is known by now.
             (offset, append) = (at, false);
@@ -117,7 +125,7 @@ impl RemoteVolume {
         let take = |reply: Reply<'_>| match reply {
             Reply::Written { offset, len, change, .. } => {
                 if len > 0 {
-                    self.seen.changed_by_us(file.ino(), change);
+                    self.session.seen().changed_by_us(file.ino(), change);
                 }
                 Ok((offset, len.min(bytes.len() as u32), change))
             }
@@ -148,7 +156,7 @@ impl RemoteVolume {
     fn sync(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
         let unsynced = self.session.unsynced();
         let mark = unsynced.mark();
-        self.session.call(caller, || Request::Sync(scope), done)?;
+        self.session.call_after(After::WritesOf(ino), caller, || Request::Sync(scope), done)?;
         unsynced.synced(Some(ino), mark);
         if unsynced.take_failed(ino) { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
@@ -169,7 +177,7 @@ impl Volume for RemoteVolume {
     }
 
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
-        self.session.call(caller, || Request::GetAttr { ino }, attr)
+        self.session.call_after(After::WritesOf(ino), caller, || Request::GetAttr { ino }, attr)
     }
 
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
@@ -182,8 +190,8 @@ impl Volume for RemoteVolume {
         }
         let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
         let build = || Request::SetAttr { ino, set };
-        let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
-        self.seen.changed_by_us(ino, attr.change);
+        let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
+        self.session.seen().changed_by_us(ino, attr.change);
         if let Some(cutting) = cutting {
             cutting.done(session, attr.change);
         }
@@ -250,14 +258,15 @@ impl Volume for RemoteVolume {
     }
 
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
-        self.session.call(caller, || Request::ReadLink { ino }, bytes)
+        self.session.call_after(After::Nothing, caller, || Request::ReadLink { ino }, bytes)
     }
 
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let build = || Request::Open { ino, rights, truncate: how.truncate };
         let cutting = how.truncate.then(|| self.session.unsynced().cutting(ino, 0));
-        let (opened, session) = self.session.call_noting_session(caller, build, opened)?;
+        let (opened, session) =
+            self.session.call_noting_session(After::WritesOf(ino), caller, build, opened)?;
         if let Some(cutting) = cutting {
             cutting.done(session, opened.attr.change);
         }
@@ -292,16 +301,19 @@ impl Volume for RemoteVolume {
 
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
         let state = self.handles.get(handle)?;
-        let mut written = 0;
+        let (mut written, mut all_durable) = (0, true);
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
             match self.write_once(caller, &state, offset + u64::from(written), chunk) {
-                Ok(len) => written += len,
+                Ok((len, durable)) => {
+                    written += len;
+                    all_durable &= durable;
+                }
                 // What is written is written: POSIX wants the short count, the next write gets the error.
                 Err(_) if written > 0 => break,
                 Err(error) => return Err(error),
             }
         }
-        if state.how.sync {
+        if state.how.sync && !all_durable {
             let ino = state.file.ino();
             self.sync(caller, ino, SyncScope::InodeContents(ino))?;
         }
@@ -316,6 +328,19 @@ impl Volume for RemoteVolume {
 
     fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
         self.sync(caller, ino, SyncScope::Inode(ino))
+    }
+
+    fn flushes(&self) -> bool {
+        self.session.writes_early()
+    }
+
+    fn flush(&self, handle: Handle) -> Result<(), FsError> {
+        let state = self.handles.get(handle)?;
+        let ino = state.file.ino();
+        self.session.settle(After::WritesOf(ino))?;
+        // Told once: not to somebody who only reads.
+        let failed = state.how.write && self.session.unsynced().take_failed(ino);
+        if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
     fn release(&self, handle: Handle) {
@@ -333,9 +358,10 @@ impl Volume for RemoteVolume {
         take: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), FsError> {
         let mut cookie = cookie;
+        let after = if plus { After::AllWrites } else { After::Nothing };
         loop {
             let build = || Request::ReadDir { ino, cookie, max_bytes: READDIR_BYTES, plus };
-            let next = self.session.call(caller, build, |reply| {
+            let next = self.session.call_after(after, caller, build, |reply| {
                 let Reply::Entries { entries, end } = reply else {
                     return unexpected(reply);
                 };
@@ -365,11 +391,11 @@ impl Volume for RemoteVolume {
     }
 
     fn get_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        self.session.call(caller, || Request::GetXattr { ino, name }, bytes)
+        self.session.call_after(After::WritesOf(ino), caller, || Request::GetXattr { ino, name }, bytes)
     }
 
     fn list_xattr(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
-        self.session.call(caller, || Request::ListXattr { ino }, bytes)
+        self.session.call_after(After::WritesOf(ino), caller, || Request::ListXattr { ino }, bytes)
     }
 
     fn set_xattr(
@@ -380,11 +406,16 @@ impl Volume for RemoteVolume {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), FsError> {
-        self.session.call(caller, || Request::SetXattr { ino, name, value, mode }, done)
+        self.session.call_after(
+            After::WritesOf(ino),
+            caller,
+            || Request::SetXattr { ino, name, value, mode },
+            done,
+        )
     }
 
     fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError> {
-        self.session.call(caller, || Request::RemoveXattr { ino, name }, done)
+        self.session.call_after(After::WritesOf(ino), caller, || Request::RemoveXattr { ino, name }, done)
     }
 
     fn allocate(
@@ -397,15 +428,16 @@ impl Volume for RemoteVolume {
     ) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
         let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
-        let ((), session) = self.session.call_noting_session(caller, build, done)?;
-        self.session.unsynced().note_allocate(session, state.file.ino(), offset, len, how);
+        let ino = state.file.ino();
+        let ((), session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, done)?;
+        self.session.unsynced().note_allocate(session, ino, offset, len, how);
         Ok(())
     }
 
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
         let state = self.handles.get(handle)?;
         let build = || Request::Seek { filekey: state.file.filekey(), offset, seek };
-        self.session.call(caller, build, |reply| match reply {
+        self.session.call_after(After::WritesOf(state.file.ino()), caller, build, |reply| match reply {
             Reply::Offset(offset) => Ok(offset),
             other => unexpected(other),
         })
@@ -428,8 +460,9 @@ impl Volume for RemoteVolume {
             to_offset,
             len,
         };
+        self.session.settle(After::WritesOf(from.file.ino()))?;
         self.session
-            .call(caller, build, |reply| match reply {
+            .call_after(After::WritesOf(to.file.ino()), caller, build, |reply| match reply {
                 Reply::Copied(len) => Ok(len),
                 other => unexpected(other),
             })

@@ -126,6 +126,14 @@ pub trait Volume: Send + Sync + 'static {
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
     /// Makes a directory's entries durable.
     fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError>;
+    /// Whether `flush` has anything to do, from the beginning of the mount to its end.
+    fn flushes(&self) -> bool {
+        false
+    }
+    /// close(2): what was written is at the server, and an error of it is told.
+    fn flush(&self, _handle: Handle) -> Result<(), FsError> {
+        Ok(())
+    }
     /// Closes a file. Never fails and does not wait for the server.
     fn release(&self, handle: Handle);
     /// Lists a directory from `cookie` on, handing entries to `take` until it returns `false` (the entry was

@@ -11,8 +11,8 @@
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
 //!   with mappings and with cached opens on the same mount. On older kernels they are ordinary opens, for which
 //!   the kernel does direct IO itself.
-//! * **`flush` is `ENOSYS`**: nothing is buffered here. The kernel stops asking, and still writes dirty mapped pages
-//!   back at close, which `FOPEN_NOFLUSH` would forgo.
+//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet: nothing else is buffered
+//!   here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **A reply's lifetime for a created file is one for name and attributes** (fuser has one): the shorter.
 //!
 //! # Failure
@@ -61,6 +61,8 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     no_capabilities: NoCapabilities,
     /// The kernel can map files that are open past the page cache. Set once, by `init`.
     direct_io_maps: bool,
+    /// Whether a close waits for what was written.
+    flushes: bool,
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
@@ -68,6 +70,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     pub fn new(volume: Arc<V>, settings: FuseSettings) -> Self {
         Self {
             root: volume.root(),
+            flushes: volume.flushes(),
             volume,
             no_capabilities: NoCapabilities::new(settings.attr_cache),
             settings,
@@ -326,7 +329,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
         let _span = request!("flush", req, ino = ino.0, fh = fh.0);
-        reply.error(Errno::ENOSYS);
+        if !self.flushes {
+            return reply.error(Errno::ENOSYS);
+        }
+        reply_done(self.volume.flush(handle(fh)), reply);
     }
 
     fn release(

@@ -6,9 +6,9 @@
 //! *closer* sends closes in batches, so that close(2) does not wait for the server.
 //! Both end when the session is shut down.
 
-use super::Session;
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::counting::Sharing;
+use super::{After, Session};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
@@ -120,7 +120,10 @@ fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), F
             *sent.borrow_mut() = files.iter().map(|file| file.filekey()).collect();
             Request::Close { filekeys: sent.borrow().clone() }
         };
-        let result = session.call(&session.own_caller(), build, |_| Ok(()));
+        for file in &files {
+            session.settle(After::WritesOf(file.ino()))?;
+        }
+        let result = session.call_after(After::Nothing, &session.own_caller(), build, |_| Ok(()));
         for file in &files {
             session.open_files().forget(file);
         }

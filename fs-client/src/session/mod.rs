@@ -17,15 +17,17 @@
 mod bitmap_pace;
 mod control;
 mod counting;
+mod early;
 mod lane;
 mod recover;
 mod spread_count;
 mod unsynced;
 
+pub(crate) use early::{After, Early};
 pub(crate) use lane::{DataBuffer, LaneGuard};
 
 use crate::file::volume::{Caller, FsError};
-use crate::file::{OpenFile, OpenFiles};
+use crate::file::{OpenFile, OpenFiles, SeenChanges};
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
@@ -33,6 +35,7 @@ use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
 use cuttlefs_common::world::Random;
+use early::EarlyWrites;
 use lane::Lane;
 use parking_lot::{Condvar, Mutex};
 pub use spread_count::SpreadCount;
@@ -64,6 +67,8 @@ pub struct SessionOptions {
     pub subtree: Vec<u8>,
     /// Lanes for callers; bounded by the session's slots.
     pub lanes: usize,
+    /// Whether small writes may be acknowledged before the server has executed them, if it offers that.
+    pub early_writes: bool,
     /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
     /// for a simulation in one thread.
     pub background: bool,
@@ -116,11 +121,21 @@ pub struct ClientCounters {
     pub sparse_fetches: AtomicU64,
     /// Reconnects.
     pub reconnects: AtomicU64,
+    /// Writes that were acknowledged before they were executed.
+    pub early_writes: AtomicU64,
+    /// Small writes that went the ordinary way although this mount writes early.
+    pub early_ordinary: AtomicU64,
+    /// Times something waited for early writes to be executed.
+    pub early_settles: AtomicU64,
+    /// Writes that went the ordinary way because the server was behind for long, or had no space to set aside.
+    pub early_slowed: AtomicU64,
+    /// Writes that went the ordinary way because their ring was full for long.
+    pub early_full: AtomicU64,
 }
 
 impl ClientCounters {
     /// All of them, by the names people see. Relaxed: each is about this moment.
-    pub fn figures(&self) -> [(&'static str, u64); 6] {
+    pub fn figures(&self) -> [(&'static str, u64); 11] {
         [
             ("rpc_requests", self.rpc_requests.load(Ordering::Relaxed)),
             ("onesided_reads", self.onesided_reads.get()),
@@ -128,6 +143,11 @@ impl ClientCounters {
             ("read_twice", self.read_twice.load(Ordering::Relaxed)),
             ("sparse_fetches", self.sparse_fetches.load(Ordering::Relaxed)),
             ("reconnects", self.reconnects.load(Ordering::Relaxed)),
+            ("early_writes", self.early_writes.load(Ordering::Relaxed)),
+            ("early_ordinary", self.early_ordinary.load(Ordering::Relaxed)),
+            ("early_settles", self.early_settles.load(Ordering::Relaxed)),
+            ("early_slowed", self.early_slowed.load(Ordering::Relaxed)),
+            ("early_full", self.early_full.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -159,7 +179,9 @@ pub struct Session {
     /// Serialises recovery.
     recovered: Mutex<Recovered>,
     open_files: OpenFiles,
+    seen: SeenChanges,
     unsynced: Unsynced,
+    early: EarlyWrites,
     shut_down: AtomicBool,
     /// The session is being ended by this side: that its connections go is no news.
     ending: AtomicBool,
@@ -204,7 +226,9 @@ impl Session {
             attaching: Mutex::new(()),
             recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
+            seen: SeenChanges::default(),
             unsynced: Unsynced::default(),
+            early: EarlyWrites::new(),
             shut_down: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
@@ -214,6 +238,7 @@ impl Session {
             counters: ClientCounters::default(),
         });
         session.lanes[0].lock().connect_once(&session)?;
+        session.begin_early_writes();
         if session.options.background {
             control::start(&session);
         }
@@ -226,7 +251,8 @@ impl Session {
             return self.open_files.close(file);
         }
         let build = || Request::Close { filekeys: vec![file.filekey()] };
-        if let Err(error) = self.call(&self.own_caller(), build, |_| Ok(())) {
+        let after = After::WritesOf(file.ino());
+        if let Err(error) = self.call_after(after, &self.own_caller(), build, |_| Ok(())) {
             tracing::debug!(%error, "closing a file failed");
         }
         self.open_files.forget(&file);
@@ -251,6 +277,11 @@ impl Session {
         &self.open_files
     }
 
+    /// What this mount last saw of files' change counters.
+    pub(crate) fn seen(&self) -> &SeenChanges {
+        &self.seen
+    }
+
     /// Written bytes the server may still lose.
     pub(crate) fn unsynced(&self) -> &Unsynced {
         &self.unsynced
@@ -271,6 +302,16 @@ impl Session {
         self.attachment.load_full()
     }
 
+    /// Number of the session that was attached to last.
+    fn number(&self) -> Option<u64> {
+        self.look().map(|attachment| attachment.attached.session)
+    }
+
+    /// Whether this is still the session that was attached to last.
+    fn is_current(&self, attachment: &Attachment) -> bool {
+        self.number() == Some(attachment.attached.session)
+    }
+
     /// Whether the target translates file addresses on this link.
     pub(crate) fn target_translates(&self) -> bool {
         self.look().is_some_and(|attachment| self.target_translates_for(&attachment))
@@ -287,7 +328,7 @@ impl Session {
     }
 
     /// Sends the request that `build` makes and hands the reply to `take`. `build` is called again for each
-    /// attempt, because a recovery changes filekeys.
+    /// attempt, because a recovery changes filekeys. All early writes are executed before.
     ///
     /// # Errors
     /// `FsError::Server` as the server says; `ShutDown` if the mount ends meanwhile.
@@ -297,17 +338,29 @@ impl Session {
         build: impl Fn() -> Request<'r>,
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        self.borrow_lane().call(caller, |_| build(), |reply, _| take(reply))
+        self.call_after(After::AllWrites, caller, build, take)
     }
 
-    /// As `call`, and the number of the session that answered.
+    /// As `call`, for a request that need not come after all early writes.
+    pub(crate) fn call_after<'r, T>(
+        &self,
+        after: After,
+        caller: &Caller,
+        build: impl Fn() -> Request<'r>,
+        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        self.borrow_lane(after)?.call(caller, |_| build(), |reply, _| take(reply))
+    }
+
+    /// As `call_after`, and the number of the session that answered.
     pub(crate) fn call_noting_session<'r, T>(
         &self,
+        after: After,
         caller: &Caller,
         build: impl Fn() -> Request<'r>,
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<(T, u64), FsError> {
-        let mut lane = self.borrow_lane();
+        let mut lane = self.borrow_lane(after)?;
         let answer = lane.call(caller, |_| build(), |reply, _| take(reply))?;
         Ok((answer, lane.session_number()))
     }
@@ -323,8 +376,18 @@ impl Session {
         Ok(())
     }
 
-    /// A lane for the calling thread: its own if that is free, else any.
-    pub(crate) fn borrow_lane(&self) -> LaneGuard<'_> {
+    /// A lane for the calling thread, once early writes have been executed as `after` says. Every request of a caller goes
+    /// this way. Whoever has a lane asks for no other one.
+    ///
+    /// # Errors
+    /// `ShutDown` if the mount ends meanwhile.
+    pub(crate) fn borrow_lane(&self, after: After) -> Result<LaneGuard<'_>, FsError> {
+        self.settle(after)?;
+        Ok(self.any_lane())
+    }
+
+    /// The calling thread's own lane if that is free, else any.
+    fn any_lane(&self) -> LaneGuard<'_> {
         thread_local! {
             static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
         }
@@ -360,7 +423,8 @@ impl Session {
             return;
         }
         if self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed) {
-            let mut lane = self.borrow_lane();
+            self.end_early_writes();
+            let mut lane = self.any_lane();
             if lane.is_connected() {
                 // Best effort: if it is lost, the lease ends the session.
                 let _ = lane.call_once(&self.own_caller(), &Request::Detach);

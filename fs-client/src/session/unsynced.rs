@@ -317,6 +317,11 @@ impl Unsynced {
         self.state.lock().files.is_empty()
     }
 
+    /// Written bytes of this file were lost, or nobody knows.
+    pub(super) fn fail(&self, ino: InodeNo) {
+        self.state.lock().failed.insert(ino);
+    }
+
     /// Whether written bytes of this file were lost; says so once.
     pub(crate) fn take_failed(&self, ino: InodeNo) -> bool {
         let mut state = self.state.lock();

@@ -102,9 +102,14 @@ pub struct BadLink {
 impl BadLink {
     /// A link to a server's tcp endpoint that does nothing yet.
     pub fn to(server: &Endpoint, seed: u64) -> Self {
+        Self::between("127.0.0.1:0", server, seed)
+    }
+
+    /// The same at a given address.
+    pub fn between(at: &str, server: &Endpoint, seed: u64) -> Self {
         let address = server.to_string();
         let to = address.strip_prefix("tcp://").expect("a tcp endpoint").parse().expect("an address");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let listener = TcpListener::bind(at).expect("listen");
         let at = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
             to,

@@ -67,6 +67,8 @@ impl Site {
             listen: vec![self.tcp.clone(), self.shm.clone()],
             policy: RegionPolicy::default(),
             hotspots: self.sizes.hotspots,
+            durable_answers: false,
+            rings: None,
         };
         let running = serving::serve(&self.directory.path().join("pool"), with).expect("start");
         self.tcp = running.endpoints().remove(0);

@@ -4,17 +4,22 @@
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::Sampling;
-use cuttlefs_common::world::{SystemClock, SystemRandom};
+use cuttlefs_common::rpc::durable::Kind;
+use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
+use cuttlefs_server::early::{EarlyChoice, RingDevice, RingOptions};
+use cuttlefs_server::log::{FileLog, MIN_CAPACITY, RING_OFFSET};
 use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
-use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
+use cuttlefs_server::serve::{LogParts, Parts, RunningServer, ServeOptions, StartError};
 use cuttlefs_server::tier::ScrubOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +29,22 @@ pub struct Serve {
     pub listen: Vec<Endpoint>,
     pub policy: RegionPolicy,
     pub hotspots: Hotspots,
+    /// Every answered mutation is durable.
+    pub durable_answers: bool,
+    /// What small writes may be acknowledged through, if anything.
+    pub rings: Option<Rings>,
+}
+
+/// Rings that are offered.
+#[derive(Clone, Copy, Debug)]
+pub struct Rings {
+    pub kind: Kind,
+    pub device: LogDeviceKind,
+}
+
+/// Where a pool's rings are.
+pub fn rings_of(directory: &Path) -> PathBuf {
+    directory.join("rings")
 }
 
 /// Makes a pool; returns its pages.
@@ -51,12 +72,31 @@ fn open_store(directory: &Path) -> SledStore {
     }
 }
 
+/// The pool's redo log, made if there is none.
+fn redo_log(directory: &Path) -> LogParts {
+    if let Some(found) = LogParts::found(directory, true).expect("the log can be read") {
+        return found;
+    }
+    let bytes = RING_OFFSET + MIN_CAPACITY;
+    FileLog::make(directory, bytes, LogId(SystemRandom.next_u64())).expect("make the log");
+    LogParts::found(directory, true).expect("the log can be read").expect("it was made")
+}
+
 /// Serves the pool in a directory.
 pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
-    let parts = Parts::new(Arc::new(meta), opened.data_files().clone());
+    let parts = Parts {
+        log: serve.durable_answers.then(|| redo_log(directory)),
+        // Always looked for: what they hold is done, whatever is offered from now on.
+        rings: Some(RingOptions {
+            directory: rings_of(directory),
+            device: RingDevice::Kind(serve.rings.map_or(LogDeviceKind::PmemEmulated, |rings| rings.device)),
+            early: serve.rings.map_or(EarlyChoice::Off, |rings| EarlyChoice::Kind(rings.kind)),
+        }),
+        ..Parts::new(Arc::new(meta), opened.data_files().clone())
+    };
     let options = ServeOptions {
         workers: 2,
         policy: serve.policy,
@@ -70,11 +110,23 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
 
 /// A client. `background`: it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
+    connect_with(endpoint, label, lanes, background, true)
+}
+
+/// As `connect`; `early_writes`: small ones may be acknowledged before they are executed.
+pub fn connect_with(
+    endpoint: &Endpoint,
+    label: &str,
+    lanes: usize,
+    background: bool,
+    early_writes: bool,
+) -> RemoteVolume {
     let options = SessionOptions {
         endpoint: endpoint.clone(),
         label: label.into(),
         subtree: Vec::new(),
         lanes,
+        early_writes,
         background,
     };
     let device = SoftDevice::new(SoftOptions::default());

@@ -169,6 +169,7 @@ impl World {
             label: "world".into(),
             subtree: Vec::new(),
             lanes: 2,
+            early_writes: true,
             background: false,
         };
         let session = Session::connect(self.inner.network.device(), options, self.inner.random.as_ref());

@@ -46,6 +46,10 @@ pub struct Access {
     pub remote_atomic: bool,
     /// Peers may FLUSH it (`IBV_ACCESS_FLUSH_GLOBAL`, and with a persistence domain `IBV_ACCESS_FLUSH_PERSISTENT`).
     pub remote_flush: bool,
+    /// So many of its first bytes are the owner's: peers may READ and FLUSH them, and neither WRITE them nor do atomics
+    /// there. (With libibverbs: two registrations.) Over shared memory, where the initiator is the RNIC, it is not kept
+    /// from them: who maps memory is trusted.
+    pub own_bytes: u64,
 }
 
 impl Access {
@@ -56,6 +60,7 @@ impl Access {
         remote_write: true,
         remote_atomic: true,
         remote_flush: true,
+        own_bytes: 0,
     };
     /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
     pub const LOCAL: Self = Self {
@@ -64,6 +69,7 @@ impl Access {
         remote_write: false,
         remote_atomic: false,
         remote_flush: false,
+        own_bytes: 0,
     };
 }
 

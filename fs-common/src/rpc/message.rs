@@ -7,6 +7,7 @@
 //! `Request` is also what the redo log will hold: a mutation is replayed by handing the same value to the same
 //! `apply` (DESIGN section 5).
 
+use super::early::EarlyOffer;
 use crate::attr::{Attr, FileKind, SetAttr};
 use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey};
 use crate::region::{Extent, MagicPattern, PageSet};
@@ -424,6 +425,8 @@ pub struct Attached {
     pub sampling: Option<Sampling>,
     /// Every mutation that is answered is durable: there is nothing a client would have to keep for a restart.
     pub durable_answers: bool,
+    /// Where small writes may be put that are to be acknowledged before they are executed; `None`: nowhere.
+    pub early: Option<EarlyOffer>,
 }
 
 /// What one-sided reads of file bytes are worth at a server.

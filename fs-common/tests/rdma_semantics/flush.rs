@@ -185,6 +185,36 @@ pub(super) fn messages_are_flushed_where_they_land(link: LinkKind) {
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
 }
 
+/// The initiator may do a flush all by itself, and nobody looks at the memory any more: that is no flush.
+pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
+    let mut pair = Pair::new(link);
+    let dir = tempfile::tempdir().expect("dir");
+    let device =
+        LogDevice::open(&dir.path().join("log"), 4096, Some(LogDeviceKind::PmemEmulated)).expect("device");
+    let log = pair
+        .server
+        .pd
+        .register_persistent(device.memory().clone(), Access::ALL, device.persistence().clone())
+        .expect("register");
+    let place = Remote::Memory { rkey: log.rkey(), offset: 0 };
+    let persist = |id| {
+        let mut write = send(1, SendOp::Write(place), pair.client.put(0, b"written."));
+        write.signaled = false;
+        [write, send(id, flush(place, 8, Placement::Persistence), Sge::EMPTY)]
+    };
+    // The region is known to the client, so that nothing but the flush itself can notice.
+    pair.c().post_send(&persist(2)).expect("post");
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+    let late = persist(3);
+    pair.server_qp = None;
+    // Not polled in between: the client does not know yet.
+    if pair.c().post_send(&late).is_ok() {
+        let completion = pair.client.next();
+        assert_ne!(completion.status, WcStatus::Success, "{completion:?}");
+    }
+    assert_eq!(pair.c().state(), QpState::Error);
+}
+
 /// On persistent memory, and on a file whose syncs many flushes share, for real.
 pub(super) fn real_devices_persist(link: LinkKind) {
     let pair = Pair::new(link);

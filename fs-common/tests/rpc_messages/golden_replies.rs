@@ -4,8 +4,10 @@ use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
+use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Attached, DirEntry, HEADER_LEN, Layout, OneSidedReads, Opened, RECLAIM_FILES_MAX, Reply, Sampling, Space,
+    Attached, DirEntry, EarlyDoor, EarlyOffer, HEADER_LEN, Layout, OneSidedReads, Opened, RECLAIM_FILES_MAX,
+    Reply, Sampling, Space,
 };
 
 /// How many kinds of reply there are.
@@ -91,6 +93,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 one_sided: OneSidedReads::Off,
                 sampling: Some(Sampling { unit_pages: 256, period_ms: 1000 }),
                 durable_answers: true,
+                early: Some(EarlyOffer { kind: Kind::WRFlush, door: EarlyDoor::Port(7951) }),
             }),
             joined(&[
                 &[1],
@@ -105,6 +108,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 &[2],
                 &[1, 0x80, 2, 0xe8, 7],
                 &[1],
+                &[1, 3, 0, 0x8f, 0x3e], // offered: its kind, a port
             ]),
         ),
         (Reply::Reclaimed(vec![None, Some(OPENED)]), joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr])),

@@ -5,9 +5,11 @@
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
+use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Allocate, Attached, DirEntry, Layout, NewNode, OneSidedReads, Opened, Payload, Reclaim, RemoteBuffer,
-    RenameMode, Reply, Request, Rights, Sampling, SeekFor, Sink, Space, SyncScope, XattrMode,
+    Allocate, Attached, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads, Opened, Payload,
+    Reclaim, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling, SeekFor, Sink, Space, SyncScope,
+    XattrMode,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -275,6 +277,7 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             any::<[u8; 32]>(),
             select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
             any::<(Option<(u32, u32)>, bool)>(),
+            option::of((select(Kind::ALL.to_vec()), any::<Option<u16>>())),
         )
             .prop_map(
                 |(
@@ -282,6 +285,7 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                     magic,
                     one_sided,
                     (sampling, durable_answers),
+                    early,
                 )| {
                     Reply::Attached(Attached {
                         server_epoch,
@@ -295,6 +299,10 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         one_sided,
                         sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
                         durable_answers,
+                        early: early.map(|(kind, port)| EarlyOffer {
+                            kind,
+                            door: port.map_or(EarlyDoor::Beside, EarlyDoor::Port),
+                        }),
                     })
                 },
             )

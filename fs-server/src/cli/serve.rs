@@ -1,6 +1,7 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
 use crate::config::{Durability, LEAST_MEMORY_BYTES};
+use crate::early::{EarlyChoice, RingDevice, RingOptions};
 use crate::export::{self, Export};
 use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{Meta, SledOptions, SledStore};
@@ -17,6 +18,7 @@ use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -60,6 +62,16 @@ pub(super) struct ServeArgs {
     /// Size of the redo log when it is made, with --durability ack [default: `log_size` of cuttlefs.toml, 256M]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<ByteSize>,
+    /// With --durability ack: whether a small write is safe in its client's ring before it is executed: auto (if the
+    /// rings lie on persistent memory), off, sflush, wflush, s-rflush or w-rflush [default: `early` of cuttlefs.toml, auto]
+    #[arg(long, value_name = "KIND")]
+    early: Option<EarlyChoice>,
+    /// Where the rings are [default: `ring_dir` of cuttlefs.toml, `rings` in the pool's directory]
+    #[arg(long, value_name = "DIR")]
+    ring_dir: Option<PathBuf>,
+    /// What the rings lie on: auto, pmem, pmem-emulated or file [default: `ring_device` of cuttlefs.toml, auto]
+    #[arg(long, value_name = "DEVICE")]
+    ring_device: Option<RingDevice>,
     /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
     #[arg(long)]
     odp_hardware: bool,
@@ -135,6 +147,22 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         opened.meta_dir().display()
     );
     let durability = args.durability.unwrap_or(config.server.durability);
+    let mut early = args.early.unwrap_or(config.server.early);
+    if durability != Durability::Ack {
+        ensure!(
+            !matches!(early, EarlyChoice::Kind(_)),
+            "--early {early} needs --durability ack: a write is acknowledged early only where every answer is durable"
+        );
+        early = EarlyChoice::Off;
+    }
+    // A path of cuttlefs.toml that is not absolute is meant from the pool's directory.
+    let configured = config.server.ring_dir.as_ref().map(|path| args.pool.join(path));
+    let asked = args.ring_dir.or(configured);
+    let rings = RingOptions {
+        directory: ring_dir(&opened.ring_dir(), asked)?,
+        device: args.ring_device.unwrap_or(config.server.ring_device),
+        early,
+    };
     let log_bytes = args.log_size.map_or(config.server.log_size, |size| size.0);
     let log = redo_log(&opened.log_dir(), durability, log_bytes)?;
     let recovers_only = log.is_some() && durability == Durability::Fsync;
@@ -145,6 +173,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         clock,
         random: Arc::new(SystemRandom),
         log,
+        rings: Some(rings),
     };
     let subtree = export::components(config.export.subtree.as_bytes())
         .map_err(|_| anyhow::anyhow!("`subtree` in cuttlefs.toml must not contain `..`"))?;
@@ -192,6 +221,38 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Where rings are to be. `place` in the pool's directory is that, or a link to it, so that no start looks elsewhere than the
+/// one before it did and misses acknowledged writes.
+fn ring_dir(place: &Path, asked: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    // Also of a link to a place that is not there: then it says so.
+    let held = RingStore::look(place)?;
+    let Some(asked) = asked else { return Ok(place.to_owned()) };
+    std::fs::create_dir_all(&asked).with_context(|| format!("cannot make {}", asked.display()))?;
+    let asked = asked.canonicalize().with_context(|| format!("cannot reach {}", asked.display()))?;
+    if place.canonicalize().is_ok_and(|current| current == asked) {
+        return Ok(asked);
+    }
+    let shown = place.canonicalize().unwrap_or_else(|_| place.to_owned());
+    ensure!(
+        held == 0,
+        "{held} acknowledged writes are in rings in {}; start once with --ring-dir naming that",
+        shown.display()
+    );
+    let linked = || {
+        match std::fs::symlink_metadata(place) {
+            // Rings that hold nothing.
+            Ok(found) if found.is_dir() => std::fs::remove_dir_all(place)?,
+            Ok(_) => std::fs::remove_file(place)?,
+            Err(_) => {}
+        }
+        std::os::unix::fs::symlink(&asked, place)?;
+        let pool = place.parent().unwrap_or(Path::new("/"));
+        std::fs::File::open(pool)?.sync_all()
+    };
+    linked().with_context(|| format!("cannot note in {} where rings are", place.display()))?;
+    Ok(asked)
 }
 
 /// The pool's redo log with what it holds; made if there is none and changes are to be logged.

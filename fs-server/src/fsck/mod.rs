@@ -21,6 +21,7 @@ pub use report::{Finding, Report};
 use crate::log::{Contents, FileLog};
 use crate::meta::{Detail, HashKey, Meta, MetaError, SledOptions, SledStore, Store, Survey, repair};
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
+use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::world::{Clock, SystemClock};
 use std::fs;
 use std::io;
@@ -70,6 +71,11 @@ pub enum FsckError {
          repair then"
     )]
     Unrecovered(usize),
+    /// The same of rings.
+    #[error(
+        "{0} acknowledged writes are in rings; serve the pool once, which executes them, stop the server, and repair then"
+    )]
+    UnexecutedRings(u64),
 }
 
 /// What is told on the way.
@@ -91,6 +97,7 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
         Err(error) => return Err(error.into()),
     };
     check_log(options, &opened, &mut report)?;
+    check_rings(options, &opened, &mut report)?;
     let (store, _scratch) = match open_store(options, &opened)? {
         Ok(opened) => opened,
         Err(why) => {
@@ -130,6 +137,21 @@ fn check_log(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report)
         }
         Err(error) => {
             report.find(Finding::pool("redo-log", error.to_string()));
+            Ok(())
+        }
+    }
+}
+
+/// What rings hold; the same.
+fn check_rings(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report) -> Result<(), FsckError> {
+    match RingStore::look(&opened.ring_dir()) {
+        Ok(held) if options.repair && held > 0 => Err(FsckError::UnexecutedRings(held)),
+        Ok(held) => {
+            report.ring_writes = held;
+            Ok(())
+        }
+        Err(error) => {
+            report.find(Finding::pool("rings", error.to_string()));
             Ok(())
         }
     }

@@ -68,6 +68,8 @@ pub struct Report {
     pub unsettled_pages: u64,
     /// Acknowledged changes in the redo log, which the next start does again.
     pub logged_changes: u64,
+    /// Acknowledged writes in rings, which the next start executes unless the redo log has them.
+    pub ring_writes: u64,
 }
 
 impl Report {
@@ -111,6 +113,7 @@ impl Report {
             "verified_pages": self.verified_pages,
             "unsettled_pages": self.unsettled_pages,
             "logged_changes": self.logged_changes,
+            "ring_writes": self.ring_writes,
         })
     }
 
@@ -137,6 +140,9 @@ impl Report {
                 "{} changes in the redo log are done again at the next start",
                 self.logged_changes
             ));
+        }
+        if self.ring_writes > 0 {
+            lines.push(format!("{} writes in rings are executed at the next start", self.ring_writes));
         }
         lines.push(match self.exit_code() {
             CLEAN => "clean".to_owned(),

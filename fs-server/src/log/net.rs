@@ -7,7 +7,7 @@
 use super::operation::{Change, Operation};
 use crate::meta::{Placed, RequestId};
 use cuttlefs_common::attr::Timestamp;
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{ClientId, InodeNo, PAGE_SIZE_U64, SlotIndex};
 use cuttlefs_common::redo::Record;
 use std::collections::BTreeMap;
 
@@ -20,8 +20,6 @@ pub enum Again {
         offset: u64,
         /// Them.
         bytes: Vec<u8>,
-        /// The write this is of, with the place of all its bytes.
-        of: Option<(RequestId, Placed)>,
     },
     /// Give the file this length.
     Length(u64),
@@ -53,6 +51,9 @@ pub struct FileChanges {
     pub changes: Vec<Again>,
     /// When contents or length were changed last, and the inode's change counter before that.
     pub modified: Option<(Timestamp, u64)>,
+    /// The last write of each slot, with the place of its bytes: also of those that a later change took away, which must
+    /// not be written once more.
+    pub done: BTreeMap<(ClientId, SlotIndex), (RequestId, Placed)>,
 }
 
 /// What is left to do.
@@ -83,9 +84,11 @@ impl FileChanges {
         let changes = &mut self.changes;
         match change {
             Change::Write { offset, bytes, ends } => {
-                let placed = Placed { offset, len: bytes.len() as u32 };
-                let of = request.map(|request| (request, placed));
-                changes.push(Again::Write { offset, bytes: bytes.to_vec(), of });
+                if let Some(request) = request {
+                    let placed = Placed { offset, len: bytes.len() as u32 };
+                    self.done.insert((request.client, request.slot), (request, placed));
+                }
+                changes.push(Again::Write { offset, bytes: bytes.to_vec() });
                 // The length it gave, for the bytes that give it may be cut off.
                 if let Some(end) = ends {
                     changes.push(Again::AtLeast(end));
@@ -111,10 +114,10 @@ impl FileChanges {
 fn without(changes: &mut Vec<Again>, start: u64, end: u64) {
     for change in std::mem::take(changes) {
         match change {
-            Again::Write { offset, bytes, of } => {
+            Again::Write { offset, bytes } => {
                 for (from, to) in outside(offset, bytes.len() as u64, start, end) {
                     let bytes = bytes[(from - offset) as usize..(to - offset) as usize].to_vec();
-                    changes.push(Again::Write { offset: from, bytes, of });
+                    changes.push(Again::Write { offset: from, bytes });
                 }
             }
             Again::Zeros { offset, len, keep_space: true } => {

@@ -8,7 +8,7 @@ use super::operation::RequestId;
 use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
 use cuttlefs_common::attr::{Attr, FileKind};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX, SlotIndex};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::DirEntry;
 use cuttlefs_common::status::Status;
@@ -195,6 +195,14 @@ impl Meta {
     /// `Io`.
     pub fn all_extents(&self, visit: &mut dyn FnMut(InodeNo, Extent)) -> Result<(), Status> {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
+    }
+
+    /// What the store remembers of a client's slot: which request was done last.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn last_request(&self, client: ClientId, slot: SlotIndex) -> Result<Option<SlotRecord>, Status> {
+        self.stored().slot(&key::client_slot(client, slot)).map_err(|e| self.fail("last_request", e))
     }
 
     /// What the store remembers of the slot a request came in, if that is this request: it was done.

@@ -33,6 +33,8 @@ use std::time::{Duration, Instant};
 pub const META_DIR: &str = "meta";
 /// The redo log's directory.
 pub const LOG_DIR: &str = "log";
+/// Rings of early writes, unless they are elsewhere.
+const RING_DIR: &str = "rings";
 /// The data file if no other is named.
 pub const DATA_FILE: &str = "data";
 /// How long a lock that is held is waited for. A process that just ended, or a child between fork and exec, holds
@@ -157,6 +159,11 @@ impl PoolDirectory {
     /// Where the redo log lives.
     pub fn log_dir(&self) -> PathBuf {
         self.dir.join(LOG_DIR)
+    }
+
+    /// Where rings of early writes are; a link to it, if they are elsewhere.
+    pub fn ring_dir(&self) -> PathBuf {
+        self.dir.join(RING_DIR)
     }
 }
 

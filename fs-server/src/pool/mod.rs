@@ -44,7 +44,7 @@ pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
-pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
+pub use space::{NoSpace, QuarantineSeq, Reserve, Run, Space, SpaceError, SpaceFigures};
 pub use sums::{PageSums, SumFigures, SumLayout, SummedDisk};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};

@@ -15,6 +15,8 @@
 //! # Invariants
 //! * Free runs neither overlap nor touch; both trees hold the same runs.
 //! * `free + used + quarantined == pages`, always.
+//! * Of the free pages `withheld` are promised to reserves; they are never more than are free. Only the allocation that
+//!   names a reserve may take its pages, so what a reserve was made for does not fail for want of space.
 //! * A page is given out only from free runs; a quarantined page becomes free only through `release_quarantined`
 //!   (invariant 3).
 //!
@@ -58,6 +60,30 @@ pub struct SpaceFigures {
     pub used: u64,
     /// Left its file, and cannot be allocated yet.
     pub quarantined: u64,
+    /// Of the free ones, promised to reserves.
+    pub withheld: u64,
+}
+
+/// Free pages that are kept for somebody: which ones is open until he takes them. Goes back with `Space::release`.
+#[derive(Debug)]
+pub struct Reserve {
+    pages: u64,
+    full: u64,
+}
+
+impl Reserve {
+    /// None.
+    pub const EMPTY: Self = Self { pages: 0, full: 0 };
+
+    /// Whether it is none.
+    pub fn is_ended(&self) -> bool {
+        self.full == 0
+    }
+
+    /// Pages it has now.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
 }
 
 /// Less is free than was asked for. Nothing was allocated.
@@ -66,7 +92,7 @@ pub struct SpaceFigures {
 pub struct NoSpace {
     /// What was asked for.
     pub wanted: u64,
-    /// What there is.
+    /// What there is for whoever asks.
     pub free: u64,
     /// What a flush of the metadata could make free.
     pub quarantined: u64,
@@ -109,6 +135,8 @@ struct State {
     /// (length, first page) of the same runs.
     by_len: BTreeSet<(u64, u64)>,
     free: u64,
+    /// Of these, promised to reserves.
+    withheld: u64,
     /// First page -> length of quarantined runs, to catch a page that is freed twice.
     quarantined_by_first: BTreeMap<u64, u64>,
     /// The same runs in the order they came.
@@ -152,27 +180,55 @@ impl Space {
     /// `NoSpace` with nothing taken.
     pub fn allocate(&self, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, NoSpace> {
         let mut state = self.state.lock();
-        if pages > state.free {
-            return Err(NoSpace { wanted: pages, free: state.free, quarantined: state.quarantined });
+        let free = state.free - state.withheld;
+        if pages > free {
+            return Err(NoSpace { wanted: pages, free, quarantined: state.quarantined });
         }
-        let mut runs = Vec::new();
-        let mut left = pages;
-        if let Some(near) = near.filter(|_| left > 0)
-            && let Some(run) = state.take_at(near.0, left)
-        {
-            left -= run.len;
-            runs.push(run);
+        Ok(state.take(pages, near))
+    }
+
+    /// The same with a reserve behind it, which is filled up again as far as there are pages.
+    ///
+    /// # Errors
+    /// `NoSpace` with nothing taken.
+    pub fn allocate_from(
+        &self,
+        reserve: &mut Reserve,
+        pages: u64,
+        near: Option<PoolPage>,
+    ) -> Result<Vec<Run>, NoSpace> {
+        let mut state = self.state.lock();
+        let free = state.free - state.withheld + reserve.pages;
+        if pages > free {
+            return Err(NoSpace { wanted: pages, free, quarantined: state.quarantined });
         }
-        while left > 0 {
-            let run = state.take_best(left);
-            left -= run.len;
-            match runs.last_mut() {
-                Some(last) if last.end() == run.first => last.len += run.len,
-                _ => runs.push(run),
-            }
-        }
+        let own = pages.min(reserve.pages);
+        reserve.pages -= own;
+        state.withheld -= own;
+        let runs = state.take(pages, near);
+        state.top_up(reserve);
         state.check();
         Ok(runs)
+    }
+
+    /// A reserve of `full` pages, or of as many as are free.
+    pub fn reserve(&self, full: u64) -> Reserve {
+        let mut reserve = Reserve { pages: 0, full };
+        self.state.lock().top_up(&mut reserve);
+        reserve
+    }
+
+    /// Fills a reserve up as far as there are pages; whether it is full.
+    pub fn top_up(&self, reserve: &mut Reserve) -> bool {
+        if reserve.pages < reserve.full {
+            self.state.lock().top_up(reserve);
+        }
+        reserve.pages == reserve.full
+    }
+
+    /// Ends a reserve: its pages are for everybody.
+    pub fn release(&self, reserve: Reserve) {
+        self.state.lock().withheld -= reserve.pages;
     }
 
     /// Gives back what was allocated and never named by metadata nor reached by an IO: free at once.
@@ -232,6 +288,7 @@ impl Space {
             free: state.free,
             used: state.pages - state.free - state.quarantined,
             quarantined: state.quarantined,
+            withheld: state.withheld,
         }
     }
 
@@ -253,6 +310,34 @@ impl State {
         let by_len = self.by_len.remove(&(len, first));
         assert!(by_first == Some(len) && by_len, "both trees hold the same runs");
         self.free -= len;
+    }
+
+    /// Takes `pages`, of which so many are free.
+    fn take(&mut self, pages: u64, near: Option<PoolPage>) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut left = pages;
+        if let Some(near) = near.filter(|_| left > 0)
+            && let Some(run) = self.take_at(near.0, left)
+        {
+            left -= run.len;
+            runs.push(run);
+        }
+        while left > 0 {
+            let run = self.take_best(left);
+            left -= run.len;
+            match runs.last_mut() {
+                Some(last) if last.end() == run.first => last.len += run.len,
+                _ => runs.push(run),
+            }
+        }
+        self.check();
+        runs
+    }
+
+    fn top_up(&mut self, reserve: &mut Reserve) {
+        let pages = (reserve.full - reserve.pages).min(self.free - self.withheld);
+        reserve.pages += pages;
+        self.withheld += pages;
     }
 
     /// Takes up to `want` pages from `first` on, if `first` is free.
@@ -310,6 +395,7 @@ impl State {
     fn check(&self) {
         debug_assert_eq!(self.by_first.len(), self.by_len.len());
         assert!(self.free + self.quarantined <= self.pages, "more pages than there are");
+        assert!(self.withheld <= self.free, "pages are promised that are not free");
     }
 }
 

@@ -14,7 +14,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, MemoryRegion, ProtectionDomain, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
 };
-use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
+use cuttlefs_common::rpc::{EarlyOffer, MAX_MESSAGE_BYTES};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -69,6 +69,8 @@ pub struct Connection {
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
     session: OnceLock<Arc<Session>>,
+    /// What a client that came through the same door may be offered.
+    offer: Option<EarlyOffer>,
     replies: Arc<Semaphore>,
     /// Its client's counters are pulled over it.
     is_sampled: AtomicBool,
@@ -103,12 +105,18 @@ impl Connection {
     }
 
     /// An accepted connection.
-    pub fn new(number: u64, qp: Arc<dyn QueuePair>, region: Arc<dyn MemoryRegion>) -> Self {
+    pub fn new(
+        number: u64,
+        qp: Arc<dyn QueuePair>,
+        region: Arc<dyn MemoryRegion>,
+        offer: Option<EarlyOffer>,
+    ) -> Self {
         Self {
             number,
             qp,
             region,
             session: OnceLock::new(),
+            offer,
             replies: Arc::new(Semaphore::new(REPLIES)),
             is_sampled: AtomicBool::new(false),
             in_flight: Mutex::default(),
@@ -128,6 +136,11 @@ impl Connection {
     /// Counters are going to be pulled over this connection; `false` if they are already.
     pub fn begin_sampling(&self) -> bool {
         !self.is_sampled.swap(true, Ordering::Relaxed)
+    }
+
+    /// Where its client may put early writes.
+    pub fn offer(&self) -> Option<EarlyOffer> {
+        self.offer
     }
 
     /// The session it is attached to.

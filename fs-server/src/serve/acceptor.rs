@@ -4,6 +4,7 @@ use super::{Door, join};
 use crate::rpc::connection::Connection;
 use crate::server::Server;
 use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
+use cuttlefs_common::rpc::EarlyOffer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -28,6 +29,7 @@ impl Acceptor {
         server: &Arc<Server>,
         pd: &Arc<dyn ProtectionDomain>,
         doors: Vec<Door>,
+        offer: Option<EarlyOffer>,
     ) -> std::io::Result<Self> {
         let listener: Arc<dyn Listener> = Arc::from(listener);
         let thread = std::thread::Builder::new().name("acceptor".into()).spawn({
@@ -37,7 +39,7 @@ impl Acceptor {
                     match listener.accept() {
                         Ok(incoming) => {
                             let index = NEXT_WORKER.fetch_add(1, Ordering::Relaxed) % doors.len();
-                            admit(incoming, &server, pd.as_ref(), &doors[index]);
+                            admit(incoming, &server, pd.as_ref(), &doors[index], offer);
                         }
                         Err(RdmaError::Closed) => return,
                         Err(error) => tracing::warn!(%error, "a connection did not come about"),
@@ -58,8 +60,14 @@ impl Acceptor {
     }
 }
 
-fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionDomain, door: &Door) {
-    if let Some(connection) = accept(incoming, server, pd, &door.cq) {
+fn admit(
+    incoming: Box<dyn Incoming>,
+    server: &Arc<Server>,
+    pd: &dyn ProtectionDomain,
+    door: &Door,
+    offer: Option<EarlyOffer>,
+) {
+    if let Some(connection) = accept(incoming, server, pd, &door.cq, offer) {
         let number = connection.number();
         if door.connections.try_send(connection).is_err() {
             tracing::warn!("a worker takes no connections; closing this one");
@@ -68,12 +76,13 @@ fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionD
     }
 }
 
-/// Accepts a connection whose completions go to `cq`.
+/// Accepts a connection whose completions go to `cq`; its client may be offered `offer`.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,
     pd: &dyn ProtectionDomain,
     cq: &Arc<dyn CompletionQueue>,
+    offer: Option<EarlyOffer>,
 ) -> Option<Arc<Connection>> {
     let peer = incoming.peer();
     let Some(number) = server.connections.next_number() else {
@@ -93,7 +102,7 @@ pub(super) fn accept(
     });
     match accepted {
         Ok((qp, region)) => {
-            let connection = Arc::new(Connection::new(number, qp, region));
+            let connection = Arc::new(Connection::new(number, qp, region, offer));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.connections.add(&connection);
             Some(connection)

@@ -77,10 +77,14 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             timer.sleep(period).await;
             let gone = task.server.sessions.expire();
             for session in &gone {
+                task.server.early.let_go(&task.server, session.client(), false).await;
                 task.server.revoke(session.number()).await;
             }
             let forgotten = task.server.sessions.note_absent(gone.iter().map(|session| session.client()));
             task.server.end_sessions(gone.iter().map(|session| session.client()));
+            for client in &forgotten {
+                task.server.early.let_go(&task.server, *client, true).await;
+            }
             task.server.forget(&forgotten);
         }
     });

@@ -1,8 +1,9 @@
 //! A running server: threads, links, start and stop.
 //!
 //! Start: metadata -> free space (what no extent names) -> regions -> device (file target, windows) -> the first worker,
-//! which recovers what the redo log holds -> the others -> listeners. Stop runs the other way: listeners close, running requests end, everything is written back and
-//! committed, threads are joined.
+//! which recovers what the redo log holds, then what rings hold -> the others -> rings -> listeners. Stop runs the other
+//! way: listeners close, what rings hold is executed, running requests end, everything is written back and committed,
+//! threads are joined.
 //!
 //! # Failure
 //! A start that fails part-way stops what it had started. After a kill at any instruction the next start finds a
@@ -18,6 +19,7 @@ mod worker_thread;
 
 use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
+use crate::early::{Early, EarlyStartError, Ring, RingOptions};
 use crate::export::{self, Export};
 use crate::meta::Meta;
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
@@ -32,9 +34,9 @@ use crate::worker::WorkerHandle;
 pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
-use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, WindowId};
+use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError, WindowId};
 use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
@@ -65,6 +67,15 @@ pub struct Parts {
     pub random: Arc<dyn Random>,
     /// The redo log, if the pool has one.
     pub log: Option<LogParts>,
+    /// Rings of early writes: what is in them is executed; with a log that acknowledges they may be offered.
+    pub rings: Option<RingOptions>,
+}
+
+/// What the first worker recovers.
+struct ToRecover {
+    log: Option<LogParts>,
+    rings: Option<RingOptions>,
+    random: Arc<dyn Random>,
 }
 
 impl Parts {
@@ -77,6 +88,7 @@ impl Parts {
             clock: Arc::new(SystemClock::new()),
             random: Arc::new(SystemRandom),
             log: None,
+            rings: None,
         }
     }
 }
@@ -164,6 +176,9 @@ pub enum StartError {
          to take a page fault; listen on tcp:// or unix:// only"
     )]
     FaultsWithoutNic(Endpoint),
+    /// Early writes cannot be taken as asked.
+    #[error(transparent)]
+    Early(#[from] EarlyStartError),
     /// A worker did not start.
     #[error("a worker could not start: {0}")]
     Worker(String),
@@ -213,7 +228,7 @@ impl RunningServer {
     /// # Errors
     /// [`StartError`], saying what to do.
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
-        let Parts { meta, data, device, clock, random, log } = parts;
+        let Parts { meta, data, device, clock, random, log, rings } = parts;
         let system = |action| move |source| StartError::System { action, source };
         let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
@@ -226,11 +241,17 @@ impl RunningServer {
         let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
         let (layout, scrub, drawn) = (data.sum_layout(), options.scrub, random.clone());
-        let server = build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
+        let (server, forgotten) =
+            build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
-        let log = log.map(|log| (log, drawn));
-        match running.start_threads(&device, &storage, workers, &listen, scrub, log) {
+        let to_recover = ToRecover { log, rings: rings.clone(), random: drawn };
+        let started = running.start_workers(&device, &storage, workers, scrub, to_recover).and_then(|pd| {
+            // Which of their writes were done had to be known until here.
+            running.server.forget(&forgotten);
+            running.listen(&device, &pd, &listen, rings.as_ref())
+        });
+        match started {
             Ok(()) => Ok(running),
             Err(error) => {
                 running.stop_threads();
@@ -239,25 +260,43 @@ impl RunningServer {
         }
     }
 
-    fn start_threads(
+    fn start_workers(
         &mut self,
         device: &Arc<dyn Device>,
         storage: &Storage,
         workers: usize,
-        listen: &[Endpoint],
         scrub: ScrubOptions,
-        mut log: Option<(LogParts, Arc<dyn Random>)>,
-    ) -> Result<(), StartError> {
+        to_recover: ToRecover,
+    ) -> Result<Arc<dyn ProtectionDomain>, StartError> {
         let pd = device.alloc_pd();
+        let mut to_recover = Some(to_recover);
         for index in 0..workers {
-            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub, log.take())?;
+            let recovers = to_recover.take();
+            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub, recovers)?;
             self.workers.push(worker);
         }
+        Ok(pd)
+    }
+
+    fn listen(
+        &mut self,
+        device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
+        listen: &[Endpoint],
+        rings: Option<&RingOptions>,
+    ) -> Result<(), StartError> {
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
-        for endpoint in listen {
+        let offers = match rings.filter(|_| self.server.regions.redo().is_some()) {
+            Some(rings) => {
+                let ring_doors = doors.iter().map(|door| door.rings.clone()).collect();
+                Early::start(&self.server, &**device, rings, listen, ring_doors)?
+            }
+            None => vec![None; listen.len()],
+        };
+        for (endpoint, offer) in listen.iter().zip(offers) {
             let listener = pd.listen(endpoint)?;
             self.server.endpoints.lock().push(listener.endpoint());
-            let acceptor = Acceptor::start(listener, &self.server, &pd, doors.clone())
+            let acceptor = Acceptor::start(listener, &self.server, pd, doors.clone(), offer)
                 .map_err(|source| StartError::System { action: "start an acceptor", source })?;
             self.acceptors.push(acceptor);
         }
@@ -267,6 +306,11 @@ impl RunningServer {
     /// Where it listens, with ports the system chose.
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.server.endpoints.lock().clone()
+    }
+
+    /// Where the rings of early writes are reached, in the same order; empty if none are offered.
+    pub fn ring_endpoints(&self) -> Vec<Endpoint> {
+        self.server.early.endpoints()
     }
 
     /// What it shares, for figures.
@@ -280,6 +324,7 @@ impl RunningServer {
         for acceptor in &self.acceptors {
             acceptor.close();
         }
+        self.server.early.finish();
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         while self.server.drain.running.load(Ordering::SeqCst) > 0 {
             if Instant::now() >= deadline {
@@ -295,6 +340,8 @@ impl RunningServer {
         for acceptor in self.acceptors.drain(..) {
             acceptor.join();
         }
+        // Of a start that failed half-way.
+        self.server.early.finish();
         for connection in self.server.connections.all() {
             connection.qp().close();
         }
@@ -325,7 +372,8 @@ struct Storage {
     cached: Option<Arc<CachedPool>>,
 }
 
-/// Everything of a server but its threads and links. The device gets the file target and the windows.
+/// Everything of a server but its threads and links, and which clients are to be forgotten once all is recovered. The
+/// device gets the file target and the windows.
 #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
 fn build(
     meta: Arc<Meta>,
@@ -336,7 +384,7 @@ fn build(
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     options: ServeOptions,
-) -> Result<Arc<Server>, StartError> {
+) -> Result<(Arc<Server>, Vec<ClientId>), StartError> {
     let pool_pages = layout.pages();
     let (space, written) = derive_space(&meta, pool_pages)?;
     let space = Arc::new(space);
@@ -383,9 +431,9 @@ fn build(
         sums,
         scrub: Mutex::new(scrub),
         drain: Drain::default(),
+        early: Early::default(),
     });
-    server.forget(&forgotten);
-    Ok(server)
+    Ok((server, forgotten))
 }
 
 /// Free space is what no extent names (invariant 3): it cannot disagree with the extents. Also gives the pages that hold
@@ -413,5 +461,6 @@ fn join(thread: JoinHandle<()>, name: &str) {
 pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
+    rings: async_channel::Sender<Arc<Ring>>,
     cq: Arc<dyn cuttlefs_common::rdma::CompletionQueue>,
 }

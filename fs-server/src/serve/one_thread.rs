@@ -54,7 +54,8 @@ impl OneThreadServer {
         let committed = CommittedMeta::inline(meta.clone());
         let layout = SumLayout::new([pool_pages]);
         let (scrub, drawn) = (options.scrub, random.clone());
-        let server = build(meta, committed, layout, None, device, clock.clone(), random, options)?;
+        let (server, forgotten) =
+            build(meta, committed, layout, None, device, clock.clone(), random, options)?;
         let frames = server.regions.frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.sums.clone());
         let pd = device.alloc_pd();
@@ -69,13 +70,16 @@ impl OneThreadServer {
             let outcome = Rc::new(RefCell::new(None));
             let (task, slot) = (context.clone(), outcome.clone());
             worker.spawn_local(async move {
-                let done = recovery::run(&task.server, task.disk.as_ref(), log, drawn.as_ref(), false).await;
+                let done =
+                    recovery::run(&task.server, task.disk.as_ref(), Some(log), None, drawn.as_ref(), false)
+                        .await;
                 *slot.borrow_mut() = Some(done);
             });
             while outcome.borrow().is_none() && (worker.step(&mut |_| {}).unwrap_or(false) || others()) {}
             let done = outcome.borrow_mut().take();
             done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         }
+        server.forget(&forgotten);
         background::spawn(&worker, &context, &disk, scrub);
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server })
@@ -94,7 +98,9 @@ impl OneThreadServer {
     /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
-            if let Some(connection) = acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq) {
+            if let Some(connection) =
+                acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq, None)
+            {
                 self.context.adopt(connection);
             }
             return true;

@@ -1,10 +1,12 @@
-//! Recovery: what the redo log holds is done again, before anybody is served (docs/durability.md has the decision table).
+//! Recovery: what the redo log holds is done again, then what rings hold is done, before anybody is served
+//! (docs/durability.md has the decision tables; rings: `early/recovery.rs`).
 //!
 //! # Invariants
 //! * Until all of it is in the pool and in metadata, durably, nothing of the log changes: a crash on the way finds the
 //!   same log.
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
+use crate::early::{self, RingOptions};
 use crate::export::Identity;
 use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog};
 use crate::pool::Disk;
@@ -121,15 +123,15 @@ async fn do_again(
     file_changes: FileChanges,
 ) -> Result<(), Status> {
     let regions = &server.regions;
+    for (request, placed) in file_changes.done.into_values() {
+        tier::note_done(regions, file, request, placed);
+    }
     for change in file_changes.changes {
         match change {
-            Again::Write { offset, bytes, of } => {
+            Again::Write { offset, bytes } => {
                 for (index, part) in bytes.chunks(MAX_TRANSFER_BYTES as usize).enumerate() {
                     let at = WriteAt::Offset(offset + index as u64 * u64::from(MAX_TRANSFER_BYTES));
                     tier::write(regions, disk, file, at, Source::Bytes(part)).await?;
-                }
-                if let Some((request, placed)) = of {
-                    tier::note_done(regions, file, request, placed);
                 }
             }
             Again::AtLeast(size) if file.size() >= size => {}
@@ -163,27 +165,37 @@ async fn do_again(
     Ok(())
 }
 
-/// Recovers, and starts the log where changes are to be logged.
+/// Recovers what the log holds, then what rings hold, and starts the log where changes are to be logged.
 ///
 /// # Errors
 /// What stands in the way, with what to do.
 pub(super) async fn run(
     server: &Server,
     disk: &dyn Disk,
-    log: LogParts,
+    log: Option<LogParts>,
+    rings: Option<&RingOptions>,
     random: &dyn cuttlefs_common::world::Random,
     threaded: bool,
 ) -> Result<(), String> {
-    let LogParts { device, held, acknowledges } = log;
-    let turn = held.header.turn;
-    recover(server, disk, held).await.map_err(|error| error.to_string())?;
-    // Also where changes are not logged from now on: what the log held must not be done again over newer ones.
-    let log = RedoLog::begin(device, turn, server.clock.clone(), random, threaded)
-        .map_err(|error| format!("the redo log cannot be started: {error}; check its device"))?;
-    if acknowledges {
+    let mut begun = None;
+    if let Some(LogParts { device, held, acknowledges }) = log {
+        let turn = held.header.turn;
+        recover(server, disk, held).await.map_err(|error| error.to_string())?;
+        // Also where changes are not logged from now on: what the log held must not be done again over newer ones, such as
+        // those that rings hold.
+        let log = RedoLog::begin(device, turn, server.clock.clone(), random, threaded)
+            .map_err(|error| format!("the redo log cannot be started: {error}; check its device"))?;
+        if acknowledges {
+            begun = Some(log);
+        } else {
+            log.stop();
+        }
+    }
+    if let Some(rings) = rings {
+        early::recover(server, disk, rings).await.map_err(|error| error.to_string())?;
+    }
+    if let Some(log) = begun {
         server.regions.start_log(log);
-    } else {
-        log.stop();
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
-use super::{Door, LogParts, StartError, Storage, background, join, recovery};
+use super::{Door, StartError, Storage, ToRecover, background, join, recovery};
+use crate::early;
 use crate::pool::{CachedDisk, Disk, SummedDisk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::tier::{self, ScrubOptions};
 use crate::worker::{Worker, WorkerHandle};
 use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
-use cuttlefs_common::world::Random;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -16,6 +16,8 @@ use std::thread::JoinHandle;
 const CQ_DEPTH: u32 = 64 * 1024;
 /// Accepted connections a worker has not adopted yet.
 const MAX_UNADOPTED: usize = 1024;
+/// Rings with writes that a worker has not begun with: each ring is there once, and there are no more connected ones.
+const MAX_RINGS_WAITING: usize = 1024;
 
 /// A worker thread that runs.
 pub(super) struct WorkerThread {
@@ -24,8 +26,8 @@ pub(super) struct WorkerThread {
 }
 
 impl WorkerThread {
-    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work; it is given the redo log
-    /// to recover first.
+    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work; it is given what is to be
+    /// recovered first.
     pub(super) fn start(
         index: usize,
         server: &Arc<Server>,
@@ -33,10 +35,11 @@ impl WorkerThread {
         pd: &Arc<dyn ProtectionDomain>,
         storage: &Storage,
         scrub: ScrubOptions,
-        log: Option<(LogParts, Arc<dyn Random>)>,
+        to_recover: Option<ToRecover>,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
+        let (ring_sender, rings) = async_channel::bounded(MAX_RINGS_WAITING);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, String>>();
         let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
         let body = move || {
@@ -48,8 +51,8 @@ impl WorkerThread {
                     return;
                 }
             };
-            if let Some(log) = log
-                && let Err(reason) = recover(&worker, &context, log)
+            if let Some(to_recover) = to_recover
+                && let Err(reason) = recover(&worker, &context, to_recover)
             {
                 let _ = started.send(Err(reason));
                 return;
@@ -58,6 +61,12 @@ impl WorkerThread {
             worker.spawn_local(async move {
                 while let Ok(connection) = connections.recv().await {
                     adopting.adopt(connection);
+                }
+            });
+            let executing = context.clone();
+            worker.spawn_local(async move {
+                while let Ok(ring) = rings.recv().await {
+                    executing.spawn(early::run(executing.clone(), ring));
                 }
             });
             if index == 0 {
@@ -78,7 +87,10 @@ impl WorkerThread {
             .spawn(body)
             .map_err(|source| StartError::System { action: "start a worker", source })?;
         match wait.recv() {
-            Ok(Ok(handle)) => Ok(Self { door: Door { handle, connections: sender, cq }, thread }),
+            Ok(Ok(handle)) => {
+                let door = Door { handle, connections: sender, rings: ring_sender, cq };
+                Ok(Self { door, thread })
+            }
             Ok(Err(reason)) => Err(StartError::Worker(reason)),
             Err(_) => Err(StartError::Worker("it panicked".into())),
         }
@@ -97,11 +109,13 @@ impl WorkerThread {
 fn recover(
     worker: &Worker,
     context: &Rc<WorkerContext>,
-    (log, random): (LogParts, Arc<dyn Random>),
+    ToRecover { log, rings, random }: ToRecover,
 ) -> Result<(), String> {
     let task = context.clone();
-    let all =
-        async move { recovery::run(&task.server, task.disk.as_ref(), log, random.as_ref(), true).await };
+    let all = async move {
+        let (server, disk) = (&task.server, task.disk.as_ref());
+        recovery::run(server, disk, log, rings.as_ref(), random.as_ref(), true).await
+    };
     match worker.block_on(all) {
         Ok(Some(done)) => done,
         Ok(None) => Err("it was stopped during recovery".into()),

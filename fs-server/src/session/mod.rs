@@ -221,6 +221,11 @@ impl Sessions {
         Ok((session, true))
     }
 
+    /// The client's session, if it has one.
+    pub fn of(&self, client: ClientId) -> Option<Arc<Session>> {
+        self.by_client.lock().get(&client).cloned()
+    }
+
     /// Notes a request of the session.
     ///
     /// # Errors

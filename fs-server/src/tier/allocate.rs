@@ -155,7 +155,7 @@ async fn reserve(
         return Err(Status::Stale);
     }
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-    let (reserved, runs) = take_holes(regions, file, (first, last), PieceState::Unwritten).await?;
+    let (reserved, runs) = take_holes(regions, file, (first, last), PieceState::Unwritten, None).await?;
     let result = reserve_taken(
         regions,
         disk,

@@ -15,6 +15,7 @@ use super::detach::{end_is_inside_bytes, take_holes, undo_allocation, vacate_pie
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write_back::relieve;
 use crate::log::{Change, Ticket};
+use crate::pool::Reserve;
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
 use crate::region::{FileRegion, FileState, NoteData, Placed, Regions, RequestId};
@@ -23,6 +24,7 @@ use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::region::divide;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Where a write goes.
@@ -56,6 +58,8 @@ struct Writing<'w> {
     request: Option<RequestId>,
     /// Room in the log, where there is one.
     ticket: Option<&'w Ticket<'w>>,
+    /// Space that was kept for it.
+    reserve: Option<&'w Mutex<Reserve>>,
 }
 
 /// Writes all of `source`.
@@ -69,10 +73,11 @@ pub async fn write(
     at: WriteAt,
     source: Source<'_>,
 ) -> Result<Written, Status> {
-    write_for(regions, disk, file, at, source, None).await
+    write_for(regions, disk, file, at, source, None, None).await
 }
 
-/// The same for a request, whose identity becomes durable with the bytes: it is not done twice.
+/// The same for a request, whose identity becomes durable with the bytes: it is not done twice. It may take the pages of
+/// a reserve.
 ///
 /// # Errors
 /// As `write`.
@@ -83,6 +88,7 @@ pub async fn write_for(
     at: WriteAt,
     source: Source<'_>,
     request: Option<RequestId>,
+    reserve: Option<&Mutex<Reserve>>,
 ) -> Result<Written, Status> {
     let len = source.len();
     if len > MAX_TRANSFER_BYTES as usize {
@@ -90,7 +96,7 @@ pub async fn write_for(
     }
     relieve(regions, disk).await;
     let ticket = regions.begin_change(len, 1).await?;
-    let writing = Writing { regions, disk, file, source, request, ticket: ticket.as_ref() };
+    let writing = Writing { regions, disk, file, source, request, ticket: ticket.as_ref(), reserve };
     if let WriteAt::Offset(offset) = at {
         let end = end_of(offset, len)?;
         let shared = file.order.read().await;
@@ -182,7 +188,7 @@ impl Writing<'_> {
         let Self { regions, disk, file, source, .. } = *self;
         let end = end_of(offset, source.len())?;
         let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-        let (new, runs) = take_holes(regions, file, (first, last), PieceState::Fresh).await?;
+        let (new, runs) = take_holes(regions, file, (first, last), PieceState::Fresh, self.reserve).await?;
         let (changes, converted) = {
             let state = file.state();
             let converted: Vec<Piece> = state

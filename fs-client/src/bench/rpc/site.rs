@@ -98,7 +98,8 @@ impl RpcSite {
                 let device = SoftDevice::new(SoftOptions::default());
                 let rings = RingStore::new(&self.directory.join("rings"), Some(self.setup.log.kind()))?;
                 let executors = if threads > 1 { threads } else { 0 };
-                let options = ReceiverOptions { executors, slow_beyond: self.setup.slow_beyond };
+                let slow_beyond = self.setup.slow_beyond;
+                let options = ReceiverOptions { executors, slow_beyond, ..ReceiverOptions::default() };
                 let receiver = Receiver::start(&*device, &endpoint, rings, self.store.clone(), options)?;
                 Serving::Durable { receiver, _device: device }
             }

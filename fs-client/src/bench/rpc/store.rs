@@ -4,10 +4,8 @@
 //! bytes. An object begins with its key, which readers check.
 
 use anyhow::{Context as _, ensure};
-use cuttlefs_common::ids::{ClientId, LogSeq};
 use cuttlefs_common::persist::{LogDevice, LogDeviceKind};
-use cuttlefs_common::redo::LogId;
-use cuttlefs_common::rpc::durable::Service;
+use cuttlefs_common::rpc::durable::{Executed, Request, Service};
 use std::cell::Cell;
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -108,8 +106,8 @@ impl Service for ObjectStore {
         Self::word(body, 1).unwrap_or(0).into()
     }
 
-    fn execute(&self, _: ClientId, _: LogId, _: LogSeq, body: &[u8], answer: &mut Vec<u8>) -> u32 {
-        self.serve(body, answer)
+    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed {
+        Executed::Done(self.serve(request.body, answer))
     }
 }
 

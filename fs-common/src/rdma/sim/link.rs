@@ -185,7 +185,7 @@ impl SimDevice {
         rkey: Rkey,
         offset: u64,
         len: usize,
-        allowed: fn(&Access) -> bool,
+        allowed: impl Fn(&Access) -> bool,
     ) -> Result<Arc<SharedMemory>, WcStatus> {
         let regions = self.regions.lock();
         let region = regions.get(&rkey.0).ok_or(WcStatus::RemoteAccess)?;
@@ -258,7 +258,9 @@ impl Peer<'_> {
 
     pub(super) fn write(&self, remote: Remote, bytes: &[u8]) -> Result<(), WcStatus> {
         let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
-        let memory = self.device.remote(rkey, offset, bytes.len(), |access| access.remote_write)?;
+        let memory = self
+            .device
+            .remote(rkey, offset, bytes.len(), |access| access.remote_write && offset >= access.own_bytes)?;
         memory.write_word_last(offset as usize, bytes);
         Ok(())
     }
@@ -281,7 +283,9 @@ impl Peer<'_> {
         if !offset.is_multiple_of(8) {
             return Err(WcStatus::RemoteInvalid);
         }
-        let memory = self.device.remote(rkey, offset, 8, |access| access.remote_atomic)?;
+        let memory = self
+            .device
+            .remote(rkey, offset, 8, |access| access.remote_atomic && offset >= access.own_bytes)?;
         let word = memory.atomic_u64(offset as usize);
         let mut old = word.load(Ordering::SeqCst);
         while let Err(now) = word.compare_exchange(old, change(old), Ordering::SeqCst, Ordering::SeqCst) {

@@ -167,8 +167,8 @@ impl Need {
     ) -> Result<(), WcStatus> {
         let allowed = match self {
             Need::Read => access.remote_read,
-            Need::Write => access.remote_write && memory.is_writable(),
-            Need::Atomic => access.remote_atomic && memory.is_writable(),
+            Need::Write => access.remote_write && memory.is_writable() && offset >= access.own_bytes,
+            Need::Atomic => access.remote_atomic && memory.is_writable() && offset >= access.own_bytes,
             Need::Flush => access.remote_flush,
         };
         if !allowed || !memory.contains(offset, len) {

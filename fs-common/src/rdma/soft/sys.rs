@@ -49,6 +49,19 @@ pub(super) fn wait_readable(fd: &OwnedFd, timeout: Duration) -> io::Result<bool>
     }
 }
 
+/// Whether the other end of a connected socket is gone: closed, or dead. Does not wait; what cannot be asked is gone.
+pub(super) fn is_hung_up(fd: &OwnedFd) -> bool {
+    loop {
+        // HUP and ERR are told unasked.
+        let mut fds = [PollFd::new(fd, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut fds, Some(&timespec(Duration::ZERO))) {
+            Ok(events) => return events > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
+}
+
 /// Who is at the other end of a Unix socket.
 pub(super) fn unix_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
     let credentials = rustix::net::sockopt::socket_peercred(socket)?;

@@ -1,12 +1,14 @@
 //! One sender, as the receiver sees it: its ring, what of it was taken and executed, and where its answers go.
 //!
 //! # Locks
-//! `state` is held over memory copies, cache-line write-back and, once an eighth of the ring, over the data sync that moves
+//! `state` is held over memory copies, cache-line write-back and, once for many records, over the data sync that moves
 //! the head of a ring on a synced file. `said` comes inside it, is held over posting a message, and never over a sync: the
 //! thread that syncs takes it to say what is persistent.
 
 use super::kind::Kind;
+use super::receiver::Common;
 use super::rings::OpenRing;
+use super::service::{Executed, Request};
 use super::wire::{
     ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, MESSAGE_LEN, Message, open_envelope,
 };
@@ -18,7 +20,7 @@ use crate::rdma::{
     WrId,
 };
 use crate::redo::LogId;
-use crate::redo::ring::{RingReader, Taken};
+use crate::redo::ring::{RECORDS_AT, RingReader, Taken};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ pub(super) const QUEUE_DEPTH: u32 = 1024;
 const NOTICES: usize = QUEUE_DEPTH as usize;
 /// Records after which the head is moved and told, however small they are: well within what a sender may have in the
 /// ring.
-const RECORDS_PER_HEAD: u64 = 64;
+pub(super) const RECORDS_PER_HEAD: u64 = 64;
 const _: () = assert!(4 * RECORDS_PER_HEAD < super::sender_link::IN_RING_MAX);
 const _: () = assert!(super::sender_link::IN_RING_MAX < QUEUE_DEPTH as u64 / 2);
 /// A slowed sender may go on once so much of the bound is free again. Little, so that many short pauses come instead of a
@@ -42,18 +44,35 @@ const PASSING_MAX: usize = 64;
 const PLAIN: u64 = u64::MAX;
 
 /// A request that was taken and not executed yet.
-pub(super) struct Work {
+pub struct Work {
     pub(super) connection: Arc<Connection>,
-    pub(super) lsn: LogSeq,
+    lsn: LogSeq,
+    seq: u64,
     /// Envelope and body.
     data: Vec<u8>,
-    pub(super) answer_slot: Option<u16>,
+    answer_slot: Option<u16>,
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("lsn", &self.lsn).field("seq", &self.seq).finish_non_exhaustive()
+    }
 }
 
 impl Work {
-    /// What the service is to do.
-    pub(super) fn body(&self) -> &[u8] {
-        &self.data[ENVELOPE_LEN..]
+    /// What is to be done.
+    pub fn request(&self) -> Request<'_> {
+        let Connection { client, log, .. } = *self.connection;
+        Request { client, log, lsn: self.lsn, seq: self.seq, body: &self.data[ENVELOPE_LEN..] }
+    }
+
+    /// It was executed: answers, if an answer was asked for.
+    pub fn finish(self, executed: Executed, answer: &[u8]) {
+        let Self { connection, lsn, answer_slot, .. } = self;
+        let answer = &answer[..answer.len().min(connection.answer_max())];
+        if let Err(reason) = connection.executed(lsn, executed, answer_slot, answer) {
+            connection.give_up(&reason);
+        }
     }
 }
 
@@ -92,6 +111,7 @@ pub(super) struct AnswerSlots {
 
 /// A sender that was welcomed.
 pub(super) struct Connection {
+    common: Arc<Common>,
     pub(super) client: ClientId,
     pub(super) log: LogId,
     kind: Kind,
@@ -108,6 +128,12 @@ pub(super) struct Connection {
     pub(super) slowed: AtomicU64,
 }
 
+/// Up to where everything was executed, if that is past the head.
+fn finished(state: &State) -> Option<(u64, LogSeq)> {
+    let done = state.taken.iter().take_while(|progress| progress.executed);
+    done.last().map(|progress| (progress.end, LogSeq(progress.lsn.0 + 1)))
+}
+
 /// Where answers are staged behind the notices, each in a place of its own per slot.
 fn outgoing_len(answers: &AnswerSlots) -> usize {
     NOTICES * MESSAGE_LEN + answers.slots as usize * answers.slot_len as usize
@@ -115,6 +141,7 @@ fn outgoing_len(answers: &AnswerSlots) -> usize {
 
 impl Connection {
     pub(super) fn new(
+        common: Arc<Common>,
         pd: &dyn ProtectionDomain,
         qp: Arc<dyn QueuePair>,
         ring: OpenRing,
@@ -123,7 +150,8 @@ impl Connection {
         answers: AnswerSlots,
     ) -> Result<Arc<Self>, RdmaError> {
         let OpenRing { device, reader } = ring;
-        let access = Access { remote_atomic: false, ..Access::ALL };
+        // A sender writes records; who it is and where the head is stays the receiver's to say.
+        let access = Access { remote_atomic: false, own_bytes: RECORDS_AT as u64, ..Access::ALL };
         let region = pd.register_persistent(device.memory().clone(), access, device.persistence().clone())?;
         let outgoing = SharedMemory::new("durable-answers", outgoing_len(&answers)).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "answers".to_owned(), source }
@@ -134,6 +162,7 @@ impl Connection {
         let start = (0, LogSeq(1));
         let said = Said { persistent: LogSeq(0), slow: false, next_notice: 0, head: start, told: start };
         Ok(Arc::new(Self {
+            common,
             client,
             log,
             kind,
@@ -162,8 +191,11 @@ impl Connection {
         }
         let past = state.reader.checkpoint().past;
         let ring = self.ring.rkey();
-        let message = Message::Welcome { ring, log: self.log, past, device: self.device.kind() };
-        self.say(&mut self.said.lock(), &message)
+        let mut said = self.said.lock();
+        said.slow = self.common.service.holds_back(self.client);
+        self.slowed.fetch_add(u64::from(said.slow), Ordering::Relaxed);
+        let (device, slow) = (self.device.kind(), said.slow);
+        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device, slow })
     }
 
     fn post_slots(&self, state: &mut State, upto: u64) -> Result<(), PostError> {
@@ -193,12 +225,7 @@ impl Connection {
     }
 
     /// A request arrived, or a batch of them: takes what the RNIC says is there.
-    pub(super) fn arrived(
-        self: &Arc<Self>,
-        imm: Option<u32>,
-        slow_beyond: usize,
-        out: &mut Vec<Work>,
-    ) -> Result<(), String> {
+    pub(super) fn arrived(self: &Arc<Self>, imm: Option<u32>, out: &mut Vec<Work>) -> Result<(), String> {
         let mut state = self.state.lock();
         // What came before and nobody needed persistent is made so with the next that is: a record is valid only if
         // everything before it is.
@@ -216,7 +243,7 @@ impl Connection {
             if !more {
                 break;
             }
-            let Taken { lsn, data, end, place, .. } =
+            let Taken { lsn, seq, data, end, place, .. } =
                 state.reader.take().map_err(|error| error.to_string())?;
             match range.last_mut() {
                 Some(open) if open.0 + open.1 <= place.0 && place.0 - open.0 - open.1 < 4096 => {
@@ -224,19 +251,22 @@ impl Connection {
                 }
                 _ => range.push(place),
             }
-            let (Envelope { answer_slot, passing }, _) =
+            let (Envelope { answer_slot, passing }, body) =
                 open_envelope(&data).map_err(|error| error.to_string())?;
+            self.common.service.check(self.client, body)?;
             if answer_slot.is_some_and(|slot| u32::from(slot) >= self.answers.slots) {
                 return Err(format!("request {lsn} wants its answer in a slot that is not there"));
             }
             durable |= !passing;
             state.taken.push_back(Progress { lsn, end, executed: false });
-            out.push(Work { connection: self.clone(), lsn, data, answer_slot });
+            out.push(Work { connection: self.clone(), lsn, seq, data, answer_slot });
+            // At once: whoever ends the connection waits for it, also if what comes next is no request.
+            self.backlog.fetch_add(1, Ordering::AcqRel);
             last = lsn;
         }
-        let backlog = self.backlog.fetch_add(out.len() - first, Ordering::AcqRel) + out.len() - first;
+        let backlog = self.backlog.load(Ordering::Acquire);
         let mut said = self.said.lock();
-        let slows = backlog > slow_beyond && !said.slow;
+        let slows = backlog > self.common.options.slow_beyond && !said.slow;
         if slows {
             said.slow = true;
             self.slowed.fetch_add(1, Ordering::Relaxed);
@@ -292,53 +322,129 @@ impl Connection {
         Ok(())
     }
 
-    /// A request was executed: answers, and moves the head past everything that was.
-    pub(super) fn executed(
+    /// A request was executed: answers. Where nothing has to settle first, moves the head past everything that was.
+    fn executed(
         &self,
         lsn: LogSeq,
-        answer: Option<(u16, u32, &[u8])>,
-        slow_beyond: usize,
+        how: Executed,
+        answer_slot: Option<u16>,
+        body: &[u8],
     ) -> Result<(), String> {
+        let Common { service, options, settling, .. } = &*self.common;
+        self.common.executed.fetch_add(1, Ordering::Relaxed);
+        // Asked before the answer goes out, which lets the sender post one more.
+        let held = service.holds_back(self.client);
         let backlog = self.backlog.fetch_sub(1, Ordering::AcqRel) - 1;
         let mut state = self.state.lock();
-        if let Some(progress) = state.taken.iter_mut().find(|progress| progress.lsn == lsn) {
-            progress.executed = true;
-        }
-        let done = state.taken.iter().take_while(|progress| progress.executed);
-        let upto = done.last().map(|progress| (progress.end, LogSeq(progress.lsn.0 + 1)));
-        if let Some((end, next)) = upto {
-            let capacity = state.reader.geometry().capacity();
-            let step = if state.reader.persistence().by_cache_lines() { 1 } else { capacity / 8 };
-            let before = *state.reader.checkpoint();
-            if end - before.position >= step || next.0 - before.lsn.0 >= RECORDS_PER_HEAD {
-                state.reader.checkpoint_to(end, next).map_err(|error| error.to_string())?;
-                while state.taken.front().is_some_and(|progress| progress.lsn < next) {
-                    state.taken.pop_front();
+        let at = state.taken.partition_point(|progress| progress.lsn < lsn);
+        let status = match how {
+            Executed::Done(status) => {
+                if let Some(progress) = state.taken.get_mut(at) {
+                    progress.executed |= progress.lsn == lsn;
                 }
-                if state.taken.is_empty() {
-                    state.passing.clear();
-                }
-                if self.kind.sends() {
-                    let stride = state.reader.geometry().stride();
-                    let upto = (end + capacity) / stride;
-                    self.post_slots(&mut state, upto).map_err(|error| error.to_string())?;
+                status
+            }
+            // The head does not pass it.
+            Executed::Kept(status) => {
+                self.common.kept.fetch_add(1, Ordering::Relaxed);
+                status
+            }
+        };
+        if let Some((end, next)) = finished(&state) {
+            let by_lines = state.reader.persistence().by_cache_lines();
+            let part = if by_lines && !options.settles { 1 } else { state.reader.geometry().capacity() / 8 };
+            let before = state.reader.checkpoint();
+            if end - before.position >= part || next.0 - before.lsn.0 >= RECORDS_PER_HEAD {
+                if options.settles {
+                    settling.is_due();
+                } else {
+                    self.advance(&mut state, end, next)?;
                 }
             }
         }
         let mut said = self.said.lock();
         let head = *state.reader.checkpoint();
         said.head = (head.position, head.lsn);
-        let resumes = said.slow && backlog <= slow_beyond - slow_beyond / RESUME_PART;
+        if held && !said.slow {
+            // Ahead of the answer, so that the sender hears it first.
+            said.slow = true;
+            self.slowed.fetch_add(1, Ordering::Relaxed);
+            self.notice(&mut said).map_err(|error| error.to_string())?;
+        }
+        let resumes = said.slow && self.is_caught_up(backlog, held);
         said.slow &= !resumes;
-        if let Some((slot, status, body)) = answer {
+        if let Some(slot) = answer_slot {
             self.answer(&state, slot, lsn, status, body).map_err(|error| error.to_string())?;
             said.told = said.head;
         }
-        let untold = (head.position - said.told.0, head.lsn.0 - said.told.1.0);
-        if resumes || untold.0 > state.reader.geometry().capacity() / 4 || untold.1 >= RECORDS_PER_HEAD {
+        if resumes || self.is_untold(&state, &said) {
             self.notice(&mut said).map_err(|error| error.to_string())?;
         }
         Ok(())
+    }
+
+    fn is_caught_up(&self, backlog: usize, held: bool) -> bool {
+        let slow_beyond = self.common.options.slow_beyond;
+        !held && backlog <= slow_beyond - slow_beyond / RESUME_PART
+    }
+
+    /// Whether the sender is far behind in what it knows of the head.
+    fn is_untold(&self, state: &State, said: &Said) -> bool {
+        said.head.0 - said.told.0 > state.reader.geometry().capacity() / 4
+            || said.head.1.0 - said.told.1.0 >= RECORDS_PER_HEAD
+    }
+
+    /// Moves the head, makes that persistent, and posts the slots that are free by that.
+    fn advance(&self, state: &mut State, end: u64, next: LogSeq) -> Result<(), String> {
+        state.reader.checkpoint_to(end, next).map_err(|error| error.to_string())?;
+        while state.taken.front().is_some_and(|progress| progress.lsn < next) {
+            state.taken.pop_front();
+        }
+        if state.taken.is_empty() {
+            state.passing.clear();
+        }
+        if self.kind.sends() && !self.broken.load(Ordering::Acquire) {
+            let geometry = state.reader.geometry();
+            let upto = (end + geometry.capacity()) / geometry.stride();
+            self.post_slots(state, upto).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Up to where everything was executed, if that is past the head.
+    pub(super) fn finished(&self) -> Option<(u64, LogSeq)> {
+        finished(&self.state.lock())
+    }
+
+    /// What `finished` said is durable: moves the head and tells the sender.
+    pub(super) fn advance_to(&self, (end, next): (u64, LogSeq)) -> Result<(), String> {
+        let mut state = self.state.lock();
+        self.advance(&mut state, end, next)?;
+        let mut said = self.said.lock();
+        let head = *state.reader.checkpoint();
+        said.head = (head.position, head.lsn);
+        if self.is_untold(&state, &said) && !self.broken.load(Ordering::Acquire) {
+            self.notice(&mut said).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Lets a sender go on that was held back, if it may by now.
+    pub(super) fn look_again(&self) {
+        if !self.said.lock().slow || self.common.service.holds_back(self.client) {
+            return;
+        }
+        let mut said = self.said.lock();
+        if said.slow && self.is_caught_up(self.backlog.load(Ordering::Acquire), false) {
+            said.slow = false;
+            // It may be gone already.
+            let _ = self.notice(&mut said);
+        }
+    }
+
+    /// Whether the sender was told to slow down.
+    pub(super) fn is_slowed(&self) -> bool {
+        self.said.lock().slow
     }
 
     fn answer(

@@ -4,10 +4,11 @@ use crate::persist::LogDeviceKind;
 use crate::rdma::{Capabilities, LinkKind};
 use crate::redo::encoded_len;
 use crate::redo::ring::{Geometry, RingError};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How a request becomes persistent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// How a request becomes persistent. The order is a wire format ([`EarlyOffer`](crate::rpc::EarlyOffer), and hellos).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// SEND and FLUSH.
     SFlush,

@@ -4,32 +4,35 @@
 //! * `acceptor`: link handshakes.
 //! * `poller`: completions. It welcomes senders, takes records, and does the receiver's part of RFlush before anything is
 //!   executed. With no executors it also executes, which saves light requests a change of threads.
-//! * `executors`: one queue each; a request goes to the queue of its lane.
+//! * `executors`: one queue each; a request goes to the queue of its lane, unless the service takes it over.
+//! * `settler`, where the service settles: moves the heads of all rings, once for many requests; ends connections.
 //!
 //! # Failure
 //! Whatever a sender breaks, or whatever fails for it, ends its connection only. The rings outlive it all.
 
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::rings::RingStore;
+use super::service::Service;
+use super::settler::{Settling, WhenRetired};
 use super::wire::{MESSAGE_LEN, Message};
-use crate::ids::{ClientId, LogSeq, QpNumber};
+use crate::ids::{ClientId, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, Device, Endpoint, Listener, MemoryRegion,
     ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
-use crate::redo::LogId;
 use crate::redo::ring::Geometry;
 use crossbeam::channel::{Receiver as Queue, Sender as Feed, unbounded};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Senders at once, those that said nothing yet included.
-const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = 256;
 /// How long the poller sleeps at most: it looks whether it is to stop.
 const POLL_SLEEP: Duration = Duration::from_millis(50);
 /// `WrId` of the receive a hello lands in.
@@ -39,17 +42,6 @@ const SLOT_MAX: u32 = 1 << 20;
 /// Staging for one sender's answers.
 const ANSWERS_MAX_BYTES: u64 = 256 << 20;
 
-/// What requests do.
-pub trait Service: Send + Sync {
-    /// Requests of one lane are executed in the order they were posted; those of different lanes may overlap.
-    fn lane(&self, body: &[u8]) -> u64;
-
-    /// Does a request, and makes it durable: it is not executed again once this returned and the head moved. It may
-    /// be executed a second time after a crash. `answer` is empty and takes what is answered; the status is the
-    /// service's own.
-    fn execute(&self, client: ClientId, log: LogId, lsn: LogSeq, body: &[u8], answer: &mut Vec<u8>) -> u32;
-}
-
 /// How a receiver works.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiverOptions {
@@ -57,11 +49,13 @@ pub struct ReceiverOptions {
     pub executors: usize,
     /// Requests of one sender taken and not executed, beyond which it is told to slow down.
     pub slow_beyond: usize,
+    /// Heads move only behind `Service::settle`, for many requests at once.
+    pub settles: bool,
 }
 
 impl Default for ReceiverOptions {
     fn default() -> Self {
-        Self { executors: 0, slow_beyond: 32 }
+        Self { executors: 0, slow_beyond: 32, settles: false }
     }
 }
 
@@ -74,6 +68,14 @@ pub struct ReceiverFigures {
     pub recovered: u64,
     /// Times senders were told to slow down.
     pub slowed: u64,
+    /// Requests that could not be done and are kept.
+    pub kept: u64,
+    /// Senders that are connected.
+    pub senders: usize,
+    /// Of them, told to slow down at the moment.
+    pub slow_senders: usize,
+    /// Requests taken and not executed.
+    pub behind: usize,
 }
 
 /// What the poller knows of a queue pair.
@@ -82,26 +84,36 @@ enum Known {
     Welcomed(Arc<Connection>),
 }
 
-struct Shared {
+/// What connections need of their receiver.
+pub(super) struct Common {
+    pub(super) service: Arc<dyn Service>,
+    pub(super) options: ReceiverOptions,
+    pub(super) settling: Settling,
+    pub(super) executed: AtomicU64,
+    pub(super) recovered: AtomicU64,
+    pub(super) kept: AtomicU64,
+}
+
+pub(super) struct Shared {
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
-    store: RingStore,
-    service: Arc<dyn Service>,
-    options: ReceiverOptions,
+    pub(super) store: RingStore,
+    pub(super) common: Arc<Common>,
     known: Mutex<HashMap<QpNumber, Known>>,
     /// Connections that ended and may have requests with executors. Pruned when another ends.
     leaving: Mutex<Vec<Arc<Connection>>>,
+    /// Held while a ring is let go and opened: by the poller for a hello, by the settler for `retire`.
+    pub(super) opening: Mutex<()>,
     feeds: Vec<Feed<Work>>,
     stopping: AtomicBool,
-    executed: AtomicU64,
-    recovered: AtomicU64,
+    /// Of connections that are gone.
     slowed: AtomicU64,
 }
 
 /// A receiver that runs.
 pub struct Receiver {
     shared: Arc<Shared>,
-    listener: Arc<dyn Listener>,
+    listeners: Vec<Arc<dyn Listener>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -119,29 +131,58 @@ impl Receiver {
     ) -> Result<Self, RdmaError> {
         let recovered =
             store.recover(&*service).map_err(|error| RdmaError::Unsupported(error.to_string()))?;
+        let receiver = Self::serve(device, std::slice::from_ref(endpoint), store, service, options)?;
+        receiver.shared.common.executed.fetch_add(recovered, Ordering::Relaxed);
+        receiver.shared.common.recovered.fetch_add(recovered, Ordering::Relaxed);
+        Ok(receiver)
+    }
+
+    /// Begins to listen, on rings that hold nothing any more.
+    ///
+    /// # Errors
+    /// A device, an endpoint or a thread that is not to be had.
+    pub fn serve(
+        device: &dyn Device,
+        endpoints: &[Endpoint],
+        store: RingStore,
+        service: Arc<dyn Service>,
+        options: ReceiverOptions,
+    ) -> Result<Self, RdmaError> {
         let pd = device.alloc_pd();
-        let listener: Arc<dyn Listener> = Arc::from(pd.listen(endpoint)?);
+        let listeners = endpoints.iter().map(|endpoint| pd.listen(endpoint).map(Arc::from));
+        let listeners = listeners.collect::<Result<Vec<Arc<dyn Listener>>, _>>()?;
         let (feeds, queues): (Vec<_>, Vec<_>) = (0..options.executors).map(|_| unbounded()).unzip();
+        let common = Common {
+            service,
+            options,
+            settling: Settling::default(),
+            executed: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+        };
         let shared = Arc::new(Shared {
             pd,
             cq: device.create_cq(QUEUE_DEPTH)?,
             store,
-            service,
-            options,
+            common: Arc::new(common),
             known: Mutex::default(),
             leaving: Mutex::default(),
+            opening: Mutex::default(),
             feeds,
             stopping: AtomicBool::new(false),
-            executed: AtomicU64::new(recovered),
-            recovered: AtomicU64::new(recovered),
             slowed: AtomicU64::new(0),
         });
-        let mut receiver = Self { shared, listener, threads: Vec::new() };
-        let running = receiver.shared.clone();
-        let listening = receiver.listener.clone();
-        receiver.spawn("durable-accept", move || running.accept(&*listening))?;
+        let mut receiver = Self { shared, listeners, threads: Vec::new() };
+        for listening in receiver.listeners.clone() {
+            let running = receiver.shared.clone();
+            receiver.spawn("durable-accept", move || running.accept(&*listening))?;
+        }
         let running = receiver.shared.clone();
         receiver.spawn("durable-poll", move || running.poll())?;
+        if options.settles {
+            let running = receiver.shared.clone();
+            receiver.spawn("durable-settle", move || running.settle())?;
+        }
         for (index, queue) in queues.into_iter().enumerate() {
             let running = receiver.shared.clone();
             receiver.spawn(&format!("durable-exec-{index}"), move || running.work(&queue))?;
@@ -157,22 +198,60 @@ impl Receiver {
         Ok(())
     }
 
-    /// Where it listens.
+    /// Where it listens, first of all.
     pub fn endpoint(&self) -> Endpoint {
-        self.listener.endpoint()
+        self.listeners[0].endpoint()
+    }
+
+    /// Where it listens, in the order asked for.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        self.listeners.iter().map(|listener| listener.endpoint()).collect()
+    }
+
+    /// Ends a client's connection, executes what its ring holds, and begins a new life of the ring; with `forget` the
+    /// ring goes. `done` is called on another thread when that is so. For services that settle.
+    pub fn retire(&self, client: ClientId, forget: bool, done: Box<dyn FnOnce() + Send>) {
+        assert!(self.shared.common.options.settles, "only a receiver that settles has a thread for it");
+        let done: WhenRetired = done;
+        self.shared.common.settling.retire(client, forget, done);
+    }
+
+    /// A clean end: what every ring holds is executed and its head moved. For services that settle.
+    pub fn finish(self) {
+        self.listeners.iter().for_each(|listener| listener.close());
+        // A hello that is being answered may add one; one that comes later is for the service to refuse.
+        drop(self.shared.opening.lock());
+        let clients: Vec<_> = {
+            let welcomed = self.shared.welcomed().into_iter().map(|connection| connection.client);
+            let left: Vec<_> = self.shared.leaving.lock().iter().map(|left| left.client).collect();
+            welcomed.chain(left).collect()
+        };
+        let (give, take) = mpsc::channel();
+        for client in &clients {
+            let give = give.clone();
+            let done = move || {
+                // Nobody takes it only if this thread is gone.
+                let _ = give.send(());
+            };
+            self.retire(*client, false, Box::new(done));
+        }
+        drop(give);
+        while take.recv().is_ok() {}
     }
 
     /// What it has done.
     pub fn figures(&self) -> ReceiverFigures {
-        let known = self.shared.known.lock();
-        let of_living = known.values().map(|known| match known {
-            Known::Welcomed(connection) => connection.slowed.load(Ordering::Relaxed),
-            Known::Greeting(..) => 0,
-        });
+        let welcomed = self.shared.welcomed();
+        let of_living = welcomed.iter().map(|connection| connection.slowed.load(Ordering::Relaxed));
+        let Common { executed, recovered, kept, .. } = &*self.shared.common;
         ReceiverFigures {
-            executed: self.shared.executed.load(Ordering::Relaxed),
-            recovered: self.shared.recovered.load(Ordering::Relaxed),
+            executed: executed.load(Ordering::Relaxed),
+            recovered: recovered.load(Ordering::Relaxed),
             slowed: self.shared.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
+            kept: kept.load(Ordering::Relaxed),
+            senders: welcomed.len(),
+            slow_senders: welcomed.iter().filter(|connection| connection.is_slowed()).count(),
+            behind: welcomed.iter().map(|connection| connection.backlog.load(Ordering::Relaxed)).sum(),
         }
     }
 }
@@ -181,7 +260,8 @@ impl Drop for Receiver {
     /// Stops at once, as a crash would but for the request being executed: what the rings hold stays there.
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        self.listener.close();
+        self.shared.common.settling.stop();
+        self.listeners.iter().for_each(|listener| listener.close());
         let known = std::mem::take(&mut *self.shared.known.lock());
         for known in known.values() {
             match known {
@@ -199,6 +279,16 @@ impl Drop for Receiver {
 }
 
 impl Shared {
+    /// Those who said hello.
+    pub(super) fn welcomed(&self) -> Vec<Arc<Connection>> {
+        let known = self.known.lock();
+        let welcomed = known.values().filter_map(|known| match known {
+            Known::Welcomed(connection) => Some(connection.clone()),
+            Known::Greeting(..) => None,
+        });
+        welcomed.collect()
+    }
+
     fn accept(&self, listener: &dyn Listener) {
         loop {
             let incoming = match listener.accept() {
@@ -257,11 +347,12 @@ impl Shared {
 
     /// Executes what was taken, or gives it to who does.
     fn hand_over(&self, work: &mut Vec<Work>, answer: &mut Vec<u8>) {
-        for item in work.drain(..) {
+        let service = &self.common.service;
+        for item in work.drain(..).filter_map(|item| service.take_over(item)) {
             if self.feeds.is_empty() {
-                self.execute(&item, answer);
+                self.execute(item, answer);
             } else {
-                let lane = self.service.lane(item.body()) % self.feeds.len() as u64;
+                let lane = service.lane(item.request().body) % self.feeds.len() as u64;
                 // Executors end after the poller.
                 let _ = self.feeds[lane as usize].send(item);
             }
@@ -287,7 +378,7 @@ impl Shared {
             Some(Known::Welcomed(connection)) => {
                 let connection = connection.clone();
                 drop(known);
-                if let Err(reason) = connection.arrived(completion.imm, self.options.slow_beyond, work) {
+                if let Err(reason) = connection.arrived(completion.imm, work) {
                     connection.give_up(&reason);
                 }
             }
@@ -298,7 +389,6 @@ impl Shared {
                 self.hand_over(work, &mut Vec::new());
                 match self.greet(&qp, &region) {
                     Ok(connection) => {
-                        self.known.lock().insert(qp.number(), Known::Welcomed(connection.clone()));
                         if let Err(error) = connection.welcome() {
                             connection.give_up(&error.to_string());
                         }
@@ -339,17 +429,24 @@ impl Shared {
         if geometry.is_slots() != kind.sends() || slots_posted >= u64::from(QUEUE_DEPTH) {
             return Err("that ring is not for that kind of RPC".to_owned());
         }
+        let Common { service, executed, recovered, .. } = &*self.common;
+        let _alone = self.opening.lock();
+        service.admit(client)?;
         self.retire(client);
-        let (ring, recovered) =
-            self.store.open(client, geometry, &*self.service).map_err(|error| error.to_string())?;
-        self.executed.fetch_add(recovered, Ordering::Relaxed);
-        self.recovered.fetch_add(recovered, Ordering::Relaxed);
+        let (ring, found) =
+            self.store.open(client, geometry, &**service).map_err(|error| error.to_string())?;
+        executed.fetch_add(found, Ordering::Relaxed);
+        recovered.fetch_add(found, Ordering::Relaxed);
         let slots = AnswerSlots { rkey: answers, slots, slot_len };
-        Connection::new(&*self.pd, qp.clone(), ring, client, kind, slots).map_err(|error| error.to_string())
+        let common = self.common.clone();
+        let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)
+            .map_err(|error| error.to_string())?;
+        self.known.lock().insert(qp.number(), Known::Welcomed(connection.clone()));
+        Ok(connection)
     }
 
-    /// The same sender's connection before this one: its requests are executed first, and its ring is let go.
-    fn retire(&self, client: ClientId) {
+    /// A sender's connection: ended, and its requests executed; its ring is let go. Under `opening`.
+    pub(super) fn retire(&self, client: ClientId) {
         let old: Vec<_> = {
             let mut known = self.known.lock();
             let of_client = |known: &Known| matches!(known, Known::Welcomed(old) if old.client == client);
@@ -364,7 +461,10 @@ impl Shared {
         });
         for connection in of_known.chain(left) {
             connection.qp.close();
-            // Executors have its requests; nobody adds to them, for that would be this thread.
+            // Pairs with the sender's, which looks whether it is closed behind its FLUSH: what it takes for persistent is
+            // found by whoever reads the ring from here on.
+            fence(Ordering::SeqCst);
+            // Executors have its requests, and the poller some that it is about to hand over: those hold the connection.
             while connection.backlog.load(Ordering::Acquire) > 0 && !self.stopping.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_micros(100));
             }
@@ -378,20 +478,14 @@ impl Shared {
         let mut answer = Vec::new();
         while !self.stopping.load(Ordering::Acquire) {
             if let Ok(work) = queue.recv_timeout(POLL_SLEEP) {
-                self.execute(&work, &mut answer);
+                self.execute(work, &mut answer);
             }
         }
     }
 
-    fn execute(&self, work: &Work, answer: &mut Vec<u8>) {
-        let connection = &work.connection;
+    fn execute(&self, work: Work, answer: &mut Vec<u8>) {
         answer.clear();
-        let status = self.service.execute(connection.client, connection.log, work.lsn, work.body(), answer);
-        self.executed.fetch_add(1, Ordering::Relaxed);
-        answer.truncate(connection.answer_max());
-        let reply = work.answer_slot.map(|slot| (slot, status, &answer[..]));
-        if let Err(reason) = connection.executed(work.lsn, reply, self.options.slow_beyond) {
-            connection.give_up(&reason);
-        }
+        let executed = self.common.service.execute(&work.request(), answer);
+        work.finish(executed, answer);
     }
 }

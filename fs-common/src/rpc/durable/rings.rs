@@ -7,14 +7,17 @@
 //! A ring that cannot be read is kept as it is, and its client is refused: it may hold acknowledged requests. A person
 //! has to decide.
 
-use super::receiver::Service;
+use super::service::{Executed, Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
+use crate::memory::SharedMemory;
+use crate::persist::CacheLines;
 use crate::persist::{LogDevice, LogDeviceError, LogDeviceKind, SyncFailed};
 use crate::redo::LogId;
-use crate::redo::ring::{Geometry, Recovered, Recovery, RingError, RingReader};
+use crate::redo::ring::{Geometry, RECORDS_AT, Recovered, Recovery, RingError, RingReader};
 use crate::world::{Random, SystemRandom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Largest ring a client may ask for.
 const RING_MAX_BYTES: u64 = 256 << 20;
@@ -49,6 +52,17 @@ pub enum RingStoreError {
     /// The log device failed.
     #[error(transparent)]
     Sync(#[from] SyncFailed),
+    /// What a ring holds cannot be done.
+    #[error("{path}: request {lsn} cannot be executed; it is kept")]
+    Kept {
+        /// Which file.
+        path: PathBuf,
+        /// The first of them.
+        lsn: LogSeq,
+    },
+    /// What was executed is not durable.
+    #[error("what rings held was executed and cannot be made durable: {0}")]
+    Unsettled(String),
 }
 
 /// Where rings are and what they lie on.
@@ -62,6 +76,74 @@ pub struct RingStore {
 pub(super) struct OpenRing {
     pub(super) device: LogDevice,
     pub(super) reader: RingReader,
+}
+
+enum Opened {
+    /// Nothing was ever in it.
+    Fresh(OpenRing),
+    Found(FoundRing),
+}
+
+/// A ring as it was left, with what may not have been executed.
+pub struct FoundRing {
+    path: PathBuf,
+    ring: OpenRing,
+    recovered: Recovered,
+}
+
+impl FoundRing {
+    /// Whose it is.
+    pub fn client(&self) -> ClientId {
+        self.recovered.client
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it holds, in order. What is no request is left out.
+    pub fn requests(&self) -> impl Iterator<Item = Request<'_>> {
+        let Recovered { client, log, records, .. } = &self.recovered;
+        records.iter().filter_map(|taken| {
+            let (_, body) = open_envelope(&taken.data).ok()?;
+            Some(Request { client: *client, log: *log, lsn: taken.lsn, seq: taken.seq, body })
+        })
+    }
+
+    /// Everything it holds was executed, durably: begins a new life.
+    ///
+    /// # Errors
+    /// [`RingStoreError::Sync`].
+    pub fn executed(self) -> Result<(), RingStoreError> {
+        self.renew().map(drop)
+    }
+
+    fn renew(self) -> Result<OpenRing, RingStoreError> {
+        let Self { mut ring, recovered, path } = self;
+        if let Some(last) = recovered.records.last() {
+            ring.reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
+            let executed = recovered.records.len();
+            tracing::info!(path = %path.display(), executed, end = ?recovered.end, "recovered a ring");
+        }
+        ring.reader.renew(new_life(), recovered.client)?;
+        Ok(ring)
+    }
+
+    fn execute(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
+        let mut answer = Vec::new();
+        for request in self.requests() {
+            answer.clear();
+            if let Executed::Kept(_) = service.execute(&request, &mut answer) {
+                return Err(RingStoreError::Kept { path: self.path.clone(), lsn: request.lsn });
+            }
+        }
+        let executed = self.recovered.records.len() as u64;
+        if executed > 0 {
+            service.settle().map_err(RingStoreError::Unsettled)?;
+        }
+        Ok(executed)
+    }
 }
 
 fn new_life() -> LogId {
@@ -107,18 +189,105 @@ impl RingStore {
     /// The first ring that cannot be recovered; those before it are.
     pub fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
         let mut executed = 0;
-        for (client, path) in self.files()? {
-            let len = std::fs::metadata(&path)
-                .map_err(|source| RingStoreError::Directory { path: path.clone(), source })?
-                .len();
-            // What is shorter than a ring was never one.
-            let least = crate::redo::ring::RECORDS_AT as u64 + 4096;
-            let geometry = Geometry::stream(len.max(least) - crate::redo::ring::RECORDS_AT as u64)
-                .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
-            let (_, count) = self.open_as(client, geometry, service)?;
-            executed += count;
+        for client in self.clients()? {
+            executed += self.let_go(client, service, false)?;
         }
         Ok(executed)
+    }
+
+    /// Whose rings there are.
+    ///
+    /// # Errors
+    /// The directory.
+    pub fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
+        let mut clients: Vec<_> = self.files()?.into_iter().map(|(client, _)| client).collect();
+        clients.sort_unstable();
+        Ok(clients)
+    }
+
+    /// A ring as it was left; `None` if there is none, or if nothing was ever in it.
+    ///
+    /// # Errors
+    /// A ring that cannot be read; it stays as it is.
+    pub fn found(&self, client: ClientId) -> Result<Option<FoundRing>, RingStoreError> {
+        let path = self.path(client);
+        let len = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(RingStoreError::Directory { path, source }),
+        };
+        match self.open_as(client, geometry_of(&path, len)?)? {
+            Opened::Fresh(_) => Ok(None),
+            Opened::Found(found) => Ok(Some(found)),
+        }
+    }
+
+    /// Executes what a client's ring holds; with `forget` the ring is removed then. Returns how much that was.
+    ///
+    /// # Errors
+    /// It cannot be read or executed; it is kept.
+    pub(super) fn let_go(
+        &self,
+        client: ClientId,
+        service: &dyn Service,
+        forget: bool,
+    ) -> Result<u64, RingStoreError> {
+        let mut executed = 0;
+        if let Some(found) = self.found(client)? {
+            executed = found.execute(service)?;
+            found.executed()?;
+        }
+        if forget {
+            self.remove(client)?;
+        }
+        Ok(executed)
+    }
+
+    /// Removes a client's ring: it holds nothing and its client is gone for good.
+    ///
+    /// # Errors
+    /// The directory.
+    pub fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
+        let path = self.path(client);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(RingStoreError::Directory { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many requests the rings in a directory hold. Changes nothing.
+    ///
+    /// # Errors
+    /// The first ring that cannot be read.
+    pub fn look(directory: &Path) -> Result<u64, RingStoreError> {
+        let store = Self { directory: directory.to_owned(), kind: None };
+        if !directory.exists() {
+            if !directory.is_symlink() {
+                return Ok(0);
+            }
+            // What is not mounted may hold something.
+            let source = std::io::ErrorKind::NotFound.into();
+            return Err(RingStoreError::Directory { path: directory.to_owned(), source });
+        }
+        let mut held = 0;
+        for (client, path) in store.files()? {
+            let failed = |source| RingStoreError::Directory { path: path.clone(), source };
+            let len = std::fs::metadata(&path).map_err(failed)?.len();
+            let geometry = geometry_of(&path, len)?;
+            let bytes = std::fs::read(&path).map_err(failed)?;
+            // A copy: opening writes where there never was a ring.
+            let len = geometry.memory_len().max(bytes.len());
+            let memory = Arc::new(SharedMemory::new("ring", len).map_err(failed)?);
+            memory.write(0, &bytes);
+            let recovery = RingReader::open(memory, Arc::new(CacheLines), geometry, new_life(), client)
+                .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
+            if let Recovery::Found(_, recovered) = recovery {
+                held += recovered.records.len() as u64;
+            }
+        }
+        Ok(held)
     }
 
     /// A client's ring, with nothing left in it that has not been executed, and how much that was.
@@ -135,7 +304,13 @@ impl RingStore {
         if !self.path(client).exists() && self.files()?.len() >= RINGS_MAX {
             return Err(RingStoreError::TooMany);
         }
-        let (ring, executed) = self.open_as(client, geometry, service)?;
+        let (ring, executed) = match self.open_as(client, geometry)? {
+            Opened::Fresh(ring) => (ring, 0),
+            Opened::Found(found) => {
+                let executed = found.execute(service)?;
+                (found.renew()?, executed)
+            }
+        };
         if ring.reader.geometry() == geometry {
             return Ok((ring, executed));
         }
@@ -154,49 +329,33 @@ impl RingStore {
         Ok((OpenRing { device, reader }, executed))
     }
 
-    fn open_as(
-        &self,
-        client: ClientId,
-        geometry: Geometry,
-        service: &dyn Service,
-    ) -> Result<(OpenRing, u64), RingStoreError> {
+    /// A ring that holds nothing, or one as it was left.
+    fn open_as(&self, client: ClientId, geometry: Geometry) -> Result<Opened, RingStoreError> {
         let path = self.path(client);
         // What is there may be longer than what is wanted now.
         let there = std::fs::metadata(&path).map_or(0, |metadata| metadata.len() as usize);
         let device = LogDevice::open(&path, there.max(geometry.memory_len()), self.kind)?;
-        let recovery = RingReader::open(
-            device.memory().clone(),
-            device.persistence().clone(),
-            geometry,
-            new_life(),
-            client,
-        )
-        .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
-        match recovery {
-            Recovery::Fresh(reader) => Ok((OpenRing { device, reader }, 0)),
-            Recovery::Found(mut reader, recovered) => {
-                let executed = settle(&mut reader, &recovered, service)?;
-                if executed > 0 {
-                    tracing::info!(path = %path.display(), executed, end = ?recovered.end, "recovered a ring");
-                }
-                reader.renew(new_life(), client)?;
-                Ok((OpenRing { device, reader }, executed))
-            }
+        if there == 0 {
+            // What is acknowledged in it must be found.
+            std::fs::File::open(&self.directory)
+                .and_then(|directory| directory.sync_all())
+                .map_err(|source| RingStoreError::Directory { path: self.directory.clone(), source })?;
         }
+        let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
+        let recovery = RingReader::open(memory, persistence, geometry, new_life(), client)
+            .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
+        Ok(match recovery {
+            Recovery::Fresh(reader) => Opened::Fresh(OpenRing { device, reader }),
+            Recovery::Found(reader, recovered) => {
+                Opened::Found(FoundRing { path, ring: OpenRing { device, reader }, recovered })
+            }
+        })
     }
 }
 
-/// Executes what was recovered.
-fn settle(reader: &mut RingReader, recovered: &Recovered, service: &dyn Service) -> Result<u64, SyncFailed> {
-    let mut answer = Vec::new();
-    for taken in &recovered.records {
-        if let Ok((_, body)) = open_envelope(&taken.data) {
-            answer.clear();
-            service.execute(recovered.client, recovered.log, taken.lsn, body, &mut answer);
-        }
-    }
-    if let Some(last) = recovered.records.last() {
-        reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
-    }
-    Ok(recovered.records.len() as u64)
+/// What is shorter than a ring was never one.
+fn geometry_of(path: &Path, len: u64) -> Result<Geometry, RingStoreError> {
+    let at = RECORDS_AT as u64;
+    Geometry::stream((len.clamp(at + 4096, at + RING_MAX_BYTES) - at) / 4096 * 4096)
+        .map_err(|source| RingStoreError::Ring { path: path.to_owned(), source })
 }

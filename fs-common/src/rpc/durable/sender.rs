@@ -35,6 +35,14 @@ const STEP: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
+impl Ticket {
+    /// The request's number, which its record carries: one more than that of the request before it, also over
+    /// reconnects.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// What the poster wants to hear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
@@ -191,7 +199,7 @@ impl Sender {
         })?;
         let (link, welcomed, regions) =
             Link::connect(&*device, endpoint, client, &settings, geometry, &buffers)?;
-        Ok(Self {
+        let mut sender = Self {
             device,
             client,
             buffers,
@@ -201,7 +209,7 @@ impl Sender {
             regions,
             writer: RingWriter::new(geometry, welcomed.log),
             persistent: LogSeq(0),
-            slow: false,
+            slow: welcomed.slow,
             sent: VecDeque::new(),
             last: 0,
             batch: Vec::new(),
@@ -217,7 +225,11 @@ impl Sender {
             requests: Vec::new(),
             figures: SenderFigures::default(),
             settings,
-        })
+        };
+        for event in &welcomed.behind {
+            sender.on_event(event)?;
+        }
+        Ok(sender)
     }
 
     /// What the receiver's log lies on.
@@ -228,6 +240,22 @@ impl Sender {
     /// Which link carries it.
     pub fn link(&self) -> LinkKind {
         self.link.qp.link()
+    }
+
+    /// Counts on from `last`, the number of the newest request of a sender before this one. Services may tell requests
+    /// by their numbers; nothing has been posted yet.
+    pub fn count_from(&mut self, last: u64) {
+        assert_eq!(self.last, 0, "requests were posted already");
+        self.last = last;
+    }
+
+    /// Whether the receiver asked to slow down: `post` would wait.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn is_slowed(&mut self) -> Result<bool, SenderError> {
+        self.take_events(Duration::ZERO)?;
+        Ok(self.slow)
     }
 
     /// What it has done.
@@ -426,6 +454,18 @@ impl Sender {
         }
     }
 
+    /// As `wait_answer`, but only looks: `None` if the answer has not come.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn take_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<Option<u32>, SenderError> {
+        self.take_events(Duration::ZERO)?;
+        match self.asked.get(&ticket) {
+            Some(Asked::Waiting(_)) => Ok(None),
+            _ => self.wait_answer(ticket, body).map(Some),
+        }
+    }
+
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) -> Result<(), SenderError> {
         let start = Instant::now();
         while !done(self) {
@@ -537,13 +577,16 @@ impl Sender {
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
         self.log_device = welcomed.device;
         self.writer = RingWriter::new(geometry, welcomed.log);
-        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
+        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), welcomed.slow, false);
         self.batch.clear();
         self.passing.clear();
         // Whatever is sent again is made persistent.
         self.batch_is_durable = true;
         self.by_lsn.clear();
         self.events.clear();
+        for event in &welcomed.behind {
+            self.on_event(event)?;
+        }
         for (ticket, data) in again {
             // They fitted the same ring before, but perhaps not from its beginning on.
             let start = Instant::now();

@@ -29,12 +29,14 @@ pub(super) const HEAD_READ: u64 = u64::MAX;
 const RECEIVES: usize = 900;
 
 /// What a welcome said.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Welcomed {
     pub(super) ring: Rkey,
     pub(super) log: LogId,
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
+    pub(super) slow: bool,
+    /// What came right behind it.
+    pub(super) behind: Vec<Event>,
 }
 
 /// A connection and what is registered for it.
@@ -122,14 +124,17 @@ impl Link {
         let deadline = Instant::now() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
         loop {
-            link.progress(Duration::from_millis(20), &mut events)?;
-            match events.pop() {
-                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
-                    return Ok((link, Welcomed { ring, log, past, device }, [mirror, answers]));
+            // A refusal and the end of the connection may come together.
+            let progress = link.progress(Duration::from_millis(20), &mut events);
+            let first = (!events.is_empty()).then(|| events.remove(0));
+            match first {
+                Some(Event::Notice(Message::Welcome { ring, log, past, device, slow })) => {
+                    let welcomed = Welcomed { ring, log, past, device, slow, behind: events };
+                    return Ok((link, welcomed, [mirror, answers]));
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
                 Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
-                None => {}
+                None => progress?,
             }
             if Instant::now() > deadline {
                 return Err(SenderError::NoWelcome);

@@ -12,7 +12,7 @@
 //! | 48     | 4     | rkey    | answers | ring | |
 //! | 52     | 4     | fourth  | answer slots | 0 welcome, 1 refused | 1: slow down |
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
-//! | 60     | 4     | sixth   | RPC kind | | |
+//! | 60     | 4     | sixth   | RPC kind | 1: slow down | |
 //! | 64     | 32    | reserved | zero in all |||
 //!
 //! An answer is written into a slot of the sender's with the slot's number as immediate:
@@ -44,7 +44,8 @@ pub const ENVELOPE_LEN: usize = 8;
 /// Most answer slots.
 pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
-const VERSION: u16 = 1;
+/// 1: the first. 2: a welcome may ask to slow down.
+const VERSION: u16 = 2;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
@@ -87,6 +88,8 @@ pub enum Message {
         past: (LogId, LogSeq),
         /// What it lies on.
         device: LogDeviceKind,
+        /// Post nothing for now.
+        slow: bool,
     },
     /// The receiver has none.
     Refused,
@@ -157,11 +160,12 @@ impl Message {
                 raw.rkey = answers.0.into();
                 (raw.fourth, raw.fifth, raw.sixth) = (slots.into(), slot_len.into(), kind.number().into());
             }
-            Self::Welcome { ring, log, past, device } => {
+            Self::Welcome { ring, log, past, device, slow } => {
                 raw.kind = 2.into();
                 (raw.first, raw.second, raw.third) = (log.0.into(), past.0.0.into(), past.1.0.into());
                 raw.rkey = ring.0.into();
                 raw.fifth = device_number(device).into();
+                raw.sixth = u32::from(slow).into();
             }
             Self::Refused => {
                 raw.kind = 2.into();
@@ -212,6 +216,7 @@ impl Message {
                     3 => LogDeviceKind::File,
                     _ => return Err(MessageError::Field("log device")),
                 },
+                slow: raw.sixth.get() == 1,
             },
             (2, 1) => Self::Refused,
             (3, slow @ 0..=1) => Self::Notice {
@@ -298,7 +303,7 @@ mod tests {
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> [u8; MESSAGE_LEN] {
         let mut bytes = [0; MESSAGE_LEN];
-        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 1, 0, kind, 0]);
+        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 2, 0, kind, 0]);
         for (at, value) in fields {
             bytes[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -321,6 +326,7 @@ mod tests {
             log: LogId(0x0102),
             past: (LogId(3), LogSeq(4)),
             device: LogDeviceKind::PmemEmulated,
+            slow: true,
         };
         let notice = Message::Notice { persistent: LogSeq(1), head: 2, head_lsn: LogSeq(3), slow: true };
         let rkey: (usize, &[u8]) = (48, &[0x0b, 0x0a]);
@@ -332,7 +338,7 @@ mod tests {
                     &[(8, &[2, 1]), (24, &[4, 3]), (32, &[5]), rkey, (52, &[6]), (56, &[8, 7]), (60, &[2])],
                 ),
             ),
-            (welcome, golden(2, &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2])])),
+            (welcome, golden(2, &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2]), (60, &[1])])),
             (Message::Refused, golden(2, &[(52, &[1])])),
             (notice, golden(3, &[(24, &[1]), (32, &[2]), (40, &[3]), (52, &[1])])),
         ] {

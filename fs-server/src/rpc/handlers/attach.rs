@@ -48,6 +48,7 @@ pub fn attach(
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
         durable_answers: server.regions.redo().is_some(),
+        early: connection.offer().filter(|_| server.early.is_running()),
     }))
 }
 
@@ -83,6 +84,8 @@ pub(super) async fn recovered(call: &Call<'_>) -> Result<Body, Status> {
 pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
     server.sessions.end(call.session);
+    // First: what the client wrote is there for whoever opens its files next.
+    server.early.let_go(server, call.session.client(), true).await;
     server.revoke(call.session.number()).await;
     server.forget(&[call.session.client()]);
     done()

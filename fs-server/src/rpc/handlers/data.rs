@@ -143,7 +143,8 @@ pub(super) async fn write(
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
     let written = match payload {
         Payload::Inline(bytes) => {
-            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request).await?
+            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request, None)
+                .await?
         }
         Payload::Pull(buffer) => {
             let RemoteBuffer { len, .. } = buffer;
@@ -155,7 +156,7 @@ pub(super) async fn write(
                 .await
                 .map_err(|status| call.transfer_failed(status))?;
             let source = tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len };
-            tier::write_for(&server.regions, disk, &file, at, source, request).await?
+            tier::write_for(&server.regions, disk, &file, at, source, request, None).await?
         }
     };
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);

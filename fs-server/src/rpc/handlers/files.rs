@@ -125,7 +125,7 @@ pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
     body(&Reply::Space(Space {
         pool_pages: figures.pages,
         // Pages in quarantine are nobody's; they come back with the next flush.
-        free_pages: figures.free + figures.quarantined,
+        free_pages: figures.free - figures.withheld + figures.quarantined,
         inodes: server.meta.inode_count(),
     }))
 }

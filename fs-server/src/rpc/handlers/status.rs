@@ -12,7 +12,11 @@ use crate::rpc::worker::WorkerContext;
 use crate::session::MAX_SESSIONS;
 use crate::tier::PassFigures;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply};
+use cuttlefs_common::persist::LogDeviceKind;
+use cuttlefs_common::rpc::durable::CONNECTIONS_MAX;
+use cuttlefs_common::rpc::{
+    EARLY_UNANSWERED_MAX, HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply,
+};
 use cuttlefs_common::status::Status;
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
@@ -75,6 +79,24 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "failed": log.failed,
             })
         }),
+        "early": server.early.figures().map(|early| {
+            json!({
+                "kinds": early.kinds.iter().map(|kind| kind.label()).collect::<Vec<_>>(),
+                "device": early.device.label(),
+                // Survives a killed process, not a power failure: whoever relies on it is to know.
+                "emulated": early.device == LogDeviceKind::PmemEmulated,
+                "rings": early.receiver.senders,
+                "rings_bound": CONNECTIONS_MAX,
+                "bytes": early.ring_bytes,
+                "behind": early.receiver.behind,
+                "behind_bound": early.receiver.senders * EARLY_UNANSWERED_MAX,
+                "executed": early.receiver.executed,
+                "recovered": early.recovered + early.receiver.recovered,
+                "failed": early.receiver.kept,
+                "slow_rings": early.receiver.slow_senders,
+                "slowed": early.receiver.slowed,
+            })
+        }),
         "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
         "byte_requests": {
             "running": server.counters.turns.running(),
@@ -89,6 +111,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "used_pages": space.used,
             "free_pages": space.free,
             "quarantined_pages": space.quarantined,
+            "withheld_pages": space.withheld,
         },
         "region": {
             "policy": policy.to_string(),

@@ -146,6 +146,14 @@ impl ShmQp {
         [self.parts.doorbell.as_fd(), self.parts.socket.as_fd()]
     }
 
+    /// Whether the peer has closed the connection, or died; costs a system call. Pairs with `end`: either this side sees
+    /// that the peer has closed, or the peer, reading its memory after that, sees what was stored there before this.
+    pub(super) fn peer_is_gone(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let closed = ring::closed(&self.parts.memory, self.parts.side.other());
+        closed.load(Ordering::Acquire) != 0 || sys::is_hung_up(&self.parts.socket)
+    }
+
     /// Rings the peer's doorbell if it sleeps. Call after publishing.
     pub(super) fn ring_peer(&self) {
         fence(Ordering::SeqCst);
@@ -483,6 +491,7 @@ impl ShmQp {
     fn end(&self, reason: Option<&str>, cut: bool) {
         // Not decided by the state: a failed request moved it before it got here. The word is set once.
         let first = ring::closed(&self.parts.memory, self.parts.side).swap(1, Ordering::AcqRel) == 0;
+        fence(Ordering::SeqCst);
         self.core.become_state(QpState::Error);
         let status = if cut { WcStatus::Disconnected } else { WcStatus::Flushed };
         self.flush_sends(&mut self.send.lock(), status);

@@ -16,6 +16,9 @@
 //! | 28     | 4     | reserved  | zero ||
 //!
 //! # Invariants
+//! * What is done here without the target is done while the target is there: a FLUSH completes only if the peer is
+//!   connected after the write-back. Who reads the memory once the peer has closed the connection, or died, therefore
+//!   finds all that was reported persistent.
 //! * Completions stay in order: what is done behind a flush under way waits in `Outstanding`.
 //! * Nothing is executed behind a request that failed.
 //!
@@ -220,6 +223,9 @@ impl ShmQp {
             }
             (Placement::Persistence, PersistenceKind::CacheLines) if placed => {
                 memory.write_back(offset, len as usize);
+                if self.peer_is_gone() {
+                    return Step::Broken("the peer was gone before a flush was done".to_owned());
+                }
                 return Step::Done { len: 0 };
             }
             _ => {}

@@ -226,6 +226,7 @@ impl ShmMessage {
                     remote_write: rights & 2 != 0,
                     remote_atomic: rights & 4 != 0,
                     remote_flush: rights & 8 != 0,
+                    own_bytes: 0,
                 };
                 let persistence = match raw.persistence.get() {
                     0 => PersistenceKind::None,

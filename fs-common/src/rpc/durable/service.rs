@@ -1,0 +1,76 @@
+//! What a receiver's requests do.
+
+use super::connection::Work;
+use crate::ids::{ClientId, LogSeq};
+use crate::redo::LogId;
+
+/// A request, as whoever does it sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Whose ring it stands in.
+    pub client: ClientId,
+    /// In which life of the ring.
+    pub log: LogId,
+    /// Its number there.
+    pub lsn: LogSeq,
+    /// The sender's own number of it, the same however often it is sent. From the peer: any value may come.
+    pub seq: u64,
+    /// What is to be done.
+    pub body: &'a [u8],
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// It is done, with this status of the service's own.
+    Done(u32),
+    /// It could not be done and must not be lost: it is answered with this status, and the head stays before it. The next
+    /// start executes it once more.
+    Kept(u32),
+}
+
+/// What requests do.
+pub trait Service: Send + Sync {
+    /// Requests of one lane are executed in the order they were posted; those of different lanes may overlap.
+    fn lane(&self, body: &[u8]) -> u64;
+
+    /// Does a request. It may be executed a second time after a crash. `answer` is empty and takes what is answered.
+    /// Where nothing settles (below), it is durable once this returned: the head moves past it.
+    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed;
+
+    /// Whether a client may have a ring. Says why not.
+    ///
+    /// # Errors
+    /// The reason, for the log.
+    fn admit(&self, _client: ClientId) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether a body is a request of this client's at all. What is none ends its connection.
+    ///
+    /// # Errors
+    /// What is wrong with it, for the log.
+    fn check(&self, _client: ClientId, _body: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes a request over, to execute it elsewhere and then call [`Work::finish`]. Given back, the receiver has it
+    /// executed.
+    fn take_over(&self, work: Work) -> Option<Work> {
+        Some(work)
+    }
+
+    /// Whether a client is to post nothing more for now, however little it is behind.
+    fn holds_back(&self, _client: ClientId) -> bool {
+        false
+    }
+
+    /// Makes durable whatever was executed so far; blocks. Called once for the heads of many rings, where
+    /// `ReceiverOptions::settles` says so.
+    ///
+    /// # Errors
+    /// Why not, for the log: no head moves any more.
+    fn settle(&self) -> Result<(), String> {
+        Ok(())
+    }
+}

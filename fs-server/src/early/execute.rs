@@ -1,0 +1,113 @@
+//! Executing early writes on a worker: as an ordinary write, but for the space it may take and the number under which it
+//! is remembered.
+//!
+//! The answer goes out once the write is applied. It need not wait for the redo log: the ring holds the write until the
+//! log does.
+
+use super::ring::{Progress, Ring};
+use crate::meta::RequestId;
+use crate::rpc::worker::WorkerContext;
+use crate::tier::{self, Source, WriteAt, Written};
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::rpc::durable::{Executed, Request};
+use cuttlefs_common::rpc::{EarlyWrite, EarlyWritten};
+use cuttlefs_common::status::Status;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Executes a ring's writes, one after the other, until there is none.
+pub(crate) async fn run(context: Rc<WorkerContext>, ring: Arc<Ring>) {
+    while let Some(job) = ring.next() {
+        // A client takes turns with itself: all its requests are one queue there.
+        let turn = context.turns.take(ring.client.0 as u64).await;
+        let mut answer = Vec::new();
+        let executed = execute(&context, &ring, &job.request(ring.id), &mut answer).await;
+        drop(turn);
+        job.finish(executed, answer);
+        futures_lite::future::yield_now().await;
+    }
+}
+
+async fn execute(
+    context: &WorkerContext,
+    ring: &Ring,
+    request: &Request<'_>,
+    answer: &mut Vec<u8>,
+) -> Executed {
+    let Progress { done, failed } = *ring.progress.lock();
+    if let Some(status) = failed {
+        return Executed::Kept(status.code());
+    }
+    let Ok(write) = EarlyWrite::parse(request.body) else {
+        return Executed::Done(Status::Malformed.code());
+    };
+    let id = RequestId { client: ring.client, slot: ring.slot, seq: request.seq };
+    let result =
+        if request.seq <= done { again(context, &write, id) } else { apply(context, ring, &write, id).await };
+    match result {
+        Ok(written) => {
+            answer.extend_from_slice(&written.encode());
+            Executed::Done(0)
+        }
+        Err(status) if is_final(status) => {
+            let mut progress = ring.progress.lock();
+            progress.done = progress.done.max(request.seq);
+            Executed::Done(status.code())
+        }
+        Err(status) => {
+            tracing::error!(
+                client = %ring.client,
+                ino = %write.ino,
+                %status,
+                "an acknowledged write could not be executed; it is kept in its ring, which takes nothing more. Check the \
+                 pool's devices, then restart the server"
+            );
+            ring.progress.lock().failed = Some(status);
+            Executed::Kept(status.code())
+        }
+    }
+}
+
+/// Whether a write would fail so again, whenever it was tried: nothing of it is lost.
+pub(super) fn is_final(status: Status) -> bool {
+    matches!(
+        status,
+        Status::NotFound
+            | Status::Stale
+            | Status::Invalid
+            | Status::IsDirectory
+            | Status::TooLarge
+            | Status::Malformed
+    )
+}
+
+/// A write that was executed before, under this or an earlier connection.
+fn again(context: &WorkerContext, write: &EarlyWrite<'_>, id: RequestId) -> Result<EarlyWritten, Status> {
+    let meta = &context.server.meta;
+    let attr = meta.attr(write.ino)?;
+    let placed = meta.request_done(id).ok().flatten().and_then(|record| record.placed);
+    let offset = write.at.or(placed.map(|placed| placed.offset)).unwrap_or(u64::MAX);
+    Ok(EarlyWritten { offset, size: attr.size, change: attr.change })
+}
+
+async fn apply(
+    context: &WorkerContext,
+    ring: &Ring,
+    write: &EarlyWrite<'_>,
+    id: RequestId,
+) -> Result<EarlyWritten, Status> {
+    let server = &context.server;
+    if server.meta.attr(write.ino)?.kind != FileKind::File {
+        return Err(Status::Invalid);
+    }
+    let file = server.regions.file(write.ino)?;
+    let at = write.at.map_or(WriteAt::End, WriteAt::Offset);
+    let (disk, source) = (context.disk.as_ref(), Source::Bytes(write.bytes));
+    let reserve = Some(&ring.reserve);
+    let written = tier::write_for(&server.regions, disk, &file, at, source, Some(id), reserve).await?;
+    ring.progress.lock().done = id.seq;
+    let Written { offset, len, attr } = written;
+    server.counters.written_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
+    Ok(EarlyWritten { offset, size: attr.size, change: attr.change })
+}

@@ -1,0 +1,263 @@
+//! Early acknowledgement: a small write is safe once its record is in its client's ring; it is executed afterwards
+//! (docs/durable-rpc.md, "The file server uses it"; Durable RPC, SC '21, section 4).
+//!
+//! # The parts
+//! `choice` what people may ask for; `ring` one ring: whose it is, which of its writes were executed, the space kept for
+//! it, its queue; `service` what the receiver of `rpc::durable` asks; `execute` the writes, on workers; `recovery` what
+//! the rings of the server before this one hold.
+//!
+//! # Invariants
+//! * A ring's writes are executed one after the other in its order, each as an ordinary write: into the redo log with
+//!   (client, slot of the ring, number), then into the pool. So the last number done says of every record of the ring
+//!   whether it was.
+//! * A ring's head moves only past what the redo log holds durably.
+//! * For as many writes as a sender may have unanswered the pool keeps pages that nobody else can take.
+//!
+//! # Failure
+//! A write that cannot be executed for a failing device stays in its ring with everything behind it; the ring takes
+//! nothing more until the server is restarted, which tries again.
+
+mod choice;
+mod execute;
+mod recovery;
+mod ring;
+mod service;
+
+pub use choice::{EarlyChoice, RingDevice, RingOptions};
+pub(crate) use execute::run;
+pub(crate) use recovery::recover;
+pub(crate) use ring::Ring;
+pub(crate) use service::RingDoors;
+
+use crate::server::Server;
+use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::persist::{LogDevice, LogDeviceError, LogDeviceKind};
+use cuttlefs_common::rdma::{Device, Endpoint, LinkKind, RdmaError};
+use cuttlefs_common::rpc::durable::{
+    Kind, Receiver, ReceiverFigures, ReceiverOptions, RingStore, RingStoreError,
+};
+use cuttlefs_common::rpc::{
+    EARLY_UNANSWERED_MAX, EARLY_WRITE_PAGES_MAX, EarlyDoor, EarlyOffer, RINGS_PER_CLIENT, early_settings,
+    ring_client,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Pages kept for one ring: what its unanswered writes take at most.
+pub const RING_PAGES: u64 = EARLY_UNANSWERED_MAX as u64 * EARLY_WRITE_PAGES_MAX;
+
+/// Why early writes cannot be offered as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EarlyStartError {
+    /// The directory or its device.
+    #[error(
+        "rings cannot be kept in {path}: {source}; name another by --ring-dir, or start with --early off"
+    )]
+    Device {
+        /// Where.
+        path: std::path::PathBuf,
+        /// Why.
+        source: LogDeviceError,
+    },
+    /// The rings.
+    #[error(transparent)]
+    Rings(#[from] RingStoreError),
+    /// The RNIC.
+    #[error("--early {}: {device} cannot flush behind a SEND; take wflush", .kind.label().to_lowercase())]
+    Impossible {
+        /// What was asked for.
+        kind: Kind,
+        /// Of which RNIC.
+        device: String,
+    },
+    /// A link.
+    #[error(transparent)]
+    Link(#[from] RdmaError),
+}
+
+struct Running {
+    receiver: Receiver,
+    device: LogDeviceKind,
+    kinds: Vec<Kind>,
+}
+
+/// A server's early writes.
+#[derive(Default)]
+pub struct Early {
+    /// By the id that names a ring. Those of every client that is not forgotten.
+    rings: Mutex<HashMap<ClientId, Arc<Ring>>>,
+    running: Mutex<Option<Running>>,
+    /// Writes of the rings that the server before this one left; by this start. Written once.
+    recovered: AtomicU64,
+}
+
+/// For `status`.
+#[derive(Clone, Debug)]
+pub struct EarlyFigures {
+    /// What rings lie on.
+    pub device: LogDeviceKind,
+    /// How requests become persistent, by listener.
+    pub kinds: Vec<Kind>,
+    /// The receiver's.
+    pub receiver: ReceiverFigures,
+    /// Writes of left rings, at the start.
+    pub recovered: u64,
+    /// Bytes of the rings of clients that are connected.
+    pub ring_bytes: u64,
+}
+
+impl Early {
+    /// Begins to take early writes, if that was asked for and pays. Gives what each of `listen` may offer. The server
+    /// has a redo log.
+    ///
+    /// # Errors
+    /// [`EarlyStartError`].
+    pub(crate) fn start(
+        server: &Arc<Server>,
+        device: &dyn Device,
+        options: &RingOptions,
+        listen: &[Endpoint],
+        doors: RingDoors,
+    ) -> Result<Vec<Option<EarlyOffer>>, EarlyStartError> {
+        let none = vec![None; listen.len()];
+        let explicit = match options.early {
+            EarlyChoice::Off => return Ok(none),
+            EarlyChoice::Auto => None,
+            EarlyChoice::Kind(kind) => Some(kind),
+        };
+        let lies_on = probe(options)?;
+        if explicit.is_none() && lies_on == LogDeviceKind::File {
+            tracing::info!(
+                "writes are not acknowledged early: {} is no persistent memory; --early wflush does it all the same",
+                options.directory.display()
+            );
+            return Ok(none);
+        }
+        if server.export.is_restricted() {
+            tracing::warn!("writes are not acknowledged early: the export is restricted");
+            return Ok(none);
+        }
+        if let Some(kind) = explicit.filter(|kind| !kind.is_possible(&device.capabilities())) {
+            return Err(EarlyStartError::Impossible { kind, device: device.name().to_owned() });
+        }
+        let beside: Vec<Endpoint> = listen.iter().map(beside).collect();
+        let store = RingStore::new(&options.directory, Some(lies_on))?;
+        let service = service::EarlyService::new(server.clone(), doors);
+        let receiver_options =
+            ReceiverOptions { executors: 0, slow_beyond: EARLY_UNANSWERED_MAX, settles: true };
+        let receiver = Receiver::serve(device, &beside, store, Arc::new(service), receiver_options)?;
+        let kind_of = |endpoint: &Endpoint| explicit.unwrap_or_else(|| Kind::choose(link(endpoint), lies_on));
+        let kinds: Vec<Kind> = listen.iter().map(kind_of).collect();
+        let doors = receiver.endpoints().into_iter().map(|endpoint| match endpoint {
+            Endpoint::Tcp { port, .. } => EarlyDoor::Port(port),
+            Endpoint::Unix(_) | Endpoint::Shm(_) => EarlyDoor::Beside,
+        });
+        let offers = kinds.iter().zip(doors).map(|(kind, door)| Some(EarlyOffer { kind: *kind, door }));
+        let offers = offers.collect();
+        tracing::info!(
+            device = lies_on.label(),
+            directory = %options.directory.display(),
+            kinds = ?kinds.iter().map(|kind| kind.label()).collect::<Vec<_>>(),
+            "small writes are acknowledged before they are executed"
+        );
+        *server.early.running.lock() = Some(Running { receiver, device: lies_on, kinds });
+        Ok(offers)
+    }
+
+    /// Whether rings are to be had. One that finds no space to be kept for it is welcomed all the same and told to slow
+    /// down, until there is some.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.lock().is_some()
+    }
+
+    /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. With `forget`
+    /// nothing is known of their numbers afterwards.
+    pub(crate) async fn let_go(&self, server: &Server, client: ClientId, forget: bool) {
+        let mut waits = Vec::new();
+        if let Some(Running { receiver, .. }) = &*self.running.lock() {
+            for number in 0..RINGS_PER_CLIENT {
+                let (done, wait) = async_channel::bounded::<()>(1);
+                // Its end is what is waited for.
+                let done = Box::new(move || drop(done));
+                receiver.retire(ring_client(client, number), true, done);
+                waits.push(wait);
+            }
+        }
+        for wait in waits {
+            let _ = wait.recv().await;
+        }
+        for number in 0..RINGS_PER_CLIENT {
+            let id = ring_client(client, number);
+            let mut rings = self.rings.lock();
+            if let Some(ring) = rings.get(&id) {
+                ring.release_space(server.regions.space());
+            }
+            if forget {
+                rings.remove(&id);
+            }
+        }
+    }
+
+    /// Where rings are reached, in the order of the server's own endpoints; none if there are none.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        self.running.lock().as_ref().map_or_else(Vec::new, |running| running.receiver.endpoints())
+    }
+
+    /// A clean end: what the rings hold is executed and their heads moved.
+    pub(crate) fn finish(&self) {
+        // Not under the lock: workers look at it while they execute what the rings hold.
+        let running = self.running.lock().take();
+        if let Some(Running { receiver, .. }) = running {
+            receiver.finish();
+        }
+    }
+
+    /// Figures of about this moment; `None`: nothing is acknowledged early.
+    pub fn figures(&self) -> Option<EarlyFigures> {
+        let running = self.running.lock();
+        let Running { receiver, device, kinds } = running.as_ref()?;
+        let figures = receiver.figures();
+        let ring_len = |kind: &Kind| early_settings(*kind).geometry().map_or(0, |ring| ring.memory_len());
+        let longest = kinds.iter().map(ring_len).max().unwrap_or(0) as u64;
+        Some(EarlyFigures {
+            device: *device,
+            kinds: kinds.clone(),
+            receiver: figures,
+            recovered: self.recovered.load(Ordering::Relaxed),
+            ring_bytes: longest * figures.senders as u64,
+        })
+    }
+}
+
+fn link(endpoint: &Endpoint) -> LinkKind {
+    match endpoint {
+        Endpoint::Tcp { .. } => LinkKind::Tcp,
+        Endpoint::Unix(_) => LinkKind::Unix,
+        Endpoint::Shm(_) => LinkKind::Shm,
+    }
+}
+
+/// Where the rings of those who came through `endpoint` are reached. On TCP any port that is free: clients are told.
+fn beside(endpoint: &Endpoint) -> Endpoint {
+    match endpoint {
+        Endpoint::Tcp { host, .. } => Endpoint::Tcp { host: host.clone(), port: 0 },
+        paths => EarlyDoor::Beside.endpoint(paths).expect("a path has a place beside it"),
+    }
+}
+
+/// What rings would lie on.
+fn probe(options: &RingOptions) -> Result<LogDeviceKind, EarlyStartError> {
+    let failed = |source| EarlyStartError::Device { path: options.directory.clone(), source };
+    RingStore::new(&options.directory, None)?;
+    let path: &Path = &options.directory.join("probe");
+    let device = LogDevice::open(path, 4096, options.device.kind()).map_err(failed)?;
+    let kind = device.kind();
+    drop(device);
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::warn!(path = %path.display(), %error, "a file that was made to look at its device stays");
+    }
+    Ok(kind)
+}

@@ -1,0 +1,145 @@
+//! What the receiver of durable requests asks of the file server.
+
+use super::RING_PAGES;
+use super::ring::{Job, Ring};
+use crate::pool::Reserve;
+use crate::server::Server;
+use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::rpc::durable::{Executed, Request, Service, Work};
+use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client, ring_slot};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+/// Ways to the workers: a ring that is sent is executed there until it has nothing more.
+pub(crate) type RingDoors = Vec<async_channel::Sender<Arc<Ring>>>;
+
+pub(super) struct EarlyService {
+    server: Arc<Server>,
+    doors: RingDoors,
+}
+
+impl EarlyService {
+    pub(super) fn new(server: Arc<Server>, doors: RingDoors) -> Self {
+        assert!(!doors.is_empty(), "a server has a worker");
+        Self { server, doors }
+    }
+
+    fn ring(&self, id: ClientId) -> Option<Arc<Ring>> {
+        self.server.early.rings.lock().get(&id).cloned()
+    }
+
+    /// The ring, known from now on.
+    fn known_ring(&self, id: ClientId, client: ClientId, number: u16) -> Result<Arc<Ring>, Status> {
+        if let Some(ring) = self.ring(id) {
+            return Ok(ring);
+        }
+        let last = self.server.meta.last_request(client, ring_slot(number))?;
+        let done = last.map_or(0, |record| record.seq);
+        let ring = Arc::new(Ring::new(id, client, number, done, Reserve::EMPTY));
+        Ok(self.server.early.rings.lock().entry(id).or_insert(ring).clone())
+    }
+
+    /// Puts a write behind the others of its ring.
+    fn queue(&self, ring: &Arc<Ring>, job: Job) {
+        if !ring.push(job) {
+            return;
+        }
+        // A ring is in one worker's hands, and always in the same one's.
+        let door = &self.doors[(ring.id.0 % self.doors.len() as u128) as usize];
+        if door.try_send(ring.clone()).is_err() {
+            tracing::error!("a worker takes no rings; their writes stay in them");
+            while let Some(job) = ring.next() {
+                job.finish(Executed::Kept(Status::Io.code()), Vec::new());
+            }
+        }
+    }
+}
+
+/// The body, if it is a write of this ring's.
+fn write_of(id: ClientId, body: &[u8]) -> Result<EarlyWrite<'_>, String> {
+    let write = EarlyWrite::parse(body).map_err(|error| error.to_string())?;
+    if ring_client(write.client, write.ring) == id {
+        Ok(write)
+    } else {
+        Err("a write of another client".to_owned())
+    }
+}
+
+impl Service for EarlyService {
+    fn lane(&self, body: &[u8]) -> u64 {
+        EarlyWrite::parse(body).map_or(0, |write| ring_client(write.client, write.ring).0 as u64)
+    }
+
+    fn admit(&self, id: ClientId) -> Result<(), String> {
+        let server = &self.server;
+        if server.drain.is_stopping() {
+            return Err("the server is stopping".to_owned());
+        }
+        let owner = (0..RINGS_PER_CLIENT).find_map(|number| {
+            let client = ClientId(id.0.wrapping_sub(1 + u128::from(number)));
+            server.sessions.of(client).map(|_| (client, number))
+        });
+        let (client, number) = owner.ok_or("a ring of no client that has a session")?;
+        let ring = self.known_ring(id, client, number).map_err(|status| status.to_string())?;
+        if ring.progress.lock().failed.is_some() {
+            return Err(
+                "a write of this ring could not be executed; it is tried again at the next start".to_owned()
+            );
+        }
+        if server.regions.redo().is_none_or(|log| log.figures().failed) {
+            return Err("the redo log failed".to_owned());
+        }
+        ring.keep_space(server.regions.space(), RING_PAGES);
+        Ok(())
+    }
+
+    fn check(&self, id: ClientId, body: &[u8]) -> Result<(), String> {
+        let write = write_of(id, body)?;
+        // Ids that are neighbours could name the same ring.
+        match self.ring(id).filter(|ring| ring.client != write.client) {
+            None => Ok(()),
+            Some(_) => Err("a write of another client".to_owned()),
+        }
+    }
+
+    fn take_over(&self, work: Work) -> Option<Work> {
+        let Some(ring) = self.ring(work.request().client) else { return Some(work) };
+        self.queue(&ring, Job::Taken(work));
+        None
+    }
+
+    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed {
+        let Request { client: id, log, lsn, seq, body } = *request;
+        let write = match write_of(id, body) {
+            Ok(write) => write,
+            Err(reason) => {
+                tracing::warn!(ring = %id, "what is no early write is left out: {reason}");
+                return Executed::Done(Status::Malformed.code());
+            }
+        };
+        let ring = match self.known_ring(id, write.client, write.ring) {
+            Ok(ring) => ring,
+            Err(status) => return Executed::Kept(status.code()),
+        };
+        let (give, take) = mpsc::sync_channel(1);
+        self.queue(&ring, Job::Found { log, lsn, seq, body: body.to_vec(), give });
+        match take.recv() {
+            Ok((executed, bytes)) => {
+                *answer = bytes;
+                executed
+            }
+            // The worker ended with it.
+            Err(_) => Executed::Kept(Status::Io.code()),
+        }
+    }
+
+    fn holds_back(&self, client: ClientId) -> bool {
+        self.ring(client).is_some_and(|ring| !self.server.regions.space().top_up(&mut ring.reserve.lock()))
+    }
+
+    fn settle(&self) -> Result<(), String> {
+        let Some(log) = self.server.regions.redo() else { return Ok(()) };
+        futures_lite::future::block_on(log.committed()).map_err(|_| "the redo log failed".to_owned())
+    }
+}

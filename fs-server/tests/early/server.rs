@@ -1,0 +1,139 @@
+//! `cuttlefsd`, the real program, which can be stopped, frozen and killed.
+
+use cuttlefs_common::persist::LogDeviceKind;
+use cuttlefs_common::rdma::{Endpoint, LinkKind};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// A pool and how it is served.
+pub struct Site {
+    base: tempfile::TempDir,
+    pub link: LinkKind,
+    pub device: LogDeviceKind,
+    pub early: &'static str,
+    pub ring_dir: Option<PathBuf>,
+}
+
+impl Site {
+    pub fn new(link: LinkKind, device: LogDeviceKind) -> Self {
+        let base = tempfile::Builder::new().prefix("early").tempdir_in("/var/tmp").expect("a directory");
+        let site = Self { base, link, device, early: "wflush", ring_dir: None };
+        let made = site.cuttlefsd(&["format", "--size", "8M"]).output().expect("it runs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        site
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.base.path().join("pool")
+    }
+
+    pub fn rings(&self) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.pool().join("rings")) else { return Vec::new() };
+        entries.map(|entry| entry.expect("entry").path()).collect()
+    }
+
+    /// The command with its first argument and the pool.
+    pub fn cuttlefsd(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"));
+        command.arg(arguments[0]).arg("--pool").arg(self.pool()).args(&arguments[1..]);
+        command
+    }
+
+    fn endpoint(&self) -> String {
+        let path = |name: &str| self.base.path().join(name).display().to_string();
+        match self.link {
+            LinkKind::Shm => format!("shm://{}", path("shm")),
+            LinkKind::Unix => format!("unix://{}", path("unix")),
+            _ => "tcp://127.0.0.1:0".to_owned(),
+        }
+    }
+
+    pub fn serve(&self) -> Command {
+        let mut command =
+            self.cuttlefsd(&["serve", "--durability", "ack", "--log-size", "16M", "--memory", "4M"]);
+        command.args(["--early", self.early, "--ring-device", self.device.label()]);
+        command.args(["--listen", &self.endpoint()]).stderr(Stdio::piped());
+        if let Some(ring_dir) = &self.ring_dir {
+            command.arg("--ring-dir").arg(ring_dir);
+        }
+        command
+    }
+
+    /// Starts a server and waits until it serves.
+    pub fn start(&self) -> Running {
+        let mut child = self.serve().spawn().expect("it runs");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let mut log = String::new();
+        let mut endpoint = None;
+        loop {
+            let Some(Ok(line)) = lines.next() else { panic!("it did not start: {log}") };
+            log.push_str(&line);
+            log.push('\n');
+            if let Some((_, at)) = line.split_once("listening endpoint=") {
+                endpoint = Some(at.trim().parse().expect("an endpoint"));
+            } else if line.contains(" serving ") {
+                break;
+            }
+        }
+        // Its messages must go somewhere.
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+        Running { child: Some(child), endpoint: endpoint.expect("it listens"), log }
+    }
+
+    /// Starts a server and kills it a moment later, wherever it is by then.
+    pub fn start_and_kill(&self, after: std::time::Duration) {
+        let mut child = self.serve().stderr(Stdio::null()).spawn().expect("it runs");
+        std::thread::sleep(after);
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+    }
+}
+
+/// A server that runs.
+pub struct Running {
+    child: Option<Child>,
+    pub endpoint: Endpoint,
+    /// What it said until it served.
+    pub log: String,
+}
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        let pid = self.child.as_ref().expect("it runs").id();
+        kill_process(Pid::from_raw(pid as i32).expect("a pid"), signal).expect("signalled");
+    }
+
+    /// It does nothing more; its memory is as it is.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// It goes on.
+    pub fn thaw(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub fn kill(mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+    }
+
+    pub fn stop(mut self) {
+        self.signal(Signal::TERM);
+        let status = self.child.take().expect("it runs").wait().expect("ended");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // A test failed.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
