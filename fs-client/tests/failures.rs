@@ -19,14 +19,7 @@ const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, tr
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 
-const CONFIG: WorldConfig = WorldConfig {
-    seed: 1,
-    translation: Translation::Target,
-    pool_pages: 1024,
-    frames: 64,
-    deferred: false,
-    log: false,
-};
+const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 
 fn both(test: impl Fn(&World)) {
     for translation in [Translation::Target, Translation::Initiator] {

@@ -20,7 +20,7 @@
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 /// Bytes kept at most, with what an entry costs beside its bytes. Small, for every write is copied once more:
 /// what streams past it is written by programs that seldom sync and can be run again.
@@ -163,7 +163,8 @@ struct State {
     /// Number of the next write.
     next: u64,
     cost: usize,
-    files: HashMap<InodeNo, FileWrites>,
+    /// In order: what is written again is written in the same order each time.
+    files: BTreeMap<InodeNo, FileWrites>,
     /// Truncations under way, with their new lengths.
     cutting: Vec<(InodeNo, u64)>,
     failed: HashSet<InodeNo>,

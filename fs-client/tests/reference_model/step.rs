@@ -1,7 +1,7 @@
 //! Operations by places: clients, inodes, names and handles by index, so that they shrink well and mean something
 //! whatever came before.
 
-use super::world::Death;
+use super::world::{Crash, Death};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::sim::Cut;
@@ -137,6 +137,12 @@ pub enum Step {
         cut: Cut,
         pass: u32,
     },
+    /// The server dies with an event to come, and perhaps the next one, too, in its recovery or later. Where answers are not
+    /// durable and power is lost, everything is synced first, and it happens within the next step or not at all.
+    Crash {
+        crash: Crash,
+        again: Option<Crash>,
+    },
 }
 
 fn place() -> impl Strategy<Value = u64> {
@@ -230,6 +236,26 @@ fn names() -> impl Strategy<Value = Step> {
         2 => (parent(), 1usize..4, any::<bool>()).prop_map(|(ino, each, plus)| Step::ReadDir { ino, each, plus }),
         1 => ino().prop_map(|ino| Step::ReadLink { ino }),
     ]
+}
+
+fn crash(most_events: u64) -> impl Strategy<Value = Crash> {
+    (0..most_events, any::<bool>()).prop_map(|(events, power)| Crash { events, power })
+}
+
+/// A step of many crashes and few cuts, with the client that does it.
+pub fn step_among_crashes(clients: usize) -> impl Strategy<Value = (usize, Step)> {
+    let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
+    // Few events lie between two steps, many in a write-back; a recovery has some 20.
+    let crash = prop_oneof![3 => crash(8), 3 => crash(40), 1 => crash(300)];
+    let again = prop::option::weighted(0.3, self::crash(40));
+    let step = prop_oneof![
+        30 => files(),
+        15 => names(),
+        3 => (1u64..2500).prop_map(|ms| Step::Pass { ms }),
+        7 => (crash, again).prop_map(|(crash, again)| Step::Crash { crash, again }),
+        1 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
+    ];
+    (0..clients, step)
 }
 
 /// A step with the client that does it.

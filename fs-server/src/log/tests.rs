@@ -5,6 +5,7 @@ use super::redo_log::MIN_CAPACITY;
 use super::*;
 use crate::meta::RequestId;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
+use cuttlefs_common::life::{Event, Life};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
@@ -21,6 +22,22 @@ fn begin(device: &SimLog, random: &dyn Random, turn: u64) -> Arc<RedoLog> {
 
 fn device() -> SimLog {
     SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(99))
+}
+
+/// Has everything so far made durable.
+fn commit(log: &RedoLog) -> Result<(), Status> {
+    let done = log.committed();
+    log.commits().step();
+    block_on(done)
+}
+
+fn checkpoint(log: &RedoLog, mark: Mark) -> Result<(), Status> {
+    let mut done = pin!(log.checkpoint(mark));
+    if let Some(at_once) = block_on(poll_once(&mut done)) {
+        return at_once;
+    }
+    log.commits().step();
+    block_on(done)
 }
 
 /// Logs a write of so many bytes at `offset`.
@@ -61,12 +78,12 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             for _ in 0..random.next_u64() % 60 {
                 match random.next_u64() % 8 {
                     0 => {
-                        block_on(log.committed()).expect("commits");
+                        commit(&log).expect("commits");
                         committed = next;
                     }
                     1 => {
                         let mark = log.mark();
-                        block_on(log.checkpoint(mark)).expect("checkpoints");
+                        checkpoint(&log, mark).expect("checkpoints");
                         // Its commit is everybody's.
                         (first, committed) = (next, next);
                     }
@@ -79,7 +96,7 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             }
             // Power goes while a sync is under way.
             device.fail_syncs();
-            let _ = block_on(log.committed());
+            let _ = commit(&log);
             drop(log);
             device.crash(&random);
             let held = Contents::read(&device).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -103,13 +120,13 @@ fn a_new_life_leaves_nothing_of_the_old_one() {
     let (device, random) = (device(), SeededRandom::new(1));
     let log = begin(&device, &random, 0);
     (1..20).for_each(|offset| write(&log, offset, 5000));
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     let held = Contents::read(&device).expect("reads");
     assert_eq!(offsets(&held), (1..20).collect::<Vec<_>>());
     let log = begin(&device, &random, held.header.turn);
     assert!(Contents::read(&device).expect("reads").is_empty());
     write(&log, 77, 5000);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert_eq!(offsets(&Contents::read(&device).expect("reads")), [77]);
 }
 
@@ -119,7 +136,7 @@ fn rot_in_what_was_durable_is_not_taken_for_the_end() {
     let log = begin(&device, &random, 0);
     for offset in 1..6 {
         write(&log, offset, 1000);
-        block_on(log.committed()).expect("commits");
+        commit(&log).expect("commits");
     }
     let record = cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1000);
     for (place, lost) in [(0, 1), (2, 3), (3, 4)] {
@@ -153,10 +170,10 @@ fn a_full_log_waits_for_a_checkpoint_that_passes_no_change_under_way() {
     let mut waiting = pin!(log.begin_change(big, 1));
     assert!(block_on(poll_once(&mut waiting)).is_none(), "there is no room");
     // The change that began first keeps everything.
-    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    checkpoint(&log, log.mark()).expect("checkpoints");
     assert!(block_on(poll_once(&mut waiting)).is_none());
     drop(under_way);
-    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    checkpoint(&log, log.mark()).expect("checkpoints");
     let ticket = block_on(waiting).expect("room at last");
     drop(ticket);
     assert_eq!(log.figures().used, 0);
@@ -165,11 +182,11 @@ fn a_full_log_waits_for_a_checkpoint_that_passes_no_change_under_way() {
         write(&log, next, 60_000);
         next += 1;
         if lap % 20 == 19 {
-            block_on(log.checkpoint(log.mark())).expect("checkpoints");
+            checkpoint(&log, log.mark()).expect("checkpoints");
         }
     }
     write(&log, next, 10);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert_eq!(offsets(&Contents::read(&device).expect("reads")), [next]);
 }
 
@@ -191,13 +208,13 @@ fn a_log_that_failed_says_so_for_good() {
     let (device, random) = (device(), SeededRandom::new(5));
     let log = begin(&device, &random, 0);
     write(&log, 1, 10);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     write(&log, 2, 10);
     device.fail();
-    assert_eq!(block_on(log.committed()), Err(Status::Io));
+    assert_eq!(commit(&log), Err(Status::Io));
     assert!(log.figures().failed);
     assert!(matches!(block_on(log.begin_change(10, 1)), Err(Status::Io)));
-    assert_eq!(block_on(log.checkpoint(log.mark())), Err(Status::Io));
+    assert_eq!(checkpoint(&log, log.mark()), Err(Status::Io));
     device.crash(&random);
     let found = offsets(&Contents::read(&device).expect("reads"));
     assert!(found.starts_with(&[1]), "{found:?}");
@@ -221,7 +238,7 @@ fn what_later_changes_take_away_is_not_written_again() {
     ticket.append(None, FILE, Change::Length(3 * page + 5));
     let other = LoggedFile { ino: InodeNo(6), before: 3 };
     ticket.append(request(2), other, Change::Write { offset: 7, bytes: b"x", ends: None });
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     let held = Contents::read(&device).expect("reads");
     assert_eq!(
         held.operations().map(|(record, _)| record.lsn).collect::<Vec<_>>(),
@@ -247,4 +264,28 @@ fn what_later_changes_take_away_is_not_written_again() {
         files[&InodeNo(5)].changes.iter().filter(|change| !matches!(change, Again::Write { .. })).collect();
     let zeros = Again::Zeros { offset: page + 10, len: 2 * page, keep_space: false };
     assert_eq!(rest, [&Again::AtLeast(5 * page), &zeros, &Again::Length(3 * page + 5)]);
+}
+
+#[test]
+fn a_writer_that_is_killed_leaves_what_it_wrote_and_the_beginning_of_the_last_write() {
+    let mut found = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let (device, random) = (device(), SeededRandom::new(seed));
+        let life = Life::default();
+        device.set_life(life.clone());
+        let log = begin(&device, &random, 0);
+        write(&log, 1, 3000);
+        commit(&log).expect("commits");
+        (2..6).for_each(|offset| write(&log, offset, 3000));
+        life.end_after(Some(0));
+        assert_eq!(commit(&log), Err(Status::Io));
+        assert_eq!(life.last_event(), Some(Event::LogWrite));
+        drop(log);
+        device.kill(&random);
+        life.begin();
+        let left = offsets(&Contents::read(&device).expect("the crash cut a sync nobody was told of"));
+        assert_eq!(left, (1..=left.len() as u64).collect::<Vec<_>>());
+        found.insert(left.len());
+    }
+    assert!(found.contains(&1) && found.len() > 3, "{found:?}");
 }
