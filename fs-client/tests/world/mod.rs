@@ -92,6 +92,9 @@ const DISK_FIRST_ONE_IN: u64 = 3;
 const LEAP_ONE_IN: u64 = 40;
 const LEAP_MS: u64 = 400;
 
+/// Tries to mount.
+const CONNECT_TRIES: usize = 20;
+
 /// How long a client may be silent in a world.
 pub const LEASE: Duration = Duration::from_secs(30);
 
@@ -301,15 +304,19 @@ impl World {
 
     /// A client with its own session.
     pub fn client(&self) -> RemoteVolume {
-        let options = SessionOptions {
-            endpoint: endpoint(),
-            label: "world".into(),
-            subtree: Vec::new(),
-            lanes: 2,
-            background: false,
+        let connect = || {
+            let options = SessionOptions {
+                endpoint: endpoint(),
+                label: "world".into(),
+                subtree: Vec::new(),
+                lanes: 2,
+                background: false,
+            };
+            Session::connect(self.inner.network.device(), options, self.inner.random.as_ref())
         };
-        let session = Session::connect(self.inner.network.device(), options, self.inner.random.as_ref());
-        RemoteVolume::new(session.expect("connect"))
+        // A mount that cannot connect fails; in bad weather who mounts tries again.
+        let session = (1..CONNECT_TRIES).find_map(|_| connect().ok());
+        RemoteVolume::new(session.unwrap_or_else(|| connect().expect("connect")))
     }
 
     /// Looks at the server.
