@@ -36,6 +36,32 @@ pub enum Event {
     OneSided,
 }
 
+impl Event {
+    /// Every kind.
+    pub const ALL: [Self; 11] = [
+        Self::DiskSubmit,
+        Self::DiskDone,
+        Self::DiskSync,
+        Self::Batch,
+        Self::Persist,
+        Self::Flush,
+        Self::LogWrite,
+        Self::LogSync,
+        Self::Taken,
+        Self::Sent,
+        Self::OneSided,
+    ];
+}
+
+/// With which event a life ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The one after so many.
+    pub after: u64,
+    /// Of this kind, or of any.
+    pub of: Option<Event>,
+}
+
 /// What becomes of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
@@ -53,8 +79,8 @@ struct State {
     events: u64,
     /// Of the order of all events: two runs that agree in it did the same.
     digest: u64,
-    /// The event with which it ends.
-    ends_with: Option<u64>,
+    /// The event with which it ends, counted from now.
+    end: Option<End>,
     /// It ended, with this.
     over: Option<Event>,
     /// No event ends it for now.
@@ -73,21 +99,19 @@ impl Life {
         self.state.lock().over = None;
     }
 
-    /// It ends at the event after `events` more; `None`: it does not.
-    pub fn end_after(&self, events: Option<u64>) {
-        let mut state = self.state.lock();
-        let now = state.events;
-        state.ends_with = events.map(|events| now + events + 1);
+    /// When it ends, counted from now; `None`: it does not.
+    pub fn end(&self, end: Option<End>) {
+        self.state.lock().end = end;
     }
 
-    /// While it is spared events are counted, and it ends with the first behind that was to be its last or later.
+    /// While it is spared events are counted, and if it should have ended it does so with the first behind.
     pub fn spare(&self, spared: bool) {
         self.state.lock().spared = spared;
     }
 
     /// Whether it is to end with some event.
     pub fn will_end(&self) -> bool {
-        self.state.lock().ends_with.is_some()
+        self.state.lock().end.is_some()
     }
 
     /// Whether it has ended.
@@ -117,9 +141,14 @@ impl Life {
         for word in [event as u64, about] {
             state.digest = (state.digest ^ word).wrapping_mul(0x0100_0000_01b3);
         }
-        match state.ends_with {
-            Some(last) if state.events >= last && !state.spared => {
-                state.ends_with = None;
+        let spared = state.spared;
+        match &mut state.end {
+            Some(end) if end.of.is_none_or(|of| of == event) => {
+                if end.after > 0 || spared {
+                    end.after = end.after.saturating_sub(1);
+                    return Fate::Happens;
+                }
+                state.end = None;
                 state.over = Some(event);
                 Fate::CutOff
             }
@@ -146,7 +175,7 @@ mod tests {
         use Fate::{CutOff, Happens, Never};
         let life = Life::default();
         assert_eq!(meet(&life, 3), [Happens; 3]);
-        life.end_after(Some(1));
+        life.end(Some(End { after: 1, of: None }));
         assert_eq!(meet(&life, 4), [Happens, CutOff, Never, Never]);
         assert_eq!(life.last_event(), Some(Event::Batch));
         assert_eq!(life.events().0, 5, "what never happens is no event");
@@ -159,15 +188,25 @@ mod tests {
     fn it_can_be_spared_and_told_otherwise() {
         use Fate::{CutOff, Happens};
         let life = Life::default();
-        life.end_after(Some(0));
+        life.end(Some(End { after: 0, of: None }));
         life.spare(true);
         assert_eq!(meet(&life, 2), [Happens, Happens]);
         life.spare(false);
         assert_eq!(meet(&life, 1), [CutOff]);
         life.begin();
-        life.end_after(Some(3));
-        life.end_after(None);
+        life.end(Some(End { after: 3, of: None }));
+        life.end(None);
         assert_eq!(meet(&life, 6), [Happens; 6]);
+    }
+
+    #[test]
+    fn it_can_end_with_one_kind_of_event() {
+        let life = Life::default();
+        life.end(Some(End { after: 1, of: Some(Event::Flush) }));
+        assert_eq!(meet(&life, 3), [Fate::Happens; 3]);
+        assert!(life.allows(Event::Flush, 0));
+        assert_eq!(meet(&life, 1), [Fate::Happens]);
+        assert_eq!(life.meets(Event::Flush, 0), Fate::CutOff);
     }
 
     #[test]

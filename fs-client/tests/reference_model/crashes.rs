@@ -14,10 +14,10 @@
 
 use super::loss::lose;
 use super::simulated::Simulated;
-use super::step::{Step, step_among_crashes};
+use super::step::{How, Step, end, step_among_crashes};
 use super::walk::Walk;
 use super::world::{Lie, World, WorldConfig};
-use cuttlefs_common::life::Event;
+use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::world::{Random, SeededRandom, SystemRandom};
 use cuttlefs_server::meta::StoreLie;
@@ -65,7 +65,7 @@ struct Case {
     steps: Vec<(usize, Step)>,
     /// Of a loss: how many of the steps come before, and with which event it comes.
     before: usize,
-    events: u64,
+    end: End,
 }
 
 /// What a run was.
@@ -84,14 +84,14 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
         Kind::Kills | Kind::Loss => Just(2048u64).boxed(),
     };
     let weather = prop::option::weighted(0.25, 4u64..60);
-    let steps = prop::collection::vec(step_among_crashes(4), STEPS);
-    let loss = (0usize..20, prop_oneof![0u64..30, 0u64..400]);
+    let log = kind == Kind::Ack;
+    let steps = prop::collection::vec(step_among_crashes(4, log), STEPS);
+    let loss = (0usize..20, end(log));
     (translation, pool_pages, 8u64..64, any::<bool>(), 2usize..=4, weather, steps, loss).prop_map(
-        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, events))| {
-            let log = kind == Kind::Ack;
+        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end))| {
             let small = WorldConfig::new(seed, translation, pool_pages, frames);
             let config = WorldConfig { deferred, log, restless: true, lie, ..small };
-            Case { kind, config, clients, weather, steps, before, events }
+            Case { kind, config, clients, weather, steps, before, end }
         },
     )
 }
@@ -115,10 +115,17 @@ fn run(case: &Case) -> Ran {
     }
     let steps: Vec<_> = case.steps.iter().map(|(client, step)| (client % case.clients, step.clone())).collect();
     let mut walk = Walk::new(site);
+    // Without files most steps are about nothing.
+    let how = How { read: true, write: true, append: false, truncate: false, sync: false };
+    for name in 0..3 {
+        let create = Step::Create { parent: 0, name, exclusive: true, how };
+        walk.run(name % case.clients, &create);
+        walk.run((name + 1) % case.clients, &Step::Open { ino: name + 1, how });
+    }
     if case.kind == Kind::Loss {
         let (before, rest) = steps.split_at(case.before.min(steps.len() / 2));
         walk.go(before, usize::MAX);
-        return ran(&lose(walk, rest, case.events));
+        return ran(&lose(walk, rest, case.end));
     }
     walk.go(&steps, 12);
     walk.end();
@@ -210,12 +217,7 @@ fn servers_die_with_everything_they_do() {
         }
     }
     println!("{by_event:#?}");
-    use Event::{
-        Batch, DiskDone, DiskSubmit, DiskSync, Flush, LogSync, LogWrite, OneSided, Persist, Sent, Taken,
-    };
-    for event in
-        [DiskSubmit, DiskDone, DiskSync, Batch, Persist, Flush, LogWrite, LogSync, Taken, Sent, OneSided]
-    {
+    for event in Event::ALL {
         for power in [false, true] {
             assert!(by_event.contains_key(&(event, power)), "none died with {event:?}, power {power}");
         }

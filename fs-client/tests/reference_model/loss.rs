@@ -12,6 +12,7 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{OpenHow, Volume};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::life::End;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -251,12 +252,12 @@ fn about(walk: &Walk<Simulated>, step: &Step) -> (Option<InodeNo>, Option<How>) 
 }
 
 /// Everything is synced; then `steps` are walked until everything loses power, with an event to come or at their end.
-pub fn lose(mut walk: Walk<Simulated>, steps: &[(usize, Step)], events: u64) -> World {
+pub fn lose(mut walk: Walk<Simulated>, steps: &[(usize, Step)], end: End) -> World {
     walk.site.calm();
     walk.sync();
     // Nobody goes on with what another client had not synced.
     walk.site.dies_unsynced = false;
-    walk.site.world.end_after(events);
+    walk.site.world.end_after(end);
     let history = History::walk(&mut walk, steps);
     let world = walk.site.leave_world();
     world.begin_again();

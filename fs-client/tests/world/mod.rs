@@ -9,7 +9,7 @@
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
-use cuttlefs_common::life::{Event, Life};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
@@ -69,8 +69,8 @@ pub enum Death {
 /// A crash that is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// After so many events.
-    pub events: u64,
+    /// With which event.
+    pub end: End,
     /// Of the machine, and not of the process only.
     pub power: bool,
 }
@@ -224,14 +224,14 @@ impl World {
 
     /// The server dies with an event to come; the one that starts then with a later one, if `again` says so.
     pub fn crash_after(&self, crash: Crash, again: Option<Crash>) {
-        self.inner.life.end_after(Some(crash.events));
+        self.inner.life.end(Some(crash.end));
         self.inner.power.set(crash.power);
         self.inner.next_crash.set(again);
     }
 
     /// Everything loses power with an event to come, clients included: their calls unwind with `TheEnd`.
-    pub fn end_after(&self, events: u64) {
-        self.crash_after(Crash { events, power: true }, None);
+    pub fn end_after(&self, end: End) {
+        self.crash_after(Crash { end, power: true }, None);
         self.inner.ends.set(true);
     }
 
@@ -247,7 +247,7 @@ impl World {
 
     /// No crash that was to come comes.
     pub fn calm(&self) {
-        self.inner.life.end_after(None);
+        self.inner.life.end(None);
         self.inner.next_crash.set(None);
     }
 
@@ -346,7 +346,7 @@ impl Inner {
         loop {
             self.life.begin();
             if let Some(crash) = self.next_crash.take() {
-                self.life.end_after(Some(crash.events));
+                self.life.end(Some(crash.end));
                 self.power.set(crash.power);
             }
             let started = self.try_start();

@@ -5,7 +5,7 @@ use super::redo_log::MIN_CAPACITY;
 use super::*;
 use crate::meta::RequestId;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
-use cuttlefs_common::life::{Event, Life};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
@@ -277,7 +277,7 @@ fn a_writer_that_is_killed_leaves_what_it_wrote_and_the_beginning_of_the_last_wr
         write(&log, 1, 3000);
         commit(&log).expect("commits");
         (2..6).for_each(|offset| write(&log, offset, 3000));
-        life.end_after(Some(0));
+        life.end(Some(End { after: 0, of: None }));
         assert_eq!(commit(&log), Err(Status::Io));
         assert_eq!(life.last_event(), Some(Event::LogWrite));
         drop(log);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pool::AlignedBuf;
+use cuttlefs_common::life::End;
 use futures_lite::future::{block_on, poll_once};
 use std::collections::BTreeSet;
 
@@ -209,7 +210,7 @@ fn a_server_dies_with_an_io_or_a_sync_and_leaves_any_part_of_what_was_in_flight(
         let life = Life::default();
         disk.set_life(life.clone());
         // Submitted, and not done.
-        life.end_after(Some(1));
+        life.end(Some(End { after: 1, of: None }));
         let mut future = disk.submit(vec![write(0, filled(1, 2))]);
         disk.step();
         assert_eq!(life.last_event(), Some(Event::DiskDone));

@@ -7,7 +7,7 @@ use super::super::{
 };
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
-use cuttlefs_common::life::{Event, Life};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
@@ -414,7 +414,7 @@ fn a_store_whose_server_dies_keeps_what_sled_and_the_tail_keep() {
         put(1).expect("commits");
         store.persist().expect("persists");
         (2..5).for_each(|number| put(number).expect("commits"));
-        life.end_after(Some(0));
+        life.end(Some(End { after: 0, of: None }));
         assert!(put(5).is_err() && put(6).is_err() && store.flush().is_err());
         assert_eq!(life.last_event(), Some(Event::Batch));
         life.begin();
