@@ -395,3 +395,18 @@ fn a_truncating_set_attr_runs_once() {
         volume.shut_down();
     });
 }
+
+#[test]
+fn zeros_that_keep_the_length_do_not_grow_a_file_after_a_kill() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"empty", 0o644, true, READ_WRITE).expect("create");
+        let zeros = Allocate::ZeroRange { keep_size: true };
+        volume.allocate(&CALLER, file.handle, 73_728, 42_962, zeros).expect("zero");
+        volume.allocate(&CALLER, file.handle, 69_632, 118_218, Allocate::PunchHole).expect("punch");
+        world.kill();
+        world.start();
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).expect("attr").size, 0);
+        volume.shut_down();
+    });
+}

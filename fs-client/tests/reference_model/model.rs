@@ -42,6 +42,8 @@ pub struct Node {
     pub rdev: u32,
     pub mtime: Time,
     pub ctime: Time,
+    /// When the last change of its contents began.
+    pub changed_since: Timestamp,
     pub entries: BTreeMap<Vec<u8>, InodeNo>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub target: Vec<u8>,
@@ -71,6 +73,7 @@ impl Node {
             rdev: 0,
             mtime: time,
             ctime: time,
+            changed_since: now,
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             target: Vec::new(),
@@ -84,6 +87,7 @@ impl Node {
 
     pub fn touch(&mut self, now: Timestamp) {
         (self.mtime, self.ctime) = (Time::NotBefore(now), Time::NotBefore(now));
+        self.changed_since = now;
     }
 
     pub fn size(&self) -> u64 {
@@ -285,12 +289,13 @@ impl Model {
         self.nodes.values_mut().for_each(|node| node.unsynced_by[client] = false);
     }
 
-    /// Files may have been written again: later than they were.
+    /// The server was replaced: files may have been written again by clients, later than they were; or out of the redo
+    /// log, which knows when a change was logged, some time between its beginning and its end.
     pub fn written_again(&mut self) {
         for node in self.nodes.values_mut().filter(|node| node.kind == FileKind::File) {
             for time in [&mut node.mtime, &mut node.ctime] {
                 if let Time::Exactly(exactly) = *time {
-                    *time = Time::NotBefore(exactly);
+                    *time = Time::NotBefore(exactly.min(node.changed_since));
                 }
             }
         }

@@ -20,6 +20,7 @@ pub struct Simulated {
     pub world: World,
     pool_pages: u64,
     pub dies_unsynced: bool,
+    restless: bool,
 }
 
 impl Simulated {
@@ -31,7 +32,7 @@ impl Simulated {
     pub fn with_clients(config: WorldConfig, clients: usize, dies_unsynced: bool) -> Self {
         let world = World::new(config);
         let clients = (0..clients).map(|_| world.client()).collect();
-        Self { clients, world, pool_pages: config.pool_pages, dies_unsynced }
+        Self { clients, world, pool_pages: config.pool_pages, dies_unsynced, restless: config.restless }
     }
 
     /// The world without its clients, which say nothing more.
@@ -68,6 +69,10 @@ impl Site for Simulated {
 
     fn dies_unsynced(&self) -> bool {
         self.dies_unsynced
+    }
+
+    fn writes_again(&self) -> bool {
+        self.restless
     }
 
     fn crash_after(&self, crash: Crash, again: Option<Crash>) {

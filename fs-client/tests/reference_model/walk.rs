@@ -44,6 +44,10 @@ pub trait Site {
     fn dies_unsynced(&self) -> bool {
         false
     }
+    /// Whether a server's death may show in the times of files: in worlds where time passes within requests.
+    fn writes_again(&self) -> bool {
+        false
+    }
     /// The server dies with an event to come, if this site can; the one that starts then perhaps, too.
     fn crash_after(&self, _crash: Crash, _again: Option<Crash>) {}
     /// No crash that was to come comes.
@@ -166,6 +170,9 @@ impl<S: Site> Walk<S> {
                 // Both: a client writes again what no sync of its own covered, over what the other wrote since.
                 self.sync();
                 self.site.restart();
+                if self.site.writes_again() {
+                    self.model.written_again();
+                }
                 self.touch();
                 // A file that was freed and whose end was not durable is freed again.
                 self.site.pass(Duration::from_millis(200));
@@ -201,7 +208,7 @@ impl<S: Site> Walk<S> {
     /// After a server has died.
     fn settle(&mut self) {
         while self.site.has_died() {
-            if self.site.dies_unsynced() {
+            if self.site.writes_again() {
                 self.model.written_again();
             }
             // The other clients have open files to reclaim, too, and their time runs.
