@@ -19,14 +19,7 @@ const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, tr
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 
-const CONFIG: WorldConfig = WorldConfig {
-    seed: 1,
-    translation: Translation::Target,
-    pool_pages: 1024,
-    frames: 64,
-    deferred: false,
-    log: false,
-};
+const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 
 fn both(test: impl Fn(&World)) {
     for translation in [Translation::Target, Translation::Initiator] {
@@ -399,6 +392,21 @@ fn a_truncating_set_attr_runs_once() {
         assert_eq!(read(&volume, file.handle, 0, 100), Ok(pattern(50_000)[..7].to_vec()));
         volume.release(file.handle);
         volume.unlink(&CALLER, ROOT, b"cut").expect("unlink");
+        volume.shut_down();
+    });
+}
+
+#[test]
+fn zeros_that_keep_the_length_do_not_grow_a_file_after_a_kill() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"empty", 0o644, true, READ_WRITE).expect("create");
+        let zeros = Allocate::ZeroRange { keep_size: true };
+        volume.allocate(&CALLER, file.handle, 73_728, 42_962, zeros).expect("zero");
+        volume.allocate(&CALLER, file.handle, 69_632, 118_218, Allocate::PunchHole).expect("punch");
+        world.kill();
+        world.start();
+        assert_eq!(volume.get_attr(&CALLER, attr.ino).expect("attr").size, 0);
         volume.shut_down();
     });
 }

@@ -17,7 +17,7 @@ const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 
 fn config(translation: Translation) -> WorldConfig {
-    WorldConfig { seed: 1, translation, pool_pages: 4096, frames: 64, deferred: false, log: false }
+    WorldConfig::new(1, translation, 4096, 64)
 }
 
 fn both(test: impl Fn(&World)) {

@@ -107,6 +107,8 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
         listen: vec![endpoint.clone()],
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
+        durable_answers: false,
+        rings: None,
     };
     let running = serving::serve(&dir, with).expect("start");
 

@@ -9,6 +9,8 @@ pub mod attr;
 pub mod explain;
 /// Newtypes for every number that crosses a boundary.
 pub mod ids;
+/// The life of a simulated process, counted in events.
+pub mod life;
 /// Mapped memory shared between threads and processes.
 pub mod memory;
 /// Which names a directory entry may have.

@@ -31,12 +31,17 @@ impl CommittedMeta {
         Ok(Arc::new(Self { meta, flushes, persists }))
     }
 
-    /// Without threads: who asks for a flush flushes. For a server in one thread.
-    pub fn inline(meta: Arc<Meta>) -> Arc<Self> {
+    /// Without threads: whoever drives the server steps `commits`. For a server in one thread.
+    pub fn by_hand(meta: Arc<Meta>) -> Arc<Self> {
         let (flushed, persisted) = (meta.clone(), meta.clone());
-        let flushes = GroupCommit::inline(move || flushed.flush());
-        let persists = GroupCommit::inline(move || persisted.persist());
+        let flushes = GroupCommit::by_hand(move || flushed.flush());
+        let persists = GroupCommit::by_hand(move || persisted.persist());
         Arc::new(Self { meta, flushes, persists })
+    }
+
+    /// What makes it durable, without threads.
+    pub fn commits(&self) -> [&GroupCommit; 2] {
+        [&self.flushes, &self.persists]
     }
 
     /// Ends the threads; who still waits is served first.

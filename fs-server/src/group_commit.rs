@@ -4,10 +4,13 @@
 //! # Invariants
 //! * Who waits is told `Ok` only by a run of the work that began after it asked.
 //! * A failure is final: everybody who asks later is told so, too.
+//!
+//! In a server without threads whoever drives it runs the work (`step`), as late as he likes: between asking and being told
+//! other tasks go on, as beside a thread.
 
 use crate::pool::LocalFuture;
 use cuttlefs_common::status::Status;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
@@ -32,7 +35,7 @@ struct Shared {
 
 type Work = Box<dyn Fn() -> Result<(), Status> + Send + Sync>;
 
-/// The thread, and the work it does; without a thread, who waits works.
+/// The thread, and the work it does; without a thread, `step` does it.
 pub struct GroupCommit {
     shared: Arc<Shared>,
     work: Arc<Work>,
@@ -48,7 +51,7 @@ impl GroupCommit {
         name: &str,
         work: impl Fn() -> Result<(), Status> + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
-        let commit = Self::inline(work);
+        let commit = Self::by_hand(work);
         let (shared, work) = (commit.shared.clone(), commit.work.clone());
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&work, &shared))?;
         *commit.thread.lock() = Some(thread);
@@ -56,15 +59,12 @@ impl GroupCommit {
     }
 
     /// Without a thread. For a server in one thread.
-    pub fn inline(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
+    pub fn by_hand(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
         Self { shared: Arc::default(), work: Arc::new(Box::new(work)), thread: Mutex::new(None) }
     }
 
     /// Resolves when a run that began after this call has ended.
     pub fn wait(&self) -> LocalFuture<'static, Result<(), Status>> {
-        if self.thread.lock().is_none() {
-            return Box::pin(std::future::ready((self.work)()));
-        }
         let shared = self.shared.clone();
         let ticket = {
             let mut state = shared.state.lock();
@@ -80,6 +80,22 @@ impl GroupCommit {
             state.wakers.push(context.waker().clone());
             Poll::Pending
         }))
+    }
+
+    /// Whether somebody waits.
+    pub fn is_asked(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.asked > state.done
+    }
+
+    /// One run of the work, if somebody waits; whether there was.
+    pub fn step(&self) -> bool {
+        let state = self.shared.state.lock();
+        let asked = state.asked > state.done;
+        if asked {
+            drop(commit(&self.work, &self.shared, state));
+        }
+        asked
     }
 
     /// Ends the thread; who still waits is served first.
@@ -104,16 +120,22 @@ fn run(work: &Work, shared: &Shared) {
             shared.work.wait(&mut state);
             continue;
         }
-        let upto = state.asked;
-        drop(state);
-        let failed = work().is_err();
-        state = shared.state.lock();
-        state.done = upto;
-        state.failed |= failed;
-        for waker in state.wakers.drain(..) {
-            waker.wake();
-        }
+        state = commit(work, shared, state);
     }
+}
+
+/// One run of the work, for everybody who waits by now.
+fn commit<'s>(work: &Work, shared: &'s Shared, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+    let upto = state.asked;
+    drop(state);
+    let failed = work().is_err();
+    let mut state = shared.state.lock();
+    state.done = upto;
+    state.failed |= failed;
+    for waker in state.wakers.drain(..) {
+        waker.wake();
+    }
+    state
 }
 
 #[cfg(test)]
@@ -139,6 +161,22 @@ mod tests {
         let many: Vec<_> = (0..50).map(|_| commit.wait()).collect();
         many.into_iter().for_each(|wait| block_on(wait).expect("runs"));
         commit.stop();
+    }
+
+    #[test]
+    fn by_hand_nobody_is_told_before_a_step_and_one_is_enough_for_all() {
+        let runs = Arc::new(AtomicU64::new(0));
+        let counted = runs.clone();
+        let commit = GroupCommit::by_hand(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        });
+        assert!(!commit.step(), "nobody waits");
+        let mut waits: Vec<_> = (0..3).map(|_| commit.wait()).collect();
+        assert_eq!(block_on(futures_lite::future::poll_once(&mut waits[0])), None);
+        assert!(commit.is_asked() && commit.step() && !commit.is_asked());
+        waits.into_iter().for_each(|wait| block_on(wait).expect("runs"));
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
     }
 
     #[test]

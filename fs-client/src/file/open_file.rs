@@ -7,7 +7,7 @@ use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Opened, Rights};
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -119,7 +119,7 @@ struct Closing {
 /// All open files of a session, for recovery, bitmap pulls and closing.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
-    files: Mutex<HashMap<u64, Arc<OpenFile>>>,
+    files: Mutex<BTreeMap<u64, Arc<OpenFile>>>,
     next: AtomicU64,
     closing: Mutex<Closing>,
     /// Told when the first close waits, and when there is room again.

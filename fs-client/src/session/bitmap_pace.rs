@@ -67,7 +67,11 @@ mod tests {
             pace.pulled(100, 13_000 + round * 1_000, 107 + round * 100);
         }
         assert_eq!(pace.pulled(100, 24_000, 2_000), SHORTEST);
-        assert_eq!(pace.pulled(1 << 17, 25_000, 2_100), Duration::from_millis(125), "a large file is not pulled sooner");
+        assert_eq!(
+            pace.pulled(1 << 17, 25_000, 2_100),
+            Duration::from_millis(125),
+            "a large file is not pulled sooner"
+        );
         for _ in 0..6 {
             pace.pulled(100, 25_000, 2_100);
         }

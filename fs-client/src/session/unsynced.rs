@@ -20,7 +20,7 @@
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 /// Bytes kept at most, with what an entry costs beside its bytes. Small, for every write is copied once more:
 /// what streams past it is written by programs that seldom sync and can be run again.
@@ -83,6 +83,16 @@ impl Kept {
             What::End | What::Allocate { how: Allocate::Reserve { .. }, .. } => return None,
         };
         Some((self.offset, self.offset.saturating_add(len)))
+    }
+
+    /// Where the file ends at least once it was made.
+    fn ends(&self) -> Option<u64> {
+        match &self.what {
+            What::Bytes(_) | What::Allocate { how: Allocate::ZeroRange { keep_size: false }, .. } => {
+                self.range().map(|(_, end)| end)
+            }
+            What::End | What::Allocate { .. } => None,
+        }
     }
 
     /// What is left of zeros once `[start, end)` was given other contents; `Err`: it has bytes, or gives none.
@@ -163,7 +173,8 @@ struct State {
     /// Number of the next write.
     next: u64,
     cost: usize,
-    files: HashMap<InodeNo, FileWrites>,
+    /// In order: what is written again is written in the same order each time.
+    files: BTreeMap<InodeNo, FileWrites>,
     /// Truncations under way, with their new lengths.
     cutting: Vec<(InodeNo, u64)>,
     failed: HashSet<InodeNo>,
@@ -252,9 +263,8 @@ impl Unsynced {
             let end = offset.saturating_add(len);
             // Bytes that go from the file's end leave its length behind, which zeroing does not give back.
             let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
-            let ends =
-                kept.filter_map(Kept::range).filter(|(_, own_end)| (offset + 1..=end).contains(own_end));
-            let left_behind = ends.map(|(_, own_end)| own_end).max();
+            let left_behind =
+                kept.filter_map(Kept::ends).filter(|own| (offset + 1..=end).contains(own)).max();
             state.rewrite(ino, |kept| kept.without(offset, end));
             if let Some(left_behind) = left_behind {
                 state.note_operation(session, ino, left_behind, What::End, u64::MAX);
@@ -460,6 +470,22 @@ mod tests {
         assert_eq!(ranges(&unsynced), []);
         unsynced.synced(None, unsynced.mark());
         assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn what_keeps_the_length_leaves_none_behind() {
+        let unsynced = unsynced();
+        let ends = || {
+            let kept = unsynced.writes_of(INO, 0);
+            kept.iter().filter(|kept| kept.what == What::End).map(|kept| kept.offset).collect::<Vec<_>>()
+        };
+        unsynced.note_allocate(1, INO, 10, 20, Allocate::ZeroRange { keep_size: true });
+        unsynced.note_allocate(1, INO, 0, 100, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, 0, 200, Allocate::PunchHole);
+        assert_eq!(ends(), [0; 0]);
+        unsynced.note_allocate(1, INO, 5, 20, Allocate::ZeroRange { keep_size: false });
+        unsynced.note_allocate(1, INO, 0, 100, Allocate::PunchHole);
+        assert_eq!(ends(), [25], "that has grown the file");
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //! every answer, the whole tree and all bytes compared. Pools and memory are tiny, so that space runs out and pages
 //! are evicted all the time.
 //!
-//! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs.
+//! `CUTTLEFS_MODEL_CASES` sets the number of cases of each test for long runs; `crashes` has seeds of its own.
 
 #[path = "../chaos/mod.rs"]
 mod chaos;
+mod crashes;
+mod inside;
 mod linked;
+mod loss;
 mod model;
 #[path = "../serving/mod.rs"]
 mod serving;

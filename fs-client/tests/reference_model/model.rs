@@ -9,6 +9,8 @@ use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor};
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 
+/// Most clients of a walk.
+pub const MOST_CLIENTS: usize = 4;
 pub const UID: u32 = 1000;
 pub const GID: u32 = 1000;
 
@@ -40,6 +42,8 @@ pub struct Node {
     pub rdev: u32,
     pub mtime: Time,
     pub ctime: Time,
+    /// When the last change of its contents began.
+    pub changed_since: Timestamp,
     pub entries: BTreeMap<Vec<u8>, InodeNo>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub target: Vec<u8>,
@@ -49,7 +53,9 @@ pub struct Node {
     /// Handles on it.
     pub opens: usize,
     /// Clients whose kernel's pages somebody else made stale.
-    pub stale_for: [bool; 2],
+    pub stale_for: [bool; MOST_CLIENTS],
+    /// Clients that have changed its contents since they synced.
+    pub unsynced_by: [bool; MOST_CLIENTS],
 }
 
 fn pages_over(offset: u64, end: u64) -> std::ops::Range<u64> {
@@ -67,18 +73,21 @@ impl Node {
             rdev: 0,
             mtime: time,
             ctime: time,
+            changed_since: now,
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             target: Vec::new(),
             bytes: Vec::new(),
             pages: BTreeMap::new(),
             opens: 0,
-            stale_for: [false; 2],
+            stale_for: [false; MOST_CLIENTS],
+            unsynced_by: [false; MOST_CLIENTS],
         }
     }
 
     pub fn touch(&mut self, now: Timestamp) {
         (self.mtime, self.ctime) = (Time::NotBefore(now), Time::NotBefore(now));
+        self.changed_since = now;
     }
 
     pub fn size(&self) -> u64 {
@@ -161,6 +170,7 @@ impl Node {
 }
 
 /// The model.
+#[derive(Clone)]
 pub struct Model {
     pub nodes: BTreeMap<InodeNo, Node>,
     /// In the order in which they were made; the first is the root.
@@ -268,7 +278,27 @@ impl Model {
         let now = self.now;
         let node = self.node_mut(ino);
         node.touch(now);
-        node.stale_for[1 - by] = true;
+        for (client, stale) in node.stale_for.iter_mut().enumerate() {
+            *stale |= client != by;
+        }
+        node.unsynced_by[by] = true;
+    }
+
+    /// All that a client has changed is durable.
+    pub fn synced_by(&mut self, client: usize) {
+        self.nodes.values_mut().for_each(|node| node.unsynced_by[client] = false);
+    }
+
+    /// The server was replaced: files may have been written again by clients, later than they were; or out of the redo
+    /// log, which knows when a change was logged, some time between its beginning and its end.
+    pub fn written_again(&mut self) {
+        for node in self.nodes.values_mut().filter(|node| node.kind == FileKind::File) {
+            for time in [&mut node.mtime, &mut node.ctime] {
+                if let Time::Exactly(exactly) = *time {
+                    *time = Time::NotBefore(exactly.min(node.changed_since));
+                }
+            }
+        }
     }
 
     pub fn link(&mut self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<(), Status> {

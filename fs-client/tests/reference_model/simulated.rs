@@ -1,9 +1,10 @@
 //! In one thread over the simulated link, from one seed: both translators, disks at once and late, connections cut,
 //! power lost; in bad weather besides, messages late, twice, and lost with their connections.
 
+use super::inside;
 use super::step::{Step, step};
 use super::walk::{Reached, Site, walk};
-use super::world::{Death, World, WorldConfig};
+use super::world::{Crash, Death, World, WorldConfig};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
@@ -13,22 +14,38 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use std::time::Duration;
 
-struct Simulated {
+pub struct Simulated {
     // Clients go before the world that their calls run.
-    clients: [RemoteVolume; 2],
-    world: World,
+    clients: Vec<RemoteVolume>,
+    pub world: World,
     pool_pages: u64,
+    pub dies_unsynced: bool,
+    restless: bool,
 }
 
 impl Simulated {
+    /// Two clients; everything is synced before a server dies.
     fn new(config: WorldConfig) -> Self {
+        Self::with_clients(config, 2, false)
+    }
+
+    pub fn with_clients(config: WorldConfig, clients: usize, dies_unsynced: bool) -> Self {
         let world = World::new(config);
-        let clients = [world.client(), world.client()];
-        Self { clients, world, pool_pages: config.pool_pages }
+        let clients = (0..clients).map(|_| world.client()).collect();
+        Self { clients, world, pool_pages: config.pool_pages, dies_unsynced, restless: config.restless }
+    }
+
+    /// The world without its clients, which say nothing more.
+    pub fn leave_world(self) -> World {
+        self.world
     }
 }
 
 impl Site for Simulated {
+    fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
     fn client(&self, index: usize) -> &RemoteVolume {
         &self.clients[index]
     }
@@ -48,6 +65,26 @@ impl Site for Simulated {
 
     fn answers_are_durable(&self) -> bool {
         self.world.answers_are_durable()
+    }
+
+    fn dies_unsynced(&self) -> bool {
+        self.dies_unsynced
+    }
+
+    fn writes_again(&self) -> bool {
+        self.restless
+    }
+
+    fn crash_after(&self, crash: Crash, again: Option<Crash>) {
+        self.world.crash_after(crash, again);
+    }
+
+    fn calm(&self) {
+        self.world.calm();
+    }
+
+    fn hold_crash(&self, held: bool) {
+        self.world.hold_crash(held);
     }
 
     fn kill_at(&self, cut: Cut, death: Death) {
@@ -70,11 +107,7 @@ impl Site for Simulated {
     }
 
     fn check_inside(&self) {
-        self.world.with_server(|server| {
-            let server = server.server();
-            assert_eq!(server.meta.damage_count(), 0);
-            assert_eq!(server.regions.figures().leaked_frames, 0);
-        });
+        inside::check(&self.world, self.pool_pages);
     }
 }
 
@@ -94,6 +127,8 @@ fn config() -> impl Strategy<Value = WorldConfig> {
             frames,
             deferred,
             log,
+            restless: false,
+            lie: None,
         })
 }
 

@@ -1,9 +1,10 @@
 //! Operations by places: clients, inodes, names and handles by index, so that they shrink well and mean something
 //! whatever came before.
 
-use super::world::Death;
+use super::world::{Crash, Death};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor, XattrMode};
 use proptest::prelude::*;
@@ -137,6 +138,12 @@ pub enum Step {
         cut: Cut,
         pass: u32,
     },
+    /// The server dies with an event to come, and perhaps the next one, too, in its recovery or later. Where answers are not
+    /// durable and power is lost, everything is synced first, and it happens within the next step or not at all.
+    Crash {
+        crash: Crash,
+        again: Option<Crash>,
+    },
 }
 
 fn place() -> impl Strategy<Value = u64> {
@@ -230,6 +237,34 @@ fn names() -> impl Strategy<Value = Step> {
         2 => (parent(), 1usize..4, any::<bool>()).prop_map(|(ino, each, plus)| Step::ReadDir { ino, each, plus }),
         1 => ino().prop_map(|ino| Step::ReadLink { ino }),
     ]
+}
+
+/// With which event a life ends, of a server with a redo log or without: the next few of one kind, or any.
+pub fn end(log: bool) -> impl Strategy<Value = End> {
+    let kinds =
+        Event::ALL.into_iter().filter(|event| log || !matches!(event, Event::LogWrite | Event::LogSync));
+    let kinds: Vec<_> = kinds.collect();
+    prop_oneof![
+        6 => (prop_oneof![2 => 0u64..3, 1 => 0u64..20], prop::sample::select(kinds))
+            .prop_map(|(after, kind)| End { after, of: Some(kind) }),
+        3 => (0u64..60).prop_map(|after| End { after, of: None }),
+        1 => (0u64..400).prop_map(|after| End { after, of: None }),
+    ]
+}
+
+/// A step of many crashes and few cuts, with the client that does it.
+pub fn step_among_crashes(clients: usize, log: bool) -> impl Strategy<Value = (usize, Step)> {
+    let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
+    let crash = || (end(log), any::<bool>()).prop_map(|(end, power)| Crash { end, power });
+    let again = prop::option::weighted(0.3, crash());
+    let step = prop_oneof![
+        30 => files(),
+        15 => names(),
+        3 => (1u64..2500).prop_map(|ms| Step::Pass { ms }),
+        9 => (crash(), again).prop_map(|(crash, again)| Step::Crash { crash, again }),
+        1 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
+    ];
+    (0..clients, step)
 }
 
 /// A step with the client that does it.

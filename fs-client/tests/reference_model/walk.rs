@@ -2,7 +2,7 @@
 
 use super::model::{GID, Model, Time, UID};
 use super::step::{How, Step};
-use super::world::Death;
+use super::world::{Crash, Death};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
@@ -16,13 +16,17 @@ use std::time::Duration;
 
 /// Steps between comparisons of everything.
 const COMPARE_EVERY: usize = 6;
-const CALLER: Caller = Caller { uid: UID, gid: GID, trace: TraceId(1) };
-const READ: How = How { read: true, write: false, append: false, truncate: false, sync: false };
+pub const CALLER: Caller = Caller { uid: UID, gid: GID, trace: TraceId(1) };
+pub const READ: How = How { read: true, write: false, append: false, truncate: false, sync: false };
 const TARGET: &[u8] = b"some/where";
 const RDEV: u32 = 0x105;
 
-/// A server with two clients.
+/// A server with clients.
 pub trait Site {
+    /// How many clients.
+    fn clients(&self) -> usize {
+        2
+    }
     /// A client.
     fn client(&self, index: usize) -> &RemoteVolume;
     /// The server's clock.
@@ -31,11 +35,26 @@ pub trait Site {
     fn pass(&self, time: Duration);
     /// The server goes and comes back. What was synced stays.
     fn restart(&mut self);
-    /// Kills the server when the next message of this kind is lost, and starts it again, if this site can.
     /// Whether what is answered survives the server and a power loss without any sync.
     fn answers_are_durable(&self) -> bool {
         false
     }
+    /// Whether the server may die while a client has something that is not synced: then no other client looks at that or
+    /// changes it before it is.
+    fn dies_unsynced(&self) -> bool {
+        false
+    }
+    /// Whether a server's death may show in the times of files: in worlds where time passes within requests.
+    fn writes_again(&self) -> bool {
+        false
+    }
+    /// The server dies with an event to come, if this site can; the one that starts then perhaps, too.
+    fn crash_after(&self, _crash: Crash, _again: Option<Crash>) {}
+    /// No crash that was to come comes.
+    fn calm(&self) {}
+    /// A crash that is to come waits.
+    fn hold_crash(&self, _held: bool) {}
+    /// Kills the server when the next message of this kind is lost, and starts it again, if this site can.
     fn kill_at(&self, cut: Cut, death: Death);
     /// Whether that has happened since this was asked last.
     fn has_died(&self) -> bool;
@@ -51,22 +70,25 @@ pub trait Site {
     fn check_inside(&self);
 }
 
-struct Open {
+pub struct Open {
     handle: Handle,
     client: usize,
-    ino: InodeNo,
-    how: How,
+    pub ino: InodeNo,
+    pub how: How,
 }
 
-struct Walk<S> {
-    site: S,
-    model: Model,
+/// A walk under way.
+pub struct Walk<S> {
+    pub site: S,
+    pub model: Model,
     handles: Vec<Open>,
     steps: u64,
+    /// A crash is to come within the next step, or not at all.
+    crash_is_near: bool,
     reached: Reached,
 }
 
-fn name(index: usize) -> Vec<u8> {
+pub fn name(index: usize) -> Vec<u8> {
     match index {
         4 => vec![b'n'; 255],
         5 => vec![b'n'; 256],
@@ -76,18 +98,18 @@ fn name(index: usize) -> Vec<u8> {
     }
 }
 
-fn status<T>(result: Result<T, FsError>) -> Result<T, Status> {
+pub fn status<T>(result: Result<T, FsError>) -> Result<T, Status> {
     result.map_err(|error| match error {
         FsError::Server(status) => status,
         other => panic!("{other}"),
     })
 }
 
-fn open_how(how: How) -> OpenHow {
+pub fn open_how(how: How) -> OpenHow {
     OpenHow { read: how.read, write: how.write, append: how.append, truncate: how.truncate, sync: how.sync }
 }
 
-fn read_all(volume: &RemoteVolume, handle: Handle, offset: u64, len: u64) -> Result<Vec<u8>, Status> {
+pub fn read_all(volume: &RemoteVolume, handle: Handle, offset: u64, len: u64) -> Result<Vec<u8>, Status> {
     let mut bytes = Vec::new();
     let take = &mut |got: &[u8]| bytes.extend_from_slice(got);
     status(volume.read(&CALLER, handle, offset, len as u32, take))?;
@@ -95,7 +117,15 @@ fn read_all(volume: &RemoteVolume, handle: Handle, offset: u64, len: u64) -> Res
 }
 
 impl<S: Site> Walk<S> {
-    fn handle(&self, index: usize) -> Option<&Open> {
+    /// At an empty file system.
+    pub fn new(site: S) -> Self {
+        let root = status(site.client(0).get_attr(&CALLER, InodeNo::ROOT)).expect("root");
+        let model = Model::new(&root, site.pool_pages(), site.now());
+        let (handles, reached) = (Vec::new(), Reached::default());
+        Self { site, model, handles, steps: 0, crash_is_near: false, reached }
+    }
+
+    pub fn handle(&self, index: usize) -> Option<&Open> {
         if self.handles.is_empty() { None } else { self.handles.get(index % self.handles.len()) }
     }
 
@@ -111,9 +141,10 @@ impl<S: Site> Walk<S> {
         self.model.settle(open.ino);
     }
 
-    fn run(&mut self, client: usize, step: &Step) {
+    pub fn run(&mut self, client: usize, step: &Step) {
         self.steps += 1;
         self.model.now = self.site.now();
+        let crash_is_near = std::mem::take(&mut self.crash_is_near);
         let (real, expected): (Result<(), Status>, Result<(), Status>) = match *step {
             Step::Make { .. }
             | Step::Create { .. }
@@ -143,6 +174,9 @@ impl<S: Site> Walk<S> {
                 // Both: a client writes again what no sync of its own covered, over what the other wrote since.
                 self.sync();
                 self.site.restart();
+                if self.site.writes_again() {
+                    self.model.written_again();
+                }
                 self.touch();
                 // A file that was freed and whose end was not durable is freed again.
                 self.site.pass(Duration::from_millis(200));
@@ -158,16 +192,31 @@ impl<S: Site> Walk<S> {
                 self.site.cut(cut, pass);
                 (Ok(()), Ok(()))
             }
+            Step::Crash { crash, again } => {
+                if !self.site.answers_are_durable() && (crash.power || again.is_some_and(|again| again.power))
+                {
+                    self.sync();
+                    self.crash_is_near = true;
+                }
+                self.site.crash_after(crash, again);
+                (Ok(()), Ok(()))
+            }
             _ => self.run_file(step),
         };
         assert_eq!(real, expected, "client {client}: {step:?}");
+        if crash_is_near {
+            self.site.calm();
+        }
         self.settle();
     }
 
     /// After a server has died.
-    fn settle(&self) {
-        if self.site.has_died() {
-            // The other client has open files to reclaim, too, and its time runs.
+    fn settle(&mut self) {
+        while self.site.has_died() {
+            if self.site.writes_again() {
+                self.model.written_again();
+            }
+            // The other clients have open files to reclaim, too, and their time runs.
             self.touch();
             // With both back, what was unlinked meanwhile goes, also what a power loss brought back.
             self.site.pass(Duration::from_millis(200));
@@ -175,18 +224,34 @@ impl<S: Site> Walk<S> {
     }
 
     /// Before a server dies, where it must be.
-    fn sync(&self) {
+    pub fn sync(&mut self) {
         if self.site.answers_are_durable() {
             return;
         }
-        for index in 0..2 {
-            status(self.site.client(index).session().sync_all(&CALLER)).expect("sync");
+        (0..self.site.clients()).for_each(|index| self.sync_client(index));
+    }
+
+    fn sync_client(&mut self, index: usize) {
+        status(self.site.client(index).session().sync_all(&CALLER)).expect("sync");
+        self.model.synced_by(index);
+    }
+
+    /// A client is going to look at a file or to change it: what others have not synced of it is synced first, where a
+    /// server's death in between would show, as it does between any two machines.
+    fn hand_over(&mut self, ino: InodeNo, client: usize) {
+        if !self.site.dies_unsynced() {
+            return;
+        }
+        let Some(node) = self.model.nodes.get(&ino) else { return };
+        let unsynced = node.unsynced_by;
+        for other in (0..self.site.clients()).filter(|other| *other != client && unsynced[*other]) {
+            self.sync_client(other);
         }
     }
 
-    /// Both clients say that they live, and reclaim their files if they must.
+    /// All clients say that they live, and reclaim their files if they must.
     fn touch(&self) {
-        for index in 0..2 {
+        for index in 0..self.site.clients() {
             let session = self.site.client(index).session();
             session.call(&CALLER, || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
         }
@@ -272,6 +337,7 @@ impl<S: Site> Walk<S> {
 
     fn run_open(&mut self, client: usize, ino: usize, how: How) -> (Result<(), Status>, Result<(), Status>) {
         let ino = self.model.pick(ino);
+        self.hand_over(ino, client);
         let real = status(self.site.client(client).open(&CALLER, ino, open_how(how)));
         let expected = self.model.node(ino).and_then(|node| match node.kind {
             FileKind::File => Ok(()),
@@ -290,6 +356,9 @@ impl<S: Site> Walk<S> {
     }
 
     fn run_inode(&mut self, client: usize, step: &Step) -> (Result<(), Status>, Result<(), Status>) {
+        if let Step::Truncate { ino, .. } | Step::SetAttr { ino, .. } = *step {
+            self.hand_over(self.model.pick(ino), client);
+        }
         let volume = self.site.client(client);
         let model = &mut self.model;
         let now = model.now;
@@ -402,6 +471,7 @@ impl<S: Site> Walk<S> {
         let Some(&Open { handle, client, ino, how }) = self.handle(index) else {
             return (Ok(()), Ok(()));
         };
+        self.hand_over(ino, client);
         let volume = self.site.client(client);
         let free = self.model.free_pages();
         match *step {
@@ -450,7 +520,9 @@ impl<S: Site> Walk<S> {
                         // Only space was taken: no byte and no time changes.
                         let node = self.model.node_mut(ino);
                         (node.mtime, node.ctime) = (mtime, ctime);
-                        node.stale_for[1 - client] &= changed;
+                        for (other, stale) in node.stale_for.iter_mut().enumerate() {
+                            *stale &= changed || other == client;
+                        }
                     }
                     Ok(())
                 };
@@ -462,7 +534,9 @@ impl<S: Site> Walk<S> {
                 (Ok(()), Ok(()))
             }
             Step::Fsync { contents_only, .. } => {
-                (status(volume.fsync(&CALLER, handle, contents_only)), Ok(()))
+                let real = status(volume.fsync(&CALLER, handle, contents_only));
+                self.model.node_mut(ino).unsynced_by = Default::default();
+                (real, Ok(()))
             }
             Step::Copy { from_offset, to, to_offset, len, .. } => {
                 // Both handles are of one client.
@@ -470,6 +544,10 @@ impl<S: Site> Walk<S> {
                 let Some(&Open { handle: to_handle, ino: to_ino, how: to_how, .. }) = to else {
                     return (Ok(()), Ok(()));
                 };
+                self.hand_over(to_ino, client);
+                // Clients keep no copy of what the server copied: it is not there again after a death before the next sync.
+                self.site.hold_crash(self.site.dies_unsynced());
+                let volume = self.site.client(client);
                 let real = status(volume.copy_range(&CALLER, handle, from_offset, to_handle, to_offset, len));
                 let bytes = self.model.nodes[&ino].read(from_offset, len).to_vec();
                 let copied = bytes.len() as u64;
@@ -491,6 +569,10 @@ impl<S: Site> Walk<S> {
                     Ok(copied)
                 };
                 assert_eq!(real, expected, "{step:?}");
+                if self.site.dies_unsynced() {
+                    self.sync_client(client);
+                    self.site.hold_crash(false);
+                }
                 (Ok(()), Ok(()))
             }
             _ => unreachable!("not about a handle: {step:?}"),
@@ -498,13 +580,19 @@ impl<S: Site> Walk<S> {
     }
 
     /// Everything that can be seen, against the model.
-    fn compare(&mut self) {
+    pub fn compare(&mut self) {
+        self.site.hold_crash(true);
+        self.compare_all();
+        self.site.hold_crash(false);
+    }
+
+    fn compare_all(&mut self) {
         // A server that is to die with the next request does so now.
         self.touch();
         self.settle();
         let made = self.model.made.clone();
         for (index, ino) in made.into_iter().enumerate() {
-            let client = (index + self.steps as usize) % 2;
+            let client = (index + self.steps as usize) % self.site.clients();
             let attr = status(self.site.client(client).get_attr(&CALLER, ino));
             if !self.model.nodes.contains_key(&ino) {
                 assert_eq!(attr, Err(Status::Stale), "inode {ino}");
@@ -619,7 +707,7 @@ fn differ(real: &Result<Vec<u8>, Status>, expected: &Result<&[u8], Status>) -> S
 }
 
 /// Lists a directory, `each` entries at a time, by its cookies.
-fn list(
+pub fn list(
     volume: &RemoteVolume,
     ino: InodeNo,
     each: usize,
@@ -664,28 +752,39 @@ pub struct Reached {
 
 /// Walks `steps` and compares.
 pub fn walk<S: Site>(site: S, steps: &[(usize, Step)]) -> Reached {
-    let root = status(site.client(0).get_attr(&CALLER, InodeNo::ROOT)).expect("root");
-    let model = Model::new(&root, site.pool_pages(), site.now());
-    let mut walk = Walk { site, model, handles: Vec::new(), steps: 0, reached: Reached::default() };
-    for (index, (client, step)) in steps.iter().enumerate() {
-        walk.run(*client, step);
-        // What one step breaks a later one may hide.
-        if index % COMPARE_EVERY == 0 {
-            walk.compare();
+    let mut walk = Walk::new(site);
+    walk.go(steps, COMPARE_EVERY);
+    walk.end()
+}
+
+impl<S: Site> Walk<S> {
+    /// Walks `steps`, and compares each time after so many.
+    pub fn go(&mut self, steps: &[(usize, Step)], compare_every: usize) {
+        for (index, (client, step)) in steps.iter().enumerate() {
+            self.run(*client, step);
+            // What one step breaks a later one may hide.
+            if index % compare_every == 0 {
+                self.compare();
+            }
         }
+        self.compare();
     }
-    walk.compare();
-    walk.run(0, &Step::Restart);
-    while !walk.handles.is_empty() {
-        walk.close(0);
+
+    /// A last crash, and everything closed.
+    pub fn end(&mut self) -> Reached {
+        self.site.calm();
+        self.run(0, &Step::Restart);
+        while !self.handles.is_empty() {
+            self.close(0);
+        }
+        self.compare();
+        let mut reached = self.reached;
+        for index in 0..self.site.clients() {
+            let counters = &self.site.client(index).session().counters;
+            reached.magic_hits += counters.magic_hits.load(Relaxed);
+            reached.onesided_reads += counters.onesided_reads.get();
+            reached.reconnects += counters.reconnects.load(Relaxed);
+        }
+        reached
     }
-    walk.compare();
-    let mut reached = walk.reached;
-    for index in 0..2 {
-        let counters = &walk.site.client(index).session().counters;
-        reached.magic_hits += counters.magic_hits.load(Relaxed);
-        reached.onesided_reads += counters.onesided_reads.get();
-        reached.reconnects += counters.reconnects.load(Relaxed);
-    }
-    reached
 }

@@ -1,10 +1,15 @@
 //! A whole world in one thread: one server (in-memory store, simulated disk) and clients over the simulated link.
 //! Everything follows from one seed.
+//!
+//! What the server does to its world is counted (`Life`: disk, redo log, metadata, messages), so that it can be told to die
+//! with any of these, also while it starts (`World::crash_after`). What is left is what a killed process or a lost
+//! power supply leaves. Whoever waits for it meanwhile finds the next server.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
@@ -13,7 +18,7 @@ use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::export::Export;
 use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
-use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta};
+use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, StoreLie};
 use cuttlefs_server::pool::{SimDisk, SimMode, SumLayout};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
@@ -36,6 +41,18 @@ pub struct WorldConfig {
     pub deferred: bool,
     /// Changes are logged: every answer is durable.
     pub log: bool,
+    /// Time passes while requests run.
+    pub restless: bool,
+    /// What is wrong with it.
+    pub lie: Option<Lie>,
+}
+
+impl WorldConfig {
+    /// A small world with nothing wrong.
+    pub const fn new(seed: u64, translation: Translation, pool_pages: u64, frames: u64) -> Self {
+        let (deferred, log, restless, lie) = (false, false, false, None);
+        Self { seed, translation, pool_pages, frames, deferred, log, restless, lie }
+    }
 }
 
 /// In which moment of its work a server dies.
@@ -48,6 +65,35 @@ pub enum Death {
     /// At once, and the machine with it.
     PowerLost,
 }
+
+/// A crash that is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crash {
+    /// With which event.
+    pub end: End,
+    /// Of the machine, and not of the process only.
+    pub power: bool,
+}
+
+/// A part of a server that says a thing is durable which is not: what the checks must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// Answers leave before the redo log is durable.
+    LogSync,
+    /// The data disk's syncs do nothing.
+    DiskSync,
+    /// A store's.
+    Store(StoreLie),
+}
+
+/// One step in so many does the disk's work first, where it is late.
+const DISK_FIRST_ONE_IN: u64 = 3;
+/// In restless worlds time moves with one step in so many, by `LEAP_MS` at most: timers fire in the midst of requests.
+const LEAP_ONE_IN: u64 = 40;
+const LEAP_MS: u64 = 400;
+
+/// Tries to mount.
+const CONNECT_TRIES: usize = 20;
 
 /// How long a client may be silent in a world.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -70,7 +116,20 @@ struct Inner {
     /// The server dies with the next cut, and another one starts.
     dies_at_cut: Cell<Option<Death>>,
     has_died: Cell<bool>,
+    life: Life,
+    /// How it ends when its life does.
+    power: Cell<bool>,
+    /// When the next one ends, counted from its start.
+    next_crash: Cell<Option<Crash>>,
+    /// The world ends with the next crash.
+    ends: Cell<bool>,
+    /// What servers died with, for people.
+    deaths: RefCell<Vec<(u64, Event, bool)>>,
 }
+
+/// What unwinds out of clients' calls when everything lost power, clients included.
+#[derive(Debug)]
+pub struct TheEnd;
 
 fn endpoint() -> Endpoint {
     "shm:///sim".parse().expect("an endpoint")
@@ -81,34 +140,60 @@ impl World {
     pub fn new(config: WorldConfig) -> Self {
         let clock = Arc::new(ManualClock::default());
         let random = Arc::new(SeededRandom::new(config.seed));
-        let store = Arc::new(MemoryStore::default());
+        let life = Life::default();
+        let store_lie = match config.lie {
+            Some(Lie::Store(lie)) => Some(lie),
+            _ => None,
+        };
+        let store = MemoryStore::of(life.clone());
         let mut key = [0; 16];
         random.fill(&mut key);
         let root = Caller::default();
         let format = Format { uuid: [7; 16], hash_key: HashKey(key), root, root_mode: 0o755 };
-        Meta::format(store.as_ref(), clock.as_ref(), &format).expect("format");
+        Meta::format(&store, clock.as_ref(), &format).expect("format");
         let nowhere = Arc::new(SharedMemory::new("no-frames", 4096).expect("memory"));
         let layout = SumLayout::new([config.pool_pages]);
         let disk = SimDisk::seeded(layout.all_pages(), nowhere, config.seed);
         disk.format(&layout);
+        disk.set_life(life.clone());
         disk.set_mode(if config.deferred { SimMode::Deferred } else { SimMode::AtOnce });
+        let store = Arc::new(store.lying(store_lie));
+        let log = config.log.then(|| SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(config.seed)));
+        log.iter().for_each(|log| log.set_life(life.clone()));
+        match config.lie {
+            Some(Lie::DiskSync) => disk.lie(),
+            Some(Lie::LogSync) => log.iter().for_each(SimLog::lie),
+            Some(Lie::Store(_)) | None => {}
+        }
+        let network = SimNetwork::new(config.translation);
+        network.set_server_life(life.clone());
         let inner = Rc::new(Inner {
             config,
-            network: SimNetwork::new(config.translation),
+            network,
             clock,
             random,
             store: RefCell::new(store),
             disk,
-            log: config.log.then(|| SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(config.seed))),
+            log,
             server: RefCell::default(),
             export: RefCell::default(),
             dies_at_cut: Cell::default(),
             has_died: Cell::new(false),
+            life,
+            power: Cell::new(false),
+            next_crash: Cell::default(),
+            ends: Cell::new(false),
+            deaths: RefCell::default(),
         });
         inner.start();
-        let pumped = inner.clone();
+        let world = Self { inner };
+        world.set_pump();
+        world
+    }
+
+    fn set_pump(&self) {
+        let pumped = self.inner.clone();
         sim::set_pump(move || pumped.step());
-        Self { inner }
     }
 
     /// Starts the server, again if it was stopped or killed.
@@ -135,6 +220,61 @@ impl World {
     pub fn kill_at(&self, cut: Cut, death: Death) {
         self.inner.network.cut_after(cut, 0);
         self.inner.dies_at_cut.set(Some(death));
+    }
+
+    /// The server dies with an event to come; the one that starts then with a later one, if `again` says so.
+    pub fn crash_after(&self, crash: Crash, again: Option<Crash>) {
+        self.inner.life.end(Some(crash.end));
+        self.inner.power.set(crash.power);
+        self.inner.next_crash.set(again);
+    }
+
+    /// Everything loses power with an event to come, clients included: their calls unwind with `TheEnd`.
+    pub fn end_after(&self, end: End) {
+        self.crash_after(Crash { end, power: true }, None);
+        self.inner.ends.set(true);
+    }
+
+    /// A server on what the end left, or on what it would leave now.
+    pub fn begin_again(&self) {
+        if self.inner.ends.take() {
+            self.calm();
+            self.inner.lose_power();
+        }
+        self.set_pump();
+        self.inner.start();
+    }
+
+    /// No crash that was to come comes.
+    pub fn calm(&self) {
+        self.inner.life.end(None);
+        self.inner.next_crash.set(None);
+    }
+
+    /// A crash that is to come waits until it is not held any more.
+    pub fn hold_crash(&self, held: bool) {
+        self.inner.life.spare(held);
+    }
+
+    /// Whether a crash is to come.
+    pub fn will_crash(&self) -> bool {
+        self.inner.life.will_end()
+    }
+
+    /// Events so far and their digest, and what servers died with.
+    pub fn events(&self) -> (u64, u64, Vec<(u64, Event, bool)>) {
+        let (events, digest) = self.inner.life.events();
+        (events, digest, self.inner.deaths.borrow().clone())
+    }
+
+    /// The metadata as it is stored.
+    pub fn store(&self) -> Arc<MemoryStore> {
+        self.inner.store.borrow().clone()
+    }
+
+    /// What a read of a pool page would give.
+    pub fn peek(&self, page: u64) -> Vec<u8> {
+        self.inner.disk.peek(page)
     }
 
     /// Whether changes are logged.
@@ -164,16 +304,20 @@ impl World {
 
     /// A client with its own session.
     pub fn client(&self) -> RemoteVolume {
-        let options = SessionOptions {
-            endpoint: endpoint(),
-            label: "world".into(),
-            subtree: Vec::new(),
-            lanes: 2,
-            early_writes: true,
-            background: false,
+        let connect = || {
+            let options = SessionOptions {
+                endpoint: endpoint(),
+                label: "world".into(),
+                subtree: Vec::new(),
+                lanes: 2,
+                early_writes: true,
+                background: false,
+            };
+            Session::connect(self.inner.network.device(), options, self.inner.random.as_ref())
         };
-        let session = Session::connect(self.inner.network.device(), options, self.inner.random.as_ref());
-        RemoteVolume::new(session.expect("connect"))
+        // A mount that cannot connect fails; in bad weather who mounts tries again.
+        let session = (1..CONNECT_TRIES).find_map(|_| connect().ok());
+        RemoteVolume::new(session.unwrap_or_else(|| connect().expect("connect")))
     }
 
     /// Looks at the server.
@@ -189,14 +333,36 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let (events, _, deaths) = self.events();
+            println!("at event {events}; servers died at (event, with, power): {deaths:?}");
+        }
         sim::clear_pump();
     }
 }
 
 impl Inner {
+    /// Starts a server; one that dies meanwhile is followed by the next.
     fn start(&self) {
-        let meta =
-            Arc::new(Meta::open(self.store.borrow().clone(), self.clock.clone()).expect("open metadata"));
+        loop {
+            self.life.begin();
+            if let Some(crash) = self.next_crash.take() {
+                self.life.end(Some(crash.end));
+                self.power.set(crash.power);
+            }
+            let started = self.try_start();
+            if !self.life.is_over() {
+                *self.server.borrow_mut() = Some(started.expect("start"));
+                return;
+            }
+            drop(started);
+            self.leave();
+        }
+    }
+
+    fn try_start(&self) -> Result<OneThreadServer, String> {
+        let meta = Meta::open(self.store.borrow().clone(), self.clock.clone());
+        let meta = Arc::new(meta.map_err(|error| error.to_string())?);
         let device: Arc<dyn Device> = self.network.device();
         let options = ServeOptions {
             memory_bytes: self.config.frames * 4096,
@@ -211,6 +377,14 @@ impl Inner {
             // One block: sums are read again and again.
             sum_cache_bytes: 4096,
         };
+        let log = match &self.log {
+            None => None,
+            Some(log) => Some(LogParts {
+                held: Contents::read(log).map_err(|error| error.to_string())?,
+                device: Arc::new(log.clone()),
+                acknowledges: true,
+            }),
+        };
         let server = OneThreadServer::start(
             meta,
             self.config.pool_pages,
@@ -219,31 +393,51 @@ impl Inner {
             self.clock.clone(),
             self.random.clone(),
             options,
-            self.log.clone().map(|log| LogParts {
-                held: Contents::read(&log).expect("the log can be read"),
-                device: Arc::new(log),
-                acknowledges: true,
-            }),
-            &|| self.disk.step(),
+            log,
+            &|| !self.life.is_over() && self.disk.step(),
         );
-        *self.server.borrow_mut() = Some(server.expect("start"));
+        server.map_err(|error| error.to_string())
+    }
+
+    /// The server is gone, and its life with it: what is left of what it did.
+    fn leave(&self) {
+        drop(self.server.borrow_mut().take());
+        if let Some(event) = self.life.last_event() {
+            self.deaths.borrow_mut().push((self.life.events().0, event, self.power.get()));
+        }
+        self.life.begin();
+        if self.power.get() { self.lose_what_is_unsynced() } else { self.lose_what_is_under_way() }
     }
 
     fn kill(&self) {
         drop(self.server.borrow_mut().take());
+        self.lose_what_is_under_way();
     }
 
     fn lose_power(&self) {
-        self.kill();
+        drop(self.server.borrow_mut().take());
+        self.lose_what_is_unsynced();
+    }
+
+    fn lose_what_is_under_way(&self) {
+        let random = self.random.as_ref();
+        self.disk.kill(random);
+        if let Some(log) = &self.log {
+            log.kill(random);
+        }
+        let mut store = self.store.borrow_mut();
+        let left = store.killed(random);
+        *store = Arc::new(left);
+    }
+
+    fn lose_what_is_unsynced(&self) {
         let random = self.random.as_ref();
         self.disk.crash(random);
         if let Some(log) = &self.log {
             log.crash(random);
         }
-        // The store writes its log in order: a prefix of its batches is left.
         let mut store = self.store.borrow_mut();
-        let kept = random.next_u64() as usize % (store.unflushed_batches() + 1);
-        let left = store.crashed(kept);
+        let left = store.lost_power(random);
         *store = Arc::new(left);
     }
 
@@ -251,8 +445,30 @@ impl Inner {
         let until = self.clock.monotonic() + time;
         while self.clock.monotonic() < until {
             self.clock.advance(Duration::from_millis(100));
-            while self.server.borrow().as_ref().is_some_and(OneThreadServer::step) || self.disk.step() {}
+            while self.bury() || self.move_on() {}
         }
+    }
+
+    /// What follows the end of a life.
+    fn bury(&self) -> bool {
+        let over = self.life.is_over();
+        if over {
+            self.leave();
+            if self.ends.take() {
+                std::panic::resume_unwind(Box::new(TheEnd));
+            }
+            self.has_died.set(true);
+            self.start();
+        }
+        over
+    }
+
+    /// Something of the server's or the disk's, if there is anything to do.
+    fn move_on(&self) -> bool {
+        let server = self.server.borrow();
+        let Some(server) = server.as_ref() else { return false };
+        let first = self.config.deferred && self.random.next_u64().is_multiple_of(DISK_FIRST_ONE_IN);
+        (first && self.disk.step()) || server.step() || self.disk.step()
     }
 
     fn step(&self) -> bool {
@@ -271,12 +487,18 @@ impl Inner {
             self.start();
             return true;
         }
-        let server = self.server.borrow();
-        let Some(server) = server.as_ref() else { return false };
-        if server.step() || self.disk.step() {
+        if self.bury() {
+            return true;
+        }
+        if self.config.restless && self.random.next_u64().is_multiple_of(LEAP_ONE_IN) {
+            self.clock.advance(Duration::from_millis(self.random.next_u64() % LEAP_MS));
+        }
+        if self.move_on() {
             return true;
         }
         // Nothing moves: time does.
+        let server = self.server.borrow();
+        let Some(server) = server.as_ref() else { return false };
         if let Some(deadline) = server.next_deadline() {
             self.clock.advance(deadline.saturating_sub(self.clock.monotonic()) + Duration::from_nanos(1));
             return true;

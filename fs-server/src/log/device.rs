@@ -1,6 +1,7 @@
 //! Where the log's bytes are kept: a file, or for tests and simulation memory that forgets what was not synced.
 
 use super::header::{BLOCK_BYTES, HEADER_BYTES, Header, RING_OFFSET};
+use cuttlefs_common::life::{Event, Fate, Life};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::world::Random;
 use parking_lot::Mutex;
@@ -127,11 +128,16 @@ struct Contents {
     durable: Vec<u8>,
     /// Writes since the last sync.
     unsynced: Vec<(usize, Vec<u8>)>,
+    /// The write that the writer died with.
+    cut_off: Option<(usize, Vec<u8>)>,
     fails: bool,
     fails_syncs: bool,
+    lies: bool,
+    life: Life,
 }
 
-/// A log in memory with a real device's faults: a crash drops, reorders and tears what was not synced, in sectors.
+/// A log in memory with a real device's faults: a crash drops, reorders and tears what was not synced, in sectors. A
+/// server with a `Life` can die with any write or sync; `SimLog::crash` or `SimLog::kill` says what is left of it.
 #[derive(Clone, Debug, Default)]
 pub struct SimLog {
     contents: Arc<Mutex<Contents>>,
@@ -150,11 +156,32 @@ impl SimLog {
         Self { contents: Arc::new(Mutex::new(contents)) }
     }
 
+    /// Writes and syncs are events of this life from now on.
+    pub fn set_life(&self, life: Life) {
+        self.contents.lock().life = life;
+    }
+
+    /// From now on syncs say `Ok` and do nothing: what a test must notice.
+    pub fn lie(&self) {
+        self.contents.lock().lies = true;
+    }
+
+    /// The server is killed: of a write it died with the first sectors are there, any number of them.
+    pub fn kill(&self, random: &dyn Random) {
+        let contents = &mut *self.contents.lock();
+        if let Some((from, mut bytes)) = contents.cut_off.take() {
+            let sectors = bytes.len().div_ceil(SECTOR_BYTES) as u64;
+            bytes.truncate((random.next_u64() % (sectors + 1)) as usize * SECTOR_BYTES);
+            contents.put(from, bytes);
+        }
+    }
+
     /// Power loss: of each sector that was not synced, any of the writes since then is there, or none.
     pub fn crash(&self, random: &dyn Random) {
         let mut contents = self.contents.lock();
         let mut left = std::mem::take(&mut contents.durable);
-        for (offset, bytes) in std::mem::take(&mut contents.unsynced) {
+        let cut_off = contents.cut_off.take();
+        for (offset, bytes) in std::mem::take(&mut contents.unsynced).into_iter().chain(cut_off) {
             let mut at = 0;
             while at < bytes.len() {
                 let end = ((offset + at) / SECTOR_BYTES + 1) * SECTOR_BYTES - offset;
@@ -188,6 +215,18 @@ impl SimLog {
     }
 }
 
+impl Contents {
+    fn put(&mut self, from: usize, bytes: Vec<u8>) {
+        self.now[from..from + bytes.len()].copy_from_slice(&bytes);
+        self.unsynced.push((from, bytes));
+    }
+
+    /// What a server sees that is to be dead.
+    fn died() -> io::Error {
+        io::Error::other("the simulated server is dead")
+    }
+}
+
 impl LogDevice for SimLog {
     fn len(&self) -> u64 {
         self.contents.lock().now.len() as u64
@@ -205,8 +244,15 @@ impl LogDevice for SimLog {
             return Err(io::Error::other("the simulated log device fails"));
         }
         let from = offset as usize;
-        contents.now[from..from + bytes.len()].copy_from_slice(bytes);
-        contents.unsynced.push((from, bytes.to_vec()));
+        match contents.life.meets(Event::LogWrite, offset) {
+            Fate::Happens => {}
+            Fate::CutOff => {
+                contents.cut_off = Some((from, bytes.to_vec()));
+                return Err(Contents::died());
+            }
+            Fate::Never => return Err(Contents::died()),
+        }
+        contents.put(from, bytes.to_vec());
         Ok(())
     }
 
@@ -214,6 +260,12 @@ impl LogDevice for SimLog {
         let contents = &mut *self.contents.lock();
         if contents.fails || contents.fails_syncs {
             return Err(io::Error::other("the simulated log device fails"));
+        }
+        if !contents.life.allows(Event::LogSync, contents.unsynced.len() as u64) {
+            return Err(Contents::died());
+        }
+        if contents.lies {
+            return Ok(());
         }
         for (from, bytes) in contents.unsynced.drain(..) {
             contents.durable[from..from + bytes.len()].copy_from_slice(&bytes);

@@ -149,8 +149,13 @@ impl RedoLog {
         let working = shared.clone();
         let work = move || working.commit();
         let commits =
-            if threaded { GroupCommit::start("redo-log", work)? } else { GroupCommit::inline(work) };
+            if threaded { GroupCommit::start("redo-log", work)? } else { GroupCommit::by_hand(work) };
         Ok(Arc::new(Self { shared, commits }))
+    }
+
+    /// What makes it durable, without a thread.
+    pub fn commits(&self) -> &GroupCommit {
+        &self.commits
     }
 
     /// Ends the thread; who still waits is served first. If nothing of the log is needed any more, says so on the device,

@@ -5,6 +5,7 @@ use super::redo_log::MIN_CAPACITY;
 use super::*;
 use crate::meta::RequestId;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{ManualClock, Random, SeededRandom};
@@ -23,6 +24,22 @@ fn begin(device: &SimLog, random: &dyn Random, turn: u64) -> Arc<RedoLog> {
 
 fn device() -> SimLog {
     SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(99))
+}
+
+/// Has everything so far made durable.
+fn commit(log: &RedoLog) -> Result<(), Status> {
+    let done = log.committed();
+    log.commits().step();
+    block_on(done)
+}
+
+fn checkpoint(log: &RedoLog, mark: Mark) -> Result<(), Status> {
+    let mut done = pin!(log.checkpoint(mark));
+    if let Some(at_once) = block_on(poll_once(&mut done)) {
+        return at_once;
+    }
+    log.commits().step();
+    block_on(done)
 }
 
 /// Logs a write of so many bytes at `offset`.
@@ -66,12 +83,12 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             for _ in 0..random.next_u64() % 60 {
                 match random.next_u64() % 8 {
                     0 => {
-                        block_on(log.committed()).expect("commits");
+                        commit(&log).expect("commits");
                         committed = next;
                     }
                     1 => {
                         let mark = log.mark();
-                        block_on(log.checkpoint(mark)).expect("checkpoints");
+                        checkpoint(&log, mark).expect("checkpoints");
                         // Its commit is everybody's.
                         (first, committed) = (next, next);
                     }
@@ -84,7 +101,7 @@ fn a_crash_leaves_what_was_committed_and_a_part_of_the_rest_in_order() {
             }
             // Power goes while a sync is under way.
             device.fail_syncs();
-            let _ = block_on(log.committed());
+            let _ = commit(&log);
             drop(log);
             device.crash(&random);
             let (header, found) = held(&device).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -107,13 +124,13 @@ fn a_new_life_leaves_nothing_of_the_old_one() {
     let (device, random) = (device(), SeededRandom::new(1));
     let log = begin(&device, &random, 0);
     (1..20).for_each(|offset| write(&log, offset, 5000));
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     let (header, found) = held(&device).expect("reads");
     assert_eq!(found, (1..20).collect::<Vec<_>>());
     let log = begin(&device, &random, header.turn);
     assert!(offsets(&device).is_empty());
     write(&log, 77, 5000);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert_eq!(offsets(&device), [77]);
 }
 
@@ -123,7 +140,7 @@ fn rot_in_what_was_durable_is_not_taken_for_the_end() {
     let log = begin(&device, &random, 0);
     for offset in 1..6 {
         write(&log, offset, 1000);
-        block_on(log.committed()).expect("commits");
+        commit(&log).expect("commits");
     }
     let record = cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1000);
     for (place, lost) in [(0, 1), (2, 3), (3, 4)] {
@@ -163,10 +180,10 @@ fn a_full_log_waits_for_a_checkpoint_that_passes_no_change_under_way() {
     let mut waiting = pin!(log.begin_change(big, 1));
     assert!(block_on(poll_once(&mut waiting)).is_none(), "there is no room");
     // The change that began first keeps everything.
-    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    checkpoint(&log, log.mark()).expect("checkpoints");
     assert!(block_on(poll_once(&mut waiting)).is_none());
     drop(under_way);
-    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    checkpoint(&log, log.mark()).expect("checkpoints");
     let ticket = block_on(waiting).expect("room at last");
     drop(ticket);
     assert_eq!(log.figures().used, 0);
@@ -175,11 +192,11 @@ fn a_full_log_waits_for_a_checkpoint_that_passes_no_change_under_way() {
         write(&log, next, 60_000);
         next += 1;
         if lap % 20 == 19 {
-            block_on(log.checkpoint(log.mark())).expect("checkpoints");
+            checkpoint(&log, log.mark()).expect("checkpoints");
         }
     }
     write(&log, next, 10);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert_eq!(offsets(&device), [next]);
 }
 
@@ -201,13 +218,13 @@ fn a_log_that_failed_says_so_for_good() {
     let (device, random) = (device(), SeededRandom::new(5));
     let log = begin(&device, &random, 0);
     write(&log, 1, 10);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     write(&log, 2, 10);
     device.fail();
-    assert_eq!(block_on(log.committed()), Err(Status::Io));
+    assert_eq!(commit(&log), Err(Status::Io));
     assert!(log.figures().failed);
     assert!(matches!(block_on(log.begin_change(10, 1)), Err(Status::Io)));
-    assert_eq!(block_on(log.checkpoint(log.mark())), Err(Status::Io));
+    assert_eq!(checkpoint(&log, log.mark()), Err(Status::Io));
     device.crash(&random);
     let found = offsets(&device);
     assert!(found.starts_with(&[1]), "{found:?}");
@@ -231,7 +248,7 @@ fn what_later_changes_take_away_is_not_written_again() {
     ticket.append(None, FILE, Change::Length(3 * page + 5));
     let other = LoggedFile { ino: InodeNo(6), before: 3 };
     ticket.append(request(2), other, Change::Write { offset: 7, bytes: b"x", ends: None });
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     let mut lsns = Vec::new();
     super::contents::read(&device, &mut |record, _| lsns.push(record.lsn)).expect("reads");
     assert_eq!(lsns, [1, 2, 3, 4, 5].map(LogSeq));
@@ -286,7 +303,7 @@ fn after_a_clean_stop_only_the_headers_are_read() {
     let (device, random) = (device(), SeededRandom::new(7));
     let log = begin(&device, &random, 0);
     (1..20).for_each(|offset| write(&log, offset, 5000));
-    block_on(log.checkpoint(log.mark())).expect("checkpoints");
+    checkpoint(&log, log.mark()).expect("checkpoints");
     log.stop();
     assert!(matches!(block_on(log.begin_change(10, 1)), Err(Status::Io)), "nothing is put behind the end");
     device.crash(&random);
@@ -297,7 +314,7 @@ fn after_a_clean_stop_only_the_headers_are_read() {
     // The life after it is read again; losing either header does not bring the closed one back.
     let log = begin(&device, &random, read.header.turn);
     write(&log, 77, 5000);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     for lost in [0, 4096] {
         device.flip(lost + 20, 0);
         assert_eq!(offsets(&device), [77]);
@@ -310,7 +327,7 @@ fn a_stop_with_records_that_are_needed_is_not_clean() {
     let (device, random) = (device(), SeededRandom::new(8));
     let log = begin(&device, &random, 0);
     write(&log, 1, 10);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     log.stop();
     let (header, found) = held(&device).expect("reads");
     assert!(!header.closed);
@@ -338,16 +355,40 @@ fn rot_is_seen_however_far_behind_it_the_next_sync_begins() {
             + (lsn - 1) * cuttlefs_common::redo::encoded_len(super::operation::OPERATION_BYTES + 1_000_000)
     };
     (1..=20).for_each(|offset| write(&log, offset, 1_000_000));
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert_eq!(offsets(&device), (1..=20).collect::<Vec<_>>());
     device.flip(at(3) + 200, 1);
     assert_eq!(offsets(&device), [1, 2], "all of one sync");
     write(&log, 21, 1_000_000);
-    block_on(log.committed()).expect("commits");
+    commit(&log).expect("commits");
     assert!(matches!(held(&device), Err(LogError::Damaged(3))));
     // All but the two are gone.
     for lsn in 4..=20 {
         device.flip(at(lsn), 1);
     }
     assert!(matches!(held(&device), Err(LogError::Damaged(3))));
+}
+
+#[test]
+fn a_writer_that_is_killed_leaves_what_it_wrote_and_the_beginning_of_the_last_write() {
+    let mut found = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let (device, random) = (device(), SeededRandom::new(seed));
+        let life = Life::default();
+        device.set_life(life.clone());
+        let log = begin(&device, &random, 0);
+        write(&log, 1, 3000);
+        commit(&log).expect("commits");
+        (2..6).for_each(|offset| write(&log, offset, 3000));
+        life.end(Some(End { after: 0, of: None }));
+        assert_eq!(commit(&log), Err(Status::Io));
+        assert_eq!(life.last_event(), Some(Event::LogWrite));
+        drop(log);
+        device.kill(&random);
+        life.begin();
+        let left = offsets(&device);
+        assert_eq!(left, (1..=left.len() as u64).collect::<Vec<_>>());
+        found.insert(left.len());
+    }
+    assert!(found.contains(&1) && found.len() > 3, "{found:?}");
 }

@@ -107,6 +107,11 @@ pub fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
     key
 }
 
+/// Whether a key is a slot's.
+pub fn is_slot(key: &[u8]) -> bool {
+    key.len() == 19 && key[0] == tag::CLIENT
+}
+
 /// A client and its slots.
 pub fn all_of_client(client: ClientId) -> KeyRange {
     prefixed(&self::client(client))

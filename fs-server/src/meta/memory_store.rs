@@ -1,9 +1,21 @@
 //! The store's in-memory twin, for tests and simulation.
 //!
-//! It remembers which batches were flushed, so a crash can be played at any batch: [`MemoryStore::crashed`]
-//! gives the store as a restart would find it.
+//! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
+//! store as a restart would find it.
+//!
+//! A store with a `Life` ends with any batch, persist or flush of its server. What is left then is what sled and the tail
+//! (`sled_store`) leave:
+//!
+//! | the server | left |
+//! | --- | --- |
+//! | is killed | every batch, for the tail needs no sync to outlive it; of the one it died with all or nothing |
+//! | loses power | what was persisted or flushed, and any number of the batches behind it, in order: a torn tail ends at its first gap |
+//! | dies with a persist or flush | as if that had not begun, or had come some way |
 
+use super::key;
 use super::store::{Batch, Direction, Store, StoreError, Visitor};
+use cuttlefs_common::life::{Event, Fate, Life};
+use cuttlefs_common::world::Random;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -21,12 +33,27 @@ struct Contents {
     durable: Records,
     /// Batches since, in order.
     unflushed: Vec<Batch>,
+    /// The batch that its server died with.
+    cut_off: Option<Batch>,
+}
+
+/// What a store does wrong on purpose: what a test must notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreLie {
+    /// `persist` makes nothing durable.
+    Persist,
+    /// `flush` makes nothing durable.
+    Flush,
+    /// Batches do not keep which requests were done.
+    Slots,
 }
 
 /// Records in a `BTreeMap`.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     contents: RwLock<Contents>,
+    life: Life,
+    lie: Option<StoreLie>,
 }
 
 fn apply(records: &mut Records, batch: &Batch) {
@@ -38,10 +65,79 @@ fn apply(records: &mut Records, batch: &Batch) {
     }
 }
 
+/// A batch without the records of requests that were done.
+fn without_slots(batch: Batch) -> Batch {
+    let mut left = Batch::default();
+    for (key, value) in batch.into_changes() {
+        match value {
+            Some(_) if key::is_slot(&key) => {}
+            Some(value) => left.put(key, value),
+            None => left.remove(key),
+        }
+    }
+    left
+}
+
 impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty store of a server that does not live for ever.
+    pub fn of(life: Life) -> Self {
+        Self { life, ..Self::default() }
+    }
+
+    /// The same, doing something wrong from now on.
+    pub fn lying(self, lie: Option<StoreLie>) -> Self {
+        Self { lie, ..self }
+    }
+
+    /// The store as the next server finds it when this one was killed.
+    pub fn killed(&self, random: &dyn Random) -> Self {
+        let left = self.left(|contents, batches| {
+            let whole = batches - usize::from(contents.cut_off.is_some());
+            whole + (random.next_u64() % 2) as usize
+        });
+        Self { contents: RwLock::new(left), life: self.life.clone(), lie: self.lie }
+    }
+
+    /// The store as the next server finds it after a power loss.
+    pub fn lost_power(&self, random: &dyn Random) -> Self {
+        let mut left = self.left(|_, batches| (random.next_u64() % (batches as u64 + 1)) as usize);
+        left.unflushed.clear();
+        left.durable.clone_from(&left.current);
+        Self { contents: RwLock::new(left), life: self.life.clone(), lie: self.lie }
+    }
+
+    /// What is left when `kept` of the unflushed batches are; the one that was cut off counts as one of them.
+    fn left(&self, kept: impl Fn(&Contents, usize) -> usize) -> Contents {
+        let contents = self.contents.read();
+        let mut batches: Vec<Batch> = contents.unflushed.iter().chain(&contents.cut_off).cloned().collect();
+        batches.truncate(kept(&contents, batches.len()));
+        let mut current = contents.durable.clone();
+        batches.iter().for_each(|batch| apply(&mut current, batch));
+        Contents { current, durable: contents.durable.clone(), unflushed: batches, cut_off: None }
+    }
+
+    fn make_durable(&self, event: Event) -> Result<(), StoreError> {
+        let contents = &mut *self.contents.write();
+        match self.life.meets(event, contents.unflushed.len() as u64) {
+            Fate::Happens => {}
+            Fate::CutOff | Fate::Never => return Err(StoreError::Poisoned),
+        }
+        let lies = match self.lie {
+            Some(StoreLie::Persist) => event == Event::Persist,
+            Some(StoreLie::Flush) => event == Event::Flush,
+            Some(StoreLie::Slots) | None => false,
+        };
+        if !lies {
+            for batch in contents.unflushed.drain(..) {
+                apply(&mut contents.durable, &batch);
+            }
+        }
+        Ok(())
     }
 
     /// How many batches are not flushed yet.
@@ -56,8 +152,8 @@ impl MemoryStore {
         for batch in contents.unflushed.iter().take(kept_batches) {
             apply(&mut records, batch);
         }
-        let survived = Contents { current: records.clone(), durable: records, unflushed: Vec::new() };
-        Self { contents: RwLock::new(survived) }
+        let survived = Contents { current: records.clone(), durable: records, ..Contents::default() };
+        Self { contents: RwLock::new(survived), ..Self::default() }
     }
 }
 
@@ -112,21 +208,26 @@ impl Store for MemoryStore {
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let mut contents = self.contents.write();
+        let batch = if self.lie == Some(StoreLie::Slots) { without_slots(batch) } else { batch };
+        match self.life.meets(Event::Batch, batch.iter().count() as u64) {
+            Fate::Happens => {}
+            Fate::CutOff => {
+                contents.cut_off = Some(batch);
+                return Err(StoreError::Poisoned);
+            }
+            Fate::Never => return Err(StoreError::Poisoned),
+        }
         apply(&mut contents.current, &batch);
         contents.unflushed.push(batch);
         Ok(())
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        let contents = &mut *self.contents.write();
-        for batch in contents.unflushed.drain(..) {
-            apply(&mut contents.durable, &batch);
-        }
-        Ok(())
+        self.make_durable(Event::Flush)
     }
 
     fn persist(&self) -> Result<(), StoreError> {
-        self.flush()
+        self.make_durable(Event::Persist)
     }
 
     fn is_persistent(&self) -> bool {

@@ -49,7 +49,7 @@ pub use apply::apply;
 pub use draft::Applied;
 pub use error::MetaError;
 pub use live::NoteData;
-pub use memory_store::MemoryStore;
+pub use memory_store::{MemoryStore, StoreLie};
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{

@@ -13,6 +13,9 @@
 //! all later ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions.
 //! A page that was never written reads as `UNWRITTEN_BYTE`: code that reads a page nobody wrote must show.
 //!
+//! A server with a `Life` (`SimDisk::set_life`) can die with any IO or sync, when it is submitted or when it is done: its
+//! futures never resolve then, and `SimDisk::crash` or `SimDisk::kill` says what is left of what was in flight.
+//!
 //! # What each fault promises
 //! | fault | effect |
 //! | --- | --- |
@@ -20,11 +23,14 @@
 //! | write fault | the IO fails; pages before the bad one are written |
 //! | failed sync | versions it should have made durable stay at risk for ever, as with a page cache that drops what it could not write; only a newer write of the page, synced, cures it |
 //! | crash | IOs in flight never complete; unsynced versions are mixed as above |
+//! | kill | IOs in flight never complete; each write of them is done, or not, or torn. Versions stay at risk |
+//! | lie | syncs answer and make nothing durable |
 
 use super::batch::{Batch, Ticket};
 use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 use super::sums::{SumLayout, intent};
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::life::{Event, Fate, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -98,6 +104,8 @@ struct Medium {
     pending: Vec<Pending>,
     faults: Vec<SimFault>,
     sync_errors: Vec<i32>,
+    lies: bool,
+    life: Life,
     counters: SimCounters,
 }
 
@@ -139,6 +147,8 @@ impl SimDisk {
             pending: Vec::new(),
             faults: Vec::new(),
             sync_errors: Vec::new(),
+            lies: false,
+            life: Life::default(),
             counters: SimCounters::default(),
         };
         Self { medium: Arc::new(Mutex::new(medium)), frames }
@@ -147,6 +157,16 @@ impl SimDisk {
     /// The same medium for other frames: another server, after this one is gone.
     pub fn attach(&self, frames: Arc<SharedMemory>) -> Self {
         Self { medium: self.medium.clone(), frames }
+    }
+
+    /// IOs are events of this life from now on.
+    pub fn set_life(&self, life: Life) {
+        self.medium.lock().life = life;
+    }
+
+    /// From now on syncs say `Ok` and do nothing: what a test must notice.
+    pub fn lie(&self) {
+        self.medium.lock().lies = true;
     }
 
     /// Number of pages.
@@ -166,6 +186,9 @@ impl SimDisk {
             return false;
         }
         let index = (medium.random.next_u64() % medium.pending.len() as u64) as usize;
+        if !medium.may_finish(index) {
+            return true;
+        }
         let pending = medium.pending.swap_remove(index);
         let finished = medium.perform(pending);
         // Wakers run other people's code: not under the lock.
@@ -199,6 +222,29 @@ impl SimDisk {
         }
         drop(medium);
         // Buffers are freed and futures stay unresolved, outside the lock.
+        drop(pending);
+    }
+
+    /// The server is killed: of each write in flight all, nothing or some sectors are done.
+    pub fn kill(&self, random: &dyn Random) {
+        let mut medium = self.medium.lock();
+        let pending = std::mem::take(&mut medium.pending);
+        for one in &pending {
+            if let Pending::Io { request, frames, .. } = one
+                && request.kind == IoKind::Write
+                && medium.check(request).is_ok()
+            {
+                for (page, bytes) in pages_of(request, frames) {
+                    let left = match random.next_u64() % 3 {
+                        0 => continue,
+                        1 => bytes,
+                        _ => torn(&[&medium.current(page), &bytes], random),
+                    };
+                    medium.put(page, left);
+                }
+            }
+        }
+        drop(medium);
         drop(pending);
     }
 
@@ -261,12 +307,13 @@ impl Disk for SimDisk {
         let at_once = medium.mode == SimMode::AtOnce;
         let mut finished = Vec::new();
         for (index, request) in requests.into_iter().enumerate() {
+            if !medium.life.allows(Event::DiskSubmit, request.offset) {
+                break;
+            }
             let frames = self.frames.clone();
-            let pending = Pending::Io { batch: batch.clone(), index, request, frames };
-            if at_once {
-                finished.push(medium.perform(pending));
-            } else {
-                medium.pending.push(pending);
+            medium.pending.push(Pending::Io { batch: batch.clone(), index, request, frames });
+            if at_once && medium.may_finish(medium.pending.len() - 1) {
+                finished.extend(medium.finish_last());
             }
         }
         drop(medium);
@@ -277,13 +324,12 @@ impl Disk for SimDisk {
     fn sync(&self) -> LocalFuture<'static, io::Result<()>> {
         let (ticket, future) = Ticket::new();
         let mut medium = self.medium.lock();
-        let pending = Pending::Sync { ticket, up_to: medium.last_write };
-        if medium.mode == SimMode::AtOnce {
-            let finished = medium.perform(pending);
+        let up_to = medium.last_write;
+        medium.pending.push(Pending::Sync { ticket, up_to });
+        if medium.mode == SimMode::AtOnce && medium.may_finish(medium.pending.len() - 1) {
+            let finished = medium.finish_last();
             drop(medium);
-            finished.tell();
-        } else {
-            medium.pending.push(pending);
+            finished.into_iter().for_each(Finished::tell);
         }
         Box::pin(future)
     }
@@ -305,6 +351,20 @@ impl Finished {
 }
 
 impl Medium {
+    /// Whether the server lives to see this pending one done; otherwise it stays pending.
+    fn may_finish(&self, index: usize) -> bool {
+        let (event, about) = match &self.pending[index] {
+            Pending::Io { request, .. } => (Event::DiskDone, request.offset),
+            Pending::Sync { up_to, .. } => (Event::DiskSync, *up_to),
+        };
+        self.life.meets(event, about) == Fate::Happens
+    }
+
+    fn finish_last(&mut self) -> Option<Finished> {
+        let pending = self.pending.pop()?;
+        Some(self.perform(pending))
+    }
+
     fn perform(&mut self, pending: Pending) -> Finished {
         match pending {
             Pending::Io { batch, index, mut request, frames } => {
@@ -323,7 +383,7 @@ impl Medium {
             Pending::Sync { ticket, up_to } => {
                 self.counters.syncs += 1;
                 let error = (!self.sync_errors.is_empty()).then(|| self.sync_errors.remove(0));
-                for history in self.content.values_mut() {
+                for history in self.content.values_mut().filter(|_| !self.lies) {
                     match error {
                         None => history.make_durable(up_to),
                         Some(_) => history.doom(up_to),
@@ -432,18 +492,26 @@ impl PageHistory {
         let durable = self.durable.take().unwrap_or_else(unwritten);
         let choices: Vec<&PageBytes> =
             std::iter::once(&durable).chain(self.versions.iter().map(|one| &one.bytes)).collect();
-        let any = || choices[(random.next_u64() % choices.len() as u64) as usize];
-        let mut after = any().clone();
         // Half of the pages hold one version whole, half are torn.
-        if random.next_u64().is_multiple_of(2) {
-            for start in (0..PAGE_SIZE).step_by(SECTOR_BYTES) {
-                let sector = start..start + SECTOR_BYTES;
-                after[sector.clone()].copy_from_slice(&any()[sector]);
-            }
-        }
+        let after = if random.next_u64().is_multiple_of(2) {
+            torn(&choices, random)
+        } else {
+            choices[(random.next_u64() % choices.len() as u64) as usize].clone()
+        };
         self.versions.clear();
         self.durable = Some(after);
     }
+}
+
+/// A page each of whose sectors is any of its versions'.
+fn torn(versions: &[&PageBytes], random: &dyn Random) -> PageBytes {
+    let mut page = unwritten();
+    for start in (0..PAGE_SIZE).step_by(SECTOR_BYTES) {
+        let sector = start..start + SECTOR_BYTES;
+        let version = versions[(random.next_u64() % versions.len() as u64) as usize];
+        page[sector.clone()].copy_from_slice(&version[sector]);
+    }
+    page
 }
 
 fn unwritten() -> PageBytes {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pool::AlignedBuf;
+use cuttlefs_common::life::End;
 use futures_lite::future::{block_on, poll_once};
 use std::collections::BTreeSet;
 
@@ -193,4 +194,53 @@ fn injected_errors_hit_their_pages_as_often_as_told() {
     assert!(block_on(disk.submit(vec![read(0, filled(1, 0))]))[0].result.is_ok());
     disk.poke(3, &[8; PAGE_SIZE]);
     assert_eq!(disk.peek(3), vec![8; PAGE_SIZE]);
+}
+
+#[test]
+fn a_server_dies_with_an_io_or_a_sync_and_leaves_any_part_of_what_was_in_flight() {
+    let random = SeededRandom::new(3);
+    let (mut wrote, mut torn) = (BTreeSet::new(), 0);
+    for (mode, round) in [SimMode::AtOnce, SimMode::Deferred]
+        .into_iter()
+        .flat_map(|mode| (0..60).map(move |round| (mode, round)))
+    {
+        let disk = SimDisk::seeded(2, frames(), round);
+        put(&disk, 0, 1);
+        block_on(disk.sync()).expect("synced");
+        disk.set_mode(mode);
+        let life = Life::default();
+        disk.set_life(life.clone());
+        // Submitted, and not done.
+        life.end(Some(End { after: 1, of: None }));
+        let mut future = disk.submit(vec![write(0, filled(1, 2))]);
+        disk.step();
+        assert_eq!(life.last_event(), Some(Event::DiskDone));
+        assert!(block_on(poll_once(&mut future)).is_none(), "nobody is told");
+        assert!(block_on(poll_once(&mut disk.submit(vec![write(1, filled(1, 9))]))).is_none());
+        assert!(block_on(poll_once(&mut disk.sync())).is_none());
+        disk.kill(&random);
+        life.begin();
+        let page = disk.peek(0);
+        torn += u32::from(page.contains(&1) && page.contains(&2));
+        wrote.extend(page);
+        assert_eq!(disk.peek(1), vec![UNWRITTEN_BYTE; PAGE_SIZE], "the dead write nothing");
+        disk.crash(&random);
+        assert!(disk.peek(0).iter().all(|byte| [1, 2].contains(byte)));
+    }
+    assert_eq!(wrote, BTreeSet::from([1, 2]));
+    assert!(torn > 10, "{torn}");
+}
+
+#[test]
+fn a_lying_disk_loses_what_it_said_it_had() {
+    let random = SeededRandom::new(4);
+    let lost = (0..40).filter(|_| {
+        let disk = SimDisk::new(1, frames());
+        disk.lie();
+        put(&disk, 0, 1);
+        block_on(disk.sync()).expect("it says so");
+        disk.crash(&random);
+        disk.peek(0).contains(&UNWRITTEN_BYTE)
+    });
+    assert!(lost.count() > 10);
 }

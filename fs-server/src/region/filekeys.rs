@@ -13,7 +13,7 @@ use cuttlefs_common::rpc::Rights;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use parking_lot::RwLock;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Open files of one owner at most: a client that leaks handles harms itself only.
@@ -29,7 +29,7 @@ struct Binding {
 #[derive(Debug, Default)]
 struct Tables {
     bindings: HashMap<FileKey, Binding>,
-    of_owner: HashMap<RegionOwner, HashSet<FileKey>>,
+    of_owner: HashMap<RegionOwner, BTreeSet<FileKey>>,
 }
 
 /// All filekeys of a server.

@@ -1,8 +1,12 @@
 //! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
 //! that a server and its clients can run from one seed.
+//!
+//! What has threads of its own elsewhere (the syncs of metadata and of the redo log) is run by `step`, too, sooner or later
+//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
 use super::{LogParts, ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::CommittedMeta;
+use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rpc::worker::{Task, WorkerContext};
@@ -18,6 +22,8 @@ use std::time::Duration;
 
 /// Completions the one queue holds.
 const CQ_DEPTH: u32 = 4096;
+/// One in so many steps runs a sync that somebody waits for; all do when nothing else is left to do.
+const COMMITS_ONE_IN: u64 = 4;
 
 /// A server that moves only when told to.
 pub struct OneThreadServer {
@@ -28,6 +34,34 @@ pub struct OneThreadServer {
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
     server: Arc<Server>,
+    commits: Commits,
+}
+
+/// What makes things durable for everybody who waits.
+struct Commits {
+    meta: Arc<CommittedMeta>,
+    random: Arc<dyn Random>,
+}
+
+impl Commits {
+    /// Runs one that is asked for, if there is one.
+    fn run(&self, server: &Server) -> bool {
+        let log = server.regions.redo().map(|log| log.commits());
+        let asked: Vec<&GroupCommit> =
+            self.meta.commits().into_iter().chain(log).filter(|commit| commit.is_asked()).collect();
+        if asked.is_empty() {
+            return false;
+        }
+        asked[(self.random.next_u64() % asked.len() as u64) as usize].step()
+    }
+
+    /// Runs one now, or first another thing, or it is the only thing left.
+    fn run_beside(&self, server: &Server, other: impl FnOnce() -> bool) -> bool {
+        if self.random.next_u64().is_multiple_of(COMMITS_ONE_IN) && self.run(server) {
+            return true;
+        }
+        other() || self.run(server)
+    }
 }
 
 impl OneThreadServer {
@@ -51,7 +85,8 @@ impl OneThreadServer {
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
-        let committed = CommittedMeta::inline(meta.clone());
+        let committed = CommittedMeta::by_hand(meta.clone());
+        let commits = Commits { meta: committed.clone(), random: random.clone() };
         let layout = SumLayout::new([pool_pages]);
         let (scrub, drawn) = (options.scrub, random.clone());
         let (server, forgotten) =
@@ -75,14 +110,15 @@ impl OneThreadServer {
                         .await;
                 *slot.borrow_mut() = Some(done);
             });
-            while outcome.borrow().is_none() && (worker.step(&mut |_| {}).unwrap_or(false) || others()) {}
+            let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
+            while outcome.borrow().is_none() && commits.run_beside(&server, step) {}
             let done = outcome.borrow_mut().take();
             done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         }
         server.forget(&forgotten);
         background::spawn(&worker, &context, &disk, scrub);
         let listener = pd.listen(&endpoint)?;
-        Ok(Self { worker, context, listener, pd, cq, server })
+        Ok(Self { worker, context, listener, pd, cq, server, commits })
     }
 
     /// What it shares.
@@ -105,7 +141,9 @@ impl OneThreadServer {
             }
             return true;
         }
-        // Only a ring can fail, and there is none.
-        self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+        self.commits.run_beside(&self.server, || {
+            // Only a ring can fail, and there is none.
+            self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+        })
     }
 }

@@ -28,7 +28,7 @@ use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -129,11 +129,11 @@ impl Session {
 
 /// All sessions of a server.
 pub struct Sessions {
-    by_client: Mutex<HashMap<ClientId, Arc<Session>>>,
+    by_client: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Who went first is in front. Taken after `by_client`.
     absent: Mutex<VecDeque<ClientId>>,
     /// Clients of the server before this one that may have files to reclaim.
-    recovering: Mutex<HashSet<ClientId>>,
+    recovering: Mutex<BTreeSet<ClientId>>,
     /// When they are no longer waited for.
     grace_until: Duration,
     clock: Arc<dyn Clock>,
@@ -171,7 +171,8 @@ impl Sessions {
     /// After the grace period: who did not come back.
     pub fn take_lost(&self) -> Vec<ClientId> {
         let by_client = self.by_client.lock();
-        self.recovering.lock().drain().filter(|client| !by_client.contains_key(client)).collect()
+        let recovering = std::mem::take(&mut *self.recovering.lock());
+        recovering.into_iter().filter(|client| !by_client.contains_key(client)).collect()
     }
 
     /// This client has reclaimed what it had open, or will not.

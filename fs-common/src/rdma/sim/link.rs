@@ -2,6 +2,7 @@
 
 use super::queue::{Role, SimPair, SimQueue};
 use crate::ids::{Lkey, QpNumber, Rkey};
+use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
@@ -74,6 +75,8 @@ pub struct SimNetwork {
     /// What happens by chance.
     weather: Mutex<Option<Weather>>,
     listeners: Mutex<HashMap<Endpoint, Weak<SimListener>>>,
+    /// Of whoever accepts connections.
+    server: Mutex<Life>,
 }
 
 impl SimNetwork {
@@ -85,7 +88,18 @@ impl SimNetwork {
             cut: Mutex::default(),
             weather: Mutex::default(),
             listeners: Mutex::default(),
+            server: Mutex::default(),
         })
+    }
+
+    /// From now on what the accepting side takes and sends is counted, and ends with its life.
+    pub fn set_server_life(&self, life: Life) {
+        *self.server.lock() = life;
+    }
+
+    /// Whether this end may still do this.
+    pub(super) fn allows(&self, role: Role, event: Event, about: u64) -> bool {
+        role == Role::Client || self.server.lock().allows(event, about)
     }
 
     /// Cuts one connection: after `pass` more of this kind got through, on whatever connections, the next is lost

@@ -8,6 +8,9 @@
 //! Connections break when told to (`SimNetwork::cut_after`), with what was being sent lost. Under `set_weather` they
 //! break by chance, and messages are late or come twice.
 //!
+//! What the accepting side does is counted as events of its life where one is given (`SimNetwork::set_server_life`): when
+//! that is over it takes and sends nothing more.
+//!
 //! # Invariants
 //! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.
 

@@ -2,6 +2,7 @@
 
 use super::link::{Cut, Fate, Peer, SimDevice};
 use crate::ids::{Lkey, QpNumber};
+use crate::life::Event;
 use crate::memory::SharedMemory;
 use crate::rdma::{
     Completion, CompletionKind, CompletionQueue, LinkKind, PeerIdentity, PostError, QpConfig, QpState,
@@ -141,6 +142,9 @@ impl SimPair {
                 message.late -= 1;
                 return;
             }
+            if !self.device.network().allows(self.role, Event::Taken, message.bytes.len() as u64) {
+                return;
+            }
             let fits = message.bytes.len() <= receive.local.len as usize;
             let place = self.device.local(receive.local, true).filter(|_| fits);
             let (Some((memory, offset)), Some(receive), Some(Message { bytes, imm, .. })) =
@@ -191,7 +195,12 @@ impl SimPair {
         let Some(peer) = self.state.lock().peer.as_ref().and_then(Weak::upgrade) else {
             return Err(WcStatus::Disconnected);
         };
-        let fate = self.device.network().fate(self.cut_kind(&request.op));
+        let kind = self.cut_kind(&request.op);
+        let event = if kind == Cut::Reply { Event::Sent } else { Event::OneSided };
+        if !self.device.network().allows(self.role, event, u64::from(request.local.len)) {
+            return Err(WcStatus::Disconnected);
+        }
+        let fate = self.device.network().fate(kind);
         if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }

@@ -2,11 +2,12 @@
 
 use super::super::sled_store::{SledOptions, SledStore};
 use super::super::{
-    Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
+    Batch, Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
     Operation, Placed, RequestId, SlotRecord, Store, check,
 };
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
+use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
@@ -395,4 +396,40 @@ fn power_loss_keeps_what_was_flushed() {
             }
         }
     }
+}
+
+#[test]
+fn a_store_whose_server_dies_keeps_what_sled_and_the_tail_keep() {
+    let mut kept_last = 0;
+    let mut power_kept = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let random = SeededRandom::new(seed);
+        let life = Life::default();
+        let store = MemoryStore::of(life.clone());
+        let put = |number: u8| {
+            let mut batch = Batch::default();
+            batch.put([number], vec![number]);
+            store.commit(batch)
+        };
+        put(1).expect("commits");
+        store.persist().expect("persists");
+        (2..5).for_each(|number| put(number).expect("commits"));
+        life.end(Some(End { after: 0, of: None }));
+        assert!(put(5).is_err() && put(6).is_err() && store.flush().is_err());
+        assert_eq!(life.last_event(), Some(Event::Batch));
+        life.begin();
+        let has = |store: &MemoryStore, number: u8| store.get(&[number]).expect("reads").is_some();
+        let killed = store.killed(&random);
+        assert!((1..5).all(|number| has(&killed, number)) && !has(&killed, 6));
+        kept_last += u32::from(has(&killed, 5));
+        let lost = store.lost_power(&random);
+        let count = (1..7).take_while(|number| has(&lost, *number)).count();
+        assert!(count >= 1 && (count as u8 + 1..7).all(|number| !has(&lost, number)), "a prefix");
+        power_kept.insert(count);
+        // What a killed server leaves in the tail is at risk until the next one has flushed it.
+        let both = killed.lost_power(&random);
+        assert!(has(&both, 1));
+    }
+    assert!((10..50).contains(&kept_last), "{kept_last}");
+    assert_eq!(power_kept, (1..6).collect());
 }

@@ -1,0 +1,47 @@
+//! What only the server knows, against the design's invariants: frames hold their own pages' bytes, no pool page is in two
+//! files, free space is what no extent names, and the metadata's records agree with each other.
+
+use super::world::World;
+use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
+use cuttlefs_common::rdma::WindowId;
+use cuttlefs_common::region::ResidencyTable;
+use cuttlefs_server::meta::{Meta, Survey};
+use std::collections::BTreeMap;
+
+/// Looks at a server between requests.
+pub fn check(world: &World, pool_pages: u64) {
+    world.with_server(|server| {
+        let server = server.server();
+        assert_eq!(server.meta.damage_count(), 0);
+        assert_eq!(server.regions.figures().leaked_frames, 0);
+        assert_eq!(server.regions.figures().counts.rotten_pages, 0);
+        let table = ResidencyTable::over(server.regions.window(WindowId::Residency));
+        let frames = server.regions.window(WindowId::Frames);
+        let mut owners = BTreeMap::new();
+        for page in 0..pool_pages {
+            let entry = table.load(PoolPage(page));
+            if !entry.is_resident() {
+                continue;
+            }
+            let frame = entry.frame();
+            let other = owners.insert(frame, page);
+            assert_eq!(other, None, "pool page {page} and another are both in frame {frame}");
+            if entry.is_dirty() || entry.is_changing() {
+                continue;
+            }
+            let mut bytes = vec![0; PAGE_SIZE];
+            frames.read(frame.0 as usize * PAGE_SIZE, &mut bytes);
+            assert!(bytes == world.peek(page), "the clean frame {frame} is not what pool page {page} holds");
+        }
+    });
+    check_records(world, pool_pages);
+}
+
+/// Looks at the metadata, as fsck does. Gives the pages that extents name.
+pub fn check_records(world: &World, pool_pages: u64) -> u64 {
+    let store = world.store();
+    let (_, hash_key) = Meta::identity(store.as_ref()).expect("a formatted store");
+    let survey = Survey::of(store.as_ref(), hash_key, pool_pages).expect("memory can be read");
+    assert!(survey.problems.is_empty(), "{:?}", survey.problems);
+    survey.extents.iter().map(|(_, extent)| extent.len_pages).sum()
+}
