@@ -210,14 +210,21 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
 /// Where rings are to be. `place` in the pool's directory is that, or a link to it, so that no start looks elsewhere than the
 /// one before it did and misses acknowledged writes.
 fn ring_dir(place: &Path, asked: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    // Also of a link to a place that is not there: then it says so.
-    let held = RingStore::look(place)?;
+    if let Ok(target) = std::fs::read_link(place) {
+        ensure!(
+            place.exists(),
+            "the rings of this pool are in {}, which is not there; mount it, or remove {} to go on without what they hold",
+            target.display(),
+            place.display()
+        );
+    }
     let Some(asked) = asked else { return Ok(place.to_owned()) };
     std::fs::create_dir_all(&asked).with_context(|| format!("cannot make {}", asked.display()))?;
     let asked = asked.canonicalize().with_context(|| format!("cannot reach {}", asked.display()))?;
     if place.canonicalize().is_ok_and(|current| current == asked) {
         return Ok(asked);
     }
+    let held = RingStore::look(place)?;
     let shown = place.canonicalize().unwrap_or_else(|_| place.to_owned());
     ensure!(
         held == 0,

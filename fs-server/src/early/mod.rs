@@ -189,9 +189,13 @@ impl Early {
         for wait in waits {
             let _ = wait.recv().await;
         }
+        let mut rings = self.rings.lock();
+        if server.sessions.of(client).is_some() {
+            // It is back already, and its rings are in use.
+            return;
+        }
         for number in 0..RINGS_PER_CLIENT {
             let id = ring_client(client, number);
-            let mut rings = self.rings.lock();
             if let Some(ring) = rings.get(&id) {
                 ring.release_space(server.regions.space());
             }

@@ -90,6 +90,11 @@ impl Service for EarlyService {
         if server.regions.redo().is_none_or(|log| log.figures().failed) {
             return Err("the redo log failed".to_owned());
         }
+        // Under the lock: whoever lets the rings of an ended session go looks whether there is a new one.
+        let _rings = server.early.rings.lock();
+        if server.sessions.of(client).is_none() {
+            return Err("its client's session has ended".to_owned());
+        }
         ring.keep_space(server.regions.space(), RING_PAGES);
         Ok(())
     }

@@ -536,7 +536,8 @@ fn rings_stay_where_they_were_until_they_hold_nothing() {
     let away = site.pool().join("../away");
     std::fs::rename(&first, &away).expect("away");
     let refused = site.serve().output().expect("it runs");
-    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("not there"), "{said}");
     assert_eq!(fsck(&site, &[]).0, 4);
     std::fs::rename(&away, &first).expect("back");
     let running = site.start();
