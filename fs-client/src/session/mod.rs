@@ -302,14 +302,9 @@ impl Session {
         self.attachment.load_full()
     }
 
-    /// Number of the session that was attached to last.
-    fn number(&self) -> Option<u64> {
-        self.look().map(|attachment| attachment.attached.session)
-    }
-
     /// Whether this is still the session that was attached to last.
     fn is_current(&self, attachment: &Attachment) -> bool {
-        self.number() == Some(attachment.attached.session)
+        self.look().is_some_and(|now| now.attached.session == attachment.attached.session)
     }
 
     /// Whether the target translates file addresses on this link.

@@ -161,6 +161,26 @@ fn who_is_not_offered_or_does_not_want_it_waits_for_each_write() {
     assert_eq!((figure(&volume, "early_writes"), figure(&volume, "early_ordinary")), (0, 0));
 }
 
+/// O_SYNC: what is acknowledged early is durable, and needs no sync.
+#[test]
+fn a_synchronous_write_that_is_early_costs_no_request() {
+    let mut site = Site::new("shm", POOL_BYTES, WFLUSH);
+    let volume = site.connect();
+    let (_, file) = create(&volume, b"f", OpenHow { sync: true, ..READ_WRITE });
+    let requests = figure(&volume, "rpc_requests");
+    for at in 0..50u64 {
+        assert_eq!(volume.write(&CALLER, file, at * 100, &pattern(at, 100)), Ok(100));
+    }
+    let (requests, early) = (figure(&volume, "rpc_requests") - requests, figure(&volume, "early_writes"));
+    // Heartbeats may come between.
+    assert!(early == 50 && requests < 10, "{requests} requests, {early} early writes");
+    site.kill();
+    site.start(Offer::Nothing);
+    for at in 0..50u64 {
+        assert!(read(&volume, file, at * 100, 100) == Ok(pattern(at, 100)), "{at}");
+    }
+}
+
 #[test]
 fn others_see_what_was_closed() {
     for scheme in ["shm", "tcp"] {

@@ -189,7 +189,7 @@ fn early_steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
         }
         step => (client, step),
     };
-    prop::collection::vec(step().prop_map(shorter), 150..400)
+    prop::collection::vec(step().prop_map(shorter), 100..300)
 }
 
 proptest! {
@@ -222,7 +222,7 @@ proptest! {
 
     #[test]
     fn early_writes_by_messages_behave_as_the_model(steps in early_steps()) {
-        walk(Linked::early("unix", Kind::SRFlush), &steps);
+        walk(Linked::early("shm", Kind::SRFlush), &steps);
     }
 
     #[test]

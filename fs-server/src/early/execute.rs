@@ -5,6 +5,7 @@
 //! log does.
 
 use super::ring::{Progress, Ring};
+use super::rot_watch::RotWatch;
 use crate::meta::RequestId;
 use crate::rpc::worker::WorkerContext;
 use crate::tier::{self, Source, WriteAt, Written};
@@ -43,14 +44,21 @@ async fn execute(
         return Executed::Done(Status::Malformed.code());
     };
     let id = RequestId { client: ring.client, slot: ring.slot, seq: request.seq };
-    let result =
-        if request.seq <= done { again(context, &write, id) } else { apply(context, ring, &write, id).await };
+    let disk = RotWatch::new(context.disk.as_ref());
+    let result = if request.seq <= done {
+        again(context, &write, id)
+    } else {
+        apply(context, &disk, ring, &write, id).await
+    };
     match result {
         Ok(written) => {
             answer.extend_from_slice(&written.encode());
             Executed::Done(0)
         }
-        Err(status) if is_final(status) => {
+        Err(status) if is_final(status) || disk.saw_rot() => {
+            if disk.saw_rot() {
+                context.server.early.note_lost(ring.client, write.ino);
+            }
             let mut progress = ring.progress.lock();
             progress.done = progress.done.max(request.seq);
             Executed::Done(status.code())
@@ -93,6 +101,7 @@ fn again(context: &WorkerContext, write: &EarlyWrite<'_>, id: RequestId) -> Resu
 
 async fn apply(
     context: &WorkerContext,
+    disk: &RotWatch<'_>,
     ring: &Ring,
     write: &EarlyWrite<'_>,
     id: RequestId,
@@ -103,7 +112,7 @@ async fn apply(
     }
     let file = server.regions.file(write.ino)?;
     let at = write.at.map_or(WriteAt::End, WriteAt::Offset);
-    let (disk, source) = (context.disk.as_ref(), Source::Bytes(write.bytes));
+    let source = Source::Bytes(write.bytes);
     let reserve = Some(&ring.reserve);
     let written = tier::write_for(&server.regions, disk, &file, at, source, Some(id), reserve).await?;
     ring.progress.lock().done = id.seq;

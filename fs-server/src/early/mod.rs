@@ -3,8 +3,8 @@
 //!
 //! # The parts
 //! `choice` what people may ask for; `ring` one ring: whose it is, which of its writes were executed, the space kept for
-//! it, its queue; `service` what the receiver of `rpc::durable` asks; `execute` the writes, on workers; `recovery` what
-//! the rings of the server before this one hold.
+//! it, its queue; `service` what the receiver of `rpc::durable` asks; `execute` the writes, on workers; `rot_watch` what
+//! tells a page that failed from a device that did; `recovery` what the rings of the server before this one hold.
 //!
 //! # Invariants
 //! * A ring's writes are executed one after the other in its order, each as an ordinary write: into the redo log with
@@ -21,6 +21,7 @@ mod choice;
 mod execute;
 mod recovery;
 mod ring;
+mod rot_watch;
 mod service;
 
 pub use choice::{EarlyChoice, RingDevice, RingOptions};
@@ -30,7 +31,7 @@ pub(crate) use ring::Ring;
 pub(crate) use service::RingDoors;
 
 use crate::server::Server;
-use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::persist::{LogDevice, LogDeviceError, LogDeviceKind};
 use cuttlefs_common::rdma::{Device, Endpoint, LinkKind, RdmaError};
 use cuttlefs_common::rpc::durable::{
@@ -92,6 +93,8 @@ pub struct Early {
     running: Mutex<Option<Running>>,
     /// Writes of the rings that the server before this one left; by this start. Written once.
     recovered: AtomicU64,
+    /// Writes of pages that have rotted: they failed for good. Written by workers, and by this start; relaxed.
+    lost: AtomicU64,
 }
 
 /// For `status`.
@@ -105,6 +108,8 @@ pub struct EarlyFigures {
     pub receiver: ReceiverFigures,
     /// Writes of left rings, at the start.
     pub recovered: u64,
+    /// Writes that failed for good: their pages have rotted.
+    pub lost: u64,
     /// Bytes of the rings of clients that are connected.
     pub ring_bytes: u64,
 }
@@ -173,6 +178,16 @@ impl Early {
         self.running.lock().is_some()
     }
 
+    /// An acknowledged write cannot be done, ever.
+    fn note_lost(&self, client: ClientId, ino: InodeNo) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            %client,
+            %ino,
+            "an acknowledged write is lost: it changes part of a page that does not match its checksum, and whose reads fail"
+        );
+    }
+
     /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. With `forget`
     /// nothing is known of their numbers afterwards.
     pub(crate) async fn let_go(&self, server: &Server, client: ClientId, forget: bool) {
@@ -231,6 +246,7 @@ impl Early {
             kinds: kinds.clone(),
             receiver: figures,
             recovered: self.recovered.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
             ring_bytes: longest * figures.senders as u64,
         })
     }

@@ -8,7 +8,9 @@
 //!   durable says of every record whether it was executed, also after a crash on the way.
 //! * A ring keeps what it holds until all of it is durable.
 
-use super::{RingOptions, execute::is_final};
+use super::RingOptions;
+use super::execute::is_final;
+use super::rot_watch::RotWatch;
 use crate::meta::RequestId;
 use crate::pool::Disk;
 use crate::region::FileRegion;
@@ -115,12 +117,17 @@ async fn execute(
             flush(server, disk, &file).await.map_err(failed(file.ino()))?;
         }
         let id = RequestId { client: write.client, slot, seq: request.seq };
-        match apply(server, disk, &write, id).await {
+        let watched = RotWatch::new(disk);
+        match apply(server, &watched, &write, id).await {
             Ok(file) => {
                 changed = Some(file);
                 counts.executed += 1;
             }
             Err(status) if is_final(status) => counts.gone += 1,
+            Err(_) if watched.saw_rot() => {
+                server.early.note_lost(write.client, write.ino);
+                counts.gone += 1;
+            }
             Err(status) => return Err(failed(write.ino)(status)),
         }
         done = Some((write.client, request.seq));

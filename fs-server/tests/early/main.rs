@@ -429,6 +429,45 @@ fn what_cannot_be_executed_is_kept_until_it_can() {
     running.stop();
 }
 
+/// A page that rotted costs its own bytes, live and at recovery, and keeps neither the ring nor the server from going on.
+#[test]
+fn a_rotten_page_costs_itself_only() {
+    let site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, filekey) = client.create_in(0, "rotten");
+    let (other, _) = client.create_in(0, "other");
+    client.write(filekey, 0, &[b'#'; 4096]).expect("written");
+    running.stop();
+    let data = site.pool().join("data");
+    let mut bytes = std::fs::read(&data).expect("read");
+    let at = bytes.windows(4096).position(|window| window == [b'#'; 4096]).expect("its page");
+    bytes[at + 9] ^= 1;
+    std::fs::write(&data, &bytes).expect("rotten");
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let mut ring = client.ring(0, 0).expect("a ring");
+    let part = ring.write(ino, Some(10), b"part").expect("persistent");
+    let behind = ring.write(other, None, b"one").expect("persistent");
+    assert_eq!(ring.answer(part), Err(Status::Io));
+    ring.answer(behind).expect("the ring goes on");
+    assert_eq!(status(&mut client)["early"]["failed"], 1);
+    running.freeze();
+    ring.write(ino, Some(20), b"part").expect("persistent");
+    let last = ring.write(other, None, b"two").expect("persistent").number();
+    running.kill();
+    let running = site.start();
+    assert!(running.log.contains("write is lost"), "{}", running.log);
+    let mut client = Client::with_id(&running.endpoint, client.id);
+    assert_eq!(client.read(other), b"onetwo");
+    let mut ring = client.ring(0, last).expect("a ring");
+    // Whole, it is cured.
+    let whole = ring.write(ino, Some(0), &[b'+'; 4096]).expect("persistent");
+    ring.answer(whole).expect("executed");
+    assert!(client.read(ino) == [b'+'; 4096]);
+    running.stop();
+}
+
 #[test]
 fn a_restricted_export_offers_nothing() {
     let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);

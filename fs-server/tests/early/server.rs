@@ -108,6 +108,16 @@ impl Running {
     /// It does nothing more; its memory is as it is.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
+        let pid = self.child.as_ref().expect("it runs").id();
+        // Each of its threads stops by itself, and a moment later.
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat"));
+            // The name before it may hold anything.
+            stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
+        };
+        while !std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").all(is_stopped) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     /// It goes on.

@@ -16,7 +16,8 @@
 //! | offered no more | were executed | goes the ordinary way | an I/O error: it may have been done |
 //! | refused, or its device failed | an I/O error at the file's next fsync or close | an I/O error | an I/O error |
 //!
-//! After an answer that the device failed the ring is lost, too: the server answers all that is in it so, and takes no more.
+//! After an answer that the device failed all that is unanswered is waited for, and the ring connected again a while later: it is
+//! refused if the server goes no further in it.
 //!
 //! A refused ring keeps its records, and the next server executes them: what was in flight must not be overtaken by
 //! a write that went the ordinary way.
@@ -57,7 +58,9 @@ struct State {
     unanswered: VecDeque<(Ticket, InodeNo)>,
     /// The receiver was behind for longer than patience lasts: until it says otherwise, nobody waits for it.
     is_behind: bool,
-    /// The session in which the ring was lost: refused, or the server said that it could not do what is in it.
+    /// The server could not do one of the writes: it may do none of the ring's any more. Whoever connects again hears.
+    is_doubtful: bool,
+    /// The session in which the ring was refused.
     lost_in: Option<u64>,
     /// Not connected before.
     rests_until: Option<Instant>,
@@ -211,7 +214,7 @@ impl Ring {
         let mut sender = Sender::connect(session.device.clone(), &endpoint, client, settings)?;
         sender.count_from(state.number);
         state.sender = Some(sender);
-        (state.is_behind, state.lost_in) = (false, None);
+        (state.is_behind, state.is_doubtful, state.lost_in) = (false, false, None);
         Ok(())
     }
 
@@ -299,7 +302,13 @@ impl State {
     /// `in_flight` is set once the server may have it.
     fn post(&mut self, session: &Session, in_flight: &mut bool) -> Result<Option<Ticket>, Trouble> {
         self.take_answers(session)?;
-        if self.lost_in.is_some() && self.lost_in == session.number() {
+        if self.is_doubtful {
+            // Each of them hears what became of it.
+            while !self.unanswered.is_empty() {
+                self.wait_first(session, Instant::now() + session.answer_patience())?;
+            }
+            self.sender = None;
+            self.rests_until = Some(Instant::now() + REST);
             return Ok(None);
         }
         let Some(sender) = &mut self.sender else { return Err(SenderError::Disconnected.into()) };
@@ -366,10 +375,8 @@ impl State {
             (code, _) => {
                 let status = Status::from_code(code).unwrap_or(Status::Io);
                 fail(session, ino, &status);
-                // The server goes no further in this ring. Anything else is about this write alone.
-                if matches!(status, Status::Io | Status::NoSpace) {
-                    self.lost_in = session.number();
-                }
+                // Anything else is about this write alone.
+                self.is_doubtful |= matches!(status, Status::Io | Status::NoSpace);
             }
         }
         session.early.unexecuted.remove(ino);

@@ -92,7 +92,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "behind_bound": early.receiver.senders * EARLY_UNANSWERED_MAX,
                 "executed": early.receiver.executed,
                 "recovered": early.recovered + early.receiver.recovered,
-                "failed": early.receiver.kept,
+                "failed": early.receiver.kept + early.lost,
                 "slow_rings": early.receiver.slow_senders,
                 "slowed": early.receiver.slowed,
             })
