@@ -92,6 +92,8 @@ const DISK_FIRST_ONE_IN: u64 = 3;
 const LEAP_ONE_IN: u64 = 40;
 const LEAP_MS: u64 = 400;
 
+/// Steps of a world while clients wait; the longest walks have a tenth.
+const MOST_STEPS: u64 = 60_000;
 /// Tries to mount.
 const CONNECT_TRIES: usize = 20;
 
@@ -123,6 +125,8 @@ struct Inner {
     next_crash: Cell<Option<Crash>>,
     /// The world ends with the next crash.
     ends: Cell<bool>,
+    /// Steps while clients wait.
+    steps: Cell<u64>,
     /// What servers died with, for people.
     deaths: RefCell<Vec<(u64, Event, bool)>>,
 }
@@ -183,6 +187,7 @@ impl World {
             power: Cell::new(false),
             next_crash: Cell::default(),
             ends: Cell::new(false),
+            steps: Cell::new(0),
             deaths: RefCell::default(),
         });
         inner.start();
@@ -334,7 +339,7 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let (events, _, deaths) = self.events();
-            println!("at event {events}; servers died at (event, with, power): {deaths:?}");
+            println!("at event {events}, step {}; servers died at (event, with, power): {deaths:?}", self.inner.steps.get());
         }
         sim::clear_pump();
     }
@@ -471,6 +476,8 @@ impl Inner {
     }
 
     fn step(&self) -> bool {
+        self.steps.set(self.steps.get() + 1);
+        assert!(self.steps.get() < MOST_STEPS, "somebody waits for ever");
         if !self.network.cut_is_pending()
             && let Some(death) = self.dies_at_cut.take()
         {
