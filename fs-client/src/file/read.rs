@@ -4,7 +4,7 @@ use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
 use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
-use crate::session::{Attachment, Session, Windows};
+use crate::session::{Attachment, LaneGuard, Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, PAGE_SIZE_U64};
 use cuttlefs_common::region::{AccessCounters, PageSet, divide};
@@ -98,9 +98,12 @@ fn by_target(
     offset: u64,
     out: &mut [u8],
 ) -> Option<OneSided> {
+    // The pattern is the server's that the attachment is of: a lane that has moved on to the next one must not be looked
+    // at with it.
+    let belongs = |lane: &LaneGuard<'_>| lane.is_attached_to(attachment.attached.session);
     if attachment.attached.one_sided == OneSidedReads::Whole {
         let plan = Plan::new(&PageBitmap::default(), offset, out.len());
-        let mut lane = session.borrow_lane();
+        let mut lane = Some(session.borrow_lane()).filter(belongs)?;
         return read_by_target(&mut lane, file.filekey(), None, &plan, offset, out);
     }
     file.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
@@ -108,7 +111,7 @@ fn by_target(
     if plan.runs().is_empty() {
         return None;
     }
-    let mut lane = session.borrow_lane();
+    let mut lane = Some(session.borrow_lane()).filter(belongs)?;
     let magic = &attachment.attached.magic;
     read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out)
 }
