@@ -425,7 +425,11 @@ fn a_request_behind_one_that_came_twice_is_only_late() {
             volume.write(&CALLER, file.handle, round, b"x").expect("write");
             // Changes nothing, so that it runs again when it comes again, and takes its time.
             volume.session().sync_all(&CALLER).expect("sync");
-            assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(round + 1), "seed {seed}");
+            assert_eq!(
+                volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size),
+                Ok(round + 1),
+                "seed {seed}"
+            );
         }
         world.network().set_weather(0, 0);
         volume.shut_down();

@@ -263,7 +263,8 @@ impl Unsynced {
             let end = offset.saturating_add(len);
             // Bytes that go from the file's end leave its length behind, which zeroing does not give back.
             let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
-            let left_behind = kept.filter_map(Kept::ends).filter(|own| (offset + 1..=end).contains(own)).max();
+            let left_behind =
+                kept.filter_map(Kept::ends).filter(|own| (offset + 1..=end).contains(own)).max();
             state.rewrite(ino, |kept| kept.without(offset, end));
             if let Some(left_behind) = left_behind {
                 state.note_operation(session, ino, left_behind, What::End, u64::MAX);

@@ -100,11 +100,8 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
 fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     SeededRandom::new(seed).fill(&mut bytes);
-    let config = ProptestConfig {
-        max_shrink_iters: SHRINKS,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
+    let config =
+        ProptestConfig { max_shrink_iters: SHRINKS, failure_persistence: None, ..ProptestConfig::default() };
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
@@ -114,7 +111,8 @@ fn run(case: &Case) -> Ran {
     if let Some(one_in) = case.weather {
         site.world.network().set_weather(case.config.seed, one_in);
     }
-    let steps: Vec<_> = case.steps.iter().map(|(client, step)| (client % case.clients, step.clone())).collect();
+    let steps: Vec<_> =
+        case.steps.iter().map(|(client, step)| (client % case.clients, step.clone())).collect();
     let mut walk = Walk::new(site);
     // Without files most steps are about nothing.
     let how = How { read: true, write: true, append: false, truncate: false, sync: false };
@@ -181,7 +179,9 @@ fn fail(kind: Kind, seed: u64) -> ! {
     });
     match smaller {
         Err(TestError::Fail(reason, case)) => panic!("seed {seed}: {reason}\n{case:#?}\nagain: {again}"),
-        other => panic!("seed {seed} failed, and not when it ran again ({other:?}): something is not from the seed"),
+        other => panic!(
+            "seed {seed} failed, and not when it ran again ({other:?}): something is not from the seed"
+        ),
     }
 }
 

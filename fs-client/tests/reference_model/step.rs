@@ -241,7 +241,8 @@ fn names() -> impl Strategy<Value = Step> {
 
 /// With which event a life ends, of a server with a redo log or without: the next few of one kind, or any.
 pub fn end(log: bool) -> impl Strategy<Value = End> {
-    let kinds = Event::ALL.into_iter().filter(|event| log || !matches!(event, Event::LogWrite | Event::LogSync));
+    let kinds =
+        Event::ALL.into_iter().filter(|event| log || !matches!(event, Event::LogWrite | Event::LogSync));
     let kinds: Vec<_> = kinds.collect();
     prop_oneof![
         6 => (prop_oneof![2 => 0u64..3, 1 => 0u64..20], prop::sample::select(kinds))

@@ -189,7 +189,8 @@ impl<S: Site> Walk<S> {
                 (Ok(()), Ok(()))
             }
             Step::Crash { crash, again } => {
-                if !self.site.answers_are_durable() && (crash.power || again.is_some_and(|again| again.power)) {
+                if !self.site.answers_are_durable() && (crash.power || again.is_some_and(|again| again.power))
+                {
                     self.sync();
                     self.crash_is_near = true;
                 }

@@ -339,7 +339,10 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let (events, _, deaths) = self.events();
-            println!("at event {events}, step {}; servers died at (event, with, power): {deaths:?}", self.inner.steps.get());
+            println!(
+                "at event {events}, step {}; servers died at (event, with, power): {deaths:?}",
+                self.inner.steps.get()
+            );
         }
         sim::clear_pump();
     }

@@ -114,8 +114,7 @@ impl MemoryStore {
     /// What is left when `kept` of the unflushed batches are; the one that was cut off counts as one of them.
     fn left(&self, kept: impl Fn(&Contents, usize) -> usize) -> Contents {
         let contents = self.contents.read();
-        let mut batches: Vec<Batch> =
-            contents.unflushed.iter().chain(&contents.cut_off).cloned().collect();
+        let mut batches: Vec<Batch> = contents.unflushed.iter().chain(&contents.cut_off).cloned().collect();
         batches.truncate(kept(&contents, batches.len()));
         let mut current = contents.durable.clone();
         batches.iter().for_each(|batch| apply(&mut current, batch));

@@ -200,9 +200,10 @@ fn injected_errors_hit_their_pages_as_often_as_told() {
 fn a_server_dies_with_an_io_or_a_sync_and_leaves_any_part_of_what_was_in_flight() {
     let random = SeededRandom::new(3);
     let (mut wrote, mut torn) = (BTreeSet::new(), 0);
-    for (mode, round) in [SimMode::AtOnce, SimMode::Deferred].into_iter().flat_map(|mode| {
-        (0..60).map(move |round| (mode, round))
-    }) {
+    for (mode, round) in [SimMode::AtOnce, SimMode::Deferred]
+        .into_iter()
+        .flat_map(|mode| (0..60).map(move |round| (mode, round)))
+    {
         let disk = SimDisk::seeded(2, frames(), round);
         put(&disk, 0, 1);
         block_on(disk.sync()).expect("synced");
