@@ -6,8 +6,10 @@ mod world;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::ids::{FileSlot, InodeNo, TraceId};
+use cuttlefs_common::rdma::WindowId;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::export::Export;
@@ -408,5 +410,77 @@ fn zeros_that_keep_the_length_do_not_grow_a_file_after_a_kill() {
         world.start();
         assert_eq!(volume.get_attr(&CALLER, attr.ino).expect("attr").size, 0);
         volume.shut_down();
+    });
+}
+
+#[test]
+fn a_request_behind_one_that_came_twice_is_only_late() {
+    for seed in 0..20 {
+        let world = World::new(WorldConfig { seed, ..CONFIG });
+        let volume = world.client();
+        world.network().set_weather(seed, 3);
+        let made = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE);
+        let (attr, file) = made.expect("create");
+        for round in 0..10u64 {
+            volume.write(&CALLER, file.handle, round, b"x").expect("write");
+            // Changes nothing, so that it runs again when it comes again, and takes its time.
+            volume.session().sync_all(&CALLER).expect("sync");
+            assert_eq!(
+                volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size),
+                Ok(round + 1),
+                "seed {seed}"
+            );
+        }
+        world.network().set_weather(0, 0);
+        volume.shut_down();
+    }
+}
+
+#[test]
+fn a_layout_of_one_server_fits_no_other() {
+    both(|world| {
+        let volume = world.client();
+        let (_, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, file.handle, 0, &pattern(10_000)).expect("write");
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        let generations = || {
+            world.with_server(|server| {
+                let table = FileTable::over(server.server().regions.window(WindowId::FileTable));
+                let open = (0..8).map(|slot| table.load(FileSlot(slot)).generation);
+                open.filter(|generation| *generation != 0).collect::<Vec<_>>()
+            })
+        };
+        let before = generations();
+        world.kill();
+        world.start();
+        assert_eq!(read(&volume, file.handle, 0, 10_000), Ok(pattern(10_000)));
+        let after = generations();
+        assert!(!before.is_empty() && !after.is_empty());
+        assert!(before.iter().all(|generation| !after.contains(generation)), "{before:?} {after:?}");
+        volume.shut_down();
+    });
+}
+
+/// A copy behind its own source's end makes the file longer, so that the same copy again would find more to copy.
+#[test]
+fn a_short_copy_within_a_file_is_as_short_the_second_time() {
+    both(|world| {
+        for (cut, pass) in [(Cut::Reply, 0), (Cut::Reply, 1), (Cut::Request, 0), (Cut::Request, 1)] {
+            for death in [Death::Sudden, Death::WrittenBack] {
+                let volume = world.client();
+                let (attr, file) =
+                    volume.create(&CALLER, ROOT, b"copy", 0o644, true, READ_WRITE).expect("create");
+                volume.write(&CALLER, file.handle, 0, &pattern(10_000)).expect("write");
+                world.kill_after(cut, pass, death);
+                let copied = volume.copy_range(&CALLER, file.handle, 4_000, file.handle, 20_000, 8_000);
+                assert_eq!(copied, Ok(6_000), "{cut:?} after {pass}, {death:?}");
+                assert!(!world.network().cut_is_pending() && world.has_died(), "{cut:?} after {pass}");
+                assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(26_000));
+                assert_eq!(read(&volume, file.handle, 20_000, 9_000), Ok(pattern(10_000)[4_000..].to_vec()));
+                volume.release(file.handle);
+                volume.unlink(&CALLER, ROOT, b"copy").expect("unlink");
+                volume.shut_down();
+            }
+        }
     });
 }

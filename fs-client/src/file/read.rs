@@ -4,7 +4,7 @@ use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
 use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
-use crate::session::{After, Attachment, Session, Windows};
+use crate::session::{After, Attachment, LaneGuard, Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, PAGE_SIZE_U64};
 use cuttlefs_common::region::{AccessCounters, PageSet, divide};
@@ -100,9 +100,15 @@ fn by_target(
     offset: u64,
     out: &mut [u8],
 ) -> Result<Option<OneSided>, FsError> {
+    // The pattern is the server's that the attachment is of: a lane that has moved on to the next one must not be looked
+    // at with it.
+    let belongs = |lane: &LaneGuard<'_>| lane.is_attached_to(attachment.attached.session);
     if attachment.attached.one_sided == OneSidedReads::Whole {
         let plan = Plan::new(&PageBitmap::default(), offset, out.len());
         let mut lane = session.borrow_lane(After::Nothing)?;
+        if !belongs(&lane) {
+            return Ok(None);
+        }
         return Ok(read_by_target(&mut lane, file.filekey(), None, &plan, offset, out));
     }
     file.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
@@ -111,6 +117,9 @@ fn by_target(
         return Ok(None);
     }
     let mut lane = session.borrow_lane(After::Nothing)?;
+    if !belongs(&lane) {
+        return Ok(None);
+    }
     let magic = &attachment.attached.magic;
     let Some(got) = read_by_target(&mut lane, file.filekey(), Some(magic), &plan, offset, out) else {
         return Ok(None);

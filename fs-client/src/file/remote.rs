@@ -453,6 +453,14 @@ impl Volume for RemoteVolume {
         len: u64,
     ) -> Result<u64, FsError> {
         let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
+        let ino = from.file.ino();
+        // A copy may be done twice, if the server was killed before it answered. Within one file the first time may move
+        // the file's end, so what there is to copy is settled before.
+        let len = if ino == to.file.ino() {
+            len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset))
+        } else {
+            len
+        };
         let build = || Request::CopyRange {
             from: from.file.filekey(),
             from_offset,

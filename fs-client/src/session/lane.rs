@@ -334,6 +334,11 @@ impl Lane {
         seq: &mut u64,
     ) -> Option<Result<&[u8], Status>> {
         let answer = self.call_raw(session, &session.own_caller(), request, Place::of_recovery(*seq)).ok()?;
+        if matches!(answer, Err(Status::BadSequence)) {
+            // As in `call`: the number stays, and another connection tries again.
+            session.pause(BACKOFF_FIRST);
+            return None;
+        }
         *seq += 1;
         Some(answer)
     }
@@ -361,6 +366,11 @@ impl<'s> LaneGuard<'s> {
         self.lane.is_connected()
     }
 
+    /// Whether its connection is attached to this session: what the attachment says holds for it.
+    pub(crate) fn is_attached_to(&self, session: u64) -> bool {
+        self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
+    }
+
     pub(super) fn lane(&mut self) -> &mut Lane {
         &mut self.lane
     }
@@ -379,6 +389,13 @@ impl<'s> LaneGuard<'s> {
             match self.lane.exchange(self.session, caller, &build(&buffer), place) {
                 // Not looked at, so the number stays: the request may have been done before the session ended.
                 Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
+                // Not looked at either: the server is still at the request before, which came to it twice and changed
+                // nothing, so that it runs again. The number must stay, or no later one fits. Not in a tight loop.
+                Ok(Ok(ReplyHeader { result: Err(Status::BadSequence), .. })) => {
+                    tracing::warn!("the server refuses the slot's sequence number; reconnecting");
+                    self.lane.disconnect();
+                    self.session.pause(BACKOFF_FIRST);
+                }
                 Ok(Ok(header)) => {
                     self.lane.seq += 1;
                     match header.result {
@@ -388,12 +405,6 @@ impl<'s> LaneGuard<'s> {
                                 FsError::Server(Status::Io)
                             })?;
                             return take(reply, &buffer);
-                        }
-                        Err(Status::BadSequence) => {
-                            // Cannot be, unless the server lost count. Not in a tight loop.
-                            tracing::error!("the server refuses the slot's sequence number; reconnecting");
-                            self.lane.disconnect();
-                            self.session.pause(BACKOFF_FIRST);
                         }
                         Err(status) => return Err(FsError::Server(status)),
                     }

@@ -10,7 +10,8 @@
 //!
 //! A seed is all there is to a run: the same one does the same, event for event. The seeds of a test run follow each other from
 //! one that is drawn and printed. `CUTTLEFS_SIM_SEEDS` says how many, `CUTTLEFS_SIM_SEED` from which on (one, if no number
-//! is given). A failing one is printed with the line that runs it again, then made smaller.
+//! is given). A failing one is printed with the line that runs it again, then made smaller. `CUTTLEFS_SIM_LOG=1` shows what
+//! server and clients log.
 
 use super::loss::lose;
 use super::simulated::Simulated;
@@ -145,6 +146,9 @@ fn number(variable: &str) -> Option<u64> {
 
 /// Runs seeds until one fails.
 fn seeds(kind: Kind) {
+    if std::env::var_os("CUTTLEFS_SIM_LOG").is_some() {
+        tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
+    }
     let first = number("CUTTLEFS_SIM_SEED");
     let count = number("CUTTLEFS_SIM_SEEDS").unwrap_or(if first.is_some() { 1 } else { SEEDS });
     let first = first.unwrap_or_else(|| SystemRandom.next_u64() >> 24);

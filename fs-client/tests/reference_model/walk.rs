@@ -258,6 +258,11 @@ impl<S: Site> Walk<S> {
     }
 
     fn run_name(&mut self, client: usize, step: &Step) -> (Result<(), Status>, Result<(), Status>) {
+        if let Step::Create { parent, name: index, .. } = *step
+            && let Ok(Some(ino)) = self.model.place(self.model.pick(parent), &name(index))
+        {
+            self.hand_over(ino, client);
+        }
         let volume = self.site.client(client);
         let model = &mut self.model;
         match *step {

@@ -92,6 +92,8 @@ const DISK_FIRST_ONE_IN: u64 = 3;
 const LEAP_ONE_IN: u64 = 40;
 const LEAP_MS: u64 = 400;
 
+/// Steps of a world while clients wait; the longest walks have a tenth.
+const MOST_STEPS: u64 = 60_000;
 /// Tries to mount.
 const CONNECT_TRIES: usize = 20;
 
@@ -123,6 +125,8 @@ struct Inner {
     next_crash: Cell<Option<Crash>>,
     /// The world ends with the next crash.
     ends: Cell<bool>,
+    /// Steps while clients wait.
+    steps: Cell<u64>,
     /// What servers died with, for people.
     deaths: RefCell<Vec<(u64, Event, bool)>>,
 }
@@ -183,6 +187,7 @@ impl World {
             power: Cell::new(false),
             next_crash: Cell::default(),
             ends: Cell::new(false),
+            steps: Cell::new(0),
             deaths: RefCell::default(),
         });
         inner.start();
@@ -218,7 +223,12 @@ impl World {
 
     /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
     pub fn kill_at(&self, cut: Cut, death: Death) {
-        self.inner.network.cut_after(cut, 0);
+        self.kill_after(cut, 0, death);
+    }
+
+    /// The same, after `pass` more of this kind got through.
+    pub fn kill_after(&self, cut: Cut, pass: u32, death: Death) {
+        self.inner.network.cut_after(cut, pass);
         self.inner.dies_at_cut.set(Some(death));
     }
 
@@ -335,7 +345,10 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let (events, _, deaths) = self.events();
-            println!("at event {events}; servers died at (event, with, power): {deaths:?}");
+            println!(
+                "at event {events}, step {}; servers died at (event, with, power): {deaths:?}",
+                self.inner.steps.get()
+            );
         }
         sim::clear_pump();
     }
@@ -472,6 +485,8 @@ impl Inner {
     }
 
     fn step(&self) -> bool {
+        self.steps.set(self.steps.get() + 1);
+        assert!(self.steps.get() < MOST_STEPS, "somebody waits for ever");
         if !self.network.cut_is_pending()
             && let Some(death) = self.dies_at_cut.take()
         {

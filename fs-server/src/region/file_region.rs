@@ -22,6 +22,7 @@ use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
+use cuttlefs_common::world::Random;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,13 +74,13 @@ pub struct FileRegion {
 #[derive(Debug)]
 pub struct Generations(AtomicU64);
 
-impl Default for Generations {
-    fn default() -> Self {
-        Self(AtomicU64::new(1))
-    }
-}
-
 impl Generations {
+    /// From a random place on: a client may hold a layout of one server against the windows of another for a moment, and
+    /// must see that they do not belong together.
+    pub fn new(random: &dyn Random) -> Self {
+        Self(AtomicU64::new(1 + (random.next_u64() >> 1)))
+    }
+
     /// The next one; never 0, which marks a free slot.
     pub fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)

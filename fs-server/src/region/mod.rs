@@ -293,7 +293,7 @@ impl Regions {
             residency: Residency::new(residency, frames),
             locks: BlockLocks::default(),
             space,
-            generations: Generations::default(),
+            generations: Generations::new(random.as_ref()),
             meta,
             counters: Counters::default(),
             dirty_files: Mutex::default(),
