@@ -42,8 +42,6 @@ pub struct Node {
     pub rdev: u32,
     pub mtime: Time,
     pub ctime: Time,
-    /// When the last change of its contents began.
-    pub changed_since: Timestamp,
     pub entries: BTreeMap<Vec<u8>, InodeNo>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub target: Vec<u8>,
@@ -73,7 +71,6 @@ impl Node {
             rdev: 0,
             mtime: time,
             ctime: time,
-            changed_since: now,
             entries: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             target: Vec::new(),
@@ -87,7 +84,6 @@ impl Node {
 
     pub fn touch(&mut self, now: Timestamp) {
         (self.mtime, self.ctime) = (Time::NotBefore(now), Time::NotBefore(now));
-        self.changed_since = now;
     }
 
     pub fn size(&self) -> u64 {
@@ -290,13 +286,12 @@ impl Model {
     }
 
     /// The server was replaced: files may have been written again by clients, later than they were; or out of the redo
-    /// log, which knows when a change was logged, some time between its beginning and its end.
+    /// log, which knows when a change was logged and not when it was done, and not of all changes. What time they have now is
+    /// looked at anew.
     pub fn written_again(&mut self) {
         for node in self.nodes.values_mut().filter(|node| node.kind == FileKind::File) {
             for time in [&mut node.mtime, &mut node.ctime] {
-                if let Time::Exactly(exactly) = *time {
-                    *time = Time::NotBefore(exactly.min(node.changed_since));
-                }
+                *time = Time::NotBefore(Timestamp { secs: i64::MIN, nanos: 0 });
             }
         }
     }
