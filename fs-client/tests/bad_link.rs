@@ -17,6 +17,7 @@ use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use serving::{Rings, Serve};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -24,6 +25,9 @@ use tempfile::TempDir;
 const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const ROOT: InodeNo = InodeNo::ROOT;
 const APPEND: OpenHow = OpenHow { read: true, write: true, append: true, truncate: false, sync: false };
+
+/// Sites of this process so far.
+static SITES: AtomicU32 = AtomicU32::new(0);
 
 /// A server, a client, and a link between them that is good until told otherwise.
 struct Site {
@@ -54,11 +58,15 @@ impl Site {
             rings,
         };
         let running = serving::serve(&dir, with).expect("start");
-        // The rings are where the client reaches the server, at a port of the server's: another address of this host.
-        let link = BadLink::between("127.0.0.2:0", &running.endpoints()[0], seed);
+        // The rings are where the client reaches the server, at a port of the server's: another address of this host, which
+        // no other test uses.
+        let pid = std::process::id();
+        let site = SITES.fetch_add(1, Relaxed);
+        let host = format!("127.{}.{}.{}", 100 + site, pid >> 8 & 255, pid & 255);
+        let link = BadLink::between(&format!("{host}:0"), &running.endpoints()[0], seed);
         let rings = running.ring_endpoints().first().map(|door| {
             let Endpoint::Tcp { port, .. } = door else { panic!("{door} is not tcp") };
-            BadLink::between(&format!("127.0.0.2:{port}"), door, seed + 1000)
+            BadLink::between(&format!("{host}:{port}"), door, seed + 1000)
         });
         let volume = serving::connect(&link.endpoint(), "bad link", 2, false);
         Self { volume, link, rings, running: Some(running), _directory: directory }
