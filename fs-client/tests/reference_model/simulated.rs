@@ -95,6 +95,10 @@ impl Site for Simulated {
         self.world.has_died()
     }
 
+    fn is_new(&self) -> bool {
+        self.world.is_new()
+    }
+
     fn cut(&self, cut: Cut, pass: u32) {
         // In the place of a kill it would let the server die later, with writes that are not synced.
         if !self.world.will_die() {

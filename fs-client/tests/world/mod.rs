@@ -302,6 +302,11 @@ impl World {
         self.inner.has_died.take()
     }
 
+    /// The same, without forgetting it.
+    pub fn is_new(&self) -> bool {
+        self.inner.has_died.get()
+    }
+
     /// The network between, to cut connections.
     pub fn network(&self) -> &SimNetwork {
         &self.inner.network
