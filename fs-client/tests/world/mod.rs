@@ -414,7 +414,11 @@ impl Inner {
             log,
             &|| !self.life.is_over() && self.disk.step(),
         );
-        server.map_err(|error| error.to_string())
+        let server = server.map_err(|error| error.to_string())?;
+        if !self.config.restless {
+            server.commit_at_once();
+        }
+        Ok(server)
     }
 
     /// The server is gone, and its life with it: what is left of what it did.

@@ -15,7 +15,7 @@ use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
 use cuttlefs_common::world::{Clock, Random};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub struct OneThreadServer {
 struct Commits {
     meta: Arc<CommittedMeta>,
     random: Arc<dyn Random>,
+    /// Each is run before anything else.
+    at_once: Cell<bool>,
 }
 
 impl Commits {
@@ -57,7 +59,7 @@ impl Commits {
 
     /// Runs one now, or first another thing, or it is the only thing left.
     fn run_beside(&self, server: &Server, other: impl FnOnce() -> bool) -> bool {
-        if self.random.next_u64().is_multiple_of(COMMITS_ONE_IN) && self.run(server) {
+        if (self.at_once.get() || self.random.next_u64().is_multiple_of(COMMITS_ONE_IN)) && self.run(server) {
             return true;
         }
         other() || self.run(server)
@@ -86,7 +88,7 @@ impl OneThreadServer {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
         let committed = CommittedMeta::by_hand(meta.clone());
-        let commits = Commits { meta: committed.clone(), random: random.clone() };
+        let commits = Commits { meta: committed.clone(), random: random.clone(), at_once: Cell::new(false) };
         let layout = SumLayout::new([pool_pages]);
         let (scrub, drawn) = (options.scrub, random.clone());
         let (server, forgotten) =
@@ -124,6 +126,11 @@ impl OneThreadServer {
     /// What it shares.
     pub fn server(&self) -> &Arc<Server> {
         &self.server
+    }
+
+    /// From now on syncs of metadata and of the redo log are run as soon as they are asked for.
+    pub fn commit_at_once(&self) {
+        self.commits.at_once.set(true);
     }
 
     /// When its next timer is due: what a simulation moves the clock to when nothing else moves.
