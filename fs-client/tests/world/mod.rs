@@ -92,8 +92,9 @@ const DISK_FIRST_ONE_IN: u64 = 3;
 const LEAP_ONE_IN: u64 = 40;
 const LEAP_MS: u64 = 400;
 
-/// Steps of a world while clients wait; the longest walks have a tenth.
-const MOST_STEPS: u64 = 60_000;
+/// Steps of a world while clients wait. The longest walks in good weather have some 6,000; where one message in six is lost,
+/// ten times as many and more.
+const MOST_STEPS: u64 = 2_000_000;
 /// Tries to mount.
 const CONNECT_TRIES: usize = 20;
 
