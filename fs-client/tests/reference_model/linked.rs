@@ -3,8 +3,9 @@
 
 use super::chaos::BadLink;
 use super::serving::{self, Rings, Serve};
+use super::site::Site;
 use super::step::{Step, step};
-use super::walk::{Site, walk};
+use super::walk::walk;
 use super::world::Death;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::Volume;

@@ -5,8 +5,9 @@
 use super::inside;
 use super::model::{Model, Node};
 use super::simulated::Simulated;
+use super::site::Site;
 use super::step::{How, Step};
-use super::walk::{CALLER, Site, Walk, list, name, read_all, status};
+use super::walk::{CALLER, Walk, list, name, read_all, status};
 use super::world::{TheEnd, World};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{OpenHow, Volume};

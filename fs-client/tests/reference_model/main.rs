@@ -14,6 +14,7 @@ mod model;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod simulated;
+mod site;
 mod step;
 mod walk;
 #[path = "../world/mod.rs"]

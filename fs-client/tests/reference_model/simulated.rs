@@ -2,8 +2,9 @@
 //! power lost; in bad weather besides, messages late, twice, and lost with their connections.
 
 use super::inside;
+use super::site::Site;
 use super::step::{Step, step};
-use super::walk::{Reached, Site, walk};
+use super::walk::{Reached, walk};
 use super::world::{Crash, Death, World, WorldConfig};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::attr::Timestamp;

@@ -133,7 +133,18 @@ impl Early {
             EarlyChoice::Auto => None,
             EarlyChoice::Kind(kind) => Some(kind),
         };
-        let lies_on = probe(options)?;
+        let lies_on = match probe(options) {
+            Ok(lies_on) => lies_on,
+            // Nobody asked for it, and the server is no worse without.
+            Err(EarlyStartError::Device { path, source }) if explicit.is_none() => {
+                tracing::info!(
+                    "writes are not acknowledged early: {} cannot hold rings: {source}",
+                    path.display()
+                );
+                return Ok(none);
+            }
+            Err(error) => return Err(error),
+        };
         if explicit.is_none() && lies_on == LogDeviceKind::File {
             tracing::info!(
                 "writes are not acknowledged early: {} is no persistent memory; --early wflush does it all the same",
@@ -273,11 +284,9 @@ fn probe(options: &RingOptions) -> Result<LogDeviceKind, EarlyStartError> {
     let failed = |source| EarlyStartError::Device { path: options.directory.clone(), source };
     RingStore::new(&options.directory, None)?;
     let path: &Path = &options.directory.join("probe");
-    let device = LogDevice::open(path, 4096, options.device.kind()).map_err(failed)?;
-    let kind = device.kind();
-    drop(device);
+    let kind = LogDevice::open(path, 4096, options.device.kind()).map(|device| device.kind());
     if let Err(error) = std::fs::remove_file(path) {
         tracing::warn!(path = %path.display(), %error, "a file that was made to look at its device stays");
     }
-    Ok(kind)
+    kind.map_err(failed)
 }
