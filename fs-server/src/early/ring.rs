@@ -71,13 +71,14 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(id: ClientId, client: ClientId, number: u16, done: u64, reserve: Reserve) -> Self {
+    /// Without any space kept for it.
+    pub(super) fn new(id: ClientId, client: ClientId, number: u16, done: u64) -> Self {
         Self {
             id,
             client,
             slot: ring_slot(number),
             progress: Mutex::new(Progress { done, failed: None }),
-            reserve: Mutex::new(reserve),
+            reserve: Mutex::new(Reserve::EMPTY),
             queue: Mutex::default(),
         }
     }

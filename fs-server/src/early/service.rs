@@ -2,7 +2,6 @@
 
 use super::RING_PAGES;
 use super::ring::{Job, Ring};
-use crate::pool::Reserve;
 use crate::server::Server;
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::rpc::durable::{Executed, Request, Service, Work};
@@ -36,7 +35,7 @@ impl EarlyService {
         }
         let last = self.server.meta.last_request(client, ring_slot(number))?;
         let done = last.map_or(0, |record| record.seq);
-        let ring = Arc::new(Ring::new(id, client, number, done, Reserve::EMPTY));
+        let ring = Arc::new(Ring::new(id, client, number, done));
         Ok(self.server.early.rings.lock().entry(id).or_insert(ring).clone())
     }
 

@@ -206,17 +206,7 @@ impl SimDisk {
     /// versions it may hold.
     pub fn crash(&self, random: &dyn Random) {
         let mut medium = self.medium.lock();
-        let pending = std::mem::take(&mut medium.pending);
-        for one in &pending {
-            if let Pending::Io { request, frames, .. } = one
-                && request.kind == IoKind::Write
-                && medium.check(request).is_ok()
-            {
-                for (page, bytes) in pages_of(request, frames) {
-                    medium.put(page, bytes);
-                }
-            }
-        }
+        let pending = medium.cut_off(|_, _, bytes| Some(bytes));
         for history in medium.content.values_mut() {
             history.crash(random);
         }
@@ -228,22 +218,11 @@ impl SimDisk {
     /// The server is killed: of each write in flight all, nothing or some sectors are done.
     pub fn kill(&self, random: &dyn Random) {
         let mut medium = self.medium.lock();
-        let pending = std::mem::take(&mut medium.pending);
-        for one in &pending {
-            if let Pending::Io { request, frames, .. } = one
-                && request.kind == IoKind::Write
-                && medium.check(request).is_ok()
-            {
-                for (page, bytes) in pages_of(request, frames) {
-                    let left = match random.next_u64() % 3 {
-                        0 => continue,
-                        1 => bytes,
-                        _ => torn(&[&medium.current(page), &bytes], random),
-                    };
-                    medium.put(page, left);
-                }
-            }
-        }
+        let pending = medium.cut_off(|medium, page, bytes| match random.next_u64() % 3 {
+            0 => None,
+            1 => Some(bytes),
+            _ => Some(torn(&[&medium.current(page), &bytes], random)),
+        });
         drop(medium);
         drop(pending);
     }
@@ -351,6 +330,25 @@ impl Finished {
 }
 
 impl Medium {
+    /// The server is gone: of each page of a write in flight the medium gets what `left` says. The caller drops what was
+    /// pending outside the lock.
+    fn cut_off(&mut self, left: impl Fn(&Self, u64, PageBytes) -> Option<PageBytes>) -> Vec<Pending> {
+        let pending = std::mem::take(&mut self.pending);
+        for one in &pending {
+            if let Pending::Io { request, frames, .. } = one
+                && request.kind == IoKind::Write
+                && self.check(request).is_ok()
+            {
+                for (page, bytes) in pages_of(request, frames) {
+                    if let Some(left) = left(self, page, bytes) {
+                        self.put(page, left);
+                    }
+                }
+            }
+        }
+        pending
+    }
+
     /// Whether the server lives to see this pending one done; otherwise it stays pending.
     fn may_finish(&self, index: usize) -> bool {
         let (event, about) = match &self.pending[index] {
