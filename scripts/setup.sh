@@ -20,7 +20,7 @@ esac
 packages=(gcc:gcc make:make pkg-config:pkg-config fuse3:fusermount3)
 if $with_tests; then
     packages+=(fio:fio acl:setfacl attr:getfattr sqlite3:sqlite3 git:git jq:jq xz-utils:xz
-        python3:python3 procps:ps util-linux:flock)
+        python3:python3 procps:ps util-linux:flock libcap2-bin:setcap)
 fi
 # Libraries have no command to look for.
 libraries=()

@@ -1,29 +1,92 @@
 #!/usr/bin/env bash
-# Runs xfstests on two cuttlefs servers. usage: run.sh XFSTESTS-TREE TEST-URL SCRATCH-URL [CHECK-ARGUMENT...]
-set -euo pipefail
+# Runs xfstests on cuttlefs: two servers on two new pools, the suite's mounts over one link, all of it gone afterwards.
+#
+#   xfstests/run.sh XFSTESTS-TREE [CHECK-ARGUMENT...]      default: -g quick -g auto
+#
+#   CUTTLEFS_LINK=shm|tcp|unix      the link (shm)
+#   CUTTLEFS_DURABILITY=fsync|ack   as `cuttlefsd serve --durability` (fsync)
+#   CUTTLEFS_EARLY=KIND             as `cuttlefsd serve --early`, on emulated persistent memory (not set: off)
+#   CUTTLEFS_XFSTESTS_SIZE=SIZE     of each pool (12G; they are sparse)
+#   CUTTLEFS_XFSTESTS_RESULTS=DIR   what the suite leaves (target/xfstests)
+set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-die() {
-    printf 'error: %s\n' "$*" >&2
-    exit 1
-}
-(($# >= 3)) || die "usage: $0 XFSTESTS-TREE TEST-URL SCRATCH-URL [-g GROUP | TEST...]"
-tree=$1 test_url=$2 scratch_url=$3
-shift 3
+source "$here/../scripts/env.sh"
+(($# >= 1)) || die "usage: $0 XFSTESTS-TREE [-g GROUP | TEST...]"
+tree=$(cd "$1" && pwd) || exit 1
+shift
+(($#)) || set -- -g quick -g auto
 [[ $(id -u) == 0 ]] || die "xfstests mounts and must run as root"
-[[ -x $tree/check && -x $tree/src/locktest ]] || die "$tree is no built xfstests tree"
-command -v mount.fuse.cuttlefs >/dev/null || die "mount.fuse.cuttlefs is not in the PATH; install it in /sbin"
+[[ -x $tree/check && -x $tree/src/locktest ]] || die "$tree is no built xfstests tree: run make there"
+[[ -x $CUTTLEFS_BIN/cuttlefsd && -x $CUTTLEFS_BIN/cuttlefs ]] ||
+    die "no binaries in $CUTTLEFS_BIN; build them (cargo build --release) or set CUTTLEFS_BIN"
+link=${CUTTLEFS_LINK:-shm}
+size=${CUTTLEFS_XFSTESTS_SIZE:-12G}
+results=${CUTTLEFS_XFSTESTS_RESULTS:-$CARGO_TARGET_DIR/xfstests}
 
-work=$(mktemp -d /var/tmp/cuttlefs-xfstests.XXXXXX)
-mkdir "$work/test" "$work/scratch"
+work=$(mktemp -d /var/tmp/cft-xfstests.XXXX) || exit 1
+chmod 755 "$work"
+declare -A servers=()
+helper=
+suite=
 cleanup() {
-    umount "$work/test" "$work/scratch" 2>/dev/null || true
+    [[ -n $suite ]] && kill -- "-$suite" 2>/dev/null && wait "$suite" 2>/dev/null
+    umount "$work/scratch" 2>/dev/null || umount -l "$work/scratch" 2>/dev/null
+    umount "$work/test" 2>/dev/null || umount -l "$work/test" 2>/dev/null
+    local pid
+    for pid in "${servers[@]}"; do
+        kill "$pid" 2>/dev/null
+        wait "$pid" 2>/dev/null
+    done
+    # Servers' logs are what a failed test is looked at with.
+    mkdir -p "$results" && cp "$work"/*.log "$results/" 2>/dev/null
+    [[ -n $helper ]] && rm -f "$helper"
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
 trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'exit 143' TERM HUP
+mkdir "$work/test" "$work/scratch" "$work/bin"
 
-sed -e "s|@TEST_DEV@|$test_url|" -e "s|@SCRATCH_DEV@|$scratch_url|" -e "s|@WORK@|$work|" \
+# mount(8) looks for helpers in /sbin only.
+if [[ ! -e /sbin/mount.fuse.cuttlefs ]]; then
+    helper=/sbin/mount.fuse.cuttlefs
+    ln -s "$CUTTLEFS_BIN/cuttlefs" "$helper" || exit 1
+fi
+# The suite knows FUSE file systems as `fuse`, and asks df, which says `fuse.cuttlefs`.
+cat >"$work/bin/df" <<END
+#!/bin/sh
+$(type -P df) "\$@" | sed 's/ fuse\.cuttlefs / fuse           /'
+END
+chmod 755 "$work/bin/df"
+
+# serve NAME PORT: a server on a pool of its own; sets url_NAME.
+serve() {
+    local name=$1 port=$2 url waited
+    case $link in
+        shm | unix) url=$link://$work/$name.sock ;;
+        tcp) url=tcp://127.0.0.1:$port ;;
+        *) die "unknown link $link; CUTTLEFS_LINK is shm, tcp or unix" ;;
+    esac
+    "$CUTTLEFS_BIN/cuttlefsd" format --pool "$work/pool-$name" --size "$size" >>"$work/$name.log" 2>&1 ||
+        die "format failed: $(tail -3 "$work/$name.log")"
+    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$work/pool-$name" --memory 1G --listen "$url" \
+        ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
+        ${CUTTLEFS_EARLY:+--early "$CUTTLEFS_EARLY" --ring-device pmem-emulated} \
+        >>"$work/$name.log" 2>&1 </dev/null &
+    servers[$name]=$!
+    for ((waited = 0; waited < 300; waited++)); do
+        timeout 5 "$CUTTLEFS_BIN/cuttlefs" status "$url" >/dev/null 2>&1 && break
+        kill -0 "${servers[$name]}" 2>/dev/null || die "the server ended while starting: $(tail -3 "$work/$name.log")"
+        sleep 0.1
+    done
+    printf -v "url_$name" %s "$url"
+}
+port=$((20000 + $$ % 10000))
+serve test $port
+serve scratch $((port + 1))
+
+# shellcheck disable=SC2154  # url_* are set by serve
+sed -e "s|@TEST_DEV@|$url_test|" -e "s|@SCRATCH_DEV@|$url_scratch|" -e "s|@WORK@|$work|" -e "s|@RESULTS@|$results|" \
     "$here/local.config.template" >"$work/local.config"
 # Every line needs a reason; check takes the names only.
 while IFS= read -r line; do
@@ -32,6 +95,8 @@ while IFS= read -r line; do
     echo "${BASH_REMATCH[1]}"
 done <"$here/exclude" >"$work/exclude.names"
 
-(($#)) || set -- -g quick
-cd "$tree"
-HOST_OPTIONS="$work/local.config" ./check -fuse -E "$work/exclude.names" "$@"
+cd "$tree" || exit 1
+# In a process group of its own and waited for: so a signal ends the tests, too.
+PATH="$work/bin:$PATH" HOST_OPTIONS="$work/local.config" setsid ./check -fuse -E "$work/exclude.names" "$@" &
+suite=$!
+wait "$suite"

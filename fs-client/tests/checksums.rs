@@ -5,6 +5,7 @@ mod serving;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage, TraceId};
+use cuttlefs_common::locks::LockOwner;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::durable::Kind;
@@ -137,7 +138,7 @@ fn an_early_write_to_a_rotten_page_is_told_at_fsync_or_close() {
     // All of a page can be written; the part that was not is not put over it, also by the next server.
     let whole = vec![9; PAGE];
     assert_eq!(volume.write(&CALLER, file, 10 * PAGE as u64, &whole), Ok(PAGE as u32));
-    assert_eq!(volume.flush(file), Ok(()));
+    assert_eq!(volume.flush(file, LockOwner(1)), Ok(()));
     volume.shut_down();
     running.stop();
     let (running, volume) = serve_with(directory.path(), policy, rings);
@@ -145,9 +146,9 @@ fn an_early_write_to_a_rotten_page_is_told_at_fsync_or_close() {
     let (file, reads) = (open(), volume.open(&CALLER, attr.ino, READ).expect("open").handle);
     assert!(read(&volume, file, 10, 1).expect("cured") == whole);
     assert_eq!(volume.write(&CALLER, file, part(20), b"part"), Ok(4));
-    assert_eq!(volume.flush(reads), Ok(()), "not to who only reads");
-    assert_eq!(volume.flush(file), io);
-    assert_eq!(volume.flush(file), Ok(()), "told once");
+    assert_eq!(volume.flush(reads, LockOwner(1)), Ok(()), "not to who only reads");
+    assert_eq!(volume.flush(file, LockOwner(1)), io);
+    assert_eq!(volume.flush(file, LockOwner(1)), Ok(()), "told once");
     volume.shut_down();
     running.stop();
 }

@@ -110,6 +110,7 @@ const TESTS: &[Test] = &[
     ("mount_and_umount", mount_and_umount),
     ("a_refused_connection_leaves_nothing", a_refused_connection_leaves_nothing),
     ("a_dead_mount_is_mounted_again", a_dead_mount_is_mounted_again),
+    ("a_place_is_mounted_again_at_once", a_place_is_mounted_again_at_once),
     ("a_mount_that_hangs_is_forced_off", a_mount_that_hangs_is_forced_off),
     ("foreground_ends_by_ctrl_c", foreground_ends_by_ctrl_c),
     ("mount_8_calls_the_helper", mount_8_calls_the_helper),
@@ -314,6 +315,23 @@ fn a_dead_mount_is_mounted_again() {
     succeeds(&["umount", mnt]);
 }
 
+/// The process of a mount that is gone takes its time to end, and must not take the next one for itself.
+fn a_place_is_mounted_again_at_once() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let mut before = Vec::new();
+    for _ in 0..20 {
+        succeeds(&["mount", "tcp://memory:1", mnt]);
+        before.push(mount_pid(mnt));
+        rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
+    }
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    eventually("the end of all others", || !before.iter().any(|pid| runs(*pid)));
+    let json: serde_json::Value = serde_json::from_str(&succeeds(&["status", mnt, "--json"])).expect("JSON");
+    assert_eq!(json["mount"]["pid"], mount_pid(mnt));
+    succeeds(&["umount", mnt]);
+}
+
 fn a_mount_that_hangs_is_forced_off() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -376,6 +394,10 @@ fn mount_8_calls_the_helper() {
     let output = call(&["tcp://memory:1", mnt, "-n", "-v", "-s", "-o", options, "-t", "fuse.cuttlefs"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(place.is_mounted());
+    succeeds(&["umount", mnt]);
+    // mount(8) is silent when it worked.
+    let output = call(&["tcp://memory:1", mnt, "-o", options]);
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     succeeds(&["umount", mnt]);
     // As mount.fuse3 does, which knows the command's name only.
     let by_libfuse = ["tcp://memory:1", mnt, "-o", "rw,dev,suid,noatime"];

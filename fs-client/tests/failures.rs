@@ -4,9 +4,9 @@
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::file::volume::{FsError, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{FileSlot, InodeNo, TraceId};
+use cuttlefs_common::ids::{FileSlot, InodeNo};
 use cuttlefs_common::rdma::WindowId;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::region::FileTable;
@@ -14,9 +14,9 @@ use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, Xat
 use cuttlefs_common::status::Status;
 use cuttlefs_server::export::Export;
 use std::time::Duration;
+use world::contents::{CALLER, read};
 use world::{Death, LEASE, World, WorldConfig};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
@@ -50,12 +50,6 @@ fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
     });
 }
 
-fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
-    let mut bytes = Vec::new();
-    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
-    Ok(bytes)
-}
-
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index as u8).wrapping_mul(29) ^ (index >> 8) as u8).collect()
 }
@@ -83,19 +77,48 @@ fn exclusive_create_answers_once() {
 #[test]
 fn unlinked_open_files_are_kept_for_who_comes_back() {
     cut_both_ways(|world, cut| {
-        let (volume, other) = (world.client(), world.client());
+        let clients = [world.client(), world.client()];
+        let [volume, other] = &clients;
+        // The other one waits for who has it open.
+        world.set_bystanders(&clients);
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
         volume.write(&CALLER, file.handle, 0, b"mine").expect("write");
         cut();
         volume.unlink(&CALLER, ROOT, b"f").expect("unlink");
+        world.speaks(1);
         assert_eq!(other.get_attr(&CALLER, attr.ino).map(|attr| attr.nlink), Ok(0));
-        assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"mine".to_vec()));
+        world.speaks(0);
+        assert_eq!(read(volume, file.handle, 0, 10), Ok(b"mine".to_vec()));
         cut();
+        world.speaks(1);
         assert_eq!(other.get_attr(&CALLER, attr.ino).map(|attr| attr.nlink), Ok(0));
-        assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"mine".to_vec()));
+        world.speaks(0);
+        assert_eq!(read(volume, file.handle, 0, 10), Ok(b"mine".to_vec()));
         volume.release(file.handle);
         volume.shut_down();
         other.shut_down();
+    });
+}
+
+#[test]
+fn growing_takes_no_space_away_after_a_crash() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
+        let how = Allocate::Reserve { keep_size: true };
+        volume.allocate(&CALLER, file.handle, 0, 40_960, how).expect("reserve");
+        // It is written back, and the log forgets it.
+        world.pass(Duration::from_secs(3));
+        for size in [10_000, 10_000, 20_000] {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            volume.set_attr(&CALLER, attr.ino, set).expect("grow");
+        }
+        volume.session().sync_all(&CALLER).expect("sync");
+        world.kill();
+        world.start();
+        let attr = volume.get_attr(&CALLER, attr.ino).expect("attr");
+        assert_eq!((attr.size, attr.allocated_bytes), (20_000, 40_960));
+        volume.shut_down();
     });
 }
 

@@ -2,18 +2,18 @@
 
 mod world;
 
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::file::volume::{FsError, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{Reply, Request, Rights, Sink};
 use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use world::contents::{CALLER, pattern, read};
 use world::{World, WorldConfig};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 
 fn config(translation: Translation) -> WorldConfig {
@@ -24,16 +24,6 @@ fn both(test: impl Fn(&World)) {
     for translation in [Translation::Target, Translation::Initiator] {
         test(&World::new(config(translation)));
     }
-}
-
-fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
-    let mut bytes = Vec::new();
-    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
-    Ok(bytes)
-}
-
-fn pattern(len: usize, salt: u8) -> Vec<u8> {
-    (0..len).map(|index| (index as u8).wrapping_mul(31) ^ (index >> 8) as u8 ^ salt).collect()
 }
 
 #[test]

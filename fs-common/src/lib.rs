@@ -11,6 +11,8 @@ pub mod explain;
 pub mod ids;
 /// The life of a simulated process, counted in events.
 pub mod life;
+/// Advisory locks: ranges, modes, lists of who holds what.
+pub mod locks;
 /// Mapped memory shared between threads and processes.
 pub mod memory;
 /// Which names a directory entry may have.

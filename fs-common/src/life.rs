@@ -34,11 +34,21 @@ pub enum Event {
     Sent,
     /// A one-sided request is sent.
     OneSided,
+    /// Bytes of a peer's are stored in a ring.
+    RingWrite,
+    /// Records of a ring are made persistent.
+    RingFlush,
+    /// A ring's identity or head is made persistent.
+    RingHead,
+    /// A ring is made.
+    RingMade,
+    /// A ring is removed.
+    RingRemoved,
 }
 
 impl Event {
     /// Every kind.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::DiskSubmit,
         Self::DiskDone,
         Self::DiskSync,
@@ -50,7 +60,20 @@ impl Event {
         Self::Taken,
         Self::Sent,
         Self::OneSided,
+        Self::RingWrite,
+        Self::RingFlush,
+        Self::RingHead,
+        Self::RingMade,
+        Self::RingRemoved,
     ];
+
+    /// Whether it is about a ring of early writes.
+    pub const fn is_of_rings(self) -> bool {
+        matches!(
+            self,
+            Self::RingWrite | Self::RingFlush | Self::RingHead | Self::RingMade | Self::RingRemoved
+        )
+    }
 }
 
 /// With which event a life ends.

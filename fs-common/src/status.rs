@@ -78,11 +78,23 @@ pub enum Status {
     /// The attribute value does not fit.
     #[error("value too large")]
     ValueTooLarge = 23,
+    /// Somebody else holds a lock that is in the way.
+    #[error("locked by somebody else")]
+    Locked = 24,
+    /// Waiting for the lock would never end.
+    #[error("waiting for the lock would be a deadlock")]
+    Deadlock = 25,
+    /// No more locks: this client's bound or the server's is reached.
+    #[error("no more locks")]
+    NoLocks = 26,
+    /// Nobody waits for the lock any more: whoever asked gave up.
+    #[error("the wait for the lock was given up")]
+    Cancelled = 27,
 }
 
 impl Status {
     /// Every status, in wire order; tests and tables walk it.
-    pub const ALL: [Status; 23] = [
+    pub const ALL: [Status; 27] = [
         Status::NotFound,
         Status::Exists,
         Status::NotDirectory,
@@ -106,6 +118,10 @@ impl Status {
         Status::SessionExpired,
         Status::BadSequence,
         Status::ValueTooLarge,
+        Status::Locked,
+        Status::Deadlock,
+        Status::NoLocks,
+        Status::Cancelled,
     ];
 
     /// The wire number; 0 stands for success and is no `Status`.
@@ -130,6 +146,6 @@ mod tests {
             assert_eq!(Status::from_code(status.code()), Some(status));
         }
         assert_eq!(Status::from_code(0), None);
-        assert_eq!(Status::from_code(24), None);
+        assert_eq!(Status::from_code(28), None);
     }
 }

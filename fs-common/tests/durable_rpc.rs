@@ -1,12 +1,17 @@
 //! Durable RPC over every link, of every kind, on persistent memory (emulated) and on a synced file.
 
-use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::ids::{ClientId, LogSeq};
+use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Endpoint, LinkKind};
+use cuttlefs_common::rdma::{
+    Access, CompletionQueue, Device, Endpoint, LinkKind, Listener, ProtectionDomain, QpConfig, RecvWr,
+    SendOp, SendWr, WcStatus, WrId,
+};
+use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings,
-    Wants,
+    Executed, Kind, MESSAGE_LEN, Message, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
+    Service, Settings, Wants,
 };
 use std::collections::HashSet;
 use std::path::Path;
@@ -334,4 +339,70 @@ fn another_kind_gets_a_ring_of_another_shape() {
         sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
     }
     assert_eq!(site.notes.done().len(), 4);
+}
+
+/// A receiver that welcomes whoever comes, breaks the protocol at once, and takes nothing.
+fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Arc<dyn CompletionQueue>) {
+    while let Ok(incoming) = listener.accept() {
+        let memory = SharedMemory::new("fake", 3 * MESSAGE_LEN).expect("memory");
+        let region = pd.register(Arc::new(memory), Access::ALL).expect("registered");
+        let hello = RecvWr { wr_id: WrId(1), local: region.sge(0, MESSAGE_LEN as u32) };
+        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
+        let qp = incoming.accept(qp, vec![hello]).expect("accepted");
+        let mut completions = Vec::new();
+        while cq.poll(&mut completions, 8) == 0 {
+            cq.wait(Duration::from_millis(20));
+        }
+        let (ring, log, past) = (region.rkey(), LogId(7), (LogId(0), LogSeq(0)));
+        let (device, done) = (LogDeviceKind::PmemEmulated, 0);
+        let welcome = Message::Welcome { ring, log, past, device, slow: false, done };
+        region.memory().write(MESSAGE_LEN, &welcome.encode());
+        region.memory().write(2 * MESSAGE_LEN, &Message::Refused.encode());
+        let send = |index: usize| {
+            let local = region.sge((index * MESSAGE_LEN) as u64, MESSAGE_LEN as u32);
+            SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }
+        };
+        qp.post_send(&[send(1), send(2)]).expect("posted");
+        // Gone once the sender is.
+        completions.clear();
+        while completions.iter().all(|completion| completion.status == WcStatus::Success) {
+            cq.poll(&mut completions, 8);
+            cq.wait(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A resumption that fails on its way, before or after it took the requests back, loses none; until one ends well nobody
+/// is told that they are safe, and nothing overtakes them.
+#[test]
+fn a_resumption_that_fails_on_its_way_loses_nothing() {
+    let site = Site::new(LinkKind::Unix, LogDeviceKind::PmemEmulated);
+    let running = site.start(1, 1000);
+    let mut sender = connect(&running, Settings { batch: 100, ..settings(Kind::WFlush) }).expect("connected");
+    let first = sender.post(&body(0, 100), Wants::Answer).expect("posted");
+    sender.wait_answer(first, &mut Vec::new()).expect("answered");
+    let tickets: Vec<_> =
+        (1..6).map(|index| sender.post(&body(index, 100), Wants::Answer).expect("posted")).collect();
+    let device = SoftDevice::new(SoftOptions::default());
+    let (pd, cq) = (device.alloc_pd(), device.create_cq(32).expect("a queue"));
+    let at: Endpoint =
+        format!("unix://{}", site.dir.path().join("fake").display()).parse().expect("an endpoint");
+    let listener = pd.listen(&at).expect("it listens");
+    std::thread::spawn(move || welcome_and_break(&*listener, &*pd, &cq));
+    // Whether both messages come at once is up to the link.
+    while sender.resume(&at).is_ok() {}
+    let unsafe_yet = sender.wait_persistent(tickets[2]);
+    assert!(matches!(unsafe_yet, Err(SenderError::Disconnected)), "{unsafe_yet:?}");
+    assert!(matches!(sender.post(&body(6, 100), Wants::Answer), Err(SenderError::Disconnected)));
+    let nowhere = format!("unix://{}", site.dir.path().join("nowhere").display());
+    sender.resume(&nowhere.parse().expect("an endpoint")).expect_err("nobody is there");
+    let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
+    assert_eq!((resumed.kept, resumed.resent), (0, 5));
+    for (ticket, index) in tickets.into_iter().zip(1..) {
+        let mut answer = Vec::new();
+        sender.wait_answer(ticket, &mut answer).expect("answered");
+        assert!(answer.iter().rev().eq(&body(index, 100)), "{index}");
+    }
+    let expected: Vec<_> = (0..6).map(|index| body(index, 100)).collect();
+    assert_eq!(site.notes.done(), expected);
 }

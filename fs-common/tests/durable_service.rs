@@ -5,9 +5,10 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service, Settings,
-    Wants, Work,
+    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service,
+    ServiceFuture, Settings, Wants, Work,
 };
+use std::future::ready;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -82,13 +83,18 @@ impl Service for Careful {
         None
     }
 
+    fn last_done(&self, _: ClientId) -> u64 {
+        self.done.lock().expect("no panic").last().map_or(0, |(last, _)| *last)
+    }
+
     fn holds_back(&self, _: ClientId) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 
-    fn settle(&self) -> Result<(), String> {
+    fn settle(&self) -> ServiceFuture<'_, Result<(), String>> {
         self.settled.fetch_add(1, Ordering::Relaxed);
-        if self.cannot_settle.load(Ordering::Relaxed) { Err("it cannot".to_owned()) } else { Ok(()) }
+        let cannot = self.cannot_settle.load(Ordering::Relaxed);
+        Box::pin(ready(if cannot { Err("it cannot".to_owned()) } else { Ok(()) }))
     }
 }
 
@@ -185,6 +191,27 @@ fn heads_move_behind_settlements_and_every_link_is_served() {
 }
 
 #[test]
+fn who_comes_back_hears_what_was_done_of_what_he_posted() {
+    everywhere(|site, link, kind| {
+        let running = site.start();
+        let mut sender = running.connect(link, kind).expect("connected");
+        assert_eq!(sender.last_done(), 0);
+        for index in 0..5u32 {
+            sender.post(&index.to_be_bytes(), Wants::Persistence).expect("posted");
+        }
+        // The last ones may be on their way, and nobody waits for them.
+        drop(sender);
+        let mut sender = running.connect(link, kind).expect("connected again");
+        let done = sender.last_done();
+        assert!(done <= 5 && site.service.done().len() as u64 == done, "{done} done");
+        sender.count_from(done);
+        let ticket = sender.post(b"next", Wants::Answer).expect("posted");
+        sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
+        assert_eq!(site.service.done().last(), Some(&(done + 1, b"next".to_vec())));
+    });
+}
+
+#[test]
 fn what_a_receiver_lets_go_is_executed_and_its_connection_ends() {
     everywhere(|site, link, kind| {
         let running = site.start();
@@ -194,13 +221,14 @@ fn what_a_receiver_lets_go_is_executed_and_its_connection_ends() {
             sender.wait_persistent(ticket).expect("persistent");
         }
         let (done, wait) = mpsc::channel();
-        running.receiver.retire(CLIENT, true, Box::new(move || done.send(()).expect("awaited")));
+        running.receiver.retire(CLIENT, true, Box::new(move |gone| done.send(gone).expect("awaited")));
         wait.recv_timeout(PATIENCE).expect("let go");
         assert_eq!(site.service.done().len(), 20);
         assert_eq!(std::fs::read_dir(site.rings()).expect("dir").count(), 0, "the ring went");
         wait_until("the connection ended", || sender.is_slowed().is_err());
         // The next one is new, and numbers go on.
         let mut sender = running.connect(link, kind).expect("connected");
+        assert_eq!(sender.last_done(), 20);
         sender.count_from(20);
         let ticket = sender.post(b"more", Wants::Answer).expect("posted");
         assert_eq!(ticket.number(), 21);

@@ -56,6 +56,12 @@ rpc_kinds! {
     "status" => Request::Status,
     "recovered" => Request::Recovered,
     "share_counters" => Request::ShareCounters { .. },
+    "set_lock" => Request::SetLock { .. },
+    "unlock" => Request::Unlock { .. },
+    "test_lock" => Request::TestLock { .. },
+    "await_locks" => Request::AwaitLocks { .. },
+    "cancel_lock" => Request::CancelLock { .. },
+    "reclaim_locks" => Request::ReclaimLocks { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

@@ -5,6 +5,11 @@
 //! * Who waits is told `Ok` only by a run of the work that began after it asked.
 //! * A failure is final: everybody who asks later is told so, too.
 //!
+//! # Why there are two
+//! The data files have a group commit of their own (`pool::DataSync`), which shares no step with this one. There the work
+//! is a request to a worker's io_uring, which some worker awaits, and no thread is needed. Here the work blocks (sled's
+//! flush, the tail's and the log's sync), so it has a thread; and it runs also if whoever asked has gone.
+//!
 //! In a server without threads whoever drives it runs the work (`step`), as late as he likes: between asking and being told
 //! other tasks go on, as beside a thread.
 

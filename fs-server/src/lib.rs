@@ -18,6 +18,8 @@ pub mod export;
 pub mod fsck;
 /// One sync for many.
 pub mod group_commit;
+/// Clients' advisory locks.
+pub mod locks;
 /// The redo log.
 pub mod log;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.

@@ -7,6 +7,7 @@
 use crate::counters::ServerCounters;
 use crate::early::Early;
 use crate::export::{Export, Identity};
+use crate::locks::Locks;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
 use crate::pool::{Disk, PageSums};
 use crate::region::{ClosedRegion, Regions};
@@ -15,7 +16,7 @@ use crate::serve::Drain;
 use crate::session::Sessions;
 use crate::tier::{self, ScrubFigures};
 use crate::veil::Veil;
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
 use cuttlefs_common::rpc::Sampling;
@@ -60,6 +61,8 @@ pub struct Server {
     pub drain: Drain,
     /// Small writes that are acknowledged before they are executed.
     pub early: Early,
+    /// Clients' advisory locks.
+    pub locks: Locks,
 }
 
 impl Server {
@@ -99,8 +102,12 @@ impl Server {
         set: &SetAttr,
     ) -> Result<Attr, Status> {
         let file = self.regions.file(ino)?;
-        tier::truncate(&self.regions, disk, &file, size, |data| self.set_attr(who, ino, set, Some(data)))
-            .await
+        // That anything else was set only the batch says. A change of length sets the time by itself.
+        let mtime = set.mtime.filter(|mtime| *mtime != SetTime::Now);
+        let others = SetAttr { size: None, mtime, ..*set };
+        let request = who.request.filter(|_| others == SetAttr::default());
+        let commit = |data| self.set_attr(who, ino, set, Some(data));
+        tier::truncate_for(&self.regions, disk, &file, size, request, commit).await
     }
 
     /// Where every answered mutation is durable: waits until everything done so far is.
@@ -160,6 +167,21 @@ impl Server {
         self.meta.execute(Caller::default(), &Operation::PutClient { client }, &|_| true).map(|_| ())
     }
 
+    /// These clients' sessions have ended, and they may come back. Who has been away for longest is forgotten for it.
+    pub async fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) {
+        let is_away = |client: &ClientId| self.sessions.of(*client).is_none();
+        let away: Vec<ClientId> = clients.into_iter().filter(is_away).collect();
+        let is_owed = |client| self.early.is_owed(client);
+        let forgotten = self.sessions.note_absent(away.iter().copied(), &is_owed);
+        self.end_sessions(away);
+        for client in forgotten {
+            if self.early.let_go(self, client).await {
+                self.early.forget(client);
+                self.forget(&[client]);
+            }
+        }
+    }
+
     /// These clients have nothing open any more: no later start needs to wait for them.
     pub fn end_sessions(&self, clients: impl IntoIterator<Item = ClientId>) {
         clients.into_iter().for_each(|client| self.drop_client(&Operation::EndSession { client }));
@@ -184,6 +206,13 @@ impl Server {
             if let Ok(closed) = self.regions.close(owner, *filekey) {
                 self.closed(closed).await;
             }
+        }
+    }
+
+    /// When the last client of the server before this one has come back, or none will: locks are given out again.
+    pub fn settle_grace(&self) {
+        if !self.sessions.is_grace_period() {
+            self.locks.end_grace();
         }
     }
 

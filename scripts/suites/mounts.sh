@@ -49,6 +49,26 @@ umount_fs "$OTHER"
 check "a missing subtree is refused" refused "does not exist" \
     cuttlefs mount "$(server_url)" "$OTHER" -o subdir=none
 
+# The kernel leaves it to the file system where a write goes past its cache.
+privileges_lost() {
+    local file=$MNT/open/run direct
+    for direct in direct append; do
+        : >"$file" && chown root:root "$file" && chmod 6777 "$file" && setcap cap_net_raw+ep "$file" || return 1
+        chmod 6777 "$file"
+        setpriv --reuid=65534 --regid=65534 --clear-groups \
+            dd if=/dev/zero of="$file" bs=4k count=1 conv=notrunc oflag=$direct status=none || return 1
+        [[ $(stat -c %a "$file") == 777 && -z $(getcap "$file") ]] || {
+            echo "oflag=$direct left $(stat -c %a "$file") $(getcap "$file")"
+            return 1
+        }
+    done
+    rm "$file"
+}
+check "a write by somebody else takes set-id bits and capabilities away" privileges_lost
+
+check "reads through the cache see what was written past it" \
+    python3 "$(dirname "$0")/direct_seen.py" "$MNT/direct" 400
+
 remounted() {
     cuttlefs mount "$(server_url)" "$MNT" -o remount,ro && refused "Read-only" touch "$MNT/new" &&
         cuttlefs mount "$(server_url)" "$MNT" -o remount,rw && touch "$MNT/new" && rm "$MNT/new"

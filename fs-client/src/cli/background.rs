@@ -80,8 +80,8 @@ impl Reporter {
     }
 }
 
-/// Starts this binary with `arguments`, detached, and waits for its report.
-pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<()> {
+/// Starts this binary with `arguments`, detached, and waits for its report: what is to be said now that it runs.
+pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<String> {
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     let log_file = OpenOptions::new()
         .create(true)
@@ -110,10 +110,7 @@ pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result
                 let text = text.join("\n");
                 match kind {
                     'P' => eprintln!("{text}"),
-                    'R' => {
-                        println!("{text}");
-                        return Ok(());
-                    }
+                    'R' => return Ok(text),
                     _ => {
                         let _ = child.wait();
                         return Err(anyhow!(text));

@@ -6,9 +6,9 @@ use crate::session::{Session, SessionOptions};
 use anyhow::anyhow;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Endpoint, RdmaError};
-use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Reply, Request};
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::SystemRandom;
+use cuttlefs_common::world::{SystemClock, SystemRandom};
 use std::io::ErrorKind;
 use std::sync::Arc;
 
@@ -70,6 +70,8 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         subtree: options.subtree.clone(),
         lanes: options.threads.max(1),
         early_writes: options.early_writes && !options.read_only,
+        ring_depth: EARLY_RING_DEPTH,
+        clock: Arc::new(SystemClock::new()),
         background,
     };
     let device = SoftDevice::new(SoftOptions::default());

@@ -48,7 +48,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     if let Some(server) = state.server {
         stop_leftover(server, args.force)?;
     }
-    RunState::remove(&mountpoint);
+    state.forget();
     println!("{} is down", mountpoint.display());
     Ok(())
 }

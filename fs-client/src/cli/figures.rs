@@ -5,14 +5,15 @@
 //! private as the runtime directory's owner makes it; figures are all that can be had from it.
 //!
 //! # Failure
-//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process is taken
-//! over by the next mount; nobody answers on it until then.
+//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process, or by one that
+//! is about to end, is taken over by the next mount at the place; nobody answers on it until then.
 
 use super::run_state;
 use crate::file::volume::Volume;
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,6 +31,9 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Answers for a mount until it is dropped.
 pub(super) struct FiguresSocket {
     path: PathBuf,
+    /// Device and inode of the socket at `path`: another mount may have put its own there since.
+    made: (u64, u64),
+    listener: Arc<UnixListener>,
     /// Written when dropped, read by the thread after each accept.
     ending: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -47,22 +51,27 @@ impl FiguresSocket {
 
     fn try_start(mountpoint: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
         let path = socket_of(mountpoint)?;
-        // Of a process that was killed: the mount point was free, or we would not be here.
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+        let (listener, made) = run_state::locked(|| {
+            // Of a process that was killed or is ending: the mount point was free, or we would not be here.
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
             }
-            _ => {}
-        }
-        let listener =
-            UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
+            let listener =
+                UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
+            let made = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok((Arc::new(listener), made))
+        })?;
         let ending = Arc::new(AtomicBool::new(false));
         let mountpoint = mountpoint.to_owned();
         let ends = Arc::clone(&ending);
+        let accepting = Arc::clone(&listener);
         let thread = std::thread::Builder::new()
             .name("figures".to_owned())
             .spawn(move || {
-                for connection in listener.incoming() {
+                for connection in accepting.incoming() {
                     if ends.load(Ordering::Acquire) {
                         return;
                     }
@@ -76,22 +85,32 @@ impl FiguresSocket {
                 }
             })
             .context("cannot start a thread")?;
-        Ok(Self { path, ending, thread: Some(thread) })
+        Ok(Self { path, made, listener, ending, thread: Some(thread) })
     }
 }
 
 impl Drop for FiguresSocket {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Release);
-        // Wakes the thread. If nobody can connect any more, it is left behind and ends with the process.
-        let woken = UnixStream::connect(&self.path).is_ok();
-        let _ = std::fs::remove_file(&self.path);
+        // Wakes the thread out of `accept`. Should that not work, it is left behind and ends with the process.
+        let woken = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).is_ok();
+        let _ = run_state::locked(|| {
+            if identity(&self.path)? == self.made {
+                std::fs::remove_file(&self.path)?;
+            }
+            Ok(())
+        });
         if let Some(thread) = self.thread.take().filter(|_| woken)
             && thread.join().is_err()
         {
             tracing::error!("the figures thread panicked");
         }
     }
+}
+
+/// Device and inode of what is at a path.
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 fn answer(mut connection: UnixStream, mountpoint: &Path, volume: &dyn Volume) {

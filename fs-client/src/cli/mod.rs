@@ -98,7 +98,7 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Command::Umount(args) => unmount::run(&args),
         Command::Status(args) => status::run(backend, &args),
         Command::Bench(command) => bench::run_command(command),
-        Command::MountHelper(args) => mount_helper::run(backend, &args),
+        Command::MountHelper(args) => mount_helper::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -124,8 +124,12 @@ fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
+/// fuser tells of each answer that the kernel does not want any more as of an error: with every signal to a process that
+/// waits for a lock.
+const DEFAULT_FILTER: &str = "warn,fuser::reply=off";
+
 fn start_logging() {
-    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     // Fails only if a test has set one already, which then serves as well.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -54,6 +54,12 @@ pub(super) fn run(backend: &dyn Backend, args: MountArgs) -> anyhow::Result<()> 
         let reporter = Reporter::new(args.detached)?;
         return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
     }
+    println!("{}", in_background(args)?);
+    Ok(())
+}
+
+/// Mounts from a process that stays behind; what is to be said of it when it is mounted.
+pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
     // Mistakes are found here, where they are seen, before anything is started.
     let options = parse_options(&args.options)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
@@ -69,19 +75,19 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
     let options = parse_options(&args.options)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     let served = ServedMount::start(backend, &args.server, &mountpoint, &options)?;
-    RunState {
+    let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
         mount: ProcessId::own()?,
         server: None,
         pool: None,
-    }
-    .save()?;
+    };
+    state.save()?;
     let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
         Ok(()) => served.wait(),
         Err(error) => served.give_up(error),
     };
-    RunState::remove(&mountpoint);
+    state.forget();
     result
 }
 

@@ -1,7 +1,7 @@
 //! How mount(8) calls us: `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
 
-use super::connect::Backend;
 use super::mount::{self, MountArgs};
+use super::remount;
 use anyhow::Context;
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
@@ -37,7 +37,7 @@ pub(super) struct HelperArgs {
     fs_type: Option<String>,
 }
 
-pub(super) fn run(backend: &dyn Backend, args: &HelperArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let spec = args.spec.strip_prefix("cuttlefs#").unwrap_or(&args.spec);
     let server: Endpoint = spec.parse().with_context(|| format!("cannot mount {}", args.spec))?;
     if args.verbose {
@@ -47,12 +47,20 @@ pub(super) fn run(backend: &dyn Backend, args: &HelperArgs) -> anyhow::Result<()
         mount::parse_options(&args.options)?;
         return Ok(());
     }
-    let args = MountArgs {
+    let mount_args = MountArgs {
         server,
         mountpoint: args.mountpoint.clone(),
         options: args.options.clone(),
         foreground: false,
         detached: false,
     };
-    mount::run(backend, args)
+    if remount::is_wanted(&args.options) {
+        return remount::run(&args.mountpoint, &args.options);
+    }
+    // mount(8) says nothing when it worked, and what runs it may take a word for a warning.
+    let mounted = mount::in_background(mount_args)?;
+    if args.verbose {
+        eprintln!("{mounted}");
+    }
+    Ok(())
 }

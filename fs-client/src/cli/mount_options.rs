@@ -13,6 +13,7 @@ pub(super) const KNOWN: &str =
   negative_cache=S              seconds a missing name is taken for missing (1)
   cache=none|auto               none: go to the server each time, past the page cache
   early=auto|off                off: no write is acknowledged before the server has executed it
+  locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
@@ -93,6 +94,9 @@ impl MountOptions {
             ("early", Some("auto")) => self.early_writes = true,
             ("early", Some("off")) => self.early_writes = false,
             ("early", Some(_)) => return Err(value_error("write early=auto or early=off")),
+            ("locks", Some("cluster")) => fuse.cluster_locks = true,
+            ("locks", Some("local")) => fuse.cluster_locks = false,
+            ("locks", Some(_)) => return Err(value_error("write locks=cluster or locks=local")),
             ("subdir", Some(value)) => self.subtree = subtree(value).map_err(value_error)?,
             ("max_background", Some(value)) => {
                 fuse.max_background = value
@@ -106,7 +110,7 @@ impl MountOptions {
                     .parse()
                     .ok()
                     .filter(|number| (1..=MAX_THREADS).contains(number))
-                    .ok_or_else(|| value_error("write a number from 1 to 62"))?;
+                    .ok_or_else(|| value_error("write a number from 1 to 61"))?;
             }
             ("ro", None) => fuse.read_only = true,
             ("rw", None) => fuse.read_only = false,
@@ -213,6 +217,8 @@ mod tests {
             parse("").expect("valid").early_writes
                 && !parse("early=auto,early=off").expect("valid").early_writes
         );
+        assert!(parse("").expect("valid").fuse.cluster_locks);
+        assert!(!parse("locks=cluster,locks=local").expect("valid").fuse.cluster_locks);
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
         let options = MountOptions::parse(true, &lists).expect("several -o");
         assert!(!options.fuse.read_only && !options.fuse.suid);

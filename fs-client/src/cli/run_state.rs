@@ -3,6 +3,9 @@
 //! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` or `/tmp/cuttlefs-UID` for others. It is gone after a
 //! reboot, like the processes. Files are named by a hash of the mount point, because a mount point may be longer
 //! than a file name, and a Unix socket's path must be shorter than 108 bytes.
+//!
+//! A mount point that was just unmounted may be mounted again before the process that served it has ended. So whoever
+//! removes a file makes sure that it is its own, under the directory's lock (`locked`).
 
 use super::process::ProcessId;
 use anyhow::{Context, bail};
@@ -34,9 +37,11 @@ impl RunState {
         let path = file(&self.mountpoint, "json")?;
         let new = path.with_extension("new");
         let text = serde_json::to_vec_pretty(self).context("cannot encode the state")?;
-        fs::write(&new, text)
-            .and_then(|()| fs::rename(&new, &path))
-            .with_context(|| format!("cannot write {}", path.display()))
+        locked(|| {
+            fs::write(&new, text)
+                .and_then(|()| fs::rename(&new, &path))
+                .with_context(|| format!("cannot write {}", path.display()))
+        })
     }
 
     /// What is written down for a mount point.
@@ -55,17 +60,32 @@ impl RunState {
         Ok((state.mountpoint == mountpoint).then_some(state))
     }
 
-    /// Forgets it, and its log if that says nothing.
-    pub(super) fn remove(mountpoint: &Path) {
-        if let Ok(path) = file(mountpoint, "json") {
-            let _ = fs::remove_file(&path);
-            let _ = fs::remove_file(path.with_extension("figures"));
-            let log = path.with_extension("log");
-            if log.metadata().is_ok_and(|found| found.len() == 0) {
-                let _ = fs::remove_file(log);
+    /// Forgets it, and its log if that says nothing; what a later mount at the same place wrote down stays.
+    pub(super) fn forget(&self) {
+        // Nothing depends on these files being gone: a mount that is not there is noticed by whoever reads them.
+        let _ = locked(|| {
+            if Self::load(&self.mountpoint)?.as_ref() != Some(self) {
+                return Ok(());
             }
-        }
+            let path = file(&self.mountpoint, "json")?;
+            fs::remove_file(&path)?;
+            let log = path.with_extension("log");
+            if log.metadata()?.len() == 0 {
+                fs::remove_file(log)?;
+            }
+            Ok(())
+        });
     }
+}
+
+/// Does something while no other process removes or replaces a file of the runtime directory.
+pub(super) fn locked<T>(something: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let path = directory()?;
+    let directory = fs::File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    // Let go when it is closed.
+    rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", path.display()))?;
+    something()
 }
 
 /// The file for a mount point or pool, in the runtime directory, which is made if it is missing.
@@ -123,10 +143,30 @@ mod tests {
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
         state.save().expect("save");
-        assert_eq!(RunState::load(dir.path()).expect("load"), Some(state));
+        assert_eq!(RunState::load(dir.path()).expect("load"), Some(state.clone()));
         fs::write(file(dir.path(), "json").expect("path"), b"{").expect("write");
         assert!(RunState::load(dir.path()).expect_err("damaged").to_string().contains("damaged"));
-        RunState::remove(dir.path());
+        state.save().expect("save");
+        state.forget();
+        assert_eq!(RunState::load(dir.path()).expect("load"), None);
+    }
+
+    #[test]
+    fn a_mount_forgets_itself_and_not_the_next_one_at_its_place() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let before = RunState {
+            mountpoint: dir.path().to_owned(),
+            source: "tcp://a:1".to_owned(),
+            mount: ProcessId { pid: 1, start_ticks: 2 },
+            server: None,
+            pool: None,
+        };
+        let after = RunState { mount: ProcessId { pid: 1, start_ticks: 3 }, ..before.clone() };
+        before.save().expect("save");
+        after.save().expect("save");
+        before.forget();
+        assert_eq!(RunState::load(dir.path()).expect("load"), Some(after.clone()));
+        after.forget();
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
         wait_for_end(&state)?;
         // Its process does so itself, unless it was killed; what `up` started is `down`'s to end.
         if state.server.is_none() {
-            RunState::remove(&mountpoint);
+            state.forget();
         }
     }
     Ok(())

@@ -72,7 +72,8 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
-    run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
+    println!("{}", run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?);
+    Ok(())
 }
 
 /// Makes the mount point. What is there already is judged by `mountpoint::prepare`, and may be a dead mount, which
@@ -128,7 +129,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     };
     // The mount has ended, so the server has nobody left; its end is waited for whatever became of the mount.
     let stopped = server.stop(reporter);
-    RunState::remove(&mountpoint);
+    state.forget();
     served.and(stopped)
 }
 

@@ -5,14 +5,15 @@
 use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
-use super::volume::{Caller, FsError, Handle, OpenFile as OpenedFile, OpenHow, Volume};
+use super::volume::{Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume};
 use crate::session::{After, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
+use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    Allocate, DirEntry, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Opened, Payload, RenameMode, Reply,
-    Request, Rights, SeekFor, Space, SyncScope, XattrMode,
+    Allocate, BlockingLock, DirEntry, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Opened, Payload,
+    RenameMode, Reply, Request, Rights, SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use std::cell::RefCell;
@@ -101,13 +102,17 @@ impl RemoteVolume {
         }
         loop {
             let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
+            let epoch = self.session.recovered_epoch();
             let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
             let session = lane.session_number();
             drop(lane);
-            if self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change) {
+            let noted = self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change);
+            if noted && !self.session.wrote_again_since(epoch) {
                 return Ok((len, false));
             }
-            // The server that answered was lost before the bytes were noted. Where they go is known by now.
+            // The server that answered was lost before the bytes were noted. Or the one before it was: if it had made them
+            // durable they were not written once more, but what this mount had written there before them was. Where they
+            // go is known by now.
             (offset, append) = (at, false);
         }
     }
@@ -334,10 +339,11 @@ impl Volume for RemoteVolume {
         self.session.writes_early()
     }
 
-    fn flush(&self, handle: Handle) -> Result<(), FsError> {
+    fn flush(&self, handle: Handle, closer: LockOwner) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
         let ino = state.file.ino();
         self.session.settle(After::WritesOf(ino))?;
+        self.session.release_owner(ino, closer);
         // Told once: not to somebody who only reads.
         let failed = state.how.write && self.session.unsynced().take_failed(ino);
         if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
@@ -345,6 +351,7 @@ impl Volume for RemoteVolume {
 
     fn release(&self, handle: Handle) {
         if let Some(state) = self.handles.remove(handle) {
+            self.session.release_handle(handle);
             self.session.close(state.file.clone());
         }
     }
@@ -475,6 +482,45 @@ impl Volume for RemoteVolume {
                 other => unexpected(other),
             })
             .inspect(|_| self.session.unsynced().note_elsewhere(to.file.ino()))
+    }
+
+    fn has_locks(&self) -> bool {
+        true
+    }
+
+    fn set_lock(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        lock: Lock,
+        blocking: bool,
+        waiter: Arc<dyn LockWaiter>,
+    ) {
+        match self.handles.get(handle) {
+            Ok(state) => self.session.set_lock(caller, handle, &state.file, lock, blocking, waiter),
+            Err(error) => waiter.answer(Err(error)),
+        }
+    }
+
+    fn unlock(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        space: LockSpace,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<(), FsError> {
+        let ino = self.handles.get(handle)?.file.ino();
+        self.session.unlock(caller, ino, space, owner, range)
+    }
+
+    fn test_lock(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        lock: Lock,
+    ) -> Result<Option<BlockingLock>, FsError> {
+        self.session.test_lock(caller, &self.handles.get(handle)?.file, lock)
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {

@@ -5,8 +5,12 @@
 
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::{InodeNo, TraceId};
-use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
+use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
+use cuttlefs_common::rpc::{
+    Allocate, BlockingLock, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode,
+};
 use cuttlefs_common::status::Status;
+use std::sync::Arc;
 
 /// Who asks, and the id that joins the logs.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +63,22 @@ pub struct OpenFile {
     pub handle: Handle,
     /// Pages the kernel holds from an earlier open are still good.
     pub keep_cache: bool,
+}
+
+/// A lock that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantedLock {
+    /// Somebody else may have changed the file since this mount looked at it: what is cached of its bytes is not what the
+    /// holder of the lock is to read.
+    pub is_stale: bool,
+}
+
+/// Who asked for a lock. He may be answered long after the call that asked, from any thread.
+pub trait LockWaiter: Send + Sync {
+    /// Whether he does not want to wait any more. May be asked again and again.
+    fn is_interrupted(&self) -> bool;
+    /// The lock is held, or it will not be. Called once; must not wait for the volume.
+    fn answer(&self, result: Result<GrantedLock, FsError>);
 }
 
 /// A mounted cuttlefs volume.
@@ -130,11 +150,47 @@ pub trait Volume: Send + Sync + 'static {
     fn flushes(&self) -> bool {
         false
     }
-    /// close(2): what was written is at the server, and an error of it is told.
-    fn flush(&self, _handle: Handle) -> Result<(), FsError> {
+    /// close(2): what was written is at the server, and an error of it is told. What `closer` has locked of the file through
+    /// fcntl(2) is given up.
+    fn flush(&self, _handle: Handle, _closer: LockOwner) -> Result<(), FsError> {
         Ok(())
     }
-    /// Closes a file. Never fails and does not wait for the server.
+    /// Whether there are locks that hold between mounts.
+    fn has_locks(&self) -> bool {
+        false
+    }
+    /// Asks for a lock; `waiter` is answered, at once or when the lock can be had. Does not wait for others to give theirs up.
+    fn set_lock(
+        &self,
+        _caller: &Caller,
+        _handle: Handle,
+        _lock: Lock,
+        _blocking: bool,
+        waiter: Arc<dyn LockWaiter>,
+    ) {
+        waiter.answer(Err(FsError::Server(Status::Unsupported)));
+    }
+    /// Gives locks up.
+    fn unlock(
+        &self,
+        _caller: &Caller,
+        _handle: Handle,
+        _space: LockSpace,
+        _owner: LockOwner,
+        _range: LockRange,
+    ) -> Result<(), FsError> {
+        Err(FsError::Server(Status::Unsupported))
+    }
+    /// The lock that would be in the way of this one.
+    fn test_lock(
+        &self,
+        _caller: &Caller,
+        _handle: Handle,
+        _lock: Lock,
+    ) -> Result<Option<BlockingLock>, FsError> {
+        Err(FsError::Server(Status::Unsupported))
+    }
+    /// Closes a file. Never fails, and waits for the server only to give up locks that went with the open file.
     fn release(&self, handle: Handle);
     /// Lists a directory from `cookie` on, handing entries to `take` until it returns `false` (the entry was
     /// not taken) or there are no more. Without `.` and `..`.

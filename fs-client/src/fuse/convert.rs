@@ -3,6 +3,7 @@
 use crate::file::volume::OpenHow;
 use cuttlefs_common::attr::{Attr, FileKind, SetTime, Timestamp};
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::{Allocate, NewNode, RenameMode, SeekFor, XattrMode};
 use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -191,6 +192,41 @@ pub(super) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     }
 }
 
+/// Which bytes a lock of the kernel's is on; `None` if there can be no such bytes.
+pub(super) fn lock_range(start: u64, end: u64) -> Option<LockRange> {
+    Some(LockRange { first: start, last: end }).filter(LockRange::is_valid)
+}
+
+/// A lock that the kernel asks for; `None` if it is none.
+pub(super) fn lock(
+    space: LockSpace,
+    owner: fuser::LockOwner,
+    start: u64,
+    end: u64,
+    typ: i32,
+    pid: u32,
+) -> Option<Lock> {
+    let mode = match typ {
+        libc::F_RDLCK => LockMode::Shared,
+        libc::F_WRLCK => LockMode::Exclusive,
+        _ => return None,
+    };
+    Some(Lock { space, owner: lock_owner(owner), range: lock_range(start, end)?, mode, pid })
+}
+
+/// The owner of a lock.
+pub(super) fn lock_owner(owner: fuser::LockOwner) -> LockOwner {
+    LockOwner(owner.0)
+}
+
+/// `l_type` of a lock.
+pub(super) fn lock_type(mode: LockMode) -> i32 {
+    match mode {
+        LockMode::Shared => libc::F_RDLCK,
+        LockMode::Exclusive => libc::F_WRLCK,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,6 +296,25 @@ mod tests {
         assert_eq!(node_of_mode(libc::S_IFREG | 0o644, 9), Some(NewNode::File));
         assert_eq!(seek_for(libc::SEEK_SET), None);
         assert_eq!(xattr_mode(3), None);
+    }
+
+    #[test]
+    fn locks_that_there_can_be() {
+        let owner = fuser::LockOwner(7);
+        let asked = |start, end, typ| lock(LockSpace::Ranges, owner, start, end, typ, 1);
+        let whole = asked(0, i64::MAX as u64, libc::F_WRLCK).expect("a lock");
+        assert_eq!((whole.range, whole.mode), (LockRange::WHOLE, LockMode::Exclusive));
+        assert_eq!(asked(5, 5, libc::F_RDLCK).map(|lock| lock.mode), Some(LockMode::Shared));
+        for (start, end, typ) in [
+            (1, 0, libc::F_RDLCK),
+            (0, u64::MAX, libc::F_RDLCK),
+            (0, 1 << 63, libc::F_WRLCK),
+            (0, 1, libc::F_UNLCK),
+            (0, 1, 9),
+            (0, 1, -1),
+        ] {
+            assert_eq!(asked(start, end, typ), None, "{start} {end} {typ}");
+        }
     }
 
     #[test]

@@ -9,29 +9,34 @@
 //!   `O_TRUNC` comes as a setattr that says both.
 //! * **`O_DIRECT` opens are `FOPEN_DIRECT_IO`**, with parallel writes, if the kernel can still map such files
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
-//!   with mappings and with cached opens on the same mount. On older kernels they are ordinary opens, for which
+//!   with mappings and, with our help (`kernel_cache`), with cached opens on the same mount. On older kernels they are ordinary opens, for which
 //!   the kernel does direct IO itself.
-//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet: nothing else is buffered
-//!   here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
+//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
+//!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **A reply's lifetime for a created file is one for name and attributes** (fuser has one): the shorter.
 //!
 //! # Failure
 //! A method that cannot do what is asked replies with an errno of the table; it never panics on what the kernel
 //! or the volume says. fuser replies EIO for a reply that was dropped.
 
+use super::kernel_cache::KernelCache;
+use super::lock_flags::{KnownLock, LockFlags};
+use super::lock_wait::LockRequest;
+use super::privileges::Unprivileged;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::settings::FuseSettings;
-use super::xattr_names::{self, NoCapabilities};
+use super::xattr_names;
 use super::{convert, directory, session};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
+use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
     IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
@@ -58,11 +63,15 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) volume: Arc<V>,
     pub(super) root: InodeNo,
     pub(super) settings: FuseSettings,
-    no_capabilities: NoCapabilities,
+    unprivileged: Unprivileged,
     /// The kernel can map files that are open past the page cache. Set once, by `init`.
     direct_io_maps: bool,
     /// Whether a close waits for what was written.
     flushes: bool,
+    /// Locks are the volume's. Set once, by `init`: else the kernel keeps them.
+    keeps_locks: bool,
+    lock_flags: LockFlags,
+    cache: Arc<KernelCache>,
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
@@ -72,10 +81,18 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             root: volume.root(),
             flushes: volume.flushes(),
             volume,
-            no_capabilities: NoCapabilities::new(settings.attr_cache),
+            unprivileged: Unprivileged::new(settings.attr_cache),
             settings,
             direct_io_maps: false,
+            keeps_locks: false,
+            lock_flags: LockFlags::new(),
+            cache: Arc::default(),
         }
+    }
+
+    /// What the kernel has cached of this mount.
+    pub(super) fn cache(&self) -> Arc<KernelCache> {
+        self.cache.clone()
     }
 
     fn ino(&self, ino: INodeNo) -> InodeNo {
@@ -95,11 +112,20 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         self.reply_entry(made, reply);
     }
 
-    fn open_flags(&self, flags: i32, keep_cache: bool) -> FopenFlags {
-        if self.direct_io_maps && (self.settings.uncached || flags & libc::O_DIRECT != 0) {
-            return FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    /// Whether a file that is opened with these flags is read and written past the page cache.
+    fn is_direct(&self, flags: i32) -> bool {
+        self.direct_io_maps && (self.settings.uncached || flags & libc::O_DIRECT != 0)
+    }
+
+    /// How the kernel uses a file that was just opened.
+    fn opened(&self, ino: INodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
+        let handle = FileHandle(opened.handle.0);
+        if self.is_direct(flags) {
+            return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
         }
-        if keep_cache && !self.settings.uncached { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+        self.cache.opened(ino, handle);
+        let keep_cache = opened.keep_cache && !self.settings.uncached;
+        (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
     }
 }
 
@@ -114,6 +140,8 @@ fn handle(fh: FileHandle) -> Handle {
 impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         session::kernel_settings(config, &self.settings);
+        self.keeps_locks =
+            self.settings.cluster_locks && self.volume.has_locks() && session::ask_for_locks(config);
         self.direct_io_maps = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         if self.settings.uncached && !self.direct_io_maps {
             tracing::warn!(
@@ -168,7 +196,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             mtime: mtime.map(convert::to_set_time),
             ctime: ctime.map(convert::from_fuser_time),
         };
-        self.reply_attr(self.volume.set_attr(&caller(req), self.ino(ino), set), reply);
+        let ino = self.ino(ino);
+        let changed = self.volume.set_attr(&caller(req), ino, set);
+        // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
+        if mode.is_some() {
+            self.unprivileged.no_set_ids.remove(ino);
+        }
+        self.reply_attr(changed, reply);
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -245,8 +279,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
         match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
-            Ok(OpenFile { handle, keep_cache }) => {
-                reply.opened(FileHandle(handle.0), self.open_flags(flags.0, keep_cache));
+            Ok(opened) => {
+                let (handle, how) = self.opened(ino, flags.0, &opened);
+                reply.opened(handle, how);
             }
             Err(error) => reply.error(refused(&error)),
         }
@@ -267,14 +302,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match self.volume.create(&caller(req), self.ino(parent), name.as_bytes(), mode, true, how) {
             Ok((attr, opened)) => {
                 // Exclusively made: it cannot have any.
-                self.no_capabilities.insert(attr.ino);
-                reply.created(
-                    &self.settings.attr_cache.min(self.settings.entry_cache),
-                    &convert::to_file_attr(self.root, &attr),
-                    GENERATION,
-                    FileHandle(opened.handle.0),
-                    self.open_flags(flags, opened.keep_cache),
-                )
+                self.unprivileged.no_capabilities.insert(attr.ino);
+                let attr = convert::to_file_attr(self.root, &attr);
+                let (handle, how) = self.opened(attr.ino, flags, &opened);
+                let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
+                reply.created(&lifetime, &attr, GENERATION, handle, how)
             }
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
@@ -315,24 +347,39 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: WriteFlags,
+        write_flags: WriteFlags,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let _span = request!("write", req, ino = ino.0, fh = fh.0, offset = offset, size = data.len());
-        match self.volume.write(&caller(req), handle(fh), offset, data) {
+        let caller = caller(req);
+        if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+            match self.unprivileged.take(&*self.volume, &caller, self.ino(ino)) {
+                // The kernel goes by the mode that it has when somebody runs the file.
+                Ok(true) => self.cache.forget_attributes(ino),
+                Ok(false) => {}
+                Err(error) => return reply.error(refused(&error)),
+            }
+        }
+        match self.volume.write(&caller, handle(fh), offset, data) {
+            // The kernel's own write-back comes with any handle, and holds the pages until it is answered.
+            Ok(written)
+                if !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) && self.cache.is_passed(ino, fh) =>
+            {
+                self.cache.answer_written(ino, offset, written, reply);
+            }
             Ok(written) => reply.written(written),
             Err(error) => reply.error(refused(&error)),
         }
     }
 
-    fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
         let _span = request!("flush", req, ino = ino.0, fh = fh.0);
-        if !self.flushes {
+        if !self.flushes && !self.keeps_locks {
             return reply.error(Errno::ENOSYS);
         }
-        reply_done(self.volume.flush(handle(fh)), reply);
+        reply_done(self.volume.flush(handle(fh), convert::lock_owner(lock_owner)), reply);
     }
 
     fn release(
@@ -346,6 +393,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyEmpty,
     ) {
         let _span = request!("release", req, ino = ino.0, fh = fh.0);
+        self.cache.closed(ino, fh);
         self.volume.release(handle(fh));
         reply.ok();
     }
@@ -353,6 +401,63 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn fsync(&self, req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let _span = request!("fsync", req, ino = ino.0, fh = fh.0, datasync = datasync);
         reply_done(self.volume.fsync(&caller(req), handle(fh), datasync), reply);
+    }
+
+    fn getlk(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let _span = request!("getlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
+        // flock(2) cannot ask.
+        let space = LockSpace::Ranges;
+        let Some(lock) = convert::lock(space, lock_owner, start, end, typ, pid) else {
+            return reply.error(Errno::EINVAL);
+        };
+        match self.volume.test_lock(&caller(req), handle(fh), lock) {
+            Ok(None) => reply.locked(start, end, libc::F_UNLCK, 0),
+            Ok(Some(held)) => {
+                reply.locked(held.range.first, held.range.last, convert::lock_type(held.mode), held.pid);
+            }
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn setlk(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        lock_owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _span = request!("setlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
+        let known = KnownLock { unique: req.unique().0, fh: fh.0, owner: lock_owner.0, start, end, typ, pid };
+        let space = self.lock_flags.space_of(req, &known);
+        if typ == libc::F_UNLCK {
+            let Some(range) = convert::lock_range(start, end) else {
+                return reply.error(Errno::EINVAL);
+            };
+            let owner = convert::lock_owner(lock_owner);
+            return reply_done(self.volume.unlock(&caller(req), handle(fh), space, owner, range), reply);
+        }
+        let Some(lock) = convert::lock(space, lock_owner, start, end, typ, pid) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let waiter = LockRequest::new(ino, req.pid(), &self.cache, reply);
+        self.volume.set_lock(&caller(req), handle(fh), lock, sleep, waiter);
     }
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -453,7 +558,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         };
         let set = self.volume.set_xattr(&caller(req), ino, name, value, mode);
         // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
-        self.no_capabilities.remove(ino);
+        self.unprivileged.no_capabilities.remove(ino);
         reply_done(set, reply);
     }
 
@@ -464,12 +569,12 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let asks_for_capability = name == xattr_names::CAPABILITY;
-        if asks_for_capability && self.no_capabilities.contains(ino) {
+        if asks_for_capability && self.unprivileged.no_capabilities.contains(ino) {
             return reply.error(Errno::NO_XATTR);
         }
         let value = self.volume.get_xattr(&caller(req), ino, name);
         if asks_for_capability && value == Err(FsError::Server(Status::NoAttribute)) {
-            self.no_capabilities.insert(ino);
+            self.unprivileged.no_capabilities.insert(ino);
         }
         reply_sized(value, size, reply);
     }

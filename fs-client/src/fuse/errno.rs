@@ -42,6 +42,11 @@ pub(super) fn of_status(status: Status) -> Errno {
         Status::SessionExpired => Errno::ESTALE,
         // setxattr(2): "the size of name or value exceeds a filesystem-specific limit".
         Status::ValueTooLarge => Errno::ERANGE,
+        // fcntl(2) and flock(2) without waiting: EAGAIN, which is EWOULDBLOCK.
+        Status::Locked => Errno::EAGAIN,
+        Status::Deadlock => Errno::EDEADLK,
+        Status::NoLocks => Errno::ENOLCK,
+        Status::Cancelled => Errno::EINTR,
     }
 }
 
@@ -50,7 +55,7 @@ mod tests {
     use super::*;
 
     /// The table once more, by number, so that a changed line above is a failing test and not a silent change.
-    const EXPECTED: [(Status, i32); 23] = [
+    const EXPECTED: [(Status, i32); 27] = [
         (Status::NotFound, libc::ENOENT),
         (Status::Exists, libc::EEXIST),
         (Status::NotDirectory, libc::ENOTDIR),
@@ -74,6 +79,10 @@ mod tests {
         (Status::SessionExpired, libc::ESTALE),
         (Status::BadSequence, libc::EPROTO),
         (Status::ValueTooLarge, libc::ERANGE),
+        (Status::Locked, libc::EAGAIN),
+        (Status::Deadlock, libc::EDEADLK),
+        (Status::NoLocks, libc::ENOLCK),
+        (Status::Cancelled, libc::EINTR),
     ];
 
     #[test]

@@ -7,14 +7,18 @@
 //! * `convert` turns attributes, times, kinds and flags into FUSE's and back.
 //! * `errno` is the one table of errors.
 //! * `directory` adds `.` and `..` to listings.
-//! * `xattr_names` says which extended attributes exist here, and remembers files without capabilities.
+//! * `kernel_cache` makes the kernel forget what it has cached.
+//! * `lock_flags` tells flock from fcntl; `lock_wait` is who waits for a lock.
+//! * `xattr_names` says which extended attributes exist here.
+//! * `privileges` takes set-id bits and capabilities from files that are written, and remembers which have none.
 //! * `settings` is what a mount can be told; `session` mounts with it; `mount_table` reads what is mounted.
 //!
 //! # What the kernel may cache
 //! Attributes and names for `attr_cache` and `entry_cache` (one second by default), missing names for
 //! `negative_cache`; pages until an open, or a refresh of the attributes, finds that the file has changed
 //! (`FUSE_AUTO_INVAL_DATA`, and no `FOPEN_KEEP_CACHE` unless the volume says so). Writes go through at once:
-//! there is no write-back cache, so `flush` has nothing to do. With `cache=none` every lifetime is zero and
+//! there is no write-back cache, so `flush` has no bytes to send. A lock that is granted makes the kernel forget the file's attributes,
+//! and its pages if somebody else has changed it. With `cache=none` every lifetime is zero and
 //! every file is opened `FOPEN_DIRECT_IO`.
 //!
 //! # Who checks permissions
@@ -24,7 +28,11 @@ mod convert;
 mod directory;
 mod edge;
 mod errno;
+mod kernel_cache;
+mod lock_flags;
+mod lock_wait;
 mod mount_table;
+mod privileges;
 mod reply;
 mod session;
 mod settings;

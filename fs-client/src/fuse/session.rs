@@ -117,10 +117,12 @@ pub fn mount<V: Volume + ?Sized>(
     settings: &FuseSettings,
 ) -> Result<Mounted, MountError> {
     let edge = CuttleFuse::new(Arc::clone(&volume), settings.clone());
+    let cache = edge.cache();
     let session = Session::new(edge, mountpoint, &session_settings(source, SUBTYPE, settings))
         .map_err(|source| MountError::Mount { mountpoint: mountpoint.to_owned(), source })?;
     let device = session.as_fd().try_clone_to_owned().map_err(MountError::Thread)?;
     let session = ManuallyDrop::new(session.spawn().map_err(MountError::Thread)?);
+    cache.begin(session.notifier());
     raise_readahead(mountpoint, settings.readahead_bytes);
     Ok(Mounted {
         mountpoint: mountpoint.to_owned(),
@@ -188,6 +190,16 @@ pub fn kernel_settings(config: &mut KernelConfig, settings: &FuseSettings) {
             tracing::info!(?missing, "this kernel's FUSE does without");
         }
     }
+}
+
+/// Has the kernel ask for locks instead of keeping them itself; whether it will.
+pub(super) fn ask_for_locks(config: &mut KernelConfig) -> bool {
+    let wanted = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
+    let added = config.add_capabilities(wanted);
+    if let Err(missing) = added {
+        tracing::warn!(?missing, "this kernel's FUSE keeps locks itself: they are those of this mount only");
+    }
+    added.is_ok()
 }
 
 /// Raises the kernel's readahead, which FUSE's handshake can only lower from 128 KiB. Needs root; without it

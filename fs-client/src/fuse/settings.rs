@@ -33,6 +33,8 @@ pub struct FuseSettings {
     pub negative_cache: Duration,
     /// Open every file past the page cache, and cache nothing (`cache=none`).
     pub uncached: bool,
+    /// Locks hold between mounts; otherwise the kernel keeps them for this one (`locks=local`).
+    pub cluster_locks: bool,
     /// Refuse changes in the kernel already.
     pub read_only: bool,
     /// Let users other than the one who mounted in.
@@ -63,6 +65,7 @@ impl Default for FuseSettings {
             entry_cache: DEFAULT_CACHE,
             negative_cache: DEFAULT_CACHE,
             uncached: false,
+            cluster_locks: true,
             read_only: false,
             allow_other: true,
             suid: true,

@@ -8,7 +8,7 @@
 //! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose
 //!   connection broke is sent again with the same number, also to the next server and in the next session: whoever
 //!   did it knows so by that number.
-//! * After the server lost the session (restart, expiry), no request goes out before open files are reclaimed.
+//! * After the server lost the session (restart, expiry), no request goes out before open files and locks are reclaimed.
 //! * The exported windows are used only while the connection that brought them stands.
 //!
 //! # Failure
@@ -19,6 +19,7 @@ mod control;
 mod counting;
 mod early;
 mod lane;
+mod locks;
 mod recover;
 mod spread_count;
 mod unsynced;
@@ -34,9 +35,10 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
-use cuttlefs_common::world::Random;
+use cuttlefs_common::world::{Clock, Random};
 use early::EarlyWrites;
 use lane::Lane;
+use locks::OwnLocks;
 use parking_lot::{Condvar, Mutex};
 pub use spread_count::SpreadCount;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,8 +48,9 @@ use unsynced::Unsynced;
 
 /// The slot of recovery's own requests: the last.
 const RECOVERY_SLOT: SlotIndex = SlotIndex(SLOTS_PER_SESSION - 1);
-/// Lanes callers can have: of the session's slots, one is recovery's and one the control thread's.
-pub(crate) const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 2;
+/// Lanes callers can have: of the session's slots, one is recovery's, one the control thread's, and over one it is asked
+/// how waits for locks ended.
+pub(crate) const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 3;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a
@@ -69,6 +72,10 @@ pub struct SessionOptions {
     pub lanes: usize,
     /// Whether small writes may be acknowledged before the server has executed them, if it offers that.
     pub early_writes: bool,
+    /// Of the largest of such writes, how many a ring has room for.
+    pub ring_depth: usize,
+    /// By what rings measure patience.
+    pub clock: Arc<dyn Clock>,
     /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
     /// for a simulation in one thread.
     pub background: bool,
@@ -168,7 +175,7 @@ pub struct Session {
     client: ClientId,
     pd: Arc<dyn ProtectionDomain>,
     device: Arc<dyn Device>,
-    /// Taken by a caller for the time of one request. The last is the control thread's own.
+    /// Taken by a caller for the time of one request. The last two are the control thread's own, and the one for locks.
     lanes: Vec<Mutex<Lane>>,
     /// Round-robin start for threads without a lane of their own.
     next_lane: AtomicU64,
@@ -182,6 +189,7 @@ pub struct Session {
     seen: SeenChanges,
     unsynced: Unsynced,
     early: EarlyWrites,
+    locks: OwnLocks,
     shut_down: AtomicBool,
     /// The session is being ended by this side: that its connections go is no news.
     ending: AtomicBool,
@@ -207,8 +215,8 @@ impl Session {
         random: &dyn Random,
     ) -> Result<Arc<Self>, RdmaError> {
         let pd = device.alloc_pd();
-        // One more for the control thread.
-        let lane_count = options.lanes.clamp(1, MAX_CALLER_LANES) + 1;
+        // One more for the control thread, and one for locks.
+        let lane_count = options.lanes.clamp(1, MAX_CALLER_LANES) + 2;
         let mut lanes = Vec::with_capacity(lane_count);
         for slot in 0..lane_count {
             lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
@@ -229,6 +237,7 @@ impl Session {
             seen: SeenChanges::default(),
             unsynced: Unsynced::default(),
             early: EarlyWrites::new(),
+            locks: OwnLocks::default(),
             shut_down: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
@@ -386,7 +395,7 @@ impl Session {
         thread_local! {
             static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
         }
-        let callers = self.lanes.len() - 1;
+        let callers = self.lanes.len() - 2;
         let preferred = PREFERRED.with(|cell| {
             cell.get().unwrap_or_else(|| {
                 let lane = self.next_lane.fetch_add(1, Ordering::Relaxed) as usize;
@@ -404,6 +413,11 @@ impl Session {
 
     /// The control thread's lane.
     fn control_lane(&self) -> LaneGuard<'_> {
+        LaneGuard::new(self, self.lanes[self.lanes.len() - 2].lock())
+    }
+
+    /// The lane over which it is asked how waits for locks ended.
+    fn locks_lane(&self) -> LaneGuard<'_> {
         LaneGuard::new(self, self.lanes[self.lanes.len() - 1].lock())
     }
 
@@ -427,7 +441,18 @@ impl Session {
         }
         self.shut_down.store(true, Ordering::Release);
         self.pause.1.notify_all();
+        self.end_lock_waits();
         self.open_files.end_closes();
+    }
+
+    /// The time by which rings measure patience.
+    fn now(&self) -> Duration {
+        self.options.clock.monotonic()
+    }
+
+    /// As `pause`; where nothing runs but calls, everything else goes on meanwhile. Not for who holds a lane.
+    fn rest(&self, time: Duration) {
+        if self.options.background { self.pause(time) } else { self.control_lane().lane().idle(time) }
     }
 
     /// Sleeps, but not past the end of the mount.

@@ -1,4 +1,4 @@
-//! Attaching, and what follows when the server no longer knows the session: open files are reclaimed before
+//! Attaching, and what follows when the server no longer knows the session: open files and locks are reclaimed before
 //! any other request goes out.
 
 use super::lane::Lane;
@@ -61,6 +61,7 @@ impl Session {
             recovered.number = number;
             recovered.epoch = epoch;
             self.unsynced.begin_session(number, durable_answers);
+            self.begin_locks(number);
         }
         Ok(number)
     }
@@ -68,6 +69,16 @@ impl Session {
     /// Whether open files belong to this session.
     pub(super) fn is_recovered(&self, number: u64) -> bool {
         self.recovered.lock().number == number
+    }
+
+    /// Epoch of the server that the last recovery was for.
+    pub(crate) fn recovered_epoch(&self) -> u64 {
+        self.recovered.lock().epoch
+    }
+
+    /// Whether a recovery since then has written again what an earlier server may have lost.
+    pub(crate) fn wrote_again_since(&self, epoch: u64) -> bool {
+        self.recovered.lock().epoch != epoch && !self.unsynced.answers_are_durable()
     }
 
     /// Returns once no recovery runs that began before.
@@ -104,6 +115,10 @@ impl Session {
                 }
                 file.rebind(opened.as_ref());
             }
+        }
+        // Before bytes are written again, which may take long: others wait until everybody has his locks.
+        if self.recover_locks(lane, number, &mut recovered.seq).is_none() {
+            return Ok(false);
         }
         let Some(attachment) = self.attachment() else {
             return Ok(false);

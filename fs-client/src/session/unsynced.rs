@@ -322,6 +322,11 @@ impl Unsynced {
         }
     }
 
+    /// Whether the server has promised to lose nothing that it answered.
+    pub(crate) fn answers_are_durable(&self) -> bool {
+        self.state.lock().durable_answers
+    }
+
     /// Whether something is kept that a sync would free.
     pub(crate) fn is_empty(&self) -> bool {
         self.state.lock().files.is_empty()

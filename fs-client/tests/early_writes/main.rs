@@ -9,8 +9,9 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
-use cuttlefs_common::rpc::durable::Kind;
-use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor};
+use cuttlefs_common::locks::LockOwner;
+use cuttlefs_common::rpc::durable::{CONNECTIONS_MAX, Kind};
+use cuttlefs_common::rpc::{Allocate, RenameMode, Reply, Request, SeekFor};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom, SystemRandom};
 use site::{Offer, Site};
@@ -53,7 +54,7 @@ fn create(volume: &RemoteVolume, name: &[u8], how: OpenHow) -> (InodeNo, Handle)
 }
 
 fn close(volume: &RemoteVolume, handle: Handle) {
-    volume.flush(handle).expect("flush");
+    volume.flush(handle, LockOwner(1)).expect("flush");
     volume.release(handle);
 }
 
@@ -408,4 +409,99 @@ fn an_acknowledged_write_has_its_space() {
         }
         close(&volume, other);
     }
+}
+
+/// A device that fails under an acknowledged write: nobody is shown the file without it, by any way to its bytes.
+#[test]
+fn nobody_reads_a_file_without_what_it_owes() {
+    for scheme in ["shm", "tcp"] {
+        let mut site = Site::new(scheme, POOL_BYTES, WFLUSH);
+        let writer = site.connect();
+        let (ino, file) = create(&writer, b"f", READ_WRITE);
+        for at in [0, 32_768] {
+            assert_eq!(writer.write(&CALLER, file, at, &[b'.'; 32_768]), Ok(32_768));
+        }
+        close(&writer, file);
+        writer.shut_down();
+        site.stop();
+        site.start(WFLUSH);
+        let (writer, reader) = (site.connect(), site.connect());
+        let opened = reader.open(&CALLER, ino, READ_WRITE).expect("open").handle;
+        // Twice: then it is in memory, and read one-sidedly.
+        for _ in 0..2 {
+            assert_eq!(read(&reader, opened, 32_768, 4096), Ok(vec![b'.'; 4096]));
+        }
+        let fetches = figure(&reader, "sparse_fetches");
+        assert_eq!(read(&reader, opened, 32_768, 4096), Ok(vec![b'.'; 4096]));
+        assert_eq!(figure(&reader, "sparse_fetches"), fetches, "{scheme}: one-sidedly");
+        let whole = site.cut_data();
+        let file = writer.open(&CALLER, ino, READ_WRITE).expect("open").handle;
+        assert_eq!(writer.write(&CALLER, file, 100, b"owed"), Ok(4), "acknowledged");
+        assert_eq!(writer.flush(file, LockOwner(1)), Err(FsError::Server(Status::Io)), "who wrote is told");
+        for volume in [&writer, &reader] {
+            let opened = volume.open(&CALLER, ino, READ_WRITE).map(|opened| opened.handle);
+            assert_eq!(opened, Err(FsError::Server(Status::Io)), "{scheme}");
+        }
+        for at in [0, 32_768] {
+            assert_eq!(read(&reader, opened, at, 4096), Err(FsError::Server(Status::Io)), "{scheme}, {at}");
+        }
+        let written = reader.write(&CALLER, opened, 32_768, &[b'!'; 20_000]);
+        assert_eq!(written, Err(FsError::Server(Status::Io)), "{scheme}");
+        site.kill();
+        site.mend_data(&whole);
+        site.start(WFLUSH);
+        let found = read(&reader, opened, 0, 65_536).expect("read");
+        assert!(found[..100] == [b'.'; 100] && &found[100..104] == b"owed", "{scheme}");
+        assert!(found[104..].iter().all(|byte| *byte == b'.') && found.len() == 65_536, "{scheme}");
+        assert_eq!(writer.write(&CALLER, file, 100, b"paid"), Ok(4), "the handle is good again");
+        close(&writer, file);
+        assert_eq!(read(&reader, opened, 100, 4), Ok(b"paid".to_vec()));
+    }
+}
+
+/// As many rings as a server takes, and one mount more: it works, without early writes, until there is a place.
+#[test]
+fn who_finds_no_place_for_a_ring_writes_the_ordinary_way() {
+    let mut site = Site::new("unix", POOL_BYTES, WFLUSH);
+    let volume = site.connect();
+    let (_, file) = create(&volume, b"f", READ_WRITE);
+    let write = |at: u64| assert_eq!(volume.write(&CALLER, file, at * 100, &pattern(at, 100)), Ok(100));
+    let others = site.take_all_rings();
+    assert_eq!(others.taken.len(), CONNECTIONS_MAX);
+    let status = |volume: &RemoteVolume| -> serde_json::Value {
+        let caller = volume.session().own_caller();
+        let text = volume.session().call(
+            &caller,
+            || Request::Status,
+            |reply| match reply {
+                Reply::Status(text) => Ok(text.to_owned()),
+                _ => Err(FsError::Server(Status::Malformed)),
+            },
+        );
+        serde_json::from_str(&text.expect("status")).expect("JSON")
+    };
+    // Answered outside of the slots, so by a session of its own.
+    let asking = site.connect_without_early_writes();
+    assert_eq!(status(&asking)["early"]["rings_bound"], CONNECTIONS_MAX);
+    drop(asking);
+    (0..5).for_each(write);
+    assert_eq!((figure(&volume, "early_writes"), figure(&volume, "early_ordinary")), (0, 5));
+    drop(others);
+    let since = Instant::now();
+    while figure(&volume, "early_writes") == 0 {
+        write(5);
+        assert!(since.elapsed() < PATIENCE, "no place, though the others are gone");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // It had a ring with a server that was killed, and finds no place with the next: what was in it is done.
+    write(6);
+    site.kill();
+    site.start(WFLUSH);
+    let others = site.take_all_rings();
+    (7..10).for_each(write);
+    for at in 0..10 {
+        assert!(read(&volume, file, at * 100, 100) == Ok(pattern(at, 100)), "{at}");
+    }
+    assert_eq!(volume.fsync(&CALLER, file, false), Ok(()));
+    drop(others);
 }

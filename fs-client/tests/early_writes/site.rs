@@ -3,7 +3,9 @@
 use super::serving::{self, Rings, Serve};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QueuePair, RdmaError};
+use cuttlefs_common::rpc::EarlyDoor;
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -11,6 +13,7 @@ use cuttlefs_server::region::policy::RegionPolicy;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -54,6 +57,18 @@ impl Offer {
             Some(("memory", label)) => Self::Memory(kind(label)),
             Some((_, label)) => Self::File(kind(label)),
         }
+    }
+}
+
+/// Places for rings that nobody else can have.
+pub struct TakenRings {
+    pub taken: Vec<Arc<dyn QueuePair>>,
+    _device: Arc<SoftDevice>,
+}
+
+impl Drop for TakenRings {
+    fn drop(&mut self) {
+        self.taken.iter().for_each(|qp| qp.close());
     }
 }
 
@@ -122,6 +137,50 @@ impl Site {
         let rings = serving::rings_of(&self.directory.path().join("pool"));
         let Ok(entries) = std::fs::read_dir(rings) else { return Vec::new() };
         entries.map(|entry| entry.expect("entry").path()).collect()
+    }
+
+    /// Takes places for rings until there are no more, and holds them.
+    pub fn take_all_rings(&self) -> TakenRings {
+        let device = SoftDevice::new(SoftOptions::default());
+        let (pd, cq) = (device.alloc_pd(), device.create_cq(4096).expect("a queue"));
+        let door = EarlyDoor::Beside.endpoint(&self.endpoint).expect("a path");
+        let mut taken = Vec::new();
+        loop {
+            let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
+            let options = ConnectOptions { qp, receives: Vec::new(), timeout: START_WAIT };
+            match pd.connect(&door, options) {
+                Ok(connected) => taken.push(connected.qp),
+                Err(RdmaError::Refused { reason, .. }) => {
+                    assert!(reason.contains("as many"), "{reason}");
+                    return TakenRings { taken, _device: device };
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.path().join("pool/data")
+    }
+
+    /// The device fails under what is on it by now: cut off behind what the pool needs to go on. Gives what was there.
+    pub fn cut_data(&self) -> Vec<u8> {
+        let whole = std::fs::read(self.data()).expect("read");
+        let file = std::fs::OpenOptions::new().write(true).open(self.data()).expect("opened");
+        file.set_len(64 * 1024).expect("cut");
+        whole
+    }
+
+    /// It is well again; what was written since stays.
+    pub fn mend_data(&self, whole: &[u8]) {
+        let mut mended = std::fs::read(self.data()).expect("read");
+        mended.resize(whole.len(), 0);
+        for (page, before) in mended.chunks_mut(4096).zip(whole.chunks(4096)) {
+            if page.iter().all(|byte| *byte == 0) {
+                page.copy_from_slice(before);
+            }
+        }
+        std::fs::write(self.data(), mended).expect("mended");
     }
 
     /// Kills the server.

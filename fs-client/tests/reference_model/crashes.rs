@@ -5,42 +5,38 @@
 //! | walk | what goes on behind a crash | what must be there |
 //! | --- | --- | --- |
 //! | `ack` | everything | everything that was answered, once |
+//! | `early` | everything; small writes are acknowledged in rings | the same, of them, too |
 //! | `kills` | everything; before a power loss all is synced | the same, but for what power takes of the step under way |
 //! | `loss` | nobody: clients lose power, too | what was synced, and a prefix of the rest (`loss`) |
 //!
-//! A seed is all there is to a run: the same one does the same, event for event. The seeds of a test run follow each other from
-//! one that is drawn and printed. `CUTTLEFS_SIM_SEEDS` says how many, `CUTTLEFS_SIM_SEED` from which on (one, if no number
-//! is given). A failing one is printed with the line that runs it again, then made smaller. `CUTTLEFS_SIM_LOG=1` shows what
+//! A seed is all there is to a run: the same one does the same, event for event (`seeds`). `CUTTLEFS_SIM_LOG=1` shows what
 //! server and clients log.
 
 use super::loss::lose;
+use super::seeds::{self, Ran, of_seed};
 use super::simulated::Simulated;
-use super::step::{How, Step, end, step_among_crashes};
+use super::step::{Has, How, Step, end, step_among_crashes, step_of_early_writes};
 use super::walk::Walk;
-use super::world::{Lie, World, WorldConfig};
+use super::world::{EarlyConfig, Lie, WorldConfig};
 use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Translation;
-use cuttlefs_common::world::{Random, SeededRandom, SystemRandom};
+use cuttlefs_common::rpc::durable;
 use cuttlefs_server::meta::StoreLie;
 use proptest::prelude::*;
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Seeds of each walk.
 const SEEDS: u64 = 700;
+/// Of those with early writes, which are short.
+const EARLY_SEEDS: u64 = 1500;
 /// Steps of a walk.
 const STEPS: std::ops::Range<usize> = 5..50;
-/// Tries to make a failing case smaller.
-const SHRINKS: u32 = 300;
-/// Seeds within which each lie must be found.
-const LIE_SEEDS: u64 = 400;
 
 /// Which walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ack,
+    Early,
     Kills,
     Loss,
 }
@@ -49,6 +45,7 @@ impl Kind {
     fn test(self) -> &'static str {
         match self {
             Self::Ack => "crashes::every_answer_survives_any_crash",
+            Self::Early => "crashes::every_early_write_survives_any_crash",
             Self::Kills => "crashes::nobody_sees_a_server_die",
             Self::Loss => "crashes::a_lost_machine_leaves_a_prefix",
         }
@@ -69,44 +66,34 @@ struct Case {
     end: End,
 }
 
-/// What a run was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Ran {
-    events: u64,
-    digest: u64,
-    deaths: Vec<(u64, Event, bool)>,
-}
-
 fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
     let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
     // Where a server dies with something unsynced, space that a client needs for it may be another's by then.
     let pool_pages = match kind {
         Kind::Ack => (24u64..512).boxed(),
+        // A ring has 320 pages set aside.
+        Kind::Early => prop_oneof![1 => 24u64..512, 5 => 512u64..8192].boxed(),
         Kind::Kills | Kind::Loss => Just(2048u64).boxed(),
     };
     let weather = prop::option::weighted(0.25, 4u64..60);
-    let log = kind == Kind::Ack;
-    let steps = prop::collection::vec(step_among_crashes(4, log), STEPS);
-    let loss = (0usize..20, end(log));
-    (translation, pool_pages, 8u64..64, any::<bool>(), 2usize..=4, weather, steps, loss).prop_map(
-        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end))| {
+    let rings = kind == Kind::Early;
+    let has = Has { log: kind == Kind::Ack || rings, rings };
+    let early = (prop::sample::select(&durable::Kind::ALL), 4usize..12)
+        .prop_map(move |(kind, ring_depth)| rings.then_some(EarlyConfig { kind, ring_depth }));
+    let step = if rings { step_of_early_writes(4).boxed() } else { step_among_crashes(4, has).boxed() };
+    let steps = prop::collection::vec(step, STEPS);
+    let last = (0usize..20, end(has), early);
+    (translation, pool_pages, 8u64..64, any::<bool>(), 2usize..=4, weather, steps, last).prop_map(
+        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end, early))| {
             let small = WorldConfig::new(seed, translation, pool_pages, frames);
-            let config = WorldConfig { deferred, log, restless: true, lie, ..small };
+            let config = WorldConfig { deferred, log: has.log, early, restless: true, lie, ..small };
             Case { kind, config, clients, weather, steps, before, end }
         },
     )
 }
 
-fn runner(seed: u64) -> TestRunner {
-    let mut bytes = [0; 32];
-    SeededRandom::new(seed).fill(&mut bytes);
-    let config =
-        ProptestConfig { max_shrink_iters: SHRINKS, failure_persistence: None, ..ProptestConfig::default() };
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
-}
-
 fn run(case: &Case) -> Ran {
-    let dies_unsynced = case.kind != Kind::Ack;
+    let dies_unsynced = !matches!(case.kind, Kind::Ack | Kind::Early);
     let site = Simulated::with_clients(case.config, case.clients, dies_unsynced);
     if let Some(one_in) = case.weather {
         site.world.network().set_weather(case.config.seed, one_in);
@@ -124,70 +111,27 @@ fn run(case: &Case) -> Ran {
     if case.kind == Kind::Loss {
         let (before, rest) = steps.split_at(case.before.min(steps.len() / 2));
         walk.go(before, usize::MAX);
-        return ran(&lose(walk, rest, case.end));
+        return Ran::of(&lose(walk, rest, case.end));
     }
     walk.go(&steps, 12);
-    walk.end();
-    ran(&walk.site.world)
-}
-
-fn ran(world: &World) -> Ran {
-    let (events, digest, deaths) = world.events();
-    Ran { events, digest, deaths }
-}
-
-fn of_seed(kind: Kind, seed: u64, lie: Option<Lie>) -> Case {
-    case(kind, seed, lie).new_tree(&mut runner(seed)).expect("a case").current()
-}
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().and_then(|text| text.parse().ok())
+    let reached = walk.end();
+    Ran { reached, ..Ran::of(&walk.site.world) }
 }
 
 /// Runs seeds until one fails.
 fn seeds(kind: Kind) {
-    if std::env::var_os("CUTTLEFS_SIM_LOG").is_some() {
-        tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
-    }
-    let first = number("CUTTLEFS_SIM_SEED");
-    let count = number("CUTTLEFS_SIM_SEEDS").unwrap_or(if first.is_some() { 1 } else { SEEDS });
-    let first = first.unwrap_or_else(|| SystemRandom.next_u64() >> 24);
-    println!("seeds {first} to {}", first + count - 1);
-    let mut deaths = 0;
-    for seed in first..first + count {
-        let ran = catch_unwind(AssertUnwindSafe(|| run(&of_seed(kind, seed, None))));
-        match ran {
-            Ok(ran) => deaths += ran.deaths.len(),
-            Err(_) => fail(kind, seed),
-        }
-    }
-    println!("{count} seeds, {deaths} deaths");
-}
-
-/// Says which seed it was, and looks for a smaller case.
-fn fail(kind: Kind, seed: u64) -> ! {
-    let again = format!(
-        "CUTTLEFS_SIM_SEED={seed} cargo nextest run -p cuttlefs-client --test reference_model --no-capture {}",
-        kind.test()
-    );
-    eprintln!("\nseed {seed} failed; again:\n    {again}\nmaking it smaller ...");
-    let mut runner = runner(seed);
-    let tree = case(kind, seed, None).new_tree(&mut runner).expect("a case");
-    let smaller = runner.run_one(tree, |case| {
-        run(&case);
-        Ok(())
-    });
-    match smaller {
-        Err(TestError::Fail(reason, case)) => panic!("seed {seed}: {reason}\n{case:#?}\nagain: {again}"),
-        other => panic!(
-            "seed {seed} failed, and not when it ran again ({other:?}): something is not from the seed"
-        ),
-    }
+    let count = if kind == Kind::Early { EARLY_SEEDS } else { SEEDS };
+    seeds::seeds(kind.test(), count, |seed| case(kind, seed, None), run);
 }
 
 #[test]
 fn every_answer_survives_any_crash() {
     seeds(Kind::Ack);
+}
+
+#[test]
+fn every_early_write_survives_any_crash() {
+    seeds(Kind::Early);
 }
 
 #[test]
@@ -202,20 +146,19 @@ fn a_lost_machine_leaves_a_prefix() {
 
 #[test]
 fn a_seed_does_the_same_each_time() {
-    for kind in [Kind::Ack, Kind::Kills, Kind::Loss] {
-        for seed in 0..12 {
-            let case = of_seed(kind, seed, None);
-            assert_eq!(run(&case), run(&case), "{kind:?}, seed {seed}");
-        }
+    for kind in [Kind::Ack, Kind::Early, Kind::Kills, Kind::Loss] {
+        seeds::does_the_same(|seed| case(kind, seed, None), run);
     }
 }
 
 #[test]
 fn servers_die_with_everything_they_do() {
     let mut by_event: BTreeMap<(Event, bool), u64> = BTreeMap::new();
-    for kind in [Kind::Ack, Kind::Kills, Kind::Loss] {
-        for seed in 0..120 {
-            for (_, event, power) in run(&of_seed(kind, seed, None)).deaths {
+    for kind in [Kind::Ack, Kind::Early, Kind::Kills, Kind::Loss] {
+        // What happens to rings as such is rare.
+        let seeds = if kind == Kind::Early { 360 } else { 120 };
+        for seed in 0..seeds {
+            for (_, event, power) in run(&of_seed(&case(kind, seed, None), seed)).deaths {
                 *by_event.entry((event, power)).or_default() += 1;
             }
         }
@@ -230,18 +173,22 @@ fn servers_die_with_everything_they_do() {
 
 /// One of the first seeds finds a lie, and finds nothing without it.
 fn finds(kind: Kind, lie: Lie) {
-    let found = (0..LIE_SEEDS).find(|seed| {
-        let case = of_seed(kind, *seed, Some(lie));
-        catch_unwind(AssertUnwindSafe(|| run(&case))).is_err()
-    });
-    println!("{lie:?}, {kind:?}: seed {found:?}");
-    let seed = found.unwrap_or_else(|| panic!("{LIE_SEEDS} seeds say nothing of {lie:?} in {kind:?}"));
-    run(&of_seed(kind, seed, None));
+    seeds::finds((lie, kind), |seed, lies| case(kind, seed, lies.then_some(lie)), run);
 }
 
 #[test]
 fn an_answer_before_the_log_is_durable_is_found() {
     finds(Kind::Ack, Lie::LogSync);
+}
+
+#[test]
+fn an_early_write_before_its_record_is_persistent_is_found() {
+    finds(Kind::Early, Lie::RingFlush);
+}
+
+#[test]
+fn a_head_that_moves_before_the_log_is_durable_is_found() {
+    finds(Kind::Early, Lie::LogSync);
 }
 
 #[test]
@@ -269,4 +216,14 @@ fn a_data_sync_that_does_nothing_is_found() {
 fn batches_that_do_not_say_what_was_done_are_found() {
     finds(Kind::Kills, Lie::Store(StoreLie::Slots));
     finds(Kind::Ack, Lie::Store(StoreLie::Slots));
+}
+
+/// With one request at a time there is never more than one that was done and not answered: `together` is for the rest.
+#[test]
+fn what_other_clients_requests_were_done_nobody_asks_here() {
+    for kind in [Kind::Kills, Kind::Ack] {
+        for seed in 0..60 {
+            run(&of_seed(&case(kind, seed, Some(Lie::Store(StoreLie::OtherSlots))), seed));
+        }
+    }
 }

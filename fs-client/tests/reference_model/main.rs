@@ -7,15 +7,19 @@
 #[path = "../chaos/mod.rs"]
 mod chaos;
 mod crashes;
+mod handing;
 mod inside;
 mod linked;
 mod loss;
 mod model;
+mod reached;
+mod seeds;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod simulated;
 mod site;
 mod step;
+mod together;
 mod walk;
 #[path = "../world/mod.rs"]
 mod world;

@@ -33,7 +33,7 @@ impl Time {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub kind: FileKind,
     pub mode: u16,
@@ -97,6 +97,22 @@ impl Node {
     /// Pages a write there would have to take.
     pub fn missing(&self, offset: u64, end: u64) -> u64 {
         pages_over(offset, end).filter(|page| !self.pages.contains_key(page)).count() as u64
+    }
+
+    /// Whether it holds pages without bytes past such a length.
+    pub fn reserves_past(&self, size: u64) -> bool {
+        self.pages.range(size.div_ceil(PAGE_SIZE_U64)..).any(|(_, has_bytes)| !has_bytes)
+    }
+
+    /// Whether zeros in a range leave a page at its ends with bytes, all of which are zero.
+    pub fn empties(&self, offset: u64, end: u64) -> bool {
+        [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(PAGE_SIZE_U64)).any(|edge| {
+            let page = edge / PAGE_SIZE_U64;
+            let start = page * PAGE_SIZE_U64;
+            let mut bytes = (start..).zip(self.read(start, PAGE_SIZE_U64));
+            self.pages.get(&page) == Some(&true)
+                && bytes.all(|(at, byte)| *byte == 0 || (offset..end).contains(&at))
+        })
     }
 
     fn grow(&mut self, size: u64) {
@@ -166,7 +182,7 @@ impl Node {
 }
 
 /// The model.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub struct Model {
     pub nodes: BTreeMap<InodeNo, Node>,
     /// In the order in which they were made; the first is the root.
@@ -285,9 +301,8 @@ impl Model {
         self.nodes.values_mut().for_each(|node| node.unsynced_by[client] = false);
     }
 
-    /// The server was replaced: files may have been written again by clients, later than they were; or out of the redo
-    /// log, which knows when a change was logged and not when it was done, and not of all changes. What time they have now is
-    /// looked at anew.
+    /// The server was replaced: files may have been written again by clients, later than they were. What time they have now
+    /// is looked at anew.
     pub fn written_again(&mut self) {
         for node in self.nodes.values_mut().filter(|node| node.kind == FileKind::File) {
             for time in [&mut node.mtime, &mut node.ctime] {

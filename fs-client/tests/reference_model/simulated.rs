@@ -2,11 +2,13 @@
 //! power lost; in bad weather besides, messages late, twice, and lost with their connections.
 
 use super::inside;
+use super::reached::Reached;
 use super::site::Site;
 use super::step::{Step, step};
-use super::walk::{Reached, walk};
+use super::walk::walk;
 use super::world::{Crash, Death, World, WorldConfig};
 use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::world::Clock;
@@ -32,8 +34,24 @@ impl Simulated {
 
     pub fn with_clients(config: WorldConfig, clients: usize, dies_unsynced: bool) -> Self {
         let world = World::new(config);
-        let clients = (0..clients).map(|_| world.client()).collect();
-        Self { clients, world, pool_pages: config.pool_pages, dies_unsynced, restless: config.restless }
+        let clients: Vec<_> = (0..clients).map(|_| world.client()).collect();
+        let site =
+            Self { clients, world, pool_pages: config.pool_pages, dies_unsynced, restless: config.restless };
+        site.set_bystanders(|_| true);
+        site
+    }
+
+    /// Whether one of the clients may come back to a new server although nobody calls it.
+    pub fn set_bystanders(&self, is_one: impl Fn(usize) -> bool) {
+        // Of those nobody is being called.
+        self.world.speaks(usize::MAX);
+        let ones = self.clients.iter().enumerate().filter(|(client, _)| is_one(*client));
+        self.world.set_bystanders(ones.map(|(_, client)| client));
+    }
+
+    /// Whether a server has died since `has_died` was asked last.
+    pub fn is_new(&self) -> bool {
+        self.world.is_new()
     }
 
     /// The world without its clients, which say nothing more.
@@ -48,7 +66,18 @@ impl Site for Simulated {
     }
 
     fn client(&self, index: usize) -> &RemoteVolume {
+        self.world.speaks(index);
         &self.clients[index]
+    }
+
+    fn remount(&mut self, index: usize) -> bool {
+        let heard = self.world.network().is_faultless();
+        if heard {
+            self.clients[index].shut_down();
+            self.clients[index] = self.world.client();
+            self.set_bystanders(|_| true);
+        }
+        heard
     }
 
     fn now(&self) -> Timestamp {
@@ -68,12 +97,20 @@ impl Site for Simulated {
         self.world.answers_are_durable()
     }
 
+    fn writes_early(&self) -> bool {
+        self.world.writes_early()
+    }
+
+    fn withheld_pages(&self) -> u64 {
+        self.world.with_server(|server| server.server().regions.space().figures().withheld)
+    }
+
     fn dies_unsynced(&self) -> bool {
         self.dies_unsynced
     }
 
     fn writes_again(&self) -> bool {
-        self.restless
+        self.restless && (!self.answers_are_durable() || self.writes_early())
     }
 
     fn crash_after(&self, crash: Crash, again: Option<Crash>) {
@@ -94,10 +131,6 @@ impl Site for Simulated {
 
     fn has_died(&self) -> bool {
         self.world.has_died()
-    }
-
-    fn is_new(&self) -> bool {
-        self.world.is_new()
     }
 
     fn cut(&self, cut: Cut, pass: u32) {
@@ -132,6 +165,7 @@ fn config() -> impl Strategy<Value = WorldConfig> {
             frames,
             deferred,
             log,
+            early: None,
             restless: false,
             lie: None,
         })

@@ -16,6 +16,11 @@ pub trait Site {
     fn client(&self, index: usize) -> &RemoteVolume;
     /// The server's clock.
     fn now(&self) -> Timestamp;
+    /// A client unmounts and mounts again, if this site can. Not where the server may not hear of it: it would wait for
+    /// that client after its next death.
+    fn remount(&mut self, _index: usize) -> bool {
+        false
+    }
     /// Lets time pass, if this site can.
     fn pass(&self, time: Duration);
     /// The server goes and comes back. What was synced stays.
@@ -24,12 +29,17 @@ pub trait Site {
     fn answers_are_durable(&self) -> bool {
         false
     }
+    /// Whether some writes are acknowledged before they are executed: others see them when their client says so.
+    fn writes_early(&self) -> bool {
+        false
+    }
     /// Whether the server may die while a client has something that is not synced: then no other client looks at that or
     /// changes it before it is.
     fn dies_unsynced(&self) -> bool {
         false
     }
-    /// Whether a server's death may show in the times of files: in worlds where time passes within requests.
+    /// Whether a server's death may show in the times of files: where clients make changes again, and time passes within
+    /// requests.
     fn writes_again(&self) -> bool {
         false
     }
@@ -43,10 +53,6 @@ pub trait Site {
     fn kill_at(&self, cut: Cut, death: Death);
     /// Whether that has happened since this was asked last.
     fn has_died(&self) -> bool;
-    /// The same, without forgetting it.
-    fn is_new(&self) -> bool {
-        false
-    }
     /// Cuts a connection soon, if this site can.
     fn cut(&self, cut: Cut, pass: u32);
     /// Pages of the pool.

@@ -1,16 +1,16 @@
 //! Runs steps on the real thing and on the model, and compares every answer, and now and then everything.
 
 use super::model::{GID, Model, Time, UID};
+use super::reached::Reached;
 use super::site::Site;
 use super::step::{How, Step};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, TraceId};
-use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, Request, XattrMode};
+use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, XattrMode};
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Steps between comparisons of everything.
@@ -20,9 +20,10 @@ pub const READ: How = How { read: true, write: false, append: false, truncate: f
 const TARGET: &[u8] = b"some/where";
 const RDEV: u32 = 0x105;
 
+#[derive(Clone, Copy)]
 pub struct Open {
-    handle: Handle,
-    client: usize,
+    pub handle: Handle,
+    pub client: usize,
     pub ino: InodeNo,
     pub how: How,
 }
@@ -31,10 +32,12 @@ pub struct Open {
 pub struct Walk<S> {
     pub site: S,
     pub model: Model,
-    handles: Vec<Open>,
+    pub handles: Vec<Open>,
     steps: u64,
     /// A crash is to come within the next step, or not at all.
     crash_is_near: bool,
+    /// Pages kept for early writes when the step began.
+    withheld: u64,
     reached: Reached,
 }
 
@@ -72,7 +75,7 @@ impl<S: Site> Walk<S> {
         let root = status(site.client(0).get_attr(&CALLER, InodeNo::ROOT)).expect("root");
         let model = Model::new(&root, site.pool_pages(), site.now());
         let (handles, reached) = (Vec::new(), Reached::default());
-        Self { site, model, handles, steps: 0, crash_is_near: false, reached }
+        Self { site, model, handles, steps: 0, crash_is_near: false, withheld: 0, reached }
     }
 
     pub fn handle(&self, index: usize) -> Option<&Open> {
@@ -94,6 +97,7 @@ impl<S: Site> Walk<S> {
     pub fn run(&mut self, client: usize, step: &Step) {
         self.steps += 1;
         self.model.now = self.site.now();
+        self.withheld = self.site.withheld_pages();
         let crash_is_near = std::mem::take(&mut self.crash_is_near);
         let (real, expected): (Result<(), Status>, Result<(), Status>) = match *step {
             Step::Make { .. }
@@ -115,6 +119,10 @@ impl<S: Site> Walk<S> {
             | Step::RemoveXattr { .. }
             | Step::ReadDir { .. }
             | Step::ReadLink { .. } => self.run_inode(client, step),
+            Step::Remount => {
+                self.remount(client);
+                (Ok(()), Ok(()))
+            }
             Step::Pass { ms } => {
                 self.site.pass(Duration::from_millis(ms));
                 (Ok(()), Ok(()))
@@ -154,18 +162,30 @@ impl<S: Site> Walk<S> {
             _ => self.run_file(step),
         };
         let died = self.site.has_died();
-        // A power loss may have brought back, without a name, what was freed. Until it goes again the server knows that it
-        // is no directory.
-        let is_back = died && (real, expected) == (Err(Status::NotDirectory), Err(Status::Stale));
-        assert!(is_back || real == expected, "client {client}: {step:?}: {real:?}, should be {expected:?}");
+        assert!(real == expected, "client {client}: {step:?}: {real:?}, should be {expected:?}");
         if crash_is_near {
             self.site.calm();
         }
         self.settle(died);
     }
 
+    fn remount(&mut self, client: usize) {
+        for index in (0..self.handles.len()).rev() {
+            if self.handles[index].client == client {
+                self.close(index);
+            }
+        }
+        self.site.hold_crash(true);
+        if self.site.remount(client) {
+            self.model.nodes.values_mut().for_each(|node| node.stale_for[client] = false);
+            // A server that forgot that it is gone would wait for it.
+            self.sync_client(client);
+        }
+        self.site.hold_crash(false);
+    }
+
     /// After a server has died.
-    fn settle(&mut self, mut died: bool) {
+    pub fn settle(&mut self, mut died: bool) {
         while died {
             if self.site.writes_again() {
                 self.model.written_again();
@@ -186,30 +206,9 @@ impl<S: Site> Walk<S> {
         (0..self.site.clients()).for_each(|index| self.sync_client(index));
     }
 
-    fn sync_client(&mut self, index: usize) {
+    pub fn sync_client(&mut self, index: usize) {
         status(self.site.client(index).session().sync_all(&CALLER)).expect("sync");
         self.model.synced_by(index);
-    }
-
-    /// A client is going to look at a file or to change it: what others have not synced of it is synced first, where a
-    /// server's death in between would show, as it does between any two machines.
-    fn hand_over(&mut self, ino: InodeNo, client: usize) {
-        if !self.site.dies_unsynced() {
-            return;
-        }
-        let Some(node) = self.model.nodes.get(&ino) else { return };
-        let unsynced = node.unsynced_by;
-        for other in (0..self.site.clients()).filter(|other| *other != client && unsynced[*other]) {
-            self.sync_client(other);
-        }
-    }
-
-    /// All clients say that they live, and reclaim their files if they must.
-    fn touch(&self) {
-        for index in 0..self.site.clients() {
-            let session = self.site.client(index).session();
-            session.call(&CALLER, || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
-        }
     }
 
     fn run_name(&mut self, client: usize, step: &Step) -> (Result<(), Status>, Result<(), Status>) {
@@ -290,14 +289,14 @@ impl<S: Site> Walk<S> {
         }
     }
 
-    fn check_cache(&mut self, client: usize, ino: InodeNo, keep: bool) {
+    pub fn check_cache(&mut self, client: usize, ino: InodeNo, keep: bool) {
         let stale = std::mem::take(&mut self.model.node_mut(ino).stale_for[client]);
         assert!(!(stale && keep), "inode {ino}: client {client} keeps pages somebody else has changed");
     }
 
     fn run_open(&mut self, client: usize, ino: usize, how: How) -> (Result<(), Status>, Result<(), Status>) {
         let ino = self.model.pick(ino);
-        self.hand_over(ino, client);
+        self.hand_over_cut(ino, client, if how.truncate { 0 } else { u64::MAX });
         let real = status(self.site.client(client).open(&CALLER, ino, open_how(how)));
         let expected = self.model.node(ino).and_then(|node| match node.kind {
             FileKind::File => Ok(()),
@@ -316,8 +315,10 @@ impl<S: Site> Walk<S> {
     }
 
     fn run_inode(&mut self, client: usize, step: &Step) -> (Result<(), Status>, Result<(), Status>) {
-        if let Step::Truncate { ino, .. } | Step::SetAttr { ino, .. } = *step {
-            self.hand_over(self.model.pick(ino), client);
+        match *step {
+            Step::Truncate { ino, size } => self.hand_over_cut(self.model.pick(ino), client, size),
+            Step::SetAttr { ino, .. } => self.hand_over(self.model.pick(ino), client),
+            _ => {}
         }
         let volume = self.site.client(client);
         let model = &mut self.model;
@@ -431,7 +432,10 @@ impl<S: Site> Walk<S> {
         let Some(&Open { handle, client, ino, how }) = self.handle(index) else {
             return (Ok(()), Ok(()));
         };
-        self.hand_over(ino, client);
+        match *step {
+            Step::Allocate { offset, len, .. } => self.hand_over_zeroed(ino, client, offset, offset + len),
+            _ => self.hand_over(ino, client),
+        }
         let volume = self.site.client(client);
         let free = self.model.free_pages();
         match *step {
@@ -545,10 +549,11 @@ impl<S: Site> Walk<S> {
         }
     }
 
-    /// Whether a change that takes so many pages may be refused for space. A server that lost its power holds files that were
-    /// freed until all clients are back, and answers what it was asked meanwhile.
+    /// Whether a change that takes so many pages may be refused for space: pages may be kept for early writes.
     fn is_short(&self, missing: u64, free: u64, refusal: Option<Status>) -> bool {
-        missing > free || (missing > 0 && refusal == Some(Status::NoSpace) && self.site.is_new())
+        let withheld = self.withheld.max(self.site.withheld_pages());
+        let refused = missing > 0 && refusal == Some(Status::NoSpace);
+        missing > free || (refused && missing + withheld > free)
     }
 
     /// Everything that can be seen, against the model.
@@ -575,8 +580,16 @@ impl<S: Site> Walk<S> {
             self.compare_attr(ino, &attr);
             self.compare_contents(client, ino);
         }
-        let space = status(self.site.client(0).stat_fs(&CALLER)).expect("statfs");
-        let free_pages = space.free_pages + self.site.withheld_pages();
+        // Pages become withheld at any time, which is to be in both numbers or in none.
+        let mut withheld = self.site.withheld_pages();
+        let space = loop {
+            let space = status(self.site.client(0).stat_fs(&CALLER)).expect("statfs");
+            let before = std::mem::replace(&mut withheld, self.site.withheld_pages());
+            if before == withheld {
+                break space;
+            }
+        };
+        let free_pages = space.free_pages + withheld;
         assert_eq!(
             (space.pool_pages, free_pages, space.inodes),
             (self.site.pool_pages(), self.model.free_pages(), self.model.nodes.len() as u64)
@@ -714,15 +727,6 @@ pub fn list(
     }
 }
 
-/// What a walk came across.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Reached {
-    pub refused_for_space: u64,
-    pub magic_hits: u64,
-    pub onesided_reads: u64,
-    pub reconnects: u64,
-}
-
 /// Walks `steps` and compares.
 pub fn walk<S: Site>(site: S, steps: &[(usize, Step)]) -> Reached {
     let mut walk = Walk::new(site);
@@ -753,10 +757,7 @@ impl<S: Site> Walk<S> {
         self.compare();
         let mut reached = self.reached;
         for index in 0..self.site.clients() {
-            let counters = &self.site.client(index).session().counters;
-            reached.magic_hits += counters.magic_hits.load(Relaxed);
-            reached.onesided_reads += counters.onesided_reads.get();
-            reached.reconnects += counters.reconnects.load(Relaxed);
+            reached.add(&self.site.client(index).session().counters);
         }
         reached
     }

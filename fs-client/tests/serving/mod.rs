@@ -8,8 +8,8 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::redo::LogId;
-use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::rpc::durable::Kind;
+use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Sampling};
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use cuttlefs_server::early::{EarlyChoice, RingDevice, RingOptions};
 use cuttlefs_server::log::{FileLog, MIN_CAPACITY, RING_OFFSET};
@@ -127,6 +127,8 @@ pub fn connect_with(
         subtree: Vec::new(),
         lanes,
         early_writes,
+        ring_depth: EARLY_RING_DEPTH,
+        clock: Arc::new(SystemClock::new()),
         background,
     };
     let device = SoftDevice::new(SoftOptions::default());

@@ -7,6 +7,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod contents;
+
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::life::{End, Event, Life};
@@ -14,8 +16,10 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
 use cuttlefs_common::redo::LogId;
-use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::rpc::durable::{Kind, RingStore, SimRings};
+use cuttlefs_common::rpc::{EARLY_RING_DEPTH, EarlyDoor, Request, Sampling};
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
+use cuttlefs_server::early::SteppedRings;
 use cuttlefs_server::export::Export;
 use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, StoreLie};
@@ -27,7 +31,7 @@ use cuttlefs_server::serve::{LogParts, ServeOptions};
 use cuttlefs_server::tier::{ScrubOptions, WRITE_BACK_INTERVAL};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Sizes of a world.
@@ -41,6 +45,8 @@ pub struct WorldConfig {
     pub deferred: bool,
     /// Changes are logged: every answer is durable.
     pub log: bool,
+    /// Small writes are acknowledged before they are executed, in rings.
+    pub early: Option<EarlyConfig>,
     /// Time passes while requests run.
     pub restless: bool,
     /// What is wrong with it.
@@ -50,9 +56,17 @@ pub struct WorldConfig {
 impl WorldConfig {
     /// A small world with nothing wrong.
     pub const fn new(seed: u64, translation: Translation, pool_pages: u64, frames: u64) -> Self {
-        let (deferred, log, restless, lie) = (false, false, false, None);
-        Self { seed, translation, pool_pages, frames, deferred, log, restless, lie }
+        let (deferred, log, early, restless, lie) = (false, false, None, false, None);
+        Self { seed, translation, pool_pages, frames, deferred, log, early, restless, lie }
     }
+}
+
+/// Rings of a world.
+#[derive(Clone, Copy, Debug)]
+pub struct EarlyConfig {
+    pub kind: Kind,
+    /// Of the largest early writes, how many a ring has room for.
+    pub ring_depth: usize,
 }
 
 /// In which moment of its work a server dies.
@@ -84,6 +98,8 @@ pub enum Lie {
     DiskSync,
     /// A store's.
     Store(StoreLie),
+    /// Records of rings are acknowledged before they are persistent.
+    RingFlush,
 }
 
 /// One step in so many does the disk's work first, where it is late.
@@ -114,6 +130,7 @@ struct Inner {
     store: RefCell<Arc<MemoryStore>>,
     disk: SimDisk,
     log: Option<SimLog>,
+    rings: Option<Arc<SimRings>>,
     server: RefCell<Option<OneThreadServer>>,
     export: RefCell<Export>,
     /// The server dies with the next cut, and another one starts.
@@ -126,10 +143,19 @@ struct Inner {
     next_crash: Cell<Option<Crash>>,
     /// The world ends with the next crash.
     ends: Cell<bool>,
+    /// Time stands where nothing moves.
+    time_is_held: Cell<bool>,
     /// Steps while clients wait.
     steps: Cell<u64>,
     /// What servers died with, for people.
     deaths: RefCell<Vec<(u64, Event, bool)>>,
+    /// Clients that come back to a new server by themselves, as those with a thread of their own do.
+    bystanders: RefCell<Vec<Weak<Session>>>,
+    /// Which of them somebody calls.
+    speaking: Cell<usize>,
+    /// The epoch of the server that the others have come back to last.
+    came_back_to: Cell<Option<u64>>,
+    coming_back: Cell<bool>,
 }
 
 /// What unwinds out of clients' calls when everything lost power, clients included.
@@ -168,10 +194,14 @@ impl World {
         match config.lie {
             Some(Lie::DiskSync) => disk.lie(),
             Some(Lie::LogSync) => log.iter().for_each(SimLog::lie),
-            Some(Lie::Store(_)) | None => {}
+            Some(Lie::Store(_) | Lie::RingFlush) | None => {}
         }
         let network = SimNetwork::new(config.translation);
         network.set_server_life(life.clone());
+        // As over real links: what a reliable connection carries comes once.
+        network.never_twice(&EarlyDoor::Beside.endpoint(&endpoint()).expect("a path"));
+        let lies = config.lie == Some(Lie::RingFlush);
+        let rings = config.early.map(|_| Arc::new(SimRings::new(life.clone(), lies)));
         let inner = Rc::new(Inner {
             config,
             network,
@@ -180,6 +210,7 @@ impl World {
             store: RefCell::new(store),
             disk,
             log,
+            rings,
             server: RefCell::default(),
             export: RefCell::default(),
             dies_at_cut: Cell::default(),
@@ -188,8 +219,13 @@ impl World {
             power: Cell::new(false),
             next_crash: Cell::default(),
             ends: Cell::new(false),
+            time_is_held: Cell::new(false),
             steps: Cell::new(0),
             deaths: RefCell::default(),
+            bystanders: RefCell::default(),
+            speaking: Cell::new(0),
+            came_back_to: Cell::default(),
+            coming_back: Cell::new(false),
         });
         inner.start();
         let world = Self { inner };
@@ -198,8 +234,19 @@ impl World {
     }
 
     fn set_pump(&self) {
-        let pumped = self.inner.clone();
-        sim::set_pump(move || pumped.step());
+        self.inner.coming_back.set(false);
+        self.inner.set_pump();
+    }
+
+    /// While one of these clients waits for the end of a grace period, the others come back for their files.
+    pub fn set_bystanders<'c>(&self, clients: impl IntoIterator<Item = &'c RemoteVolume>) {
+        *self.inner.bystanders.borrow_mut() =
+            clients.into_iter().map(|client| Arc::downgrade(client.session())).collect();
+    }
+
+    /// From now on it is this one of them that is called.
+    pub fn speaks(&self, index: usize) {
+        self.inner.speaking.set(index);
     }
 
     /// Starts the server, again if it was stopped or killed.
@@ -267,6 +314,11 @@ impl World {
         self.inner.life.spare(held);
     }
 
+    /// Time does not jump to the next timer although nothing else moves: there are clients that have not looked yet.
+    pub fn hold_time(&self, held: bool) {
+        self.inner.time_is_held.set(held);
+    }
+
     /// Whether a crash is to come.
     pub fn will_crash(&self) -> bool {
         self.inner.life.will_end()
@@ -276,6 +328,11 @@ impl World {
     pub fn events(&self) -> (u64, u64, Vec<(u64, Event, bool)>) {
         let (events, digest) = self.inner.life.events();
         (events, digest, self.inner.deaths.borrow().clone())
+    }
+
+    /// How many servers died.
+    pub fn deaths(&self) -> usize {
+        self.inner.deaths.borrow().len()
     }
 
     /// The metadata as it is stored.
@@ -291,6 +348,11 @@ impl World {
     /// Whether changes are logged.
     pub fn answers_are_durable(&self) -> bool {
         self.inner.log.is_some()
+    }
+
+    /// Whether small writes are acknowledged before they are executed.
+    pub fn writes_early(&self) -> bool {
+        self.inner.rings.is_some()
     }
 
     /// Whether a kill is to come.
@@ -327,6 +389,8 @@ impl World {
                 subtree: Vec::new(),
                 lanes: 2,
                 early_writes: true,
+                ring_depth: self.inner.config.early.map_or(EARLY_RING_DEPTH, |early| early.ring_depth),
+                clock: self.inner.clock.clone(),
                 background: false,
             };
             Session::connect(self.inner.network.device(), options, self.inner.random.as_ref())
@@ -361,6 +425,32 @@ impl Drop for World {
 }
 
 impl Inner {
+    fn set_pump(self: &Rc<Self>) {
+        let pumped = self.clone();
+        sim::set_pump(move || pumped.step());
+    }
+
+    /// Nothing moves and a grace period lasts: clients that nobody calls come back, once to each server.
+    fn others_come_back(self: &Rc<Self>) -> bool {
+        let new = self.server.borrow().as_ref().and_then(|server| {
+            let server = server.server();
+            let is_new = self.came_back_to.get() != Some(server.epoch);
+            (is_new && server.sessions.is_grace_period()).then_some(server.epoch)
+        });
+        let Some(epoch) = new.filter(|_| !self.coming_back.get()) else { return false };
+        self.came_back_to.set(Some(epoch));
+        self.coming_back.set(true);
+        // The pump is taken out while it runs this; they need one of their own.
+        self.set_pump();
+        let sessions = self.bystanders.borrow().clone();
+        let others = sessions.iter().enumerate().filter(|(index, _)| *index != self.speaking.get());
+        for session in others.filter_map(|(_, session)| session.upgrade()) {
+            session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+        }
+        self.coming_back.set(false);
+        true
+    }
+
     /// Starts a server; one that dies meanwhile is followed by the next.
     fn start(&self) {
         loop {
@@ -404,6 +494,10 @@ impl Inner {
                 acknowledges: true,
             }),
         };
+        let rings = self.rings.clone().zip(self.config.early).map(|(rings, early)| SteppedRings {
+            store: RingStore::over(rings, self.random.clone()),
+            kind: early.kind,
+        });
         let server = OneThreadServer::start(
             meta,
             self.config.pool_pages,
@@ -413,6 +507,7 @@ impl Inner {
             self.random.clone(),
             options,
             log,
+            rings,
             &|| !self.life.is_over() && self.disk.step(),
         );
         let server = server.map_err(|error| error.to_string())?;
@@ -459,6 +554,9 @@ impl Inner {
         if let Some(log) = &self.log {
             log.crash(random);
         }
+        if let Some(rings) = &self.rings {
+            rings.crash(random);
+        }
         let mut store = self.store.borrow_mut();
         let left = store.lost_power(random);
         *store = Arc::new(left);
@@ -494,7 +592,7 @@ impl Inner {
         (first && self.disk.step()) || server.step() || self.disk.step()
     }
 
-    fn step(&self) -> bool {
+    fn step(self: &Rc<Self>) -> bool {
         self.steps.set(self.steps.get() + 1);
         assert!(self.steps.get() < MOST_STEPS, "somebody waits for ever");
         if !self.network.cut_is_pending()
@@ -520,6 +618,12 @@ impl Inner {
         }
         if self.move_on() {
             return true;
+        }
+        if self.others_come_back() {
+            return true;
+        }
+        if self.time_is_held.get() {
+            return false;
         }
         // Nothing moves: time does.
         let server = self.server.borrow();

@@ -65,7 +65,7 @@ pub struct LogDevice {
     persistence: Arc<dyn Persistence>,
     path: PathBuf,
     /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process.
-    _lock: OwnedFd,
+    _lock: Option<OwnedFd>,
 }
 
 impl LogDevice {
@@ -126,7 +126,12 @@ impl LogDevice {
             });
             tracing::info!(path = %path.display(), "a log on emulated persistent memory");
         }
-        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: lock })
+        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: Some(lock) })
+    }
+
+    /// A device of a simulation: memory, and what makes it persistent there.
+    pub fn simulated(path: &Path, memory: Arc<SharedMemory>, persistence: Arc<dyn Persistence>) -> Self {
+        Self { kind: LogDeviceKind::Pmem, memory, persistence, path: path.to_owned(), _lock: None }
     }
 
     /// What it is.

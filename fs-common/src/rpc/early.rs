@@ -42,6 +42,8 @@ pub const EARLY_HEADER_LEN: usize = 40;
 pub const EARLY_ANSWER_LEN: usize = 24;
 /// Early writes of one ring that were posted and not answered. The server keeps space for so many.
 pub const EARLY_UNANSWERED_MAX: usize = 64;
+/// Of the largest early writes, how many a ring has room for.
+pub const EARLY_RING_DEPTH: usize = 64;
 /// Pool pages one early write takes at most: it may begin and end within a page.
 pub const EARLY_WRITE_PAGES_MAX: u64 = (EARLY_WRITE_MAX / PAGE_SIZE + 1) as u64;
 /// How long a write waits for room in its ring before it goes the ordinary way.
@@ -69,6 +71,7 @@ pub fn ring_client(client: ClientId, ring: u16) -> ClientId {
 pub fn early_settings(kind: Kind) -> Settings {
     Settings {
         answers: EARLY_UNANSWERED_MAX,
+        depth: EARLY_RING_DEPTH,
         patience: PATIENCE,
         ..Settings::new(kind, EARLY_HEADER_LEN + EARLY_WRITE_MAX, EARLY_ANSWER_LEN)
     }

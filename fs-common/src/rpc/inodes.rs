@@ -33,6 +33,8 @@ impl Request<'_> {
                 *new_parent = map(*new_parent);
             }
             Request::Reclaim { files } => files.iter_mut().for_each(|file| file.ino = map(file.ino)),
+            Request::Unlock { ino, .. } => *ino = map(*ino),
+            Request::ReclaimLocks { locks } => locks.iter_mut().for_each(|held| held.ino = map(held.ino)),
             Request::Attach { .. }
             | Request::Heartbeat
             | Request::Detach
@@ -46,6 +48,10 @@ impl Request<'_> {
             | Request::Allocate { .. }
             | Request::Seek { .. }
             | Request::CopyRange { .. }
+            | Request::SetLock { .. }
+            | Request::TestLock { .. }
+            | Request::AwaitLocks { .. }
+            | Request::CancelLock { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -76,6 +82,10 @@ impl Reply<'_> {
             | Reply::Offset(_)
             | Reply::Copied(_)
             | Reply::Space(_)
+            | Reply::Queued
+            | Reply::Settled(_)
+            | Reply::Tested(_)
+            | Reply::LocksReclaimed(_)
             | Reply::Status(_) => {}
         }
     }

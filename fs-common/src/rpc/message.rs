@@ -10,7 +10,9 @@
 use super::early::EarlyOffer;
 use crate::attr::{Attr, FileKind, SetAttr};
 use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey};
+use crate::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use crate::region::{Extent, MagicPattern, PageSet};
+use crate::status::Status;
 use serde::{Deserialize, Serialize};
 
 /// Largest message either side sends, header included. Directory pages and inline data fit.
@@ -27,6 +29,13 @@ pub const XATTR_VALUE_MAX: usize = 60 * 1024;
 pub const XATTR_NAME_MAX: usize = NAME_MAX;
 /// Files one request reclaims at most: the reply, with the longest encoding of each file's attributes, fits one message.
 pub const RECLAIM_FILES_MAX: usize = 256;
+/// Locks one request reclaims at most: they fit one message with the longest encoding of each.
+pub const RECLAIM_LOCKS_MAX: usize = 1024;
+/// Ends of waits for locks one reply tells at most: such a reply must be short enough to be kept for a retransmission.
+pub const SETTLED_LOCKS_MAX: usize = 256;
+/// How long a server holds the question for ends of waits at most: well below the time after which a client takes a
+/// connection without an answer for a lost one.
+pub const AWAIT_LOCKS_MAX_MS: u32 = 10_000;
 /// Session slots of one client: how many requests it can have in flight.
 pub const SLOTS_PER_SESSION: u16 = 64;
 
@@ -153,6 +162,46 @@ pub struct Reclaim {
     pub ino: InodeNo,
     /// As it was opened.
     pub rights: Rights,
+}
+
+/// A lock a client reclaims after the server restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReclaimLock {
+    /// The file.
+    pub ino: InodeNo,
+    /// As it was granted.
+    pub lock: Lock,
+}
+
+/// How a wait for a lock ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettledLock {
+    /// Which.
+    pub wait: WaitId,
+    /// The lock is held, or why it is not.
+    pub result: Result<(), Status>,
+}
+
+/// A lock that is in somebody's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockingLock {
+    /// Which bytes.
+    pub range: LockRange,
+    /// How.
+    pub mode: LockMode,
+    /// The process that holds it, on whatever machine that runs.
+    pub pid: u32,
+}
+
+/// What stands in the way of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TestedLock {
+    /// Nothing.
+    Free,
+    /// This lock.
+    Blocked(BlockingLock),
+    /// Not known before all clients of the server before this one have reclaimed their locks: ask again.
+    Unknown,
 }
 
 /// A request.
@@ -396,6 +445,50 @@ pub enum Request<'a> {
         /// The counters' memory.
         buffer: RemoteBuffer,
     },
+    /// Asks for a lock on an open file.
+    SetLock {
+        /// Open file.
+        filekey: FileKey,
+        /// Which lock.
+        lock: Lock,
+        /// Names the wait, if it comes to one.
+        wait: WaitId,
+        /// Wait while somebody else's lock is in the way.
+        blocking: bool,
+    },
+    /// Gives locks of an owner up. By inode: a file may be closed before its locks are given up.
+    Unlock {
+        /// File.
+        ino: InodeNo,
+        /// Which kind.
+        space: LockSpace,
+        /// Whose.
+        owner: LockOwner,
+        /// On which bytes.
+        range: LockRange,
+    },
+    /// Asks which lock would be in the way (`F_GETLK`).
+    TestLock {
+        /// Open file.
+        filekey: FileKey,
+        /// The lock that is not asked for.
+        lock: Lock,
+    },
+    /// Asks which of this client's waits for locks have ended. Held until one has, or the time is over.
+    AwaitLocks {
+        /// How long to hold it, at most [`AWAIT_LOCKS_MAX_MS`].
+        hold_ms: u32,
+    },
+    /// Gives a wait for a lock up.
+    CancelLock {
+        /// Which.
+        wait: WaitId,
+    },
+    /// Takes locks again that were held before the server restarted.
+    ReclaimLocks {
+        /// A list too long for one message is sent in parts.
+        locks: Vec<ReclaimLock>,
+    },
 }
 
 /// What `Attach` tells a client.
@@ -502,13 +595,13 @@ pub struct Space {
 /// header and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
+    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
     Done,
     /// Attach.
     Attached(Attached),
     /// Reclaim: for each file its new filekey, or `None` if it is gone.
     Reclaimed(Vec<Option<Opened>>),
-    /// Lookup, GetAttr, SetAttr, Make, Link.
+    /// Lookup, GetAttr, SetAttr, Make, Link. SetLock: it is held, and this is the file it is on.
     Attr(Attr),
     /// Open, Create.
     Opened(Opened),
@@ -552,6 +645,14 @@ pub enum Reply<'a> {
     Space(Space),
     /// Status: JSON.
     Status(&'a str),
+    /// SetLock: it has to be waited for; `AwaitLocks` tells how that ended.
+    Queued,
+    /// AwaitLocks: waits that have ended. CancelLock: that one had, or (none) its end is being told.
+    Settled(Vec<SettledLock>),
+    /// TestLock.
+    Tested(TestedLock),
+    /// ReclaimLocks: for each whether it is held again.
+    LocksReclaimed(Vec<bool>),
 }
 
 /// Bytes that are no message body.

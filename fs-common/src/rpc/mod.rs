@@ -13,9 +13,9 @@ mod inodes;
 mod message;
 
 pub use early::{
-    EARLY_ANSWER_LEN, EARLY_HEADER_LEN, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX, EARLY_WRITE_PAGES_MAX,
-    EarlyDoor, EarlyError, EarlyOffer, EarlyWrite, EarlyWritten, RINGS_PER_CLIENT, early_settings,
-    ring_client, ring_of, ring_slot,
+    EARLY_ANSWER_LEN, EARLY_HEADER_LEN, EARLY_RING_DEPTH, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX,
+    EARLY_WRITE_PAGES_MAX, EarlyDoor, EarlyError, EarlyOffer, EarlyWrite, EarlyWritten, RINGS_PER_CLIENT,
+    early_settings, ring_client, ring_of, ring_slot,
 };
 pub use header::{HEADER_LEN, HeaderError, PROTOCOL_VERSION, ReplyHeader, RequestHeader};
 pub use message::*;

@@ -3,15 +3,18 @@
 use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Attached, DirEntry, EarlyDoor, EarlyOffer, HEADER_LEN, Layout, OneSidedReads, Opened, RECLAIM_FILES_MAX,
-    Reply, Sampling, Space,
+    Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, HEADER_LEN, Layout, OneSidedReads, Opened,
+    RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, ReclaimLock, Reply, Request, SETTLED_LOCKS_MAX, Sampling,
+    SettledLock, Space, TestedLock,
 };
+use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 14;
+const KINDS: usize = 18;
 
 /// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -30,6 +33,10 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Copied(_) => 11,
         Reply::Space(_) => 12,
         Reply::Status(_) => 13,
+        Reply::Queued => 14,
+        Reply::Settled(_) => 15,
+        Reply::Tested(_) => 16,
+        Reply::LocksReclaimed(_) => 17,
     }
 }
 
@@ -151,6 +158,26 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
             joined(&[&[12], &[0xac, 2], &[2], &[1]]),
         ),
         (Reply::Status("{}"), joined(&[&[13], b"\x02{}"])),
+        (Reply::Queued, vec![14]),
+        (
+            Reply::Settled(vec![
+                SettledLock { wait: WaitId(300), result: Ok(()) },
+                // A status is told by its place in the list of them.
+                SettledLock { wait: WaitId(1), result: Err(Status::Deadlock) },
+            ]),
+            joined(&[&[15], &[2], &[0xac, 0x02, 0], &[1, 1, 24]]),
+        ),
+        (Reply::Tested(TestedLock::Free), vec![16, 0]),
+        (
+            Reply::Tested(TestedLock::Blocked(BlockingLock {
+                range: LockRange { first: 5, last: 300 },
+                mode: LockMode::Exclusive,
+                pid: 129,
+            })),
+            joined(&[&[16], &[1], &[5, 0xac, 0x02], &[1], &[0x81, 0x01]]),
+        ),
+        (Reply::Tested(TestedLock::Unknown), vec![16, 2]),
+        (Reply::LocksReclaimed(vec![true, false]), vec![17, 2, 1, 0]),
     ]
 }
 
@@ -177,6 +204,23 @@ fn the_longest_answer_to_a_reclaim_fits_one_message() {
     let opened = Opened { filekey: FileKey(u64::MAX), slot: Some(FileSlot(u32::MAX)), attr };
     let reply = Reply::Reclaimed(vec![Some(opened); RECLAIM_FILES_MAX]);
     assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
+}
+
+/// What is told of waits that ended is told once: the reply must be one that a slot keeps.
+#[test]
+fn the_longest_lists_of_locks_fit() {
+    let settled = SettledLock { wait: WaitId(u64::MAX), result: Err(Status::Cancelled) };
+    let reply = Reply::Settled(vec![settled; SETTLED_LOCKS_MAX]);
+    assert!(HEADER_LEN + reply.encode_to_vec().expect("it fits").len() <= 4096);
+    let lock = Lock {
+        space: LockSpace::Whole,
+        owner: LockOwner(u64::MAX),
+        range: LockRange { first: u64::MAX, last: u64::MAX },
+        mode: LockMode::Exclusive,
+        pid: u32::MAX,
+    };
+    let locks = vec![ReclaimLock { ino: InodeNo(u64::MAX), lock }; RECLAIM_LOCKS_MAX];
+    assert!(Request::ReclaimLocks { locks }.encode(&mut room()[HEADER_LEN..]).is_ok());
 }
 
 #[test]

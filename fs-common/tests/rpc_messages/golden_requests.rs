@@ -7,14 +7,15 @@
 use crate::{joined, room};
 use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey};
+use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, Payload, Reclaim, RemoteBuffer, RenameMode, Request, Rights, SeekFor, Sink, SyncScope,
-    XattrMode,
+    Allocate, NewNode, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights, SeekFor,
+    Sink, SyncScope, XattrMode,
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 32;
+const KINDS: usize = 38;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -53,6 +54,12 @@ fn kind(request: &Request<'_>) -> usize {
         Request::Status => 29,
         Request::Recovered => 30,
         Request::ShareCounters { .. } => 31,
+        Request::SetLock { .. } => 32,
+        Request::Unlock { .. } => 33,
+        Request::TestLock { .. } => 34,
+        Request::AwaitLocks { .. } => 35,
+        Request::CancelLock { .. } => 36,
+        Request::ReclaimLocks { .. } => 37,
     }
 }
 
@@ -61,6 +68,7 @@ fn cases() -> Vec<(Request<'static>, Vec<u8>)> {
     cases.extend(names());
     cases.extend(files());
     cases.extend(attributes());
+    cases.extend(locks());
     cases
 }
 
@@ -225,6 +233,42 @@ fn attributes() -> Vec<(Request<'static>, Vec<u8>)> {
         (set_xattr(XattrMode::Create), set(1)),
         (set_xattr(XattrMode::Replace), set(2)),
         (Request::RemoveXattr { ino: InodeNo(9), name: b"user.a" }, joined(&[&[27], &[9], b"\x06user.a"])),
+    ]
+}
+
+fn locks() -> Vec<(Request<'static>, Vec<u8>)> {
+    let range = LockRange { first: 5, last: LOCK_END };
+    let lock = |space, mode| Lock { space, owner: LockOwner(300), range, mode, pid: 129 };
+    // 2^63 - 1 in nine groups of seven bits.
+    let range: &[u8] = &[5, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+    let locked = |space: u8, mode: u8| joined(&[&[space], &[0xac, 0x02], range, &[mode], &[0x81, 0x01]]);
+    let whole = lock(LockSpace::Whole, LockMode::Exclusive);
+    let bytes = lock(LockSpace::Ranges, LockMode::Shared);
+    vec![
+        (
+            Request::SetLock { filekey: FileKey(6), lock: bytes, wait: WaitId(7), blocking: true },
+            joined(&[&[32], &[6], &locked(0, 0), &[7], &[1]]),
+        ),
+        (
+            Request::SetLock { filekey: FileKey(6), lock: whole, wait: WaitId(7), blocking: false },
+            joined(&[&[32], &[6], &locked(1, 1), &[7], &[0]]),
+        ),
+        (
+            Request::Unlock {
+                ino: InodeNo(9),
+                space: LockSpace::Whole,
+                owner: LockOwner(300),
+                range: bytes.range,
+            },
+            joined(&[&[33], &[9], &[1], &[0xac, 0x02], range]),
+        ),
+        (Request::TestLock { filekey: FileKey(6), lock: bytes }, joined(&[&[34], &[6], &locked(0, 0)])),
+        (Request::AwaitLocks { hold_ms: 5000 }, vec![35, 0x88, 0x27]),
+        (Request::CancelLock { wait: WaitId(7) }, vec![36, 7]),
+        (
+            Request::ReclaimLocks { locks: vec![ReclaimLock { ino: InodeNo(9), lock: whole }] },
+            joined(&[&[37], &[1], &[9], &locked(1, 1)]),
+        ),
     ]
 }
 

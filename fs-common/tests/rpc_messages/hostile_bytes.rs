@@ -51,7 +51,7 @@ proptest! {
 
     #[test]
     fn lists_that_announce_more_than_there_is(
-        kind in 0u8..32,
+        kind in 0u8..40,
         before in proptest::collection::vec(0u8..3, 0..4),
         count in any::<u64>().prop_flat_map(|count| (0u32..64).prop_map(move |shift| count >> shift)),
         fill in any::<u8>(),

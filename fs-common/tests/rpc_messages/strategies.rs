@@ -4,13 +4,15 @@
 
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Allocate, Attached, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads, Opened, Payload,
-    Reclaim, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling, SeekFor, Sink, Space, SyncScope,
-    XattrMode,
+    Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
+    Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling,
+    SeekFor, SettledLock, Sink, Space, SyncScope, TestedLock, XattrMode,
 };
+use cuttlefs_common::status::Status;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -31,6 +33,38 @@ fn ino() -> impl Strategy<Value = InodeNo> {
 
 fn filekey() -> impl Strategy<Value = FileKey> {
     any::<u64>().prop_map(FileKey)
+}
+
+fn lock_range() -> impl Strategy<Value = LockRange> {
+    any::<(u64, u64)>().prop_map(|(first, last)| LockRange { first, last })
+}
+
+fn lock_space() -> impl Strategy<Value = LockSpace> {
+    select(vec![LockSpace::Ranges, LockSpace::Whole])
+}
+
+fn lock_mode() -> impl Strategy<Value = LockMode> {
+    select(vec![LockMode::Shared, LockMode::Exclusive])
+}
+
+fn lock() -> impl Strategy<Value = Lock> {
+    (lock_space(), any::<u64>(), lock_range(), lock_mode(), any::<u32>()).prop_map(
+        |(space, owner, range, mode, pid)| Lock { space, owner: LockOwner(owner), range, mode, pid },
+    )
+}
+
+fn settled_lock() -> impl Strategy<Value = SettledLock> {
+    (any::<u64>(), option::of(select(Status::ALL.to_vec())))
+        .prop_map(|(wait, failed)| SettledLock { wait: WaitId(wait), result: failed.map_or(Ok(()), Err) })
+}
+
+fn tested_lock() -> impl Strategy<Value = TestedLock> {
+    prop_oneof![
+        Just(TestedLock::Free),
+        Just(TestedLock::Unknown),
+        (lock_range(), lock_mode(), any::<u32>())
+            .prop_map(|(range, mode, pid)| TestedLock::Blocked(BlockingLock { range, mode, pid })),
+    ]
 }
 
 fn rights() -> impl Strategy<Value = Rights> {
@@ -265,6 +299,28 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
             .prop_map(|(ino, name, value, mode)| Request::SetXattr { ino, name, value, mode })
             .boxed(),
         (ino(), bytes()).prop_map(|(ino, name)| Request::RemoveXattr { ino, name }).boxed(),
+        (filekey(), lock(), any::<u64>(), any::<bool>())
+            .prop_map(|(filekey, lock, wait, blocking)| Request::SetLock {
+                filekey,
+                lock,
+                wait: WaitId(wait),
+                blocking,
+            })
+            .boxed(),
+        (ino(), lock_space(), any::<u64>(), lock_range())
+            .prop_map(|(ino, space, owner, range)| Request::Unlock {
+                ino,
+                space,
+                owner: LockOwner(owner),
+                range,
+            })
+            .boxed(),
+        (filekey(), lock()).prop_map(|(filekey, lock)| Request::TestLock { filekey, lock }).boxed(),
+        any::<u32>().prop_map(|hold_ms| Request::AwaitLocks { hold_ms }).boxed(),
+        any::<u64>().prop_map(|wait| Request::CancelLock { wait: WaitId(wait) }).boxed(),
+        vec((ino(), lock()).prop_map(|(ino, lock)| ReclaimLock { ino, lock }), 0..20)
+            .prop_map(|locks| Request::ReclaimLocks { locks })
+            .boxed(),
     ])
 }
 
@@ -331,5 +387,9 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             })
             .boxed(),
         text().prop_map(Reply::Status).boxed(),
+        Just(Reply::Queued).boxed(),
+        vec(settled_lock(), 0..20).prop_map(Reply::Settled).boxed(),
+        tested_lock().prop_map(Reply::Tested).boxed(),
+        vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
     ])
 }

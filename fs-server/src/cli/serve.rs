@@ -276,7 +276,8 @@ fn redo_log(directory: &Path, durability: Durability, bytes: u64) -> anyhow::Res
         (least..=RING_OFFSET + MAX_CAPACITY).contains(&bytes),
         "a redo log of {} cannot be; give --log-size of {} to {}",
         ByteSize(bytes),
-        ByteSize(least),
+        // Whole, or what is shown could be less than what is meant.
+        ByteSize(least.next_multiple_of(1 << 20)),
         ByteSize(MAX_CAPACITY)
     );
     tracing::info!(size = %ByteSize(bytes), "making the redo log");

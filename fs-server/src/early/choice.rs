@@ -1,7 +1,7 @@
 //! What people may ask for: whether writes are acknowledged early, how, and on what their rings lie.
 
 use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rpc::durable::Kind;
+use cuttlefs_common::rpc::durable::{Kind, RingStore, RingStoreError};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -93,6 +93,19 @@ pub struct RingOptions {
     pub device: RingDevice,
     /// What is offered.
     pub early: EarlyChoice,
+}
+
+impl RingOptions {
+    /// Where a server before may have left something.
+    ///
+    /// # Errors
+    /// The directory.
+    pub(crate) fn left(&self) -> Result<Option<RingStore>, RingStoreError> {
+        match self.directory.exists() {
+            true => RingStore::new(&self.directory, self.device.kind()).map(Some),
+            false => Ok(None),
+        }
+    }
 }
 
 #[cfg(test)]

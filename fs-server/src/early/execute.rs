@@ -3,11 +3,17 @@
 //!
 //! The answer goes out once the write is applied. It need not wait for the redo log: the ring holds the write until the
 //! log does.
+//!
+//! # Failure
+//! A write that fails for a device, and whatever stands behind it in its ring, is *owed*: the next start executes it.
+//! Before its sender hears so, its file is closed to everybody (`Regions::close_contents`). So nothing that somebody
+//! did knowing of the failure is older than the write, and nothing that anybody is shown lacks it.
 
 use super::ring::{Progress, Ring};
 use super::rot_watch::RotWatch;
 use crate::meta::RequestId;
 use crate::rpc::worker::WorkerContext;
+use crate::server::Server;
 use crate::tier::{self, Source, WriteAt, Written};
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::rpc::durable::{Executed, Request};
@@ -37,12 +43,12 @@ async fn execute(
     answer: &mut Vec<u8>,
 ) -> Executed {
     let Progress { done, failed } = *ring.progress.lock();
-    if let Some(status) = failed {
-        return Executed::Kept(status.code());
-    }
     let Ok(write) = EarlyWrite::parse(request.body) else {
         return Executed::Done(Status::Malformed.code());
     };
+    if let Some(status) = failed.filter(|_| request.seq > done) {
+        return owe(&context.server, &write, status);
+    }
     let id = RequestId { client: ring.client, slot: ring.slot, seq: request.seq };
     let disk = RotWatch::new(context.disk.as_ref());
     let result = if request.seq <= done {
@@ -64,17 +70,31 @@ async fn execute(
             Executed::Done(status.code())
         }
         Err(status) => {
-            tracing::error!(
-                client = %ring.client,
-                ino = %write.ino,
-                %status,
-                "an acknowledged write could not be executed; it is kept in its ring, which takes nothing more. Check the \
-                 pool's devices, then restart the server"
-            );
-            ring.progress.lock().failed = Some(status);
-            Executed::Kept(status.code())
+            fail(ring, status);
+            owe(&context.server, &write, status)
         }
     }
+}
+
+/// A ring's next write cannot be executed before the next start, and so can none behind it.
+pub(super) fn fail(ring: &Ring, status: Status) {
+    if ring.fail(status) {
+        tracing::error!(
+            client = %ring.client,
+            %status,
+            "an acknowledged write could not be executed; it is kept in its ring, which takes nothing more, and the files \
+             that it and those behind it change can be neither read nor changed until it is. Check the pool's devices, \
+             then restart the server: it executes them first"
+        );
+    }
+}
+
+/// A write stays in its ring for the next start. Its file is closed before anybody hears of that.
+pub(super) fn owe(server: &Server, write: &EarlyWrite<'_>, status: Status) -> Executed {
+    if server.regions.close_contents(write.ino) {
+        tracing::warn!(ino = %write.ino, "a file is closed until the restart: a write of it was acknowledged and not executed");
+    }
+    Executed::Kept(status.code())
 }
 
 /// Whether a write would fail so again, whenever it was tried: nothing of it is lost.

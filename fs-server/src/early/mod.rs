@@ -15,7 +15,8 @@
 //!
 //! # Failure
 //! A write that cannot be executed for a failing device stays in its ring with everything behind it; the ring takes
-//! nothing more until the server is restarted, which tries again.
+//! nothing more, and the files of these writes are closed to everybody, until the server is restarted, which executes them
+//! before it serves anybody. Ring, numbers and space of what is owed so are kept, whatever its client does.
 
 mod choice;
 mod execute;
@@ -35,7 +36,7 @@ use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::persist::{LogDevice, LogDeviceError, LogDeviceKind};
 use cuttlefs_common::rdma::{Device, Endpoint, LinkKind, RdmaError};
 use cuttlefs_common::rpc::durable::{
-    Kind, Receiver, ReceiverFigures, ReceiverOptions, RingStore, RingStoreError,
+    Beside, Kind, Receiver, ReceiverFigures, ReceiverOptions, RingStore, RingStoreError, Stepper,
 };
 use cuttlefs_common::rpc::{
     EARLY_UNANSWERED_MAX, EARLY_WRITE_PAGES_MAX, EarlyDoor, EarlyOffer, RINGS_PER_CLIENT, early_settings,
@@ -78,6 +79,19 @@ pub enum EarlyStartError {
     #[error(transparent)]
     Link(#[from] RdmaError),
 }
+
+/// Rings of a server that is stepped.
+#[derive(Clone)]
+pub struct SteppedRings {
+    /// Where they are.
+    pub store: RingStore,
+    /// How requests become persistent.
+    pub kind: Kind,
+}
+
+/// Workers execute, and heads move behind the redo log.
+const RECEIVER: ReceiverOptions =
+    ReceiverOptions { executors: 0, slow_beyond: EARLY_UNANSWERED_MAX, settles: true };
 
 struct Running {
     receiver: Receiver,
@@ -161,10 +175,8 @@ impl Early {
         }
         let beside: Vec<Endpoint> = listen.iter().map(beside).collect();
         let store = RingStore::new(&options.directory, Some(lies_on))?;
-        let service = service::EarlyService::new(server.clone(), doors);
-        let receiver_options =
-            ReceiverOptions { executors: 0, slow_beyond: EARLY_UNANSWERED_MAX, settles: true };
-        let receiver = Receiver::serve(device, &beside, store, Arc::new(service), receiver_options)?;
+        let service = Arc::new(service::EarlyService::new(server.clone(), doors));
+        let receiver = Receiver::serve(device, &beside, store, service, RECEIVER)?;
         let kind_of = |endpoint: &Endpoint| explicit.unwrap_or_else(|| Kind::choose(link(endpoint), lies_on));
         let kinds: Vec<Kind> = listen.iter().map(kind_of).collect();
         let doors = receiver.endpoints().into_iter().map(|endpoint| match endpoint {
@@ -183,6 +195,38 @@ impl Early {
         Ok(offers)
     }
 
+    /// As `start`, in one thread, on rings that lie on persistent memory: whoever steps the receiver gives its tasks to
+    /// `spawn`.
+    ///
+    /// # Errors
+    /// [`EarlyStartError`].
+    pub(crate) fn start_stepped(
+        server: &Arc<Server>,
+        device: &dyn Device,
+        rings: &SteppedRings,
+        listen: &Endpoint,
+        doors: RingDoors,
+        spawn: Box<dyn Fn(Beside)>,
+    ) -> Result<(Stepper, EarlyOffer), EarlyStartError> {
+        let service = Arc::new(service::EarlyService::new(server.clone(), doors));
+        let (store, endpoints) = (rings.store.clone(), [beside(listen)]);
+        let (receiver, stepper) = Receiver::stepped(device, &endpoints, store, service, RECEIVER, spawn)?;
+        let running = Running { receiver, device: LogDeviceKind::Pmem, kinds: vec![rings.kind] };
+        *server.early.running.lock() = Some(running);
+        Ok((stepper, EarlyOffer { kind: rings.kind, door: EarlyDoor::Beside }))
+    }
+
+    /// The end of a server that was stepped, as if it was killed: what rings hold stays there.
+    pub(crate) fn abandon(&self) {
+        let running = self.running.lock().take();
+        drop(running);
+        // What waits in their queues holds its connection, and with it the server.
+        let rings = std::mem::take(&mut *self.rings.lock());
+        for ring in rings.values() {
+            while ring.next().is_some() {}
+        }
+    }
+
     /// Whether rings are to be had. One that finds no space to be kept for it is welcomed all the same and told to slow
     /// down, until there is some.
     pub(crate) fn is_running(&self) -> bool {
@@ -199,36 +243,49 @@ impl Early {
         );
     }
 
-    /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. With `forget`
-    /// nothing is known of their numbers afterwards.
-    pub(crate) async fn let_go(&self, server: &Server, client: ClientId, forget: bool) {
+    /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. `true`: nothing
+    /// is owed to it, and its numbers are needed no more but by itself.
+    pub(crate) async fn let_go(&self, server: &Server, client: ClientId) -> bool {
         let mut waits = Vec::new();
         if let Some(Running { receiver, .. }) = &*self.running.lock() {
-            for number in 0..RINGS_PER_CLIENT {
-                let (done, wait) = async_channel::bounded::<()>(1);
-                // Its end is what is waited for.
-                let done = Box::new(move || drop(done));
-                receiver.retire(ring_client(client, number), true, done);
-                waits.push(wait);
+            for id in rings_of(client) {
+                let (done, wait) = async_channel::bounded(1);
+                let done = Box::new(move |gone| {
+                    // Who waits takes one.
+                    let _ = done.try_send(gone);
+                });
+                receiver.retire(id, true, done);
+                waits.push((id, wait));
             }
         }
-        for wait in waits {
-            let _ = wait.recv().await;
+        let mut gone = Vec::new();
+        for (id, wait) in waits {
+            if wait.recv().await == Ok(true) {
+                gone.push(id);
+            }
         }
-        let mut rings = self.rings.lock();
+        let rings = self.rings.lock();
         if server.sessions.of(client).is_some() {
             // It is back already, and its rings are in use.
-            return;
+            return false;
         }
-        for number in 0..RINGS_PER_CLIENT {
-            let id = ring_client(client, number);
-            if let Some(ring) = rings.get(&id) {
-                ring.release_space(server.regions.space());
-            }
-            if forget {
-                rings.remove(&id);
-            }
+        for ring in gone.iter().filter_map(|id| rings.get(id)) {
+            ring.release_space(server.regions.space());
         }
+        // A ring this server never heard of it has not removed, either: the start did.
+        rings_of(client).all(|id| gone.contains(&id) || !rings.contains_key(&id))
+    }
+
+    /// Nothing is known of the numbers of a client's rings any more. They hold nothing.
+    pub(crate) fn forget(&self, client: ClientId) {
+        let mut rings = self.rings.lock();
+        rings_of(client).for_each(|id| drop(rings.remove(&id)));
+    }
+
+    /// Whether rings hold writes of this client that only the next start can execute: its numbers must be known then.
+    pub(crate) fn is_owed(&self, client: ClientId) -> bool {
+        let rings = self.rings.lock();
+        rings_of(client).any(|id| rings.get(&id).is_some_and(|ring| ring.is_owed()))
     }
 
     /// Where rings are reached, in the order of the server's own endpoints; none if there are none.
@@ -261,6 +318,11 @@ impl Early {
             ring_bytes: longest * figures.senders as u64,
         })
     }
+}
+
+/// What names a client's rings.
+fn rings_of(client: ClientId) -> impl Iterator<Item = ClientId> {
+    (0..RINGS_PER_CLIENT).map(move |number| ring_client(client, number))
 }
 
 fn link(endpoint: &Endpoint) -> LinkKind {

@@ -8,7 +8,6 @@
 //!   durable says of every record whether it was executed, also after a crash on the way.
 //! * A ring keeps what it holds until all of it is durable.
 
-use super::RingOptions;
 use super::execute::is_final;
 use super::rot_watch::RotWatch;
 use crate::meta::RequestId;
@@ -58,12 +57,8 @@ struct Counts {
 pub(crate) async fn recover(
     server: &Server,
     disk: &dyn Disk,
-    options: &RingOptions,
+    store: &RingStore,
 ) -> Result<(), RingRecoveryError> {
-    if !options.directory.exists() {
-        return Ok(());
-    }
-    let store = RingStore::new(&options.directory, options.device.kind())?;
     let mut counts = Counts::default();
     for id in store.clients()? {
         if let Some(found) = store.found(id)? {

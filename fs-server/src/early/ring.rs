@@ -8,14 +8,13 @@ use cuttlefs_common::rpc::ring_slot;
 use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::mpsc::SyncSender;
 
 /// A write that waits for its turn in its ring.
 pub(super) enum Job {
     /// Of a connected sender.
     Taken(Work),
-    /// Found in a ring that is being opened; the thread that opens it waits.
-    Found { log: LogId, lsn: LogSeq, seq: u64, body: Vec<u8>, give: SyncSender<(Executed, Vec<u8>)> },
+    /// Found in a ring that is being opened; who opens it waits.
+    Found { log: LogId, lsn: LogSeq, seq: u64, body: Vec<u8>, give: async_channel::Sender<Executed> },
 }
 
 impl Job {
@@ -32,8 +31,8 @@ impl Job {
         match self {
             Self::Taken(work) => work.finish(executed, &answer),
             Self::Found { give, .. } => {
-                // Whoever waits does not give up.
-                let _ = give.send((executed, answer));
+                // Whoever waits does not give up; he wants no answer.
+                let _ = give.try_send(executed);
             }
         }
     }
@@ -81,6 +80,20 @@ impl Ring {
             reserve: Mutex::new(Reserve::EMPTY),
             queue: Mutex::default(),
         }
+    }
+
+    /// An acknowledged write could not be executed: nothing behind it is, either, before the next start. `false`: that
+    /// was so already.
+    pub(super) fn fail(&self, status: Status) -> bool {
+        let mut progress = self.progress.lock();
+        let first = progress.failed.is_none();
+        progress.failed.get_or_insert(status);
+        first
+    }
+
+    /// Whether it holds acknowledged writes that only the next start can execute.
+    pub(super) fn is_owed(&self) -> bool {
+        self.progress.lock().failed.is_some()
     }
 
     /// Adds a write; `true`: a worker is to be given the ring.

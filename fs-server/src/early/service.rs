@@ -1,14 +1,15 @@
 //! What the receiver of durable requests asks of the file server.
 
 use super::RING_PAGES;
+use super::execute::{fail, owe};
 use super::ring::{Job, Ring};
 use crate::server::Server;
 use cuttlefs_common::ids::ClientId;
-use cuttlefs_common::rpc::durable::{Executed, Request, Service, Work};
+use cuttlefs_common::rpc::durable::{Executed, Request, Service, ServiceFuture, Work};
 use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client, ring_slot};
 use cuttlefs_common::status::Status;
+use std::future::ready;
 use std::sync::Arc;
-use std::sync::mpsc;
 
 /// Ways to the workers: a ring that is sent is executed there until it has nothing more.
 pub(crate) type RingDoors = Vec<async_channel::Sender<Arc<Ring>>>;
@@ -47,9 +48,15 @@ impl EarlyService {
         // A ring is in one worker's hands, and always in the same one's.
         let door = &self.doors[(ring.id.0 % self.doors.len() as u128) as usize];
         if door.try_send(ring.clone()).is_err() {
-            tracing::error!("a worker takes no rings; their writes stay in them");
+            // None of them can be done later, once there is a worker again: what is behind it may have been done then.
+            fail(ring, Status::Io);
             while let Some(job) = ring.next() {
-                job.finish(Executed::Kept(Status::Io.code()), Vec::new());
+                let request = job.request(ring.id);
+                let executed = match write_of(ring.id, request.body) {
+                    Ok(write) => owe(&self.server, &write, Status::Io),
+                    Err(_) => Executed::Kept(Status::Io.code()),
+                };
+                job.finish(executed, Vec::new());
             }
         }
     }
@@ -81,11 +88,6 @@ impl Service for EarlyService {
         });
         let (client, number) = owner.ok_or("a ring of no client that has a session")?;
         let ring = self.known_ring(id, client, number).map_err(|status| status.to_string())?;
-        if ring.progress.lock().failed.is_some() {
-            return Err(
-                "a write of this ring could not be executed; it is tried again at the next start".to_owned()
-            );
-        }
         if server.regions.redo().is_none_or(|log| log.figures().failed) {
             return Err("the redo log failed".to_owned());
         }
@@ -108,42 +110,49 @@ impl Service for EarlyService {
     }
 
     fn take_over(&self, work: Work) -> Option<Work> {
-        let Some(ring) = self.ring(work.request().client) else { return Some(work) };
-        self.queue(&ring, Job::Taken(work));
+        match self.ring(work.request().client) {
+            Some(ring) => self.queue(&ring, Job::Taken(work)),
+            // It is known from its hello on, and for as long as its connection.
+            None => work.finish(Executed::Kept(Status::Io.code()), &[]),
+        }
         None
     }
 
-    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed {
-        let Request { client: id, log, lsn, seq, body } = *request;
+    /// Everything is taken over.
+    fn execute(&self, _request: &Request<'_>, _answer: &mut Vec<u8>) -> Executed {
+        Executed::Kept(Status::Io.code())
+    }
+
+    fn execute_found<'a>(&'a self, request: Request<'a>) -> ServiceFuture<'a, Executed> {
+        let Request { client: id, log, lsn, seq, body } = request;
         let write = match write_of(id, body) {
             Ok(write) => write,
             Err(reason) => {
                 tracing::warn!(ring = %id, "what is no early write is left out: {reason}");
-                return Executed::Done(Status::Malformed.code());
+                return Box::pin(ready(Executed::Done(Status::Malformed.code())));
             }
         };
         let ring = match self.known_ring(id, write.client, write.ring) {
             Ok(ring) => ring,
-            Err(status) => return Executed::Kept(status.code()),
+            Err(status) => return Box::pin(ready(Executed::Kept(status.code()))),
         };
-        let (give, take) = mpsc::sync_channel(1);
+        let (give, take) = async_channel::bounded(1);
         self.queue(&ring, Job::Found { log, lsn, seq, body: body.to_vec(), give });
-        match take.recv() {
-            Ok((executed, bytes)) => {
-                *answer = bytes;
-                executed
-            }
-            // The worker ended with it.
-            Err(_) => Executed::Kept(Status::Io.code()),
-        }
+        // The worker may end with it.
+        Box::pin(async move { take.recv().await.unwrap_or(Executed::Kept(Status::Io.code())) })
+    }
+
+    fn last_done(&self, id: ClientId) -> u64 {
+        self.ring(id).map_or(0, |ring| ring.progress.lock().done)
     }
 
     fn holds_back(&self, client: ClientId) -> bool {
         self.ring(client).is_some_and(|ring| !self.server.regions.space().top_up(&mut ring.reserve.lock()))
     }
 
-    fn settle(&self) -> Result<(), String> {
-        let Some(log) = self.server.regions.redo() else { return Ok(()) };
-        futures_lite::future::block_on(log.committed()).map_err(|_| "the redo log failed".to_owned())
+    fn settle(&self) -> ServiceFuture<'_, Result<(), String>> {
+        let Some(log) = self.server.regions.redo() else { return Box::pin(ready(Ok(()))) };
+        let committed = log.committed();
+        Box::pin(async move { committed.await.map_err(|_| "the redo log failed".to_owned()) })
     }
 }

@@ -51,7 +51,7 @@ pub struct FileChanges {
     pub changes: Vec<Again>,
     /// When contents or length were changed last, and the inode's change counter before that.
     pub modified: Option<(Timestamp, u64)>,
-    /// The last write of each slot, with the place of its bytes: also of those that a later change took away, which must
+    /// The last request of each slot, with the place of a write's bytes: also of those that a later change took away, which must
     /// not be written once more.
     pub done: BTreeMap<(ClientId, SlotIndex), (RequestId, Placed)>,
 }
@@ -67,7 +67,9 @@ impl Net {
     /// The next record's operation.
     pub fn add(&mut self, record: &Record<'_>, operation: &Operation<'_>) {
         let file = self.files.entry(operation.ino).or_default();
-        if !matches!(operation.change, Change::Reserve { .. }) {
+        // The order of times is that of counters: changes of different pages reach the log in any order.
+        let is_last = file.modified.is_none_or(|(_, before)| before <= operation.before);
+        if is_last && !matches!(operation.change, Change::Reserve { .. }) {
             file.modified = Some((operation.at, operation.before));
         }
         file.add(operation.change, request(record));
@@ -79,15 +81,17 @@ fn request(record: &Record<'_>) -> Option<RequestId> {
     known.then_some(RequestId { client: record.client, slot: record.slot, seq: record.seq })
 }
 
+/// What is known of a record's request, by its slot.
+fn done(request: Option<RequestId>, placed: Placed) -> Option<((ClientId, SlotIndex), (RequestId, Placed))> {
+    request.map(|request| ((request.client, request.slot), (request, placed)))
+}
+
 impl FileChanges {
     fn add(&mut self, change: Change<'_>, request: Option<RequestId>) {
         let changes = &mut self.changes;
         match change {
             Change::Write { offset, bytes, ends } => {
-                if let Some(request) = request {
-                    let placed = Placed { offset, len: bytes.len() as u32 };
-                    self.done.insert((request.client, request.slot), (request, placed));
-                }
+                self.done.extend(done(request, Placed { offset, len: bytes.len() as u32 }));
                 changes.push(Again::Write { offset, bytes: bytes.to_vec() });
                 // The length it gave, for the bytes that give it may be cut off.
                 if let Some(end) = ends {
@@ -95,17 +99,23 @@ impl FileChanges {
                 }
             }
             Change::Length(size) => {
+                self.done.extend(done(request, Placed { offset: size, len: 0 }));
                 without(changes, size.next_multiple_of(PAGE_SIZE_U64), u64::MAX);
                 changes.push(Again::Length(size));
             }
             Change::Zeros { offset, len, keep_space } => {
+                self.done.extend(done(request, Placed { offset, len: 0 }));
                 if !keep_space {
                     let end = offset + len;
                     without(changes, offset.next_multiple_of(PAGE_SIZE_U64), end - end % PAGE_SIZE_U64);
                 }
                 changes.push(Again::Zeros { offset, len, keep_space });
             }
-            Change::Reserve { offset, len } => changes.push(Again::Reserve { offset, len }),
+            Change::Reserve { offset, len } => {
+                self.done.extend(done(request, Placed { offset, len: 0 }));
+                changes.push(Again::Reserve { offset, len });
+            }
+            Change::Done => {}
         }
     }
 }

@@ -14,7 +14,7 @@ const NANOS: i128 = 1_000_000_000;
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Bytes at a place.
+    /// Bytes at a place. Without any: the file grows.
     Write {
         /// File offset.
         offset: u64,
@@ -23,7 +23,7 @@ pub enum Change<'a> {
         /// The file's length after it; `None`: it stays.
         ends: Option<u64>,
     },
-    /// The file ends here now.
+    /// The file is cut and ends here.
     Length(u64),
     /// Zeros in a range, up to the end of the file.
     Zeros {
@@ -41,6 +41,8 @@ pub enum Change<'a> {
         /// Bytes.
         len: u64,
     },
+    /// The change that was logged before is done: when, and as which one, is what this says.
+    Done,
 }
 
 /// A change, of which file, and when.
@@ -52,7 +54,8 @@ pub struct Operation<'a> {
     pub ino: InodeNo,
     /// When.
     pub at: Timestamp,
-    /// The inode's change counter before it: if metadata's is greater, it knows of this change.
+    /// The inode's change counter before it: if metadata's is greater, it knows of this change. `Done` says it of the
+    /// instant in which metadata took time and counter, the others of when they were put into the log, which is earlier.
     pub before: u64,
     /// What.
     pub change: Change<'a>,
@@ -71,6 +74,7 @@ impl<'a> Operation<'a> {
             Change::Length(size) => (2, size, 0, &[]),
             Change::Zeros { offset, len, keep_space } => (3 + u8::from(keep_space), offset, len, &[]),
             Change::Reserve { offset, len } => (5, offset, len, &[]),
+            Change::Done => (6, 0, 0, &[]),
         };
         let nanos = i128::from(self.at.secs) * NANOS + i128::from(self.at.nanos);
         let mut out = Vec::with_capacity(OPERATION_BYTES + bytes.len());
@@ -110,6 +114,7 @@ impl<'a> Operation<'a> {
                 Change::Zeros { offset: place, len: more, keep_space: kind == 4 }
             }
             (5, []) if fits(place, more) => Change::Reserve { offset: place, len: more },
+            (6, []) if place == 0 && more == 0 => Change::Done,
             _ => return None,
         };
         let nanos = i128::from(nanos as i64);
@@ -159,6 +164,7 @@ mod tests {
             (Change::Zeros { offset: 4, len: 8, keep_space: false }, of(3, 4, 8, b"")),
             (Change::Zeros { offset: 4, len: 8, keep_space: true }, of(4, 4, 8, b"")),
             (Change::Reserve { offset: 4, len: 8 }, of(5, 4, 8, b"")),
+            (Change::Done, of(6, 0, 0, b"")),
         ] {
             assert_eq!(operation(change).encode(), expected);
             assert_eq!(Operation::parse(&expected), Some(operation(change)));

@@ -22,6 +22,7 @@ use super::operation::{Change, Operation, record_bytes};
 use crate::group_commit::GroupCommit;
 use crate::meta::RequestId;
 use crate::pool::LocalFuture;
+use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::redo::{self, LogId, MAX_DATA_BYTES, Record, RecordKind};
 use cuttlefs_common::status::Status;
@@ -349,8 +350,7 @@ impl Shared {
         state.next.lsn.0 += 1;
     }
 
-    fn append(&self, request: Option<RequestId>, file: LoggedFile, change: Change<'_>) -> u64 {
-        let at = self.clock.now();
+    fn append(&self, request: Option<RequestId>, file: LoggedFile, at: Timestamp, change: Change<'_>) -> u64 {
         let LoggedFile { ino, before } = file;
         let state = &mut *self.state.lock();
         let data = Operation { durable: state.written, ino, at, before, change }.encode();
@@ -391,7 +391,16 @@ pub struct Ticket<'l> {
 impl Ticket<'_> {
     /// Puts a record into the log. Called under the locks under which the contents change.
     pub fn append(&self, request: Option<RequestId>, file: LoggedFile, change: Change<'_>) {
-        let used = self.log.shared.append(request, file, change);
+        let shared = &self.log.shared;
+        self.take(shared.append(request, file, shared.clock.now(), change));
+    }
+
+    /// The change is done: metadata took note of it then, with the counter after `file.before`.
+    pub fn done(&self, file: LoggedFile, at: Timestamp) {
+        self.take(self.log.shared.append(None, file, at, Change::Done));
+    }
+
+    fn take(&self, used: u64) {
         let left = self.left.get();
         assert!(used <= left, "a change takes {used} bytes of the log and asked for {left}");
         self.left.set(left - used);

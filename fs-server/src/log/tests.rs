@@ -4,6 +4,7 @@ use super::header::{Header, RING_OFFSET};
 use super::redo_log::MIN_CAPACITY;
 use super::*;
 use crate::meta::RequestId;
+use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::redo::LogId;
@@ -274,6 +275,35 @@ fn what_later_changes_take_away_is_not_written_again() {
     assert_eq!((request.seq, placed.offset, placed.len), (1, 0, 5 * 4096));
     let zeros = Again::Zeros { offset: page + 10, len: 2 * page, keep_space: false };
     assert_eq!(rest, [&Again::AtLeast(5 * page), &zeros, &Again::Length(3 * page + 5)]);
+}
+
+#[test]
+fn the_times_of_the_change_with_the_last_counter_count() {
+    let (device, random) = (device(), SeededRandom::new(8));
+    let log = begin(&device, &random, 0);
+    let at = |secs| Timestamp { secs, nanos: 0 };
+    let file = |before| LoggedFile { before, ..FILE };
+    let modified = || Contents::read(&device).expect("reads").net.files[&FILE.ino].modified;
+    let ticket = block_on(log.begin_change(100, 10)).expect("room");
+    let write = |before, offset| {
+        ticket.append(None, file(before), Change::Write { offset, bytes: b"bytes", ends: None });
+    };
+    // Two at a time, on different pages: the first one to be done is the last one to say so, by a clock that stepped back.
+    write(5, 0);
+    write(5, 4096);
+    ticket.done(file(6), at(300));
+    ticket.done(file(5), at(400));
+    commit(&log).expect("commits");
+    assert_eq!(modified(), Some((at(300), 6)));
+    // One that was logged and is not known to be done.
+    write(7, 0);
+    commit(&log).expect("commits");
+    assert_eq!(modified().map(|(_, before)| before), Some(7));
+    ticket.done(file(7), at(200));
+    ticket.append(None, file(8), Change::Reserve { offset: 0, len: 4096 });
+    commit(&log).expect("commits");
+    assert_eq!(modified(), Some((at(200), 7)), "space changes no times");
+    assert_eq!(Contents::read(&device).expect("reads").net.files[&FILE.ino].changes.len(), 4);
 }
 
 /// Counts what is read.

@@ -1,7 +1,7 @@
 //! The façade as file regions call it: data that changed in memory, data that became durable, truncation, and
 //! files without a name.
 
-use super::live::{Live, NoteData};
+use super::live::NoteData;
 use super::metadata::Meta;
 use super::operation::{Caller, DataCommit, DataStamp, Operation};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
@@ -11,41 +11,40 @@ use cuttlefs_common::status::Status;
 use std::borrow::Cow;
 
 impl Meta {
-    /// Notes a change of an inode's data that is in memory only. Gives the attributes as they are now.
+    /// Notes a change of an inode's data that is in memory only. Gives the attributes as they are now: if contents changed,
+    /// both times are of this instant, and no other change of the inode has its counter.
     ///
     /// # Errors
     /// `Stale` if it is gone, `Invalid` if it is no regular file, `Io`.
     pub fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status> {
         let mut shard = self.live.write(ino);
-        let live = match shard.get_mut(&ino) {
-            Some(live) => live,
-            None => {
-                let record = self.stored().inode(ino).map_err(|e| self.fail("note_data", e))?;
-                let record = record.ok_or(Status::Stale)?;
-                if record.kind != FileKind::File {
-                    return Err(Status::Invalid);
-                }
-                if note == NoteData::default() {
-                    return Ok(record.attr(ino));
-                }
-                shard.entry(ino).or_insert(Live::from_stored(record))
+        if shard.get(ino).is_none() {
+            let record = self.stored().inode(ino).map_err(|e| self.fail("note_data", e))?;
+            let record = record.ok_or(Status::Stale)?;
+            if record.kind != FileKind::File {
+                return Err(Status::Invalid);
             }
-        };
-        live.note(note, self.clock.now(), |change| (change + 1).max(self.change_floor));
-        Ok(live.record.attr(ino))
+            if note == NoteData::default() {
+                return Ok(record.attr(ino));
+            }
+            shard.add(ino, record);
+        }
+        Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
     }
 
-    /// Gives a file these times in memory: what recovery did to it was done then.
+    /// Gives a file times, in memory, which changes of its data leave alone until `release_times`: what recovery does to it
+    /// was done before. Of one file at a time.
     ///
     /// # Errors
     /// As `note_data`.
-    pub fn restore_times(&self, ino: InodeNo, mtime: Timestamp, ctime: Timestamp) -> Result<(), Status> {
-        // So that it is live.
-        self.note_data(ino, NoteData { modified: true, ..NoteData::default() })?;
-        if let Some(live) = self.live.write(ino).get_mut(&ino) {
-            (live.record.mtime, live.record.ctime) = (mtime, ctime);
-        }
-        Ok(())
+    pub fn hold_times(&self, ino: InodeNo, mtime: Timestamp, ctime: Timestamp) -> Result<(), Status> {
+        self.live.hold(ino, Some((mtime, ctime)));
+        self.note_data(ino, NoteData { modified: true, ..NoteData::default() }).map(|_| ())
+    }
+
+    /// Its times move again.
+    pub fn release_times(&self, ino: InodeNo) {
+        self.live.hold(ino, None);
     }
 
     /// Records data that is on the device: one batch for all. Files that are gone are skipped.

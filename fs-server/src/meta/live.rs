@@ -9,6 +9,10 @@
 //! being it, between the two: what is read is what was true at one instant. Lock order: the writer's mutex, then
 //! a shard, then the store.
 //!
+//! An inode's change counter also says in which order its times were set, by notes and by batches: recovery compares the
+//! counters of the redo log's records with the stored one. So no two of them may take the same. A batch takes the one after
+//! what it was made from; a note that comes before the batch has settled takes a later one (`look`, `end_batch`).
+//!
 //! # Bound
 //! One entry an inode with dirty data; the region layer bounds those by its dirty limit.
 
@@ -16,6 +20,7 @@ use super::record::InodeRecord;
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// Shards of the table: a few times the number of worker threads.
@@ -54,17 +59,6 @@ impl Live {
         InodeRecord { size: self.durable_size, allocated_pages: self.durable_pages, ..self.record }
     }
 
-    /// Notes a change in memory.
-    pub fn note(&mut self, note: NoteData, now: Timestamp, next_change: impl FnOnce(u64) -> u64) {
-        self.record.size = note.size.unwrap_or(self.record.size);
-        self.record.allocated_pages = note.allocated_pages.unwrap_or(self.record.allocated_pages);
-        if note.modified {
-            self.record.mtime = now;
-            self.record.ctime = now;
-            self.record.change = next_change(self.record.change);
-        }
-    }
-
     /// A batch wrote `stored`. Gives whether the inode is still live.
     pub fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
         let live = self.record;
@@ -76,8 +70,9 @@ impl Live {
         if kind != SettleKind::DataCommit {
             self.record = *stored;
             if noted_meanwhile {
+                // The note came after the batch, whatever the clock said.
                 self.record.mtime = live.mtime;
-                self.record.ctime = live.ctime.max(stored.ctime);
+                self.record.ctime = live.ctime;
                 self.record.change = live.change + 1;
             }
         }
@@ -107,7 +102,48 @@ pub(super) enum SettleKind {
     Other,
 }
 
-type Shard = HashMap<InodeNo, Live>;
+/// Times that notes leave alone.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    ino: InodeNo,
+    mtime: Timestamp,
+    ctime: Timestamp,
+}
+
+/// Live inodes whose numbers have the same remainder.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    inodes: HashMap<InodeNo, Live>,
+    /// What the batch under way is made from: a few.
+    in_batch: Vec<InodeNo>,
+    held: Option<Held>,
+}
+
+impl Shard {
+    pub fn get(&self, ino: InodeNo) -> Option<&Live> {
+        self.inodes.get(&ino)
+    }
+
+    /// Makes an inode live.
+    pub fn add(&mut self, ino: InodeNo, record: InodeRecord) {
+        self.inodes.insert(ino, Live::from_stored(record));
+    }
+
+    /// Notes a change in memory of a live inode; gives it as it is now.
+    pub fn note(&mut self, ino: InodeNo, note: NoteData, now: Timestamp, change_floor: u64) -> InodeRecord {
+        let in_batch = self.in_batch.contains(&ino);
+        let held = self.held.filter(|held| held.ino == ino);
+        let Live { record, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
+        record.size = note.size.unwrap_or(record.size);
+        record.allocated_pages = note.allocated_pages.unwrap_or(record.allocated_pages);
+        if note.modified {
+            (record.mtime, record.ctime) = held.map_or((now, now), |held| (held.mtime, held.ctime));
+            // The next one is the batch's.
+            record.change = (record.change + 1).max(change_floor) + u64::from(in_batch);
+        }
+        *record
+    }
+}
 
 /// The live inodes.
 #[derive(Debug, Default)]
@@ -129,25 +165,45 @@ impl LiveInodes {
     }
 
     pub fn get(&self, ino: InodeNo) -> Option<Live> {
-        self.read(ino).get(&ino).copied()
+        self.read(ino).get(ino).copied()
+    }
+
+    /// As `get`, for a batch to be made from. `looked` is for `end_batch`.
+    pub fn look(&self, ino: InodeNo, looked: &RefCell<Vec<InodeNo>>) -> Option<Live> {
+        let mut shard = self.write(ino);
+        shard.in_batch.push(ino);
+        looked.borrow_mut().push(ino);
+        shard.get(ino).copied()
+    }
+
+    /// The batch has settled, or there is none.
+    pub fn end_batch(&self, looked: &[InodeNo]) {
+        for ino in looked {
+            self.write(*ino).in_batch.retain(|other| other != ino);
+        }
+    }
+
+    /// Until `None`: notes of an inode give it these times. One inode at a time.
+    pub fn hold(&self, ino: InodeNo, times: Option<(Timestamp, Timestamp)>) {
+        self.write(ino).held = times.map(|(mtime, ctime)| Held { ino, mtime, ctime });
     }
 
     pub fn settle(&self, ino: InodeNo, stored: Option<&InodeRecord>, kind: SettleKind) {
         // Most operations are on inodes that are not live: look before taking the shard for writing.
-        if !self.read(ino).contains_key(&ino) {
+        if self.read(ino).get(ino).is_none() {
             return;
         }
         let mut shard = self.write(ino);
-        let Some(live) = shard.get_mut(&ino) else {
+        let Some(live) = shard.inodes.get_mut(&ino) else {
             return;
         };
         let keep = stored.is_some_and(|stored| live.settle(stored, kind));
         if !keep {
-            shard.remove(&ino);
+            shard.inodes.remove(&ino);
         }
     }
 
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.read().len()).sum()
+        self.shards.iter().map(|shard| shard.read().inodes.len()).sum()
     }
 }

@@ -21,7 +21,7 @@ impl Meta {
     fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         // Held over the load: see `live`.
         let shard = self.live.read(ino);
-        let record = match shard.get(&ino) {
+        let record = match shard.get(ino) {
             Some(live) => Some(live.record),
             None => self.stored().inode(ino)?,
         };

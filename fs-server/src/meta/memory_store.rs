@@ -46,6 +46,8 @@ pub enum StoreLie {
     Flush,
     /// Batches do not keep which requests were done.
     Slots,
+    /// A batch that changes names forgets which requests of other clients were done.
+    OtherSlots,
 }
 
 /// Records in a `BTreeMap`.
@@ -76,6 +78,16 @@ fn without_slots(batch: Batch) -> Batch {
         }
     }
     left
+}
+
+/// A batch of names that takes away the records of requests that it does not put.
+fn forgetting_others(mut batch: Batch, records: &Records) -> Batch {
+    if batch.iter().any(|(key, _)| key[0] == key::tag::ENTRY) {
+        let puts: Vec<Vec<u8>> = batch.iter().map(|(key, _)| key.to_vec()).collect();
+        let others = records.keys().filter(|key| key::is_slot(key) && !puts.contains(key));
+        others.for_each(|key| batch.remove(key.clone()));
+    }
+    batch
 }
 
 impl MemoryStore {
@@ -130,7 +142,7 @@ impl MemoryStore {
         let lies = match self.lie {
             Some(StoreLie::Persist) => event == Event::Persist,
             Some(StoreLie::Flush) => event == Event::Flush,
-            Some(StoreLie::Slots) | None => false,
+            Some(StoreLie::Slots | StoreLie::OtherSlots) | None => false,
         };
         if !lies {
             for batch in contents.unflushed.drain(..) {
@@ -208,7 +220,11 @@ impl Store for MemoryStore {
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let mut contents = self.contents.write();
-        let batch = if self.lie == Some(StoreLie::Slots) { without_slots(batch) } else { batch };
+        let batch = match self.lie {
+            Some(StoreLie::Slots) => without_slots(batch),
+            Some(StoreLie::OtherSlots) => forgetting_others(batch, &contents.current),
+            _ => batch,
+        };
         match self.life.meets(Event::Batch, batch.iter().count() as u64) {
             Fate::Happens => {}
             Fate::CutOff => {

@@ -6,7 +6,7 @@
 use super::apply::apply;
 use super::error::MetaError;
 use super::key;
-use super::live::{LiveInodes, SettleKind};
+use super::live::{Live, LiveInodes, SettleKind};
 use super::name::HashKey;
 use super::operation::{ApplyContext, Caller, Operation, Outcome};
 use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
@@ -18,6 +18,7 @@ use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -277,6 +278,26 @@ impl Meta {
         if matches!(operation, Operation::Make { .. } | Operation::Create { .. }) {
             self.ensure_number(writer)?;
         }
+        let looked = RefCell::default();
+        let outcome = match operation {
+            // It takes the times and counters of notes, and none of its own.
+            Operation::CommitData { .. } => {
+                self.execute_on(writer, caller, operation, is_open, &|ino| self.live.get(ino))
+            }
+            _ => self.execute_on(writer, caller, operation, is_open, &|ino| self.live.look(ino, &looked)),
+        };
+        self.live.end_batch(&looked.into_inner());
+        outcome
+    }
+
+    fn execute_on(
+        &self,
+        writer: &mut Writer,
+        caller: Caller,
+        operation: &Operation<'_>,
+        is_open: &dyn Fn(InodeNo) -> bool,
+        live: &dyn Fn(InodeNo) -> Option<Live>,
+    ) -> Result<Outcome, MetaError> {
         let context = ApplyContext {
             now: self.clock.now(),
             caller,
@@ -285,7 +306,7 @@ impl Meta {
             change_floor: self.change_floor,
             is_open,
         };
-        let changed = |ino| self.live.get(ino).map(|live| live.writable());
+        let changed = |ino| live(ino).map(|live| live.writable());
         let view = View::new(&*self.store, self.hash_key, &changed);
         let mut applied = apply(&view, operation, &context)?;
         let reserve = applied.outcome.created.then(|| self.reserve(writer, &mut applied.batch)).flatten();

@@ -63,12 +63,12 @@ pub struct Placed {
     pub len: u32,
 }
 
-/// A write whose bytes become durable.
+/// A request whose changes of contents become durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoneRequest {
     /// Which request it was.
     pub request: RequestId,
-    /// Where it went.
+    /// Where it went; of a change of length, that length.
     pub placed: Placed,
 }
 

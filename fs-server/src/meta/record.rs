@@ -185,7 +185,7 @@ pub struct SlotRecord {
     pub seq: u64,
     /// The inode it was about, if its answer tells of one.
     pub ino: Option<InodeNo>,
-    /// Of a write: where its bytes went.
+    /// Of a write: where its bytes went. Of a change of length, and of what `fallocate` does: that all of it is durable.
     pub placed: Option<Placed>,
 }
 

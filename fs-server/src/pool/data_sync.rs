@@ -9,6 +9,8 @@
 //! * Who waits is told `Ok` only by a sync that began after the call.
 //! * One sync is under way at a time; one whose future is dropped counts for nobody, and the next who waits does it.
 //!
+//! Work that blocks is committed for many by a thread instead: `group_commit`, which says why there are two.
+//!
 //! # Failure
 //! A failed sync is final, for all who wait and for all who come later: what is on SSD is unknown, and a second sync would
 //! say that it is well (the kernel reports a write that failed once). Nothing but a restart mends it.

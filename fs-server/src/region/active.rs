@@ -118,6 +118,7 @@ impl ActiveFiles {
         let file = shard.get(ino, load)?;
         shard.change_opens(ino, 1);
         if file.slot().is_none()
+            && !file.owes()
             && let Some(slot) = self.find_slot(&shard)
         {
             file.assign_slot(&self.table, slot);
@@ -136,6 +137,15 @@ impl ActiveFiles {
     /// How often the file is open.
     pub fn opens(&self, ino: InodeNo) -> u32 {
         self.shard(ino).entries.get(&ino).map_or(0, |entry| entry.opens)
+    }
+
+    /// Nobody may see or change the file's contents any more, if it is active: clients' one-sided reads find no slot.
+    pub fn close_contents(&self, ino: InodeNo) {
+        let shard = self.shard(ino);
+        if let Some(entry) = shard.entries.get(&ino) {
+            entry.file.owes.store(true, Ordering::Release);
+            self.release_slot(&entry.file);
+        }
     }
 
     /// Lets go what write-back made clean.
@@ -347,6 +357,20 @@ mod tests {
         drop(file);
         files.trim_all();
         assert_eq!(files.figures().regions, 0);
+    }
+
+    #[test]
+    fn closed_contents_have_no_slot() {
+        let files = files(2, 10);
+        files.close_contents(InodeNo(1));
+        let file = files.open(InodeNo(1), load(1)).expect("open");
+        let slot = file.slot().expect("a slot");
+        files.close_contents(InodeNo(1));
+        assert_eq!((file.slot(), file.usable()), (None, Err(Status::Io)));
+        assert_eq!(files.table().load(slot).generation, 0, "who reads one-sidedly sees it");
+        let again = files.open(InodeNo(1), || panic!("loaded twice")).expect("open");
+        assert_eq!(again.slot(), None);
+        assert_eq!(files.figures().free_slots, 2);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
+use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
@@ -44,12 +45,12 @@ pub struct FileState {
     pub(crate) tail_is_zero: bool,
     /// Contents or attributes moved since the last commit.
     pub(crate) uncommitted: bool,
-    /// The last write of each slot since the last commit, which will say that it was done.
+    /// The last change of each slot since the last commit, which will say that it was done.
     pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
 }
 
 impl FileState {
-    /// A write was done: the next commit says so.
+    /// A request was done: the next commit says so.
     pub(crate) fn note_done(&mut self, request: RequestId, placed: Placed) {
         self.uncommitted = true;
         self.done.insert((request.client, request.slot), DoneRequest { request, placed });
@@ -68,6 +69,9 @@ pub struct FileRegion {
     pub(crate) listed: AtomicBool,
     /// The inode was reaped: nothing may be done with the region any more.
     pub(crate) reaped: AtomicBool,
+    /// The file owes a write (`Regions::close_contents`). Set once, with release, by whoever learns of it; read with
+    /// acquire by every operation on contents, under the locks it works under.
+    pub(super) owes: AtomicBool,
 }
 
 /// Gives out generations: one counter for all files, so no two layouts share one.
@@ -116,6 +120,7 @@ impl FileRegion {
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),
             reaped: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
         }
     }
 
@@ -208,5 +213,22 @@ impl FileRegion {
 
     pub(crate) fn is_reaped(&self) -> bool {
         self.reaped.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody may see or change its contents until the server is restarted.
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Acquire)
+    }
+
+    /// Whether its contents may be seen and changed.
+    ///
+    /// # Errors
+    /// `Stale` if it was reaped, `Io` if it owes a write.
+    pub(crate) fn usable(&self) -> Result<(), Status> {
+        match (self.is_reaped(), self.owes()) {
+            (true, _) => Err(Status::Stale),
+            (_, true) => Err(Status::Io),
+            _ => Ok(()),
+        }
     }
 }

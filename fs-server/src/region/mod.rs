@@ -61,7 +61,7 @@ use crate::pool::space::{Run, Space};
 use crate::pool::{CachedPool, DataSync, IoError, PageSums};
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
-use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RegionOwner, WindowId};
@@ -76,7 +76,7 @@ use hot_units::HotUnits;
 use parking_lot::Mutex;
 use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -261,6 +261,9 @@ pub struct Regions {
     mapped: Option<Arc<CachedPool>>,
     /// Where changes of contents are logged; set once recovery is done, where they are.
     redo: OnceLock<Arc<RedoLog>>,
+    /// Files that owe a write which was acknowledged and cannot be executed before the next start. Bounded by what rings
+    /// hold. Taken inside the locks of `active`.
+    owing: Mutex<BTreeSet<InodeNo>>,
     /// The checksums of the disks that this is used with, if they have any.
     sums: Option<Arc<PageSums>>,
 }
@@ -314,6 +317,7 @@ impl Regions {
             policy: config.policy,
             mapped: None,
             redo: OnceLock::new(),
+            owing: Mutex::default(),
             sums: None,
         })
     }
@@ -333,14 +337,14 @@ impl Regions {
         self.redo.get()
     }
 
-    /// Room in the log, if there is one, for a change of contents of so many bytes and records.
+    /// Room in the log, if there is one, for a change of contents of so many bytes and records, and for its end.
     pub(crate) async fn begin_change(
         &self,
         bytes: usize,
         records: usize,
     ) -> Result<Option<Ticket<'_>>, Status> {
         match self.redo() {
-            Some(log) => log.begin_change(bytes, records).await.map(Some),
+            Some(log) => log.begin_change(bytes, records + 1).await.map(Some),
             None => Ok(None),
         }
     }
@@ -359,6 +363,21 @@ impl Regions {
             ticket.append(request, LoggedFile { ino, before }, change);
         }
         Ok(())
+    }
+
+    /// A change of contents is done: metadata takes its time, and the log, where there is one, takes that from metadata.
+    pub(crate) fn note_changed(
+        &self,
+        ticket: Option<&Ticket<'_>>,
+        file: &FileRegion,
+        note: NoteData,
+    ) -> Result<Attr, Status> {
+        let attr = self.meta.note_data(file.ino(), NoteData { modified: true, ..note })?;
+        if let Some(ticket) = ticket {
+            let before = attr.change.saturating_sub(1);
+            ticket.done(LoggedFile { ino: file.ino(), before }, attr.mtime);
+        }
+        Ok(attr)
     }
 
     /// The same, over disks with checksums.
@@ -422,7 +441,35 @@ impl Regions {
     }
 
     pub(crate) fn end_reap(&self, ino: InodeNo, gone: bool) {
+        if gone {
+            // What it owed goes with it.
+            self.owing.lock().remove(&ino);
+        }
         self.active.end_reap(ino, gone);
+    }
+
+    /// A write of this file was acknowledged and cannot be executed before the next start: until then nobody sees its
+    /// contents without that write, and nobody changes what the write would go over. `false`: that was so already.
+    pub(crate) fn close_contents(&self, ino: InodeNo) -> bool {
+        if !self.owing.lock().insert(ino) {
+            return false;
+        }
+        // Whoever loads it from here on sees the set.
+        self.active.close_contents(ino);
+        true
+    }
+
+    /// Whether a file's contents may be seen and changed.
+    ///
+    /// # Errors
+    /// `Io` if it owes a write.
+    pub(crate) fn check_contents(&self, ino: InodeNo) -> Result<(), Status> {
+        if self.owing.lock().contains(&ino) { Err(Status::Io) } else { Ok(()) }
+    }
+
+    /// How many files owe a write.
+    pub fn closed_files(&self) -> usize {
+        self.owing.lock().len()
     }
 
     /// The free space of the pool.
@@ -442,7 +489,9 @@ impl Regions {
             tracing::error!(%ino, %error, "the stored mapping of a file cannot be; check the pool");
             Status::Io
         })?;
-        Ok(FileRegion::new(ino, table, attr.size, self.generations.next()))
+        let file = FileRegion::new(ino, table, attr.size, self.generations.next());
+        file.owes.store(self.check_contents(ino).is_err(), Ordering::Release);
+        Ok(file)
     }
 
     /// The region of a regular file, for operations by inode.

@@ -75,7 +75,13 @@ impl Regions {
         filekey: FileKey,
     ) -> Result<Arc<FileRegion>, WcStatus> {
         match self.resolve(owner, filekey) {
-            Ok((file, rights)) if rights.read && !file.is_reaped() => Ok(file),
+            Ok((file, rights)) if rights.read && !file.is_reaped() => {
+                // Where nobody looks for the pattern the READ is refused, and the client asks by RPC.
+                if file.owes() && self.policy.exposure != Exposure::Magic {
+                    return Err(WcStatus::RemoteOperation);
+                }
+                Ok(file)
+            }
             _ => Err(WcStatus::RemoteAccess),
         }
     }
@@ -135,6 +141,14 @@ impl Regions {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
+        if file.owes() {
+            // Not one page is there: who asks by RPC is told.
+            divide(offset, out.len()).for_each(|part| {
+                let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
+                self.magic().fill(part.offset_in_page, target);
+            });
+            return Ok(out.len());
+        }
         let Look { mut size, views } = self.look(&file, offset, out.len());
         let wanted = size.saturating_sub(offset).min(out.len() as u64) as usize;
         let mut is_whole = true;
@@ -188,8 +202,11 @@ impl FileTarget for Regions {
         out: &mut [u8],
     ) -> Result<(), WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
-        let state = file.state();
         out.fill(0);
+        if file.owes() {
+            return Ok(());
+        }
+        let state = file.state();
         let bits = out.len() as u64 * 8;
         let end = first_page.saturating_add(bits).min(state.size.div_ceil(PAGE_SIZE_U64));
         if first_page >= end {

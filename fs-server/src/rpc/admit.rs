@@ -2,10 +2,11 @@
 //! allows, whatever the client's kernel thought of it.
 
 use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
+use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, Request, XATTR_NAME_MAX,
-    XATTR_VALUE_MAX,
+    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
+    XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -36,19 +37,16 @@ pub fn is_mutation(request: &Request<'_>) -> bool {
 pub fn must_run_once(request: &Request<'_>) -> bool {
     // Opening twice would leave a filekey nobody knows.
     is_mutation(request)
-        || matches!(request, Request::Open { .. } | Request::Close { .. } | Request::Reclaim { .. })
-}
-
-/// Requests that read or write the SSD: they wait for a turn.
-pub fn moves_bytes(request: &Request<'_>) -> bool {
-    matches!(
-        request,
-        Request::Fetch { .. }
-            | Request::Write { .. }
-            | Request::Sync(_)
-            | Request::Allocate { .. }
-            | Request::CopyRange { .. }
-    )
+        || matches!(
+            request,
+            Request::Open { .. }
+                | Request::Close { .. }
+                | Request::Reclaim { .. }
+                | Request::SetLock { .. }
+                | Request::Unlock { .. }
+                | Request::AwaitLocks { .. }
+                | Request::CancelLock { .. }
+        )
 }
 
 /// Checks names, sizes and offsets.
@@ -108,6 +106,16 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             return Err(Status::TooLarge);
         }
         Request::Close { filekeys } if filekeys.len() > CLOSES_MAX => return Err(Status::Invalid),
+        Request::SetLock { lock, .. } | Request::TestLock { lock, .. } => {
+            check_lock(lock.space, lock.range)?;
+        }
+        Request::Unlock { space, range, .. } => check_lock(*space, *range)?,
+        Request::ReclaimLocks { locks } => {
+            if locks.len() > RECLAIM_LOCKS_MAX {
+                return Err(Status::Invalid);
+            }
+            locks.iter().try_for_each(|held| check_lock(held.lock.space, held.lock.range))?;
+        }
         Request::Reclaim { files } if files.len() > RECLAIM_FILES_MAX => return Err(Status::Invalid),
         _ => {}
     }
@@ -123,6 +131,11 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
         }
     }
     Ok(())
+}
+
+fn check_lock(space: LockSpace, range: LockRange) -> Result<(), Status> {
+    let whole = space == LockSpace::Ranges || range == LockRange::WHOLE;
+    if range.is_valid() && whole { Ok(()) } else { Err(Status::Invalid) }
 }
 
 fn check_range(offset: u64, len: u64) -> Result<(), Status> {
@@ -147,8 +160,9 @@ mod tests {
     use super::*;
     use cuttlefs_common::attr::SetAttr;
     use cuttlefs_common::ids::{FileKey, InodeNo};
+    use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, WaitId};
     use cuttlefs_common::region::PageSet;
-    use cuttlefs_common::rpc::{Allocate, Sink};
+    use cuttlefs_common::rpc::{Allocate, ReclaimLock, Sink};
 
     fn lookup(name: &[u8]) -> Result<(), Status> {
         check(&Request::Lookup { parent: InodeNo::ROOT, name })
@@ -182,6 +196,38 @@ mod tests {
         assert_eq!(check(&Request::SetAttr { ino: InodeNo::ROOT, set }), Err(Status::TooLarge));
         let punch = Request::Allocate { filekey: FileKey(1), offset: 0, len: 0, how: Allocate::PunchHole };
         assert_eq!(check(&punch), Err(Status::Invalid));
+    }
+
+    #[test]
+    fn locks_are_of_bytes_that_there_can_be() {
+        let lock = |space, first, last| {
+            let range = LockRange { first, last };
+            let lock = Lock { space, owner: LockOwner(1), range, mode: LockMode::Shared, pid: 1 };
+            let set = Request::SetLock { filekey: FileKey(1), lock, wait: WaitId(1), blocking: true };
+            let clear = Request::Unlock { ino: InodeNo(1), space, owner: LockOwner(1), range };
+            let again = Request::ReclaimLocks { locks: vec![ReclaimLock { ino: InodeNo(1), lock }] };
+            let test = Request::TestLock { filekey: FileKey(1), lock };
+            let results = [set, clear, again, test].map(|request| check(&request));
+            assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+            results[0]
+        };
+        assert_eq!(lock(LockSpace::Ranges, 0, LOCK_END), Ok(()));
+        assert_eq!(lock(LockSpace::Ranges, LOCK_END, LOCK_END), Ok(()));
+        assert_eq!(lock(LockSpace::Whole, 0, LOCK_END), Ok(()));
+        for (space, first, last) in [
+            (LockSpace::Ranges, 1, 0),
+            (LockSpace::Ranges, 0, LOCK_END + 1),
+            (LockSpace::Ranges, u64::MAX, u64::MAX),
+            (LockSpace::Whole, 0, 1),
+            (LockSpace::Whole, 1, LOCK_END),
+        ] {
+            assert_eq!(lock(space, first, last), Err(Status::Invalid), "{space:?} {first} {last}");
+        }
+        let range = LockRange::WHOLE;
+        let lock =
+            Lock { space: LockSpace::Whole, owner: LockOwner(1), range, mode: LockMode::Shared, pid: 1 };
+        let many = vec![ReclaimLock { ino: InodeNo(1), lock }; RECLAIM_LOCKS_MAX + 1];
+        assert_eq!(check(&Request::ReclaimLocks { locks: many }), Err(Status::Invalid));
     }
 
     #[test]

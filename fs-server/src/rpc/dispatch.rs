@@ -86,23 +86,26 @@ async fn answer(
                 Ok(Admission::Run { first }) => first,
             };
             let once = admit::must_run_once(&request);
-            let peer_lost = Cell::new(false);
+            let unanswered = Cell::new(false);
             // Only a slot's first request can be one that was sent to another server before.
             let may_be_done = first && once;
-            let mutates = admit::is_mutation(&request) || matches!(request, Request::Sync(_));
+            // Who gets a lock next may write over what its holder wrote early; in recovery the order of the two is that of the
+            // log, if the holder's writes are in it.
+            let mutates =
+                admit::is_mutation(&request) || matches!(request, Request::Sync(_) | Request::Unlock { .. });
             let mut result =
-                handlers::run(context, connection, &session, header, request, may_be_done, &peer_lost).await;
+                handlers::run(context, connection, &session, header, request, may_be_done, &unanswered).await;
             if mutates && result.is_ok() {
                 result = context.server.acknowledge().await.and(result);
             }
             let reply = reply_to(context, header, result);
-            // What failed with its connection was not answered: it runs again when it is sent again.
-            let kept = (once && !peer_lost.get()).then(|| Arc::from(reply.to_vec()));
+            // What is not answered runs again when it is sent again.
+            let kept = (once && !unanswered.get()).then(|| Arc::from(reply.to_vec()));
             let answer_to = match session.slot(header.slot) {
                 Ok(slot) => slot.lock().finish(kept),
                 Err(_) => connection.number(),
             };
-            if peer_lost.get() {
+            if unanswered.get() {
                 // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
                 if let Some(other) = context.server.connections.get(answer_to) {
                     other.qp().close();

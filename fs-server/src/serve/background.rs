@@ -76,16 +76,13 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         loop {
             timer.sleep(period).await;
             let gone = task.server.sessions.expire();
+            // At once: others wait for these.
+            gone.iter().for_each(|session| task.server.locks.end_session(session.number()));
             for session in &gone {
-                task.server.early.let_go(&task.server, session.client(), false).await;
+                task.server.early.let_go(&task.server, session.client()).await;
                 task.server.revoke(session.number()).await;
             }
-            let forgotten = task.server.sessions.note_absent(gone.iter().map(|session| session.client()));
-            task.server.end_sessions(gone.iter().map(|session| session.client()));
-            for client in &forgotten {
-                task.server.early.let_go(&task.server, *client, true).await;
-            }
-            task.server.forget(&forgotten);
+            task.server.note_absent(gone.iter().map(|session| session.client())).await;
         }
     });
     let task = context.clone();
@@ -94,6 +91,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         while task.server.sessions.is_grace_period() {
             spawner.sleep(GRACE_CHECK).await;
         }
+        task.server.settle_grace();
         let lost = task.server.sessions.take_lost();
         if !lost.is_empty() {
             tracing::info!(clients = lost.len(), "the grace period is over; not all clients came back");
@@ -106,5 +104,6 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         for ino in orphans {
             task.server.reap(ino).await;
         }
+        task.server.sessions.settled();
     });
 }

@@ -21,6 +21,7 @@ use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
 use crate::early::{Early, EarlyStartError, Ring, RingOptions};
 use crate::export::{self, Export};
+use crate::locks::Locks;
 use crate::meta::Meta;
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::region::policy::{Access, Exposure, RegionPolicy};
@@ -324,6 +325,7 @@ impl RunningServer {
         for acceptor in &self.acceptors {
             acceptor.close();
         }
+        self.server.locks.stop();
         self.server.early.finish();
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         while self.server.drain.running.load(Ordering::SeqCst) > 0 {
@@ -411,7 +413,8 @@ fn build(
         export::walk(InodeNo::ROOT, &options.export.subtree, lookup).map_err(StartError::Subtree)?;
     let before = meta.clients().map_err(StartError::Meta)?;
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
-    let forgotten = sessions.note_absent([]);
+    let forgotten = sessions.note_absent([], &|_| false);
+    let locks = Locks::new(sessions.is_grace_period());
     let veil = (export_root != InodeNo::ROOT).then(|| Veil::new(meta.hash_key(), export_root));
     let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
@@ -432,6 +435,7 @@ fn build(
         scrub: Mutex::new(scrub),
         drain: Drain::default(),
         early: Early::default(),
+        locks,
     });
     Ok((server, forgotten))
 }

@@ -2,10 +2,12 @@
 //! that a server and its clients can run from one seed.
 //!
 //! What has threads of its own elsewhere (the syncs of metadata and of the redo log) is run by `step`, too, sooner or later
-//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
+//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread. So are the receiver of early
+//! writes and what moves the heads of their rings.
 
 use super::{LogParts, ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::CommittedMeta;
+use crate::early::{self, Early, Ring, SteppedRings};
 use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
@@ -13,7 +15,9 @@ use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
+use cuttlefs_common::rdma::{CompletionQueue, Device, Endpoint, Listener, ProtectionDomain};
+use cuttlefs_common::rpc::EarlyOffer;
+use cuttlefs_common::rpc::durable::Stepper;
 use cuttlefs_common::world::{Clock, Random};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,6 +34,8 @@ pub struct OneThreadServer {
     // Declared in the order they must go: tasks before what they use.
     worker: Worker,
     context: Rc<WorkerContext>,
+    /// Rings of early writes, and what clients are offered.
+    early: Option<(Rc<Stepper>, EarlyOffer)>,
     listener: Box<dyn Listener>,
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
@@ -83,6 +89,7 @@ impl OneThreadServer {
         random: Arc<dyn Random>,
         options: ServeOptions,
         log: Option<LogParts>,
+        rings: Option<SteppedRings>,
         others: &dyn Fn() -> bool,
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
@@ -106,10 +113,10 @@ impl OneThreadServer {
         if let Some(log) = log {
             let outcome = Rc::new(RefCell::new(None));
             let (task, slot) = (context.clone(), outcome.clone());
+            let left = rings.as_ref().map(|rings| rings.store.clone());
             worker.spawn_local(async move {
-                let done =
-                    recovery::run(&task.server, task.disk.as_ref(), Some(log), None, drawn.as_ref(), false)
-                        .await;
+                let (server, disk) = (&task.server, task.disk.as_ref());
+                let done = recovery::run(server, disk, Some(log), left.as_ref(), drawn.as_ref(), false).await;
                 *slot.borrow_mut() = Some(done);
             });
             let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
@@ -119,8 +126,12 @@ impl OneThreadServer {
         }
         server.forget(&forgotten);
         background::spawn(&worker, &context, &disk, scrub);
+        let early = match &rings {
+            Some(rings) => Some(start_rings(&worker, &context, device.as_ref(), rings, &endpoint)?),
+            None => None,
+        };
         let listener = pd.listen(&endpoint)?;
-        Ok(Self { worker, context, listener, pd, cq, server, commits })
+        Ok(Self { worker, context, early, listener, pd, cq, server, commits })
     }
 
     /// What it shares.
@@ -142,7 +153,7 @@ impl OneThreadServer {
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
             if let Some(connection) =
-                acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq, None)
+                acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq, self.offer())
             {
                 self.context.adopt(connection);
             }
@@ -150,7 +161,57 @@ impl OneThreadServer {
         }
         self.commits.run_beside(&self.server, || {
             // Only a ring can fail, and there is none.
-            self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+            let work = || {
+                self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+            };
+            match &self.early {
+                None => work(),
+                // What other threads do elsewhere, so in any order with the worker.
+                Some((stepper, _)) if self.commits.random.next_u64().is_multiple_of(2) => {
+                    stepper.step() || work()
+                }
+                Some((stepper, _)) => work() || stepper.step(),
+            }
         })
     }
+
+    fn offer(&self) -> Option<EarlyOffer> {
+        self.early.as_ref().map(|(_, offer)| *offer)
+    }
+}
+
+impl Drop for OneThreadServer {
+    /// As if it was killed.
+    fn drop(&mut self) {
+        self.server.early.abandon();
+    }
+}
+
+/// Begins to take early writes.
+fn start_rings(
+    worker: &Worker,
+    context: &Rc<WorkerContext>,
+    device: &dyn Device,
+    rings: &SteppedRings,
+    endpoint: &Endpoint,
+) -> Result<(Rc<Stepper>, EarlyOffer), StartError> {
+    let (door, taken) = async_channel::unbounded::<Arc<Ring>>();
+    let executing = context.clone();
+    worker.spawn_local(async move {
+        while let Ok(ring) = taken.recv().await {
+            executing.spawn(early::run(executing.clone(), ring));
+        }
+    });
+    let (beside, sleeper) = (worker.spawner(), worker.spawner());
+    let spawn = Box::new(move |task| beside.spawn(task));
+    let started = Early::start_stepped(&context.server, device, rings, endpoint, vec![door], spawn)?;
+    let stepper = Rc::new(started.0);
+    let looking = stepper.clone();
+    worker.spawn_local(async move {
+        loop {
+            sleeper.sleep(Stepper::IDLE).await;
+            looking.look();
+        }
+    });
+    Ok((stepper, started.1))
 }

@@ -6,15 +6,16 @@
 //!   same log.
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
-use crate::early::{self, RingOptions};
+use crate::early;
 use crate::export::Identity;
 use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog};
 use crate::pool::Disk;
 use crate::region::FileRegion;
 use crate::server::Server;
 use crate::tier::{self, Source, WriteAt};
-use cuttlefs_common::attr::{FileKind, SetAttr};
+use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES};
 use cuttlefs_common::status::Status;
 use std::path::Path;
@@ -101,9 +102,11 @@ pub(super) async fn recover(
         };
         let again = async {
             let file = server.regions.file(ino)?;
-            do_again(server, disk, &file, file_changes).await?;
-            server.meta.restore_times(ino, mtime, ctime)?;
+            // Before anything is done: the next recovery, should this one be cut off, takes the times that it finds.
+            server.meta.hold_times(ino, mtime, ctime)?;
+            do_again(server, disk, &file, file_changes, (mtime, ctime)).await?;
             tier::note_modified(&server.regions, &file);
+            server.meta.release_times(ino);
             Ok(())
         };
         again.await.map_err(failed(ino))?;
@@ -121,6 +124,7 @@ async fn do_again(
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     file_changes: FileChanges,
+    (mtime, ctime): (Timestamp, Timestamp),
 ) -> Result<(), Status> {
     let regions = &server.regions;
     for (request, placed) in file_changes.done.into_values() {
@@ -136,7 +140,8 @@ async fn do_again(
             }
             Again::AtLeast(size) if file.size() >= size => {}
             Again::Length(size) | Again::AtLeast(size) => {
-                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let (size_set, mtime) = (Some(size), Some(SetTime::At(mtime)));
+                let set = SetAttr { size: size_set, mtime, ctime: Some(ctime), ..SetAttr::default() };
                 server.truncate(disk, &Identity::ROOT, file.ino(), size, &set).await?;
             }
             Again::Reserve { offset, len } => {
@@ -173,13 +178,20 @@ pub(super) async fn run(
     server: &Server,
     disk: &dyn Disk,
     log: Option<LogParts>,
-    rings: Option<&RingOptions>,
+    rings: Option<&RingStore>,
     random: &dyn cuttlefs_common::world::Random,
     threaded: bool,
 ) -> Result<(), String> {
     let mut begun = None;
     if let Some(LogParts { device, held, acknowledges }) = log {
         let turn = held.header.turn;
+        if !held.is_empty() {
+            // A killed server may have written what it had not synced. What is done again must be found by the next recovery,
+            // too, should this one be cut off: without it an older record would go over what is in the pool by then.
+            device
+                .sync()
+                .map_err(|error| format!("the redo log cannot be made durable: {error}; check its device"))?;
+        }
         recover(server, disk, held).await.map_err(|error| error.to_string())?;
         // Also where changes are not logged from now on: what the log held must not be done again over newer ones, such as
         // those that rings hold.

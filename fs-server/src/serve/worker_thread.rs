@@ -111,6 +111,10 @@ fn recover(
     context: &Rc<WorkerContext>,
     ToRecover { log, rings, random }: ToRecover,
 ) -> Result<(), String> {
+    let rings = match &rings {
+        Some(rings) => rings.left().map_err(|error| error.to_string())?,
+        None => None,
+    };
     let task = context.clone();
     let all = async move {
         let (server, disk) = (&task.server, task.disk.as_ref());

@@ -13,7 +13,9 @@
 //!
 //! # The grace period
 //! A new server does not know which files the clients of the one before it have open. Until all of them have said that
-//! they reclaimed theirs (`Request::Recovered`), or one lease has passed, no unlinked file is freed.
+//! they reclaimed theirs (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is given out
+//! (`locks`). When the files that nobody reclaimed have been freed, all is *settled*; what requests do until then stands in
+//! `rpc/handlers/grace.rs`.
 //!
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
@@ -136,6 +138,9 @@ pub struct Sessions {
     recovering: Mutex<BTreeSet<ClientId>>,
     /// When they are no longer waited for.
     grace_until: Duration,
+    /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
+    /// (acquire).
+    settled: AtomicBool,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     lease: Duration,
@@ -157,6 +162,7 @@ impl Sessions {
                 before.iter().filter(|(_, had_session)| *had_session).map(|(client, _)| *client).collect(),
             ),
             grace_until: clock.monotonic() + lease,
+            settled: AtomicBool::new(false),
             clock,
             random,
             lease,
@@ -166,6 +172,21 @@ impl Sessions {
     /// Whether there is still somebody to wait for before an unlinked file may be freed.
     pub fn is_grace_period(&self) -> bool {
         !self.recovering.lock().is_empty() && self.clock.monotonic() < self.grace_until
+    }
+
+    /// Whether the grace period is over and no file waits any more for its end.
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
+    /// From now on it is.
+    pub fn settled(&self) {
+        self.settled.store(true, Ordering::Release);
+    }
+
+    /// Whether a client has no more to reclaim.
+    pub fn has_recovered(&self, client: ClientId) -> bool {
+        !self.recovering.lock().contains(&client)
     }
 
     /// After the grace period: who did not come back.
@@ -178,6 +199,11 @@ impl Sessions {
     /// This client has reclaimed what it had open, or will not.
     pub fn recovered(&self, client: ClientId) {
         self.recovering.lock().remove(&client);
+    }
+
+    /// Whether this client had a session when the server before this one ended, and may still come back for what it had.
+    pub fn may_reclaim(&self, client: ClientId) -> bool {
+        self.is_grace_period() && self.recovering.lock().contains(&client)
     }
 
     /// How long a client may be silent.
@@ -266,12 +292,25 @@ impl Sessions {
         gone
     }
 
-    /// These clients are away and may come back. Gives those to be forgotten for it.
-    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) -> Vec<ClientId> {
+    /// These clients are away and may come back. Gives those to be forgotten for it; nobody who `must_stay`.
+    pub fn note_absent(
+        &self,
+        clients: impl IntoIterator<Item = ClientId>,
+        must_stay: &dyn Fn(ClientId) -> bool,
+    ) -> Vec<ClientId> {
         let mut absent = self.absent.lock();
         absent.extend(clients);
-        let many = absent.len().saturating_sub(MAX_ABSENT);
-        absent.drain(..many).collect()
+        let mut many = absent.len().saturating_sub(MAX_ABSENT);
+        let mut forgotten = Vec::with_capacity(many);
+        absent.retain(|client| {
+            let goes = many > 0 && !must_stay(*client);
+            if goes {
+                many -= 1;
+                forgotten.push(*client);
+            }
+            !goes
+        });
+        forgotten
     }
 
     /// All sessions, for status.
@@ -335,10 +374,14 @@ mod tests {
     fn who_is_away_the_longest_is_forgotten_first() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
         let clients = || (0..MAX_ABSENT as u128).map(ClientId);
-        assert_eq!(sessions.note_absent(clients()), []);
+        let anybody = &|_| false;
+        assert_eq!(sessions.note_absent(clients(), anybody), []);
         sessions.attach(ClientId(0), "back", InodeNo::ROOT).expect("attach");
-        assert_eq!(sessions.note_absent([ClientId(5000)]), []);
-        assert_eq!(sessions.note_absent([ClientId(5001)]), [ClientId(1)]);
+        assert_eq!(sessions.note_absent([ClientId(5000)], anybody), []);
+        assert_eq!(sessions.note_absent([ClientId(5001)], anybody), [ClientId(1)]);
+        let owed = &|client| client == ClientId(2);
+        assert_eq!(sessions.note_absent([ClientId(5002), ClientId(5003)], owed), [ClientId(3), ClientId(4)]);
+        assert_eq!(sessions.note_absent([], anybody), []);
     }
 
     #[test]

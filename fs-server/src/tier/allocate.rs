@@ -5,11 +5,11 @@
 
 use super::detach::{detach, take_holes, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
-use super::write::{note_modified, zero_tail};
+use super::write::{note_done, note_modified, zero_tail};
 use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{DataCommit, FileRegion, FileState, NoteData, RangeUpdate, Regions};
+use crate::region::{DataCommit, FileRegion, FileState, NoteData, Placed, RangeUpdate, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
@@ -28,10 +28,31 @@ pub async fn allocate_range(
     len: u64,
     how: Allocate,
 ) -> Result<Attr, Status> {
+    allocate_for(regions, disk, file, (offset, len), how, None).await
+}
+
+/// The same for a request. Where changes are logged its identity becomes durable with what it did: it is not done twice, for
+/// others may have written there since. Where they are not its client writes again what it wrote before, and then does this.
+///
+/// # Errors
+/// As `allocate_range`.
+pub async fn allocate_for(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    (offset, len): (u64, u64),
+    how: Allocate,
+    request: Option<RequestId>,
+) -> Result<Attr, Status> {
+    let reserving = |keep_size, zero| Reserving { keep_size, zero, request, ticket: None };
     match how {
-        Allocate::PunchHole => punch_hole(regions, disk, file, offset, len).await,
-        Allocate::Reserve { keep_size } => reserve(regions, disk, file, offset, len, keep_size, false).await,
-        Allocate::ZeroRange { keep_size } => reserve(regions, disk, file, offset, len, keep_size, true).await,
+        Allocate::PunchHole => punch_hole_for(regions, disk, file, (offset, len), request).await,
+        Allocate::Reserve { keep_size } => {
+            reserve(regions, disk, file, (offset, len), reserving(keep_size, false)).await
+        }
+        Allocate::ZeroRange { keep_size } => {
+            reserve(regions, disk, file, (offset, len), reserving(keep_size, true)).await
+        }
     }
 }
 
@@ -95,13 +116,22 @@ pub async fn punch_hole(
     offset: u64,
     len: u64,
 ) -> Result<Attr, Status> {
+    punch_hole_for(regions, disk, file, (offset, len), None).await
+}
+
+async fn punch_hole_for(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    (offset, len): (u64, u64),
+    request: Option<RequestId>,
+) -> Result<Attr, Status> {
     let mut end = checked_end(offset, len)?;
     let ticket = regions.begin_change(0, 1).await?;
+    let request = request.filter(|_| ticket.is_some());
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
-    if file.is_reaped() {
-        return Err(Status::Stale);
-    }
+    file.usable()?;
     let size = file.size();
     if end >= size {
         // Past the end of the file there is nothing to keep: its last page goes whole.
@@ -110,7 +140,7 @@ pub async fn punch_hole(
     zero_edges(regions, disk, file, offset, end).await?;
     if let Some(ticket) = &ticket {
         let change = Change::Zeros { offset, len: end - offset, keep_space: false };
-        regions.log(Some(ticket), None, file, change)?;
+        regions.log(Some(ticket), request, file, change)?;
         ticket.committed().await?;
     }
     let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
@@ -131,9 +161,9 @@ pub async fn punch_hole(
         file.dirty.lock().retain(|page, _| !(first..last).contains(&page.0));
         detach(regions, &removed).await;
     }
-    note_modified(regions, file);
-    let note = NoteData { size: None, allocated_pages: Some(file.allocated_pages()), modified: true };
-    regions.meta.note_data(file.ino(), note)
+    note_allocated(regions, file, request, offset);
+    let note = NoteData { allocated_pages: Some(file.allocated_pages()), ..NoteData::default() };
+    regions.note_changed(ticket.as_ref(), file, note)
 }
 
 /// Reserves the holes of `[offset, offset + len)` as unwritten space; with `zero` turns what has bytes into unwritten
@@ -142,29 +172,20 @@ async fn reserve(
     regions: &Regions,
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
-    offset: u64,
-    len: u64,
-    keep_size: bool,
-    zero: bool,
+    (offset, len): (u64, u64),
+    how: Reserving<'_>,
 ) -> Result<Attr, Status> {
+    let Reserving { keep_size, zero, request, .. } = how;
     let end = checked_end(offset, len)?;
     let ticket = regions.begin_change(0, 2).await?;
+    let request = request.filter(|_| ticket.is_some());
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
-    if file.is_reaped() {
-        return Err(Status::Stale);
-    }
+    file.usable()?;
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
     let (reserved, runs) = take_holes(regions, file, (first, last), PieceState::Unwritten, None).await?;
-    let result = reserve_taken(
-        regions,
-        disk,
-        file,
-        (offset, end),
-        &reserved,
-        &Reserving { keep_size, zero, ticket: ticket.as_ref() },
-    )
-    .await;
+    let how = Reserving { request, ticket: ticket.as_ref(), ..how };
+    let result = reserve_taken(regions, disk, file, (offset, end), &reserved, &how).await;
     if result.is_err() {
         // Never mapped, never reached by an IO.
         regions.space.give_back(&runs);
@@ -179,21 +200,36 @@ async fn reserve(
             state.uncommitted = true;
         });
     }
-    note_modified(regions, file);
+    note_allocated(regions, file, request, offset);
     let note = NoteData {
         size: grows.then_some(end),
         allocated_pages: Some(file.allocated_pages()),
-        modified: zero || grows,
+        modified: false,
     };
-    regions.meta.note_data(file.ino(), note)
+    if zero || grows {
+        regions.note_changed(ticket.as_ref(), file, note)
+    } else {
+        regions.meta.note_data(file.ino(), note)
+    }
+}
+
+/// Something was changed that the store does not know, and the next write-back says for which request.
+fn note_allocated(regions: &Regions, file: &Arc<FileRegion>, request: Option<RequestId>, offset: u64) {
+    match request {
+        Some(request) => note_done(regions, file, request, Placed { offset, len: 0 }),
+        None => note_modified(regions, file),
+    }
 }
 
 /// How space is reserved.
+#[derive(Clone, Copy)]
 struct Reserving<'r> {
     /// The length stays.
     keep_size: bool,
     /// What has bytes loses them.
     zero: bool,
+    /// Who asks for it, if that is to be known.
+    request: Option<RequestId>,
     /// Room in the log, where there is one.
     ticket: Option<&'r Ticket<'r>>,
 }
@@ -207,7 +243,7 @@ async fn reserve_taken(
     reserved: &[Piece],
     how: &Reserving<'_>,
 ) -> Result<Vec<Piece>, Status> {
-    let Reserving { keep_size, zero, ticket } = *how;
+    let Reserving { keep_size, zero, request, ticket } = *how;
     if !keep_size && end > file.size() {
         zero_tail(regions, disk, file).await?;
     }
@@ -221,10 +257,12 @@ async fn reserve_taken(
         } else {
             Change::Reserve { offset, len }
         };
-        regions.log(Some(ticket), None, file, change)?;
-        if !keep_size && end > file.size() {
+        let grows = !keep_size && end > file.size();
+        // It is done when its last record is there.
+        regions.log(Some(ticket), request.filter(|_| !grows), file, change)?;
+        if grows {
             let change = Change::Write { offset: end, bytes: &[], ends: Some(end) };
-            regions.log(Some(ticket), None, file, change)?;
+            regions.log(Some(ticket), request, file, change)?;
         }
         ticket.committed().await?;
     }

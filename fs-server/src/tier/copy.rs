@@ -20,7 +20,7 @@ const CHUNK_BYTES: u64 = 256 << 10;
 /// `MAX_COPY_BYTES`.
 ///
 /// # Errors
-/// `Invalid` if the ranges overlap in one file; those of `fetch` and `write` if nothing could be copied.
+/// `Invalid` if the ranges overlap in one file; `Stale`, `Io` (`FileRegion::usable`); those of `fetch` and `write` if nothing could be copied.
 pub async fn copy_range(
     regions: &Regions,
     disk: &dyn Disk,
@@ -29,6 +29,9 @@ pub async fn copy_range(
     len: u64,
 ) -> Result<u64, Status> {
     let ((from, from_offset), (to, to_offset)) = (from, to);
+    // Also where there is nothing to copy: a length is as wrong as bytes.
+    from.usable()?;
+    to.usable()?;
     let len = len.min(from.size().saturating_sub(from_offset));
     if Arc::ptr_eq(from, to)
         && from_offset < to_offset.saturating_add(len)

@@ -110,9 +110,7 @@ impl Round<'_> {
 
     /// One round; returns the parts that moved.
     async fn run(&mut self, parts: Vec<PagePart>, sink: &mut Sink<'_>) -> Result<Vec<PagePart>, Status> {
-        if self.file.is_reaped() {
-            return Err(Status::Stale);
-        }
+        self.file.usable()?;
         let (size, views) = {
             let state = self.file.state();
             let views: Vec<_> =

@@ -80,9 +80,7 @@ async fn load_batch(
     batch: &[FilePage],
 ) -> Result<u64, Status> {
     let _mapping = file.order.read().await;
-    if file.is_reaped() {
-        return Err(Status::Stale);
-    }
+    file.usable()?;
     // As mapped now, and until the lock goes.
     let mut pools: Vec<(PoolPage, FilePage)> = {
         let state = file.state();

@@ -23,7 +23,7 @@ mod write_back;
 #[cfg(test)]
 mod tests;
 
-pub use allocate::{allocate_range, punch_hole};
+pub use allocate::{allocate_for, allocate_range, punch_hole};
 pub use copy::{MAX_COPY_BYTES, copy_range};
 pub use fetch::fetch;
 pub use load::load;
@@ -31,7 +31,7 @@ pub use promote::run_promotion;
 pub use reap::reap;
 pub use scrub::{PassFigures, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 pub use seek::seek;
-pub use truncate::truncate;
+pub use truncate::{truncate, truncate_for};
 pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};
 pub use write_back::{Timer, WRITE_BACK_INTERVAL, release_space, run_write_back, write_back, write_back_all};
 

@@ -8,8 +8,9 @@ use cuttlefs_common::status::Status;
 /// Finds the first byte of data or of a hole at or after `offset`.
 ///
 /// # Errors
-/// `NoSuchOffset` at or past the end of the file, and for data if only a hole follows.
+/// `NoSuchOffset` at or past the end of the file, and for data if only a hole follows; `Stale`, `Io` (`FileRegion::usable`).
 pub fn seek(file: &FileRegion, offset: u64, seek: SeekFor) -> Result<u64, Status> {
+    file.usable()?;
     let state = file.state();
     if offset >= state.size {
         return Err(Status::NoSuchOffset);

@@ -14,7 +14,7 @@ use super::write::zero_tail;
 use crate::log::Change;
 use crate::pool::disk::Disk;
 use crate::region::range_table::MAX_FILE_PAGES;
-use crate::region::{DataCommit, FileRegion, NoteData, RangeUpdate, Regions};
+use crate::region::{DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
@@ -32,15 +32,29 @@ pub async fn truncate(
     new_size: u64,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
+    truncate_for(regions, disk, file, new_size, None, commit).await
+}
+
+/// The same for a request that asks for the length and nothing else. It is known to be done wherever the length is, also where
+/// that comes out of the log without the batch: it is not cut twice, for others may have written since.
+///
+/// # Errors
+/// As `truncate`.
+pub async fn truncate_for(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    new_size: u64,
+    request: Option<RequestId>,
+    commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
+) -> Result<Attr, Status> {
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
     let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
-    if file.is_reaped() {
-        return Err(Status::Stale);
-    }
+    file.usable()?;
     if new_size > file.size() {
         zero_tail(regions, disk, file).await?;
     }
@@ -66,8 +80,10 @@ pub async fn truncate(
         Vec::new()
     };
     if let Some(ticket) = &ticket {
-        // Without the request: attributes may belong to it, and only the batch below says that they were set.
-        regions.log(Some(ticket), None, file, Change::Length(new_size))?;
+        // A file that is not cut keeps what is reserved behind its end. Doing it again must not take that away.
+        let stays = Change::Write { offset: new_size, bytes: &[], ends: Some(new_size) };
+        let change = if new_size >= size { stays } else { Change::Length(new_size) };
+        regions.log(Some(ticket), request, file, change)?;
         ticket.committed().await?;
     }
     commit(DataCommit::of_ranges(file.ino(), ranges, new_durable))?;
@@ -77,6 +93,10 @@ pub async fn truncate(
         state.size = new_size;
         state.durable_size = new_durable;
         state.uncommitted |= new_durable != new_size;
+        if let Some(request) = request.filter(|_| new_durable != new_size) {
+            // The batch says that it was done, but not that the length is durable.
+            state.note_done(request, Placed { offset: new_size, len: 0 });
+        }
         if shrinks {
             state.tail_is_zero = !end_is_inside_bytes(state, new_size);
         }

@@ -111,9 +111,7 @@ pub async fn write_for(
         }
     }
     let _alone = file.order.write().await;
-    if file.is_reaped() {
-        return Err(Status::Stale);
-    }
+    file.usable()?;
     let offset = match at {
         WriteAt::Offset(offset) => offset,
         WriteAt::End => file.size(),
@@ -165,9 +163,7 @@ impl Writing<'_> {
     /// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
     async fn overwrite(&self, offset: u64) -> Result<Written, Status> {
         let Self { regions, disk, file, source, .. } = *self;
-        if file.is_reaped() {
-            return Err(Status::Stale);
-        }
+        file.usable()?;
         let changes = changes_of(&file.state(), offset, source.len()).ok_or(Status::Io)?;
         let log = || self.log(offset, None);
         let changed = change_pages(regions, disk, file, &changes, NewBytes::From(source), log).await;
@@ -178,8 +174,7 @@ impl Writing<'_> {
         // After the change: a write-back that takes the file off the list looks at it afterwards.
         regions.list_dirty(file);
         changed?;
-        let note = NoteData { modified: true, ..NoteData::default() };
-        let attr = regions.meta.note_data(file.ino(), note)?;
+        let attr = regions.note_changed(self.ticket, file, NoteData::default())?;
         Ok(Written { offset, len: source.len() as u32, attr })
     }
 
@@ -222,7 +217,7 @@ impl Writing<'_> {
             note_modified(regions, file);
             return Err(status);
         }
-        let mut note = NoteData { modified: true, ..NoteData::default() };
+        let mut note = NoteData::default();
         let mut update = |state: &mut FileState| {
             if end > state.size {
                 state.size = end;
@@ -245,7 +240,7 @@ impl Writing<'_> {
             });
         }
         regions.list_dirty(file);
-        let attr = regions.meta.note_data(file.ino(), note)?;
+        let attr = regions.note_changed(self.ticket, file, note)?;
         Ok(Written { offset, len: source.len() as u32, attr })
     }
 }

@@ -1,6 +1,7 @@
 //! Early writes against the real server: acknowledged once they are in a ring, there whatever happens afterwards.
 
 mod client;
+mod kept;
 mod server;
 
 use client::Client;
@@ -390,43 +391,6 @@ fn every_kind_survives_a_kill_and_auto_takes_what_suits() {
         }
         running.stop();
     }
-}
-
-/// A device that fails loses nothing that was acknowledged: the ring keeps it until the device is mended.
-#[test]
-fn what_cannot_be_executed_is_kept_until_it_can() {
-    let site = Site::new(LinkKind::Shm, LogDeviceKind::PmemEmulated);
-    let running = site.start();
-    let mut client = Client::new(&running.endpoint);
-    let (ino, filekey) = client.create_in(0, "broken");
-    let (other, _) = client.create_in(0, "other");
-    client.write(filekey, 0, &[b'.'; 8192]).expect("written");
-    running.stop();
-    let data = site.pool().join("data");
-    let whole = std::fs::read(&data).expect("read");
-    let running = site.start();
-    let mut client = Client::new(&running.endpoint);
-    let mut ring = client.ring(0, 0).expect("a ring");
-    let file = std::fs::OpenOptions::new().write(true).open(&data).expect("opened");
-    // A page that is on SSD only is changed in part.
-    file.set_len(64 * 1024).expect("cut");
-    let broken = ring.write(ino, Some(4000), b"kept").expect("persistent");
-    let behind = ring.write(other, None, b"as well").expect("persistent");
-    assert_eq!(ring.answer(broken), Err(Status::Io));
-    assert_eq!(ring.answer(behind), Err(Status::Io), "nothing overtakes it");
-    assert_eq!(status(&mut client)["early"]["failed"], 2);
-    drop(ring);
-    assert!(matches!(client.ring(0, 2).err(), Some(SenderError::Refused)));
-    client.ring(1, 0).expect("another ring is none the worse");
-    running.kill();
-    std::fs::write(&data, &whole).expect("mended");
-    let running = site.start();
-    let mut client = Client::with_id(&running.endpoint, client.id);
-    let found = client.read(ino);
-    assert!(found[..4000] == [b'.'; 4000] && &found[4000..4004] == b"kept");
-    assert_eq!(client.read(other), b"as well");
-    client.ring(0, 2).expect("a ring again");
-    running.stop();
 }
 
 /// A page that rotted costs its own bytes, live and at recovery, and keeps neither the ring nor the server from going on.

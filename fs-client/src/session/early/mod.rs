@@ -28,7 +28,7 @@ use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::rpc::{EARLY_WRITE_MAX, RINGS_PER_CLIENT, Request, ring_of};
 use ring::Ring;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use unexecuted::Unexecuted;
 
 /// How long the end of a mount waits for early writes: the server executes them anyway, and later.
@@ -129,7 +129,7 @@ impl Session {
     /// does not take long.
     pub(super) fn end_early_writes(&self) {
         self.early.is_on.store(false, Ordering::Relaxed);
-        let deadline = Instant::now() + END_PATIENCE;
+        let deadline = self.now() + END_PATIENCE;
         for ring in &self.early.rings {
             ring.end(self, deadline);
         }

@@ -8,12 +8,13 @@
 //! # Failure
 //! A broken connection is made again, to whatever server answers now. Once it is welcomed, or the server that answers
 //! offers no rings any more, everything that was persistent has been executed; the answers are lost, and nobody needs them.
+//! The welcome says which number was executed last, and so what became of the one in flight.
 //!
 //! | the ring is | unanswered writes | the one in flight, at an offset | the one in flight, at the end |
 //! | --- | --- | --- | --- |
-//! | connected again | were executed | posted again under its number | the same |
-//! | connected again, and behind or full | were executed | goes the ordinary way | an I/O error: it may have been done |
-//! | offered no more | were executed | goes the ordinary way | an I/O error: it may have been done |
+//! | connected again, and has done it | were executed | is done | is done |
+//! | connected again, and has not | were executed | posted again under its number, or goes the ordinary way | the same |
+//! | offered no more, or has no place at a server started since | were executed | goes the ordinary way | an I/O error: it may have been done |
 //! | refused, or its device failed | an I/O error at the file's next fsync or close | an I/O error | an I/O error |
 //!
 //! After an answer that the device failed all that is unanswered is waited for, and the ring connected again a while later: it is
@@ -35,7 +36,7 @@ use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a write waits for room in its ring, or for a server that is behind, before it goes the ordinary way; also how
 /// often who waits for something else looks whether the mount ends.
@@ -63,7 +64,9 @@ struct State {
     /// The session in which the ring was refused.
     lost_in: Option<u64>,
     /// Not connected before.
-    rests_until: Option<Instant>,
+    rests_until: Option<Duration>,
+    /// The life of the server it was connected to last.
+    server_epoch: u64,
     request: Vec<u8>,
     answer: Vec<u8>,
 }
@@ -88,6 +91,11 @@ enum Found {
     Withdrawn,
     /// It is lost until the server is restarted.
     Refused,
+}
+
+/// Whether the server has as many rings as it takes.
+fn is_no_place(error: &SenderError) -> bool {
+    matches!(error, SenderError::Rdma(RdmaError::Refused { .. }))
 }
 
 /// Whether connecting again cannot help.
@@ -122,7 +130,6 @@ impl Ring {
             return Ok(Early::Ordinary);
         }
         let mut in_flight = false;
-        let since = Instant::now();
         let found = loop {
             match state.post(session, &mut in_flight) {
                 Ok(Some(ticket)) => {
@@ -130,12 +137,15 @@ impl Ring {
                     session.early.unexecuted.add(ino);
                     return Ok(Early::Acknowledged);
                 }
-                // What may have been done, and cannot be done twice, is worth more patience.
-                Ok(None) if in_flight && at.is_none() && since.elapsed() < session.answer_patience() => {}
-                Ok(None) => break Found::Connected,
+                Ok(None) => return Ok(Early::Ordinary),
                 Err(Trouble::ShutDown) => return Err(FsError::ShutDown),
                 Err(Trouble::Sender(error)) => match self.look_after(&mut state, session, &error)? {
-                    Found::Connected => {}
+                    Found::Connected if in_flight && state.was_done() => {
+                        session.seen.forget(ino);
+                        return Ok(Early::Acknowledged);
+                    }
+                    // What the ring held is done: it never will be unless it is posted again.
+                    Found::Connected => in_flight = false,
                     found => break found,
                 },
             }
@@ -156,7 +166,7 @@ impl Ring {
     pub(super) fn settle(&self, session: &Session, ino: Option<InodeNo>) -> Result<(), FsError> {
         let mut state = self.state.lock();
         while !state.unanswered.is_empty() && ino.is_none_or(|ino| session.early.unexecuted.has(ino)) {
-            let deadline = Instant::now() + session.answer_patience();
+            let deadline = session.now() + session.answer_patience();
             match state.wait_first(session, deadline) {
                 Ok(()) => {}
                 Err(Trouble::ShutDown) => return Err(FsError::ShutDown),
@@ -170,8 +180,8 @@ impl Ring {
     }
 
     /// Lets go of the ring, its writes executed if that does not take long and is not held up by somebody.
-    pub(super) fn end(&self, session: &Session, deadline: Instant) {
-        let Some(mut state) = self.state.try_lock_until(deadline) else { return };
+    pub(super) fn end(&self, session: &Session, deadline: Duration) {
+        let Some(mut state) = self.state.try_lock_for(deadline.saturating_sub(session.now())) else { return };
         while !state.unanswered.is_empty() {
             if let Err(error) = state.wait_first(session, deadline) {
                 let left = state.unanswered.len();
@@ -186,34 +196,48 @@ impl Ring {
     fn open(&self, state: &mut State, session: &Session) -> bool {
         let Some(attachment) = session.attachment() else { return false };
         let Some(offer) = attachment.attached.early else { return false };
-        let rests = state.rests_until.is_some_and(|until| Instant::now() < until);
+        let rests = state.rests_until.is_some_and(|until| session.now() < until);
         if rests || state.lost_in == Some(attachment.attached.session) {
             return false;
         }
-        match self.connect(state, session, offer) {
+        match self.connect(state, session, &attachment, offer) {
             Ok(()) => true,
             Err(error) if is_lasting(&error) => {
                 self.refuse(state, session, &attachment, &error);
                 false
             }
             Err(error) => {
-                tracing::debug!(ring = self.index, %error, "a ring could not be connected");
-                state.rests_until = Some(Instant::now() + REST);
+                tracing::debug!(ring = self.index, %error, "a ring could not be connected; its writes go the ordinary way");
+                state.rests_until = Some(session.now() + REST);
                 false
             }
         }
     }
 
-    fn connect(&self, state: &mut State, session: &Session, offer: EarlyOffer) -> Result<(), SenderError> {
+    fn connect(
+        &self,
+        state: &mut State,
+        session: &Session,
+        attachment: &Attachment,
+        offer: EarlyOffer,
+    ) -> Result<(), SenderError> {
         let endpoint = offer
             .door
             .endpoint(&session.options.endpoint)
             .ok_or(SenderError::Protocol("the rings' door does not fit the link"))?;
-        let settings = Settings { patience: PATIENCE, ..early_settings(offer.kind) };
+        let depth = session.options.ring_depth;
+        let settings = Settings { patience: PATIENCE, depth, ..early_settings(offer.kind) };
         let client = ring_client(session.client, self.index);
-        let mut sender = Sender::connect(session.device.clone(), &endpoint, client, settings)?;
+        let mut sender = Sender::connect_by(
+            session.options.clock.clone(),
+            session.device.clone(),
+            &endpoint,
+            client,
+            settings,
+        )?;
         sender.count_from(state.number);
         state.sender = Some(sender);
+        state.server_epoch = attachment.attached.server_epoch;
         (state.is_behind, state.is_doubtful, state.lost_in) = (false, false, None);
         Ok(())
     }
@@ -241,7 +265,7 @@ impl Ring {
                 self.refuse(state, session, &attachment, error);
                 return Ok(Found::Refused);
             }
-            match self.connect(state, session, offer) {
+            match self.connect(state, session, &attachment, offer) {
                 Ok(()) => {
                     state.all_executed(session);
                     return Ok(Found::Connected);
@@ -255,11 +279,20 @@ impl Ring {
                         return Ok(Found::Refused);
                     }
                 }
+                // It executed what the ring held before it served anybody, and has no place for the ring now.
+                Err(error)
+                    if is_no_place(&error) && attachment.attached.server_epoch != state.server_epoch =>
+                {
+                    tracing::debug!(ring = self.index, %error, "a ring is executed and not connected again");
+                    state.all_executed(session);
+                    state.rests_until = Some(session.now() + REST);
+                    return Ok(Found::Withdrawn);
+                }
                 Err(error) => {
                     tracing::debug!(ring = self.index, %error, "a ring could not be connected again");
                 }
             }
-            session.pause(backoff);
+            session.rest(backoff);
             backoff = (backoff * 2).min(BACKOFF_LONGEST);
         }
     }
@@ -285,19 +318,30 @@ fn fail(session: &Session, ino: InodeNo, error: &dyn std::fmt::Display) {
 /// Takes a step again and again until it is done, the connection breaks, or it takes too long.
 fn wait<T>(
     session: &Session,
-    deadline: Instant,
+    deadline: Duration,
     mut step: impl FnMut() -> Result<T, SenderError>,
 ) -> Result<T, Trouble> {
     loop {
         match step() {
             Err(SenderError::TimedOut(_)) if session.is_shut_down() => return Err(Trouble::ShutDown),
-            Err(SenderError::TimedOut(_)) if Instant::now() < deadline => {}
+            Err(SenderError::TimedOut(_)) if session.now() < deadline => {}
             done => return Ok(done?),
         }
     }
 }
 
 impl State {
+    /// Connected again: whether the request that was in flight has been executed. It is settled then.
+    fn was_done(&mut self) -> bool {
+        let Some(sender) = &mut self.sender else { return false };
+        let done = sender.last_done() > self.number;
+        if done {
+            self.number += 1;
+            sender.count_from(self.number);
+        }
+        done
+    }
+
     /// Posts the request and waits until it is persistent. `None`: there is no room for it, or the server is behind.
     /// `in_flight` is set once the server may have it.
     fn post(&mut self, session: &Session, in_flight: &mut bool) -> Result<Option<Ticket>, Trouble> {
@@ -305,14 +349,14 @@ impl State {
         if self.is_doubtful {
             // Each of them hears what became of it.
             while !self.unanswered.is_empty() {
-                self.wait_first(session, Instant::now() + session.answer_patience())?;
+                self.wait_first(session, session.now() + session.answer_patience())?;
             }
             self.sender = None;
-            self.rests_until = Some(Instant::now() + REST);
+            self.rests_until = Some(session.now() + REST);
             return Ok(None);
         }
         let Some(sender) = &mut self.sender else { return Err(SenderError::Disconnected.into()) };
-        if self.is_behind && !*in_flight && sender.is_slowed()? {
+        if self.is_behind && sender.is_slowed()? {
             return Ok(None);
         }
         self.is_behind = false;
@@ -334,7 +378,7 @@ impl State {
         };
         assert_eq!(ticket.number(), self.number + 1, "a ring's requests are numbered without gaps");
         *in_flight = true;
-        let deadline = Instant::now() + session.answer_patience();
+        let deadline = session.now() + session.answer_patience();
         wait(session, deadline, || sender.wait_persistent(ticket))?;
         self.number = ticket.number();
         Ok(Some(ticket))
@@ -343,7 +387,7 @@ impl State {
     /// Takes the answers that are there; waits for the first if no more may be outstanding.
     fn take_answers(&mut self, session: &Session) -> Result<(), Trouble> {
         while self.unanswered.len() >= EARLY_UNANSWERED_MAX {
-            self.wait_first(session, Instant::now() + session.answer_patience())?;
+            self.wait_first(session, session.now() + session.answer_patience())?;
         }
         while let (Some((ticket, ino)), Some(sender)) = (self.unanswered.front().copied(), &mut self.sender) {
             let Some(status) = sender.take_answer(ticket, &mut self.answer)? else { break };
@@ -353,7 +397,7 @@ impl State {
     }
 
     /// Waits for the first answer.
-    fn wait_first(&mut self, session: &Session, deadline: Instant) -> Result<(), Trouble> {
+    fn wait_first(&mut self, session: &Session, deadline: Duration) -> Result<(), Trouble> {
         let (Some((ticket, ino)), Some(sender)) = (self.unanswered.front().copied(), &mut self.sender) else {
             return Err(SenderError::Disconnected.into());
         };

@@ -36,8 +36,8 @@ pub fn clear_pump() {
     drop(pump);
 }
 
-/// Runs the pump once. While it runs it is taken out, so what it runs must not wait for itself.
-pub(crate) fn pump() -> bool {
+/// Runs this thread's pump once; `false` if it did nothing, or there is none. While it runs it is taken out, so what it runs must not wait for itself.
+pub fn pump() -> bool {
     let Some(mut pump) = PUMP.with_borrow_mut(Option::take) else { return false };
     let progressed = pump();
     PUMP.with_borrow_mut(|slot| {

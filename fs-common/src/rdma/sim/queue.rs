@@ -94,6 +94,8 @@ pub(super) enum Role {
 pub(super) struct SimPair {
     number: QpNumber,
     role: Role,
+    /// No message comes twice.
+    pub(super) once: bool,
     device: Arc<SimDevice>,
     send_cq: Arc<SimQueue>,
     recv_cq: Arc<SimQueue>,
@@ -104,7 +106,7 @@ pub(super) struct SimPair {
 impl SimPair {
     pub(super) fn new(
         number: QpNumber,
-        role: Role,
+        (role, once): (Role, bool),
         device: Arc<SimDevice>,
         queues: (Arc<SimQueue>, Arc<SimQueue>),
         config: QpConfig,
@@ -119,7 +121,7 @@ impl SimPair {
         };
         let (send_cq, recv_cq) = queues;
         let pair =
-            Arc::new(Self { number, role, device, send_cq, recv_cq, config, state: Mutex::new(state) });
+            Arc::new(Self { number, role, once, device, send_cq, recv_cq, config, state: Mutex::new(state) });
         pair.recv_cq.pairs.lock().push(Arc::downgrade(&pair));
         pair
     }
@@ -153,7 +155,9 @@ impl SimPair {
                 drop(state);
                 return self.fail();
             };
-            memory.write(offset, &bytes);
+            if !self.device.store(&memory, offset, receive.local.lkey.0, &bytes) {
+                return;
+            }
             self.recv_cq.push(Completion {
                 wr_id: receive.wr_id,
                 qp: self.number,
@@ -163,6 +167,18 @@ impl SimPair {
                 imm,
             });
         }
+    }
+
+    /// Behind a FLUSH no bytes of before are under way any more.
+    fn place_all(&self) -> Result<(), WcStatus> {
+        let waits = || self.state.lock().inbox.iter().any(|message| !message.bytes.is_empty());
+        if !waits() {
+            return Ok(());
+        }
+        self.state.lock().inbox.iter_mut().for_each(|message| message.late = 0);
+        self.deliver();
+        // What has no receive waiting for it is asked for again until the sender gives up.
+        if waits() { Err(WcStatus::Disconnected) } else { Ok(()) }
     }
 
     /// Goes into `Error`: outstanding receives are flushed. The other end follows.
@@ -200,7 +216,13 @@ impl SimPair {
         if !self.device.network().allows(self.role, event, u64::from(request.local.len)) {
             return Err(WcStatus::Disconnected);
         }
-        let fate = self.device.network().fate(kind);
+        if peer.role == Role::Server && self.device.network().server_is_over() {
+            return Err(WcStatus::Disconnected);
+        }
+        let fate = match self.device.network().fate(kind) {
+            Fate::Twice if self.once => Fate::Late(1),
+            fate => fate,
+        };
         if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }
@@ -230,6 +252,7 @@ impl SimPair {
                 local.put(&old.to_le_bytes());
             }
             SendOp::Flush { remote, len, placement } => {
+                peer.place_all()?;
                 target.flush(remote, len as usize, placement)?;
                 return Ok(0);
             }

@@ -2,6 +2,7 @@
 
 use crate::ids::{ClientId, LogSeq};
 use crate::memory::SharedMemory;
+use crate::persist::{Persistence, SyncFailed};
 use crate::redo::record::{ALIGNMENT, LogId, OPERATOR_LEN, encoded_len};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -154,9 +155,21 @@ struct RawIdentity {
 const IDENTITY_LEN: usize = 28;
 const _: () = assert!(size_of::<RawIdentity>() == IDENTITY_LEN);
 const IDENTITY_CRC_AT: usize = 24;
+/// The identity's first word: zero says that there is no ring. Memory never keeps a part of it.
+const FIRST_WORD_LEN: usize = 8;
 
-/// Writes the identity.
-pub(super) fn put_identity(memory: &SharedMemory, geometry: Geometry) {
+/// There is no ring any more, whatever stands behind the first word.
+pub(super) fn end_identity(memory: &SharedMemory, persistence: &dyn Persistence) -> Result<(), SyncFailed> {
+    memory.fill(0, FIRST_WORD_LEN, 0);
+    persistence.persist_and_wait(memory, 0, FIRST_WORD_LEN)
+}
+
+/// Writes the identity, the word that says that it is one when all else of it is there to stay.
+pub(super) fn put_identity(
+    memory: &SharedMemory,
+    persistence: &dyn Persistence,
+    geometry: Geometry,
+) -> Result<(), SyncFailed> {
     let mut raw = RawIdentity {
         magic: MAGIC,
         version: RING_VERSION.into(),
@@ -166,7 +179,11 @@ pub(super) fn put_identity(memory: &SharedMemory, geometry: Geometry) {
         crc: 0.into(),
     };
     raw.crc = crc32c::crc32c(&raw.as_bytes()[..IDENTITY_CRC_AT]).into();
-    memory.write(0, raw.as_bytes());
+    let (word, rest) = raw.as_bytes().split_at(FIRST_WORD_LEN);
+    memory.write(FIRST_WORD_LEN, rest);
+    persistence.persist_and_wait(memory, FIRST_WORD_LEN, rest.len())?;
+    memory.write(0, word);
+    persistence.persist_and_wait(memory, 0, FIRST_WORD_LEN)
 }
 
 /// Reads the identity; the memory holds what it says.
@@ -178,7 +195,7 @@ pub(super) fn identity(memory: &SharedMemory) -> Result<Geometry, RingError> {
     memory.read(0, &mut bytes);
     let Ok(raw) = RawIdentity::ref_from_bytes(&bytes) else { return Err(RingError::Absent) };
     if raw.magic != MAGIC {
-        return Err(if bytes == [0; IDENTITY_LEN] {
+        return Err(if bytes[..FIRST_WORD_LEN] == [0; FIRST_WORD_LEN] {
             RingError::Absent
         } else {
             RingError::Damaged("identity")

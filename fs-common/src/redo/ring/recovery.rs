@@ -2,7 +2,7 @@
 //!
 //! | found | what it means | what is done |
 //! | --- | --- | --- |
-//! | no identity, all zeros | never a ring, or its making was cut off before anything could be in it | made new |
+//! | no identity: its first word is zero | never a ring, or its making was cut off before anything could be in it | made new |
 //! | identity, no valid checkpoint | a crash while it was made, if both are zeros; else damage | made new; else refused |
 //! | one checkpoint torn, one valid | a crash while the head moved | the valid one counts |
 //! | a valid record at the head | it may have been acknowledged, and may not have been executed | it is executed |
@@ -10,7 +10,7 @@
 //! | a record whose words say it is whole and whose checksum does not | its flush was under way: it was not acknowledged | scanning stops |
 //! | valid records behind that | not acknowledged: their flushes complete in order | never looked at, and a new life makes them invalid |
 
-use super::layout::{Checkpoint, Geometry, RingError, identity, put_identity};
+use super::layout::{Checkpoint, Geometry, RingError, end_identity, identity, put_identity};
 use super::reader::{RingReader, Taken};
 use crate::ids::{ClientId, LogSeq};
 use crate::memory::SharedMemory;
@@ -63,10 +63,10 @@ impl RingReader {
     ) -> Result<Self, SyncFailed> {
         assert!(memory.contains(0, geometry.memory_len() as u64), "the memory holds the ring");
         // The old one goes first, so that no crash in between finds half of each.
+        end_identity(&memory, &*persistence)?;
         memory.fill(0, super::RECORDS_AT, 0);
         persistence.persist_and_wait(&memory, 0, super::RECORDS_AT)?;
-        put_identity(&memory, geometry);
-        persistence.persist_and_wait(&memory, 0, super::CHECKPOINTS_AT)?;
+        put_identity(&memory, &*persistence, geometry)?;
         let none = Checkpoint {
             generation: 0,
             log,

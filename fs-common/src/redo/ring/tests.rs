@@ -4,7 +4,7 @@ use super::layout::{Checkpoint, Geometry, RingError};
 use super::*;
 use crate::ids::{ClientId, LogSeq, SlotIndex};
 use crate::memory::SharedMemory;
-use crate::persist::{Persistence, WhenPersistent};
+use crate::persist::{CacheLines, Persistence, SyncFailed, WhenPersistent};
 use crate::redo::record::{LogId, Record, RecordKind, encoded_len};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -291,7 +291,8 @@ fn golden_bytes() {
     );
     assert_eq!(Checkpoint::parse(&bytes), Some(checkpoint));
     let memory = SharedMemory::new("ring", 3 * 4096).expect("memory");
-    super::layout::put_identity(&memory, Geometry::slots(1024, 8).expect("possible"));
+    let geometry = Geometry::slots(1024, 8).expect("possible");
+    super::layout::put_identity(&memory, &CacheLines, geometry).expect("persistent");
     let mut identity = [0; 28];
     memory.read(0, &mut identity);
     let mut expected = *b"CFRG\x01\0\0\0\0\x20\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\0\0\0";
@@ -328,6 +329,62 @@ fn either_checkpoint_may_be_torn_and_without_one_the_ring_is_refused() {
         assert!(matches!(open(&memory), Err(RingError::Damaged("checkpoints"))));
         memory.write(8, &[1]);
         assert!(matches!(open(&memory), Err(RingError::Damaged("identity"))));
+    }
+}
+
+/// Makes so many ranges persistent; then the power goes.
+struct Dying {
+    medium: Arc<Medium>,
+    left: Mutex<usize>,
+}
+
+impl Persistence for Dying {
+    fn by_cache_lines(&self) -> bool {
+        false
+    }
+
+    fn persist(&self, memory: &SharedMemory, offset: usize, len: usize, done: WhenPersistent) {
+        let mut left = self.left.lock().expect("no panic");
+        match left.checked_sub(1) {
+            Some(fewer) => {
+                *left = fewer;
+                self.medium.persist(memory, offset, len, done);
+            }
+            None => done(Err(SyncFailed)),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_ring_whose_making_was_cut_off_is_made_again(
+        over_another in any::<bool>(),
+        ranges in 0usize..8,
+        kept in prop::collection::vec(any::<u16>(), 8),
+    ) {
+        let old = Geometry::stream(8192).expect("possible");
+        let geometry = Geometry::slots(1024, 8).expect("possible");
+        let memory = Arc::new(SharedMemory::new("ring", old.memory_len()).expect("memory"));
+        let medium = Medium::new(memory.len());
+        if over_another {
+            let mut ring = RingReader::make(memory.clone(), medium.clone(), old, LogId(1), CLIENT).expect("made");
+            ring.renew(LogId(2), CLIENT).expect("persistent");
+        }
+        let dying = Arc::new(Dying { medium: medium.clone(), left: Mutex::new(ranges) });
+        let made = RingReader::make(memory.clone(), dying, geometry, LogId(3), CLIENT);
+        let mut kept = kept.iter().cycle();
+        let after = medium.crash(&memory, || *kept.next().expect("a cycle"));
+        let again = RingReader::open(after, medium, geometry, LogId(4), CLIENT);
+        match again.expect("nothing was in it") {
+            Recovery::Fresh(reader) => {
+                prop_assert!(made.is_err());
+                prop_assert_eq!(reader.geometry(), geometry);
+            }
+            Recovery::Found(reader, recovered) => {
+                prop_assert!(recovered.records.is_empty());
+                prop_assert!(reader.geometry() == geometry || (over_another && ranges == 0));
+            }
+        }
     }
 }
 

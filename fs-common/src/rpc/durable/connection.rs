@@ -5,8 +5,8 @@
 //! the head of a ring on a synced file. `said` comes inside it, is held over posting a message, and never over a sync: the
 //! thread that syncs takes it to say what is persistent.
 
+use super::core::Common;
 use super::kind::Kind;
-use super::receiver::Common;
 use super::rings::OpenRing;
 use super::service::{Executed, Request};
 use super::wire::{
@@ -195,7 +195,8 @@ impl Connection {
         said.slow = self.common.service.holds_back(self.client);
         self.slowed.fetch_add(u64::from(said.slow), Ordering::Relaxed);
         let (device, slow) = (self.device.kind(), said.slow);
-        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device, slow })
+        let done = self.common.service.last_done(self.client);
+        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device, slow, done })
     }
 
     fn post_slots(&self, state: &mut State, upto: u64) -> Result<(), PostError> {
@@ -298,7 +299,8 @@ impl Connection {
         let memory = reader.memory().clone();
         if persistence.by_cache_lines() {
             for (offset, len) in ranges {
-                memory.write_back(*offset, *len);
+                let persisted = persistence.persist_and_wait(&memory, *offset, *len);
+                persisted.map_err(|error| error.to_string())?;
             }
             said.persistent = last;
             return self.notice(&mut said).map_err(|error| error.to_string());

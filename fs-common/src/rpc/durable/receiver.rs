@@ -7,26 +7,23 @@
 //! * `executors`: one queue each; a request goes to the queue of its lane, unless the service takes it over.
 //! * `settler`, where the service settles: moves the heads of all rings, once for many requests; ends connections.
 //!
+//! What they do is in `core`; without threads whoever steps the receiver does it (`stepped`).
+//!
 //! # Failure
 //! Whatever a sender breaks, or whatever fails for it, ends its connection only. The rings outlive it all.
 
-use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
+use super::connection::Work;
+use super::core::{Common, Core, Known, Taking};
 use super::rings::RingStore;
 use super::service::Service;
-use super::settler::{Settling, WhenRetired};
-use super::wire::{MESSAGE_LEN, Message};
-use crate::ids::{ClientId, QpNumber};
-use crate::memory::SharedMemory;
-use crate::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, Device, Endpoint, Listener, MemoryRegion,
-    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
-};
-use crate::redo::ring::Geometry;
-use crossbeam::channel::{Receiver as Queue, Sender as Feed, unbounded};
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use super::settler::WhenRetired;
+use super::stepped::{Beside, Stepper};
+use crate::ids::ClientId;
+use crate::rdma::{Device, Endpoint, Listener, RdmaError};
+use crossbeam::channel::{Receiver as Queue, unbounded};
+use futures_lite::future::block_on;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -35,12 +32,8 @@ use std::time::Duration;
 pub const CONNECTIONS_MAX: usize = 256;
 /// How long the poller sleeps at most: it looks whether it is to stop.
 const POLL_SLEEP: Duration = Duration::from_millis(50);
-/// `WrId` of the receive a hello lands in.
-const HELLO: u64 = u64::MAX - 1;
-/// Largest slot of answers a sender may ask to be written to.
-const SLOT_MAX: u32 = 1 << 20;
-/// Staging for one sender's answers.
-const ANSWERS_MAX_BYTES: u64 = 256 << 20;
+/// Completions the poller takes at a time.
+const COMPLETIONS_AT_ONCE: usize = 64;
 
 /// How a receiver works.
 #[derive(Clone, Copy, Debug)]
@@ -78,41 +71,9 @@ pub struct ReceiverFigures {
     pub behind: usize,
 }
 
-/// What the poller knows of a queue pair.
-enum Known {
-    Greeting(Arc<dyn QueuePair>, Arc<dyn MemoryRegion>),
-    Welcomed(Arc<Connection>),
-}
-
-/// What connections need of their receiver.
-pub(super) struct Common {
-    pub(super) service: Arc<dyn Service>,
-    pub(super) options: ReceiverOptions,
-    pub(super) settling: Settling,
-    pub(super) executed: AtomicU64,
-    pub(super) recovered: AtomicU64,
-    pub(super) kept: AtomicU64,
-}
-
-pub(super) struct Shared {
-    pd: Arc<dyn ProtectionDomain>,
-    cq: Arc<dyn CompletionQueue>,
-    pub(super) store: RingStore,
-    pub(super) common: Arc<Common>,
-    known: Mutex<HashMap<QpNumber, Known>>,
-    /// Connections that ended and may have requests with executors. Pruned when another ends.
-    leaving: Mutex<Vec<Arc<Connection>>>,
-    /// Held while a ring is let go and opened: by the poller for a hello, by the settler for `retire`.
-    pub(super) opening: Mutex<()>,
-    feeds: Vec<Feed<Work>>,
-    stopping: AtomicBool,
-    /// Of connections that are gone.
-    slowed: AtomicU64,
-}
-
 /// A receiver that runs.
 pub struct Receiver {
-    shared: Arc<Shared>,
+    core: Arc<Core>,
     listeners: Vec<Arc<dyn Listener>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -130,10 +91,10 @@ impl Receiver {
         options: ReceiverOptions,
     ) -> Result<Self, RdmaError> {
         let recovered =
-            store.recover(&*service).map_err(|error| RdmaError::Unsupported(error.to_string()))?;
+            block_on(store.recover(&*service)).map_err(|error| RdmaError::Unsupported(error.to_string()))?;
         let receiver = Self::serve(device, std::slice::from_ref(endpoint), store, service, options)?;
-        receiver.shared.common.executed.fetch_add(recovered, Ordering::Relaxed);
-        receiver.shared.common.recovered.fetch_add(recovered, Ordering::Relaxed);
+        receiver.core.common.executed.fetch_add(recovered, Ordering::Relaxed);
+        receiver.core.common.recovered.fetch_add(recovered, Ordering::Relaxed);
         Ok(receiver)
     }
 
@@ -148,46 +109,49 @@ impl Receiver {
         service: Arc<dyn Service>,
         options: ReceiverOptions,
     ) -> Result<Self, RdmaError> {
-        let pd = device.alloc_pd();
-        let listeners = endpoints.iter().map(|endpoint| pd.listen(endpoint).map(Arc::from));
-        let listeners = listeners.collect::<Result<Vec<Arc<dyn Listener>>, _>>()?;
         let (feeds, queues): (Vec<_>, Vec<_>) = (0..options.executors).map(|_| unbounded()).unzip();
-        let common = Common {
-            service,
-            options,
-            settling: Settling::default(),
-            executed: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            kept: AtomicU64::new(0),
-        };
-        let shared = Arc::new(Shared {
-            pd,
-            cq: device.create_cq(QUEUE_DEPTH)?,
-            store,
-            common: Arc::new(common),
-            known: Mutex::default(),
-            leaving: Mutex::default(),
-            opening: Mutex::default(),
-            feeds,
-            stopping: AtomicBool::new(false),
-            slowed: AtomicU64::new(0),
-        });
-        let mut receiver = Self { shared, listeners, threads: Vec::new() };
+        let mut receiver =
+            Self::listening(Core::new(device, store, service, options, feeds, true)?, endpoints)?;
         for listening in receiver.listeners.clone() {
-            let running = receiver.shared.clone();
+            let running = receiver.core.clone();
             receiver.spawn("durable-accept", move || running.accept(&*listening))?;
         }
-        let running = receiver.shared.clone();
+        let running = receiver.core.clone();
         receiver.spawn("durable-poll", move || running.poll())?;
         if options.settles {
-            let running = receiver.shared.clone();
+            let running = receiver.core.clone();
             receiver.spawn("durable-settle", move || running.settle())?;
         }
         for (index, queue) in queues.into_iter().enumerate() {
-            let running = receiver.shared.clone();
+            let running = receiver.core.clone();
             receiver.spawn(&format!("durable-exec-{index}"), move || running.work(&queue))?;
         }
         Ok(receiver)
+    }
+
+    /// As `serve`, without threads: what it does is done by `Stepper::step`, and by tasks given to `spawn`.
+    ///
+    /// # Errors
+    /// A device or an endpoint that is not to be had.
+    pub fn stepped(
+        device: &dyn Device,
+        endpoints: &[Endpoint],
+        store: RingStore,
+        service: Arc<dyn Service>,
+        options: ReceiverOptions,
+        spawn: Box<dyn Fn(Beside)>,
+    ) -> Result<(Self, Stepper), RdmaError> {
+        assert_eq!(options.executors, 0, "without threads there are no executors");
+        let receiver =
+            Self::listening(Core::new(device, store, service, options, Vec::new(), false)?, endpoints)?;
+        let stepper = Stepper::new(receiver.core.clone(), receiver.listeners.clone(), spawn);
+        Ok((receiver, stepper))
+    }
+
+    fn listening(core: Core, endpoints: &[Endpoint]) -> Result<Self, RdmaError> {
+        let listeners = endpoints.iter().map(|endpoint| core.pd.listen(endpoint).map(Arc::from));
+        let listeners = listeners.collect::<Result<Vec<Arc<dyn Listener>>, _>>()?;
+        Ok(Self { core: Arc::new(core), listeners, threads: Vec::new() })
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), RdmaError> {
@@ -209,27 +173,28 @@ impl Receiver {
     }
 
     /// Ends a client's connection, executes what its ring holds, and begins a new life of the ring; with `forget` the
-    /// ring goes. `done` is called on another thread when that is so. For services that settle.
-    pub fn retire(&self, client: ClientId, forget: bool, done: Box<dyn FnOnce() + Send>) {
-        assert!(self.shared.common.options.settles, "only a receiver that settles has a thread for it");
+    /// ring goes. `done` is called on another thread, with `true` when that is so; otherwise the ring keeps what it
+    /// holds for the next start. For services that settle.
+    pub fn retire(&self, client: ClientId, forget: bool, done: Box<dyn FnOnce(bool) + Send>) {
+        assert!(self.core.common.options.settles, "only a receiver that settles has a thread for it");
         let done: WhenRetired = done;
-        self.shared.common.settling.retire(client, forget, done);
+        self.core.common.settling.retire(client, forget, done);
     }
 
     /// A clean end: what every ring holds is executed and its head moved. For services that settle.
     pub fn finish(self) {
         self.listeners.iter().for_each(|listener| listener.close());
         // A hello that is being answered may add one; one that comes later is for the service to refuse.
-        drop(self.shared.opening.lock());
+        drop(block_on(self.core.opening.lock()));
         let clients: Vec<_> = {
-            let welcomed = self.shared.welcomed().into_iter().map(|connection| connection.client);
-            let left: Vec<_> = self.shared.leaving.lock().iter().map(|left| left.client).collect();
+            let welcomed = self.core.welcomed().into_iter().map(|connection| connection.client);
+            let left: Vec<_> = self.core.leaving.lock().iter().map(|left| left.client).collect();
             welcomed.chain(left).collect()
         };
         let (give, take) = mpsc::channel();
         for client in &clients {
             let give = give.clone();
-            let done = move || {
+            let done = move |_| {
                 // Nobody takes it only if this thread is gone.
                 let _ = give.send(());
             };
@@ -241,13 +206,13 @@ impl Receiver {
 
     /// What it has done.
     pub fn figures(&self) -> ReceiverFigures {
-        let welcomed = self.shared.welcomed();
+        let welcomed = self.core.welcomed();
         let of_living = welcomed.iter().map(|connection| connection.slowed.load(Ordering::Relaxed));
-        let Common { executed, recovered, kept, .. } = &*self.shared.common;
+        let Common { executed, recovered, kept, .. } = &*self.core.common;
         ReceiverFigures {
             executed: executed.load(Ordering::Relaxed),
             recovered: recovered.load(Ordering::Relaxed),
-            slowed: self.shared.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
+            slowed: self.core.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
             kept: kept.load(Ordering::Relaxed),
             senders: welcomed.len(),
             slow_senders: welcomed.iter().filter(|connection| connection.is_slowed()).count(),
@@ -259,10 +224,10 @@ impl Receiver {
 impl Drop for Receiver {
     /// Stops at once, as a crash would but for the request being executed: what the rings hold stays there.
     fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::Release);
-        self.shared.common.settling.stop();
+        self.core.stopping.store(true, Ordering::Release);
+        self.core.common.settling.stop();
         self.listeners.iter().for_each(|listener| listener.close());
-        let known = std::mem::take(&mut *self.shared.known.lock());
+        let known = std::mem::take(&mut *self.core.known.lock());
         for known in known.values() {
             match known {
                 Known::Greeting(qp, _) => qp.close(),
@@ -278,198 +243,23 @@ impl Drop for Receiver {
     }
 }
 
-impl Shared {
-    /// Those who said hello.
-    pub(super) fn welcomed(&self) -> Vec<Arc<Connection>> {
-        let known = self.known.lock();
-        let welcomed = known.values().filter_map(|known| match known {
-            Known::Welcomed(connection) => Some(connection.clone()),
-            Known::Greeting(..) => None,
-        });
-        welcomed.collect()
-    }
-
+/// What the threads do.
+impl Core {
     fn accept(&self, listener: &dyn Listener) {
         loop {
-            let incoming = match listener.accept() {
-                Ok(incoming) => incoming,
+            match listener.accept() {
+                Ok(incoming) => self.take_in(incoming),
                 Err(RdmaError::Closed) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "a sender could not connect");
-                    continue;
-                }
-            };
-            let mut known = self.known.lock();
-            if known.len() >= CONNECTIONS_MAX {
-                incoming.refuse("this receiver has as many senders as it takes");
-                continue;
-            }
-            let greeting = SharedMemory::new("durable-hello", 2 * MESSAGE_LEN)
-                .map_err(|source| RdmaError::Io {
-                    action: "allocate memory for",
-                    endpoint: "a hello".to_owned(),
-                    source,
-                })
-                .and_then(|memory| self.pd.register(Arc::new(memory), Access::LOCAL))
-                .and_then(|region| {
-                    let config = QpConfig {
-                        send_cq: self.cq.clone(),
-                        recv_cq: self.cq.clone(),
-                        send_depth: QUEUE_DEPTH,
-                        recv_depth: QUEUE_DEPTH,
-                    };
-                    let hello = RecvWr { wr_id: WrId(HELLO), local: region.sge(0, MESSAGE_LEN as u32) };
-                    Ok((incoming.accept(config, vec![hello])?, region))
-                });
-            match greeting {
-                // Under the lock: the poller finds who said hello already.
-                Ok((qp, region)) => drop(known.insert(qp.number(), Known::Greeting(qp, region))),
                 Err(error) => tracing::warn!(%error, "a sender could not connect"),
             }
         }
     }
 
     fn poll(&self) {
-        let mut completions = Vec::new();
-        let mut work = Vec::new();
-        let mut answer = Vec::new();
+        let mut taking = Taking::default();
         while !self.stopping.load(Ordering::Acquire) {
-            if self.cq.poll(&mut completions, 64) == 0 {
+            if !self.take_some(&mut taking, COMPLETIONS_AT_ONCE, &mut |hello| block_on(self.greet(hello))) {
                 self.cq.wait(POLL_SLEEP);
-                continue;
-            }
-            for completion in completions.drain(..) {
-                self.on_completion(&completion, &mut work);
-            }
-            self.hand_over(&mut work, &mut answer);
-        }
-    }
-
-    /// Executes what was taken, or gives it to who does.
-    fn hand_over(&self, work: &mut Vec<Work>, answer: &mut Vec<u8>) {
-        let service = &self.common.service;
-        for item in work.drain(..).filter_map(|item| service.take_over(item)) {
-            if self.feeds.is_empty() {
-                self.execute(item, answer);
-            } else {
-                let lane = service.lane(item.request().body) % self.feeds.len() as u64;
-                // Executors end after the poller.
-                let _ = self.feeds[lane as usize].send(item);
-            }
-        }
-    }
-
-    fn on_completion(&self, completion: &Completion, work: &mut Vec<Work>) {
-        let mut known = self.known.lock();
-        if completion.status != WcStatus::Success {
-            if let Some(Known::Welcomed(connection)) = known.remove(&completion.qp) {
-                connection.broken.store(true, Ordering::Release);
-                self.slowed.fetch_add(connection.slowed.load(Ordering::Relaxed), Ordering::Relaxed);
-                let mut leaving = self.leaving.lock();
-                leaving.retain(|left| Arc::strong_count(left) > 1);
-                leaving.push(connection);
-            }
-            return;
-        }
-        if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
-            return;
-        }
-        match known.get(&completion.qp) {
-            Some(Known::Welcomed(connection)) => {
-                let connection = connection.clone();
-                drop(known);
-                if let Err(reason) = connection.arrived(completion.imm, work) {
-                    connection.give_up(&reason);
-                }
-            }
-            Some(Known::Greeting(qp, region)) => {
-                let (qp, region) = (qp.clone(), region.clone());
-                drop(known);
-                // The sender's connection before this one may have some of it.
-                self.hand_over(work, &mut Vec::new());
-                match self.greet(&qp, &region) {
-                    Ok(connection) => {
-                        if let Err(error) = connection.welcome() {
-                            connection.give_up(&error.to_string());
-                        }
-                    }
-                    Err(reason) => {
-                        tracing::warn!(peer = ?qp.peer(), "a sender is refused: {reason}");
-                        region.memory().write(MESSAGE_LEN, &Message::Refused.encode());
-                        let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
-                        let refused = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false };
-                        // It may be gone already; it hears nothing worse then.
-                        let _ = qp.post_send(&[refused]);
-                        self.known.lock().remove(&qp.number());
-                        qp.close();
-                    }
-                }
-            }
-            None => {}
-        }
-    }
-
-    /// A hello: opens the sender's ring.
-    fn greet(
-        &self,
-        qp: &Arc<dyn QueuePair>,
-        region: &Arc<dyn MemoryRegion>,
-    ) -> Result<Arc<Connection>, String> {
-        let mut bytes = [0; MESSAGE_LEN];
-        region.memory().read(0, &mut bytes);
-        let hello = Message::parse(&bytes).map_err(|error| error.to_string())?;
-        let Message::Hello { client, capacity, stride, answers, slots, slot_len, kind } = hello else {
-            return Err("the first message is no hello".to_owned());
-        };
-        if slot_len > SLOT_MAX || u64::from(slot_len) * u64::from(slots) > ANSWERS_MAX_BYTES {
-            return Err(format!("{slots} answer slots of {slot_len} bytes are too much"));
-        }
-        let geometry = Geometry::new(capacity, stride).map_err(|error| error.to_string())?;
-        let slots_posted = if geometry.is_slots() { capacity / stride } else { 0 };
-        if geometry.is_slots() != kind.sends() || slots_posted >= u64::from(QUEUE_DEPTH) {
-            return Err("that ring is not for that kind of RPC".to_owned());
-        }
-        let Common { service, executed, recovered, .. } = &*self.common;
-        let _alone = self.opening.lock();
-        service.admit(client)?;
-        self.retire(client);
-        let (ring, found) =
-            self.store.open(client, geometry, &**service).map_err(|error| error.to_string())?;
-        executed.fetch_add(found, Ordering::Relaxed);
-        recovered.fetch_add(found, Ordering::Relaxed);
-        let slots = AnswerSlots { rkey: answers, slots, slot_len };
-        let common = self.common.clone();
-        let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)
-            .map_err(|error| error.to_string())?;
-        self.known.lock().insert(qp.number(), Known::Welcomed(connection.clone()));
-        Ok(connection)
-    }
-
-    /// A sender's connection: ended, and its requests executed; its ring is let go. Under `opening`.
-    pub(super) fn retire(&self, client: ClientId) {
-        let old: Vec<_> = {
-            let mut known = self.known.lock();
-            let of_client = |known: &Known| matches!(known, Known::Welcomed(old) if old.client == client);
-            known.extract_if(|_, known| of_client(known)).map(|(_, known)| known).collect()
-        };
-        let (left, staying): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut *self.leaving.lock()).into_iter().partition(|left| left.client == client);
-        self.leaving.lock().extend(staying);
-        let of_known = old.into_iter().filter_map(|known| match known {
-            Known::Welcomed(connection) => Some(connection),
-            Known::Greeting(..) => None,
-        });
-        for connection in of_known.chain(left) {
-            connection.qp.close();
-            // Pairs with the sender's, which looks whether it is closed behind its FLUSH: what it takes for persistent is
-            // found by whoever reads the ring from here on.
-            fence(Ordering::SeqCst);
-            // Executors have its requests, and the poller some that it is about to hand over: those hold the connection.
-            while connection.backlog.load(Ordering::Acquire) > 0 && !self.stopping.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            while Arc::strong_count(&connection) > 1 && !self.stopping.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_micros(100));
             }
         }
     }
@@ -481,11 +271,5 @@ impl Shared {
                 self.execute(work, &mut answer);
             }
         }
-    }
-
-    fn execute(&self, work: Work, answer: &mut Vec<u8>) {
-        answer.clear();
-        let executed = self.common.service.execute(&work.request(), answer);
-        work.finish(executed, answer);
     }
 }

@@ -1,4 +1,4 @@
-//! A receiver's rings: one file a client, in one directory.
+//! A receiver's rings: one a client, in one place (`ring_place`: files of a directory).
 //!
 //! At the start every ring is opened, whatever it holds is executed in order, checkpointed, and the ring gets a new
 //! life. The same happens when a client comes back without a restart: what it wrote and nobody took is taken then.
@@ -7,6 +7,7 @@
 //! A ring that cannot be read is kept as it is, and its client is refused: it may hold acknowledged requests. A person
 //! has to decide.
 
+use super::ring_place::{RingFiles, RingPlace};
 use super::service::{Executed, Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
@@ -66,10 +67,10 @@ pub enum RingStoreError {
 }
 
 /// Where rings are and what they lie on.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RingStore {
-    directory: PathBuf,
-    kind: Option<LogDeviceKind>,
+    place: Arc<dyn RingPlace>,
+    random: Arc<dyn Random>,
 }
 
 /// A ring with the device it lies on.
@@ -89,6 +90,7 @@ pub struct FoundRing {
     path: PathBuf,
     ring: OpenRing,
     recovered: Recovered,
+    random: Arc<dyn Random>,
 }
 
 impl FoundRing {
@@ -120,34 +122,38 @@ impl FoundRing {
     }
 
     fn renew(self) -> Result<OpenRing, RingStoreError> {
-        let Self { mut ring, recovered, path } = self;
+        let Self { mut ring, recovered, path, random } = self;
         if let Some(last) = recovered.records.last() {
             ring.reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
             let executed = recovered.records.len();
             tracing::info!(path = %path.display(), executed, end = ?recovered.end, "recovered a ring");
         }
-        ring.reader.renew(new_life(), recovered.client)?;
+        ring.reader.renew(new_life(&*random), recovered.client)?;
         Ok(ring)
     }
 
-    fn execute(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
-        let mut answer = Vec::new();
+    async fn execute(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
+        let mut kept = None;
+        // Also what is behind one that is kept: the service must know what it owes.
         for request in self.requests() {
-            answer.clear();
-            if let Executed::Kept(_) = service.execute(&request, &mut answer) {
-                return Err(RingStoreError::Kept { path: self.path.clone(), lsn: request.lsn });
+            let lsn = request.lsn;
+            if let Executed::Kept(_) = service.execute_found(request).await {
+                kept.get_or_insert(lsn);
             }
+        }
+        if let Some(lsn) = kept {
+            return Err(RingStoreError::Kept { path: self.path.clone(), lsn });
         }
         let executed = self.recovered.records.len() as u64;
         if executed > 0 {
-            service.settle().map_err(RingStoreError::Unsettled)?;
+            service.settle().await.map_err(RingStoreError::Unsettled)?;
         }
         Ok(executed)
     }
 }
 
-fn new_life() -> LogId {
-    LogId(SystemRandom.next_u64() | 1)
+fn new_life(random: &dyn Random) -> LogId {
+    LogId(random.next_u64() | 1)
 }
 
 impl RingStore {
@@ -158,39 +164,22 @@ impl RingStore {
     pub fn new(directory: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
         std::fs::create_dir_all(directory)
             .map_err(|source| RingStoreError::Directory { path: directory.to_owned(), source })?;
-        Ok(Self { directory: directory.to_owned(), kind })
+        Ok(Self::over(Arc::new(RingFiles { directory: directory.to_owned(), kind }), Arc::new(SystemRandom)))
     }
 
-    fn path(&self, client: ClientId) -> PathBuf {
-        self.directory.join(format!("{:032x}.ring", client.0))
-    }
-
-    fn files(&self) -> Result<Vec<(ClientId, PathBuf)>, RingStoreError> {
-        let failed = |source| RingStoreError::Directory { path: self.directory.clone(), source };
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            let id = path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .and_then(|name| name.strip_suffix(".ring"))
-                .filter(|name| name.len() == 32)
-                .and_then(|name| u128::from_str_radix(name, 16).ok());
-            if let Some(id) = id {
-                files.push((ClientId(id), path));
-            }
-        }
-        Ok(files)
+    /// Rings in `place`; `random` names their lives.
+    pub fn over(place: Arc<dyn RingPlace>, random: Arc<dyn Random>) -> Self {
+        Self { place, random }
     }
 
     /// Executes what the rings hold. Returns how many requests that were.
     ///
     /// # Errors
     /// The first ring that cannot be recovered; those before it are.
-    pub fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
+    pub async fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
         let mut executed = 0;
         for client in self.clients()? {
-            executed += self.let_go(client, service, false)?;
+            executed += self.let_go(client, service, false).await?;
         }
         Ok(executed)
     }
@@ -200,7 +189,7 @@ impl RingStore {
     /// # Errors
     /// The directory.
     pub fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
-        let mut clients: Vec<_> = self.files()?.into_iter().map(|(client, _)| client).collect();
+        let mut clients = self.place.clients()?;
         clients.sort_unstable();
         Ok(clients)
     }
@@ -210,12 +199,8 @@ impl RingStore {
     /// # Errors
     /// A ring that cannot be read; it stays as it is.
     pub fn found(&self, client: ClientId) -> Result<Option<FoundRing>, RingStoreError> {
-        let path = self.path(client);
-        let len = match std::fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(RingStoreError::Directory { path, source }),
-        };
+        let Some(len) = self.place.len_bytes(client)? else { return Ok(None) };
+        let path = self.place.path(client);
         match self.open_as(client, geometry_of(&path, len)?)? {
             Opened::Fresh(_) => Ok(None),
             Opened::Found(found) => Ok(Some(found)),
@@ -226,7 +211,7 @@ impl RingStore {
     ///
     /// # Errors
     /// It cannot be read or executed; it is kept.
-    pub(super) fn let_go(
+    pub(super) async fn let_go(
         &self,
         client: ClientId,
         service: &dyn Service,
@@ -234,7 +219,7 @@ impl RingStore {
     ) -> Result<u64, RingStoreError> {
         let mut executed = 0;
         if let Some(found) = self.found(client)? {
-            executed = found.execute(service)?;
+            executed = found.execute(service).await?;
             found.executed()?;
         }
         if forget {
@@ -248,13 +233,7 @@ impl RingStore {
     /// # Errors
     /// The directory.
     pub fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
-        let path = self.path(client);
-        match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(RingStoreError::Directory { path, source })
-            }
-            _ => Ok(()),
-        }
+        self.place.remove(client)
     }
 
     /// How many requests the rings in a directory hold. Changes nothing.
@@ -262,7 +241,7 @@ impl RingStore {
     /// # Errors
     /// The first ring that cannot be read.
     pub fn look(directory: &Path) -> Result<u64, RingStoreError> {
-        let store = Self { directory: directory.to_owned(), kind: None };
+        let files = RingFiles { directory: directory.to_owned(), kind: None };
         if !directory.exists() {
             if !directory.is_symlink() {
                 return Ok(0);
@@ -272,7 +251,8 @@ impl RingStore {
             return Err(RingStoreError::Directory { path: directory.to_owned(), source });
         }
         let mut held = 0;
-        for (client, path) in store.files()? {
+        for client in files.clients()? {
+            let path = files.path(client);
             let failed = |source| RingStoreError::Directory { path: path.clone(), source };
             let len = std::fs::metadata(&path).map_err(failed)?.len();
             let geometry = geometry_of(&path, len)?;
@@ -281,7 +261,8 @@ impl RingStore {
             let len = geometry.memory_len().max(bytes.len());
             let memory = Arc::new(SharedMemory::new("ring", len).map_err(failed)?);
             memory.write(0, &bytes);
-            let recovery = RingReader::open(memory, Arc::new(CacheLines), geometry, new_life(), client)
+            let life = new_life(&SystemRandom);
+            let recovery = RingReader::open(memory, Arc::new(CacheLines), geometry, life, client)
                 .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
             if let Recovery::Found(_, recovered) = recovery {
                 held += recovered.records.len() as u64;
@@ -291,7 +272,7 @@ impl RingStore {
     }
 
     /// A client's ring, with nothing left in it that has not been executed, and how much that was.
-    pub(super) fn open(
+    pub(super) async fn open(
         &self,
         client: ClientId,
         geometry: Geometry,
@@ -299,15 +280,15 @@ impl RingStore {
     ) -> Result<(OpenRing, u64), RingStoreError> {
         if geometry.capacity() > RING_MAX_BYTES {
             let source = RingError::Geometry { capacity: geometry.capacity(), stride: geometry.stride() };
-            return Err(RingStoreError::Ring { path: self.path(client), source });
+            return Err(RingStoreError::Ring { path: self.place.path(client), source });
         }
-        if !self.path(client).exists() && self.files()?.len() >= RINGS_MAX {
+        if self.place.len_bytes(client)?.is_none() && self.place.clients()?.len() >= RINGS_MAX {
             return Err(RingStoreError::TooMany);
         }
         let (ring, executed) = match self.open_as(client, geometry)? {
             Opened::Fresh(ring) => (ring, 0),
             Opened::Found(found) => {
-                let executed = found.execute(service)?;
+                let executed = found.execute(service).await?;
                 (found.renew()?, executed)
             }
         };
@@ -317,37 +298,27 @@ impl RingStore {
         // Another shape than last time: everything in it is executed, so it can be made anew, keeping what it knows.
         let past = ring.reader.checkpoint().past;
         drop(ring);
-        let device = LogDevice::open(&self.path(client), geometry.memory_len(), self.kind)?;
-        let mut reader = RingReader::make(
-            device.memory().clone(),
-            device.persistence().clone(),
-            geometry,
-            new_life(),
-            client,
-        )?;
+        let device = self.place.open(client, geometry.memory_len())?;
+        let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
+        let mut reader = RingReader::make(memory, persistence, geometry, new_life(&*self.random), client)?;
         reader.remember(past)?;
         Ok((OpenRing { device, reader }, executed))
     }
 
     /// A ring that holds nothing, or one as it was left.
     fn open_as(&self, client: ClientId, geometry: Geometry) -> Result<Opened, RingStoreError> {
-        let path = self.path(client);
+        let path = self.place.path(client);
         // What is there may be longer than what is wanted now.
-        let there = std::fs::metadata(&path).map_or(0, |metadata| metadata.len() as usize);
-        let device = LogDevice::open(&path, there.max(geometry.memory_len()), self.kind)?;
-        if there == 0 {
-            // What is acknowledged in it must be found.
-            std::fs::File::open(&self.directory)
-                .and_then(|directory| directory.sync_all())
-                .map_err(|source| RingStoreError::Directory { path: self.directory.clone(), source })?;
-        }
+        let there = self.place.len_bytes(client)?.unwrap_or(0) as usize;
+        let device = self.place.open(client, there.max(geometry.memory_len()))?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
-        let recovery = RingReader::open(memory, persistence, geometry, new_life(), client)
+        let recovery = RingReader::open(memory, persistence, geometry, new_life(&*self.random), client)
             .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
         Ok(match recovery {
             Recovery::Fresh(reader) => Opened::Fresh(OpenRing { device, reader }),
             Recovery::Found(reader, recovered) => {
-                Opened::Found(FoundRing { path, ring: OpenRing { device, reader }, recovered })
+                let (ring, random) = (OpenRing { device, reader }, self.random.clone());
+                Opened::Found(FoundRing { path, ring, recovered, random })
             }
         })
     }

@@ -15,7 +15,7 @@
 //! tickets say so.
 
 use super::kind::Settings;
-use super::sender_link::{Buffers, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
+use super::sender_link::{Buffers, Dialling, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
 use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
 use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
@@ -23,10 +23,11 @@ use crate::rdma::{
     Capabilities, Device, Endpoint, LinkKind, Placement, RdmaError, Remote, SendOp, SendWr, Sge, WrId,
 };
 use crate::redo::ring::{RingError, RingWriter, Room, Span};
-use crate::redo::{Record, RecordKind, parse};
+use crate::redo::{LogId, Record, RecordKind, parse};
+use crate::world::{Clock, SystemClock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long one wait for completions lasts before bounds are looked at again.
 const STEP: Duration = Duration::from_millis(5);
@@ -140,17 +141,22 @@ struct Sent {
 /// A sender.
 pub struct Sender {
     device: Arc<dyn Device>,
+    clock: Arc<dyn Clock>,
     client: ClientId,
     settings: Settings,
     buffers: Buffers,
     link: Link,
     ring: Rkey,
     log_device: LogDeviceKind,
+    last_done: u64,
     regions: Registered,
     writer: RingWriter,
     persistent: LogSeq,
     slow: bool,
     sent: VecDeque<Sent>,
+    /// Requests of a life before that wait for being sent again, in order, with envelope and body. None but while `resume`
+    /// is at work, and after one that failed on its way.
+    again: VecDeque<(Ticket, Vec<u8>)>,
     /// The newest ticket.
     last: u64,
     batch: Vec<Span>,
@@ -181,6 +187,20 @@ impl Sender {
         client: ClientId,
         settings: Settings,
     ) -> Result<Self, SenderError> {
+        Self::connect_by(Arc::new(SystemClock::new()), device, endpoint, client, settings)
+    }
+
+    /// As `connect`; patience is measured by `clock`.
+    ///
+    /// # Errors
+    /// [`SenderError`].
+    pub fn connect_by(
+        clock: Arc<dyn Clock>,
+        device: Arc<dyn Device>,
+        endpoint: &Endpoint,
+        client: ClientId,
+        settings: Settings,
+    ) -> Result<Self, SenderError> {
         let capabilities: Capabilities = device.capabilities();
         if !settings.kind.is_possible(&capabilities) {
             return Err(
@@ -197,20 +217,23 @@ impl Sender {
             endpoint: "a sender".to_owned(),
             source,
         })?;
-        let (link, welcomed, regions) =
-            Link::connect(&*device, endpoint, client, &settings, geometry, &buffers)?;
+        let who = Dialling { device: &*device, clock: &*clock, client };
+        let (link, welcomed, regions) = Link::connect(who, endpoint, &settings, geometry, &buffers)?;
         let mut sender = Self {
             device,
+            clock,
             client,
             buffers,
             link,
             ring: welcomed.ring,
             log_device: welcomed.device,
+            last_done: welcomed.done,
             regions,
             writer: RingWriter::new(geometry, welcomed.log),
             persistent: LogSeq(0),
             slow: welcomed.slow,
             sent: VecDeque::new(),
+            again: VecDeque::new(),
             last: 0,
             batch: Vec::new(),
             batch_is_durable: false,
@@ -245,8 +268,14 @@ impl Sender {
     /// Counts on from `last`, the number of the newest request of a sender before this one. Services may tell requests
     /// by their numbers; nothing has been posted yet.
     pub fn count_from(&mut self, last: u64) {
-        assert_eq!(self.last, 0, "requests were posted already");
+        assert_eq!(self.figures.posted, 0, "requests were posted already");
         self.last = last;
+    }
+
+    /// The number of the last request that was executed when this connection was made, if the receiver's service knows;
+    /// what is after it never will be unless it is posted again.
+    pub fn last_done(&self) -> u64 {
+        self.last_done
     }
 
     /// Whether the receiver asked to slow down: `post` would wait.
@@ -254,6 +283,7 @@ impl Sender {
     /// # Errors
     /// [`SenderError`].
     pub fn is_slowed(&mut self) -> Result<bool, SenderError> {
+        self.check_resumed()?;
         self.take_events(Duration::ZERO)?;
         Ok(self.slow)
     }
@@ -268,6 +298,7 @@ impl Sender {
     /// # Errors
     /// [`SenderError`]; nothing was posted.
     pub fn post(&mut self, body: &[u8], wants: Wants) -> Result<Ticket, SenderError> {
+        self.check_resumed()?;
         self.make_room(body.len(), wants)?;
         let slot = match wants {
             Wants::Answer | Wants::AnswerOnly => self.free_slots.pop(),
@@ -309,7 +340,7 @@ impl Sender {
 
     /// Waits until a request can be posted.
     fn make_room(&mut self, body_len: usize, wants: Wants) -> Result<(), SenderError> {
-        let start = Instant::now();
+        let start = self.clock.monotonic();
         let (mut counted_slow, mut counted_full, mut head_reads) = (false, false, 0);
         self.take_events(Duration::ZERO)?;
         loop {
@@ -325,7 +356,7 @@ impl Sender {
             counted_slow |= self.slow;
             self.figures.full += u64::from(full && !counted_full);
             counted_full |= full;
-            let waited = start.elapsed();
+            let waited = self.clock.monotonic() - start;
             if waited > self.settings.patience {
                 let waited_ms = waited.as_millis() as u64;
                 return Err(if self.slow {
@@ -337,7 +368,7 @@ impl Sender {
             self.ring_doorbell()?;
             // Not again and again: over shared memory a READ completes at once, and who always finds a completion never
             // comes to look for messages.
-            let due = start.elapsed() >= STEP * head_reads;
+            let due = waited >= STEP * head_reads;
             if full && due && !self.head_read_under_way {
                 head_reads += 1;
                 self.link.read_head(self.ring)?;
@@ -418,6 +449,7 @@ impl Sender {
     /// # Errors
     /// [`SenderError`].
     pub fn wait_persistent(&mut self, ticket: Ticket) -> Result<(), SenderError> {
+        self.check_resumed()?;
         self.ring_doorbell()?;
         self.wait_until(|sender| sender.is_persistent(ticket))
     }
@@ -433,6 +465,7 @@ impl Sender {
     /// # Errors
     /// [`SenderError`].
     pub fn wait_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<u32, SenderError> {
+        self.check_resumed()?;
         self.ring_doorbell()?;
         if !self.asked.contains_key(&ticket) {
             return Err(SenderError::NoAnswer);
@@ -459,6 +492,7 @@ impl Sender {
     /// # Errors
     /// [`SenderError`].
     pub fn take_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<Option<u32>, SenderError> {
+        self.check_resumed()?;
         self.take_events(Duration::ZERO)?;
         match self.asked.get(&ticket) {
             Some(Asked::Waiting(_)) => Ok(None),
@@ -467,11 +501,12 @@ impl Sender {
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool) -> Result<(), SenderError> {
-        let start = Instant::now();
+        let start = self.clock.monotonic();
         while !done(self) {
             self.take_events(STEP)?;
-            if start.elapsed() > self.settings.patience && !done(self) {
-                return Err(SenderError::TimedOut(start.elapsed().as_millis() as u64));
+            let waited = self.clock.monotonic() - start;
+            if waited > self.settings.patience && !done(self) {
+                return Err(SenderError::TimedOut(waited.as_millis() as u64));
             }
         }
         Ok(())
@@ -546,36 +581,16 @@ impl Sender {
     /// Connects again, to a receiver that may have been restarted, and posts what it never got.
     ///
     /// # Errors
-    /// [`SenderError`]; it can be called again.
+    /// [`SenderError`]; nothing is lost, and nothing else goes out before another call has ended well.
     pub fn resume(&mut self, endpoint: &Endpoint) -> Result<Resumed, SenderError> {
         self.link.qp.close();
         let geometry = self.writer.geometry();
+        let who = Dialling { device: &*self.device, clock: &*self.clock, client: self.client };
         let (link, welcomed, regions) =
-            Link::connect(&*self.device, endpoint, self.client, &self.settings, geometry, &self.buffers)?;
-        let had = if welcomed.past.0 == self.writer.log() { welcomed.past.1 } else { LogSeq(0) };
-        // The old life's records are taken out of the mirror before the new one's go in.
-        let mut again = Vec::new();
-        let mut resumed = Resumed::default();
-        for sent in self.sent.drain(..) {
-            let executed = sent.lsn <= had.max(LogSeq(self.writer.head_lsn().0 - 1));
-            if executed {
-                resumed.kept += 1;
-                if let Some(asked) = self.asked.get_mut(&sent.ticket)
-                    && let Asked::Waiting(slot) = *asked
-                {
-                    self.free_slots.push(slot);
-                    *asked = Asked::Lost;
-                }
-                continue;
-            }
-            let mut bytes = vec![0; sent.span.len];
-            self.buffers.mirror.read(sent.span.offset, &mut bytes);
-            let (record, _) = parse(self.writer.log(), sent.lsn, &bytes)
-                .map_err(|_| SenderError::Protocol("the mirror lost a record"))?;
-            again.push((sent.ticket, record.data.to_vec()));
-        }
+            Link::connect(who, endpoint, &self.settings, geometry, &self.buffers)?;
+        let mut resumed = Resumed { kept: self.take_back(welcomed.past)?, resent: 0 };
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
-        self.log_device = welcomed.device;
+        (self.log_device, self.last_done) = (welcomed.device, welcomed.done);
         self.writer = RingWriter::new(geometry, welcomed.log);
         (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), welcomed.slow, false);
         self.batch.clear();
@@ -587,23 +602,62 @@ impl Sender {
         for event in &welcomed.behind {
             self.on_event(event)?;
         }
-        for (ticket, data) in again {
+        while let Some((_, data)) = self.again.front() {
             // They fitted the same ring before, but perhaps not from its beginning on.
-            let start = Instant::now();
-            while self.writer.room(data.len())? != Room::Enough {
+            let (start, len) = (self.clock.monotonic(), data.len());
+            while self.writer.room(len)? != Room::Enough {
                 self.ring_doorbell()?;
                 self.take_events(STEP)?;
-                if start.elapsed() > self.settings.patience {
-                    return Err(SenderError::Full(start.elapsed().as_millis() as u64));
+                let waited = self.clock.monotonic() - start;
+                if waited > self.settings.patience {
+                    return Err(SenderError::Full(waited.as_millis() as u64));
                 }
             }
-            self.data = data;
-            self.stage(ticket);
-            resumed.resent += 1;
+            if let Some((ticket, data)) = self.again.pop_front() {
+                self.data = data;
+                self.stage(ticket);
+                resumed.resent += 1;
+                self.figures.resent += 1;
+            }
         }
         self.ring_doorbell()?;
-        self.figures.resent += resumed.resent;
-        self.figures.not_resent += resumed.kept;
         Ok(resumed)
+    }
+
+    /// Takes what the receiver never got out of the mirror, before the records of a new life go in: it is to be sent again,
+    /// before what an earlier attempt did not get to. The rest was executed, up to `past`; gives how many that were.
+    ///
+    /// # Errors
+    /// [`SenderError::Protocol`]; nothing is changed.
+    fn take_back(&mut self, (log, executed): (LogId, LogSeq)) -> Result<u64, SenderError> {
+        let had = if log == self.writer.log() { executed } else { LogSeq(0) };
+        let had = had.max(LogSeq(self.writer.head_lsn().0 - 1));
+        let mut again = VecDeque::new();
+        for sent in self.sent.iter().filter(|sent| sent.lsn > had) {
+            let mut bytes = vec![0; sent.span.len];
+            self.buffers.mirror.read(sent.span.offset, &mut bytes);
+            let (record, _) = parse(self.writer.log(), sent.lsn, &bytes)
+                .map_err(|_| SenderError::Protocol("the mirror lost a record"))?;
+            again.push_back((sent.ticket, record.data.to_vec()));
+        }
+        let mut kept = 0;
+        for sent in self.sent.drain(..).filter(|sent| sent.lsn <= had) {
+            kept += 1;
+            if let Some(asked) = self.asked.get_mut(&sent.ticket)
+                && let Asked::Waiting(slot) = *asked
+            {
+                self.free_slots.push(slot);
+                *asked = Asked::Lost;
+            }
+        }
+        again.append(&mut self.again);
+        self.again = again;
+        self.figures.not_resent += kept;
+        Ok(kept)
+    }
+
+    /// Fails while requests wait for another `resume`: nothing may overtake them.
+    fn check_resumed(&self) -> Result<(), SenderError> {
+        if self.again.is_empty() { Ok(()) } else { Err(SenderError::Disconnected) }
     }
 }

@@ -12,8 +12,9 @@ use crate::rdma::{
 };
 use crate::redo::LogId;
 use crate::redo::ring::{CHECKPOINT_LEN, Checkpoint, Geometry};
+use crate::world::Clock;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Requests that may be posted and not known to be persistent.
 pub(super) const UNACKED_MAX: u64 = 256;
@@ -35,6 +36,8 @@ pub(super) struct Welcomed {
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
     pub(super) slow: bool,
+    /// Number of the last request that was executed, if the service knows.
+    pub(super) done: u64,
     /// What came right behind it.
     pub(super) behind: Vec<Event>,
 }
@@ -82,12 +85,18 @@ pub(super) enum Event {
     Head(Option<Box<Checkpoint>>),
 }
 
+/// Who connects, and by what.
+pub(super) struct Dialling<'d> {
+    pub(super) device: &'d dyn Device,
+    pub(super) clock: &'d dyn Clock,
+    pub(super) client: ClientId,
+}
+
 impl Link {
     /// Connects and says hello; returns once welcomed, with the mirror's and the answers' registrations.
     pub(super) fn connect(
-        device: &dyn Device,
+        Dialling { device, clock, client }: Dialling<'_>,
         endpoint: &Endpoint,
-        client: ClientId,
         settings: &Settings,
         geometry: Geometry,
         buffers: &Buffers,
@@ -121,22 +130,22 @@ impl Link {
         let local = mirror.sge(0, MESSAGE_LEN as u32);
         link.post(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }])?;
         // The receiver may have a ring to make, and to sync.
-        let deadline = Instant::now() + settings.patience.max(WELCOME_WAIT);
+        let deadline = clock.monotonic() + settings.patience.max(WELCOME_WAIT);
         let mut events = Vec::new();
         loop {
             // A refusal and the end of the connection may come together.
             let progress = link.progress(Duration::from_millis(20), &mut events);
             let first = (!events.is_empty()).then(|| events.remove(0));
             match first {
-                Some(Event::Notice(Message::Welcome { ring, log, past, device, slow })) => {
-                    let welcomed = Welcomed { ring, log, past, device, slow, behind: events };
+                Some(Event::Notice(Message::Welcome { ring, log, past, device, slow, done })) => {
+                    let welcomed = Welcomed { ring, log, past, device, slow, done, behind: events };
                     return Ok((link, welcomed, [mirror, answers]));
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
                 Some(_) => return Err(SenderError::Protocol("the answer to a hello is none")),
                 None => progress?,
             }
-            if Instant::now() > deadline {
+            if clock.monotonic() > deadline {
                 return Err(SenderError::NoWelcome);
             }
         }

@@ -3,6 +3,8 @@
 use super::connection::Work;
 use crate::ids::{ClientId, LogSeq};
 use crate::redo::LogId;
+use std::future::{Future, ready};
+use std::pin::Pin;
 
 /// A request, as whoever does it sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +27,12 @@ pub enum Executed {
     /// It is done, with this status of the service's own.
     Done(u32),
     /// It could not be done and must not be lost: it is answered with this status, and the head stays before it. The next
-    /// start executes it once more.
+    /// start executes it once more. Its ring's further requests are shown to the service all the same.
     Kept(u32),
 }
+
+/// What a service does while others go on: a receiver's thread blocks on it, a simulation runs it as a task.
+pub type ServiceFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// What requests do.
 pub trait Service: Send + Sync {
@@ -37,6 +42,12 @@ pub trait Service: Send + Sync {
     /// Does a request. It may be executed a second time after a crash. `answer` is empty and takes what is answered.
     /// Where nothing settles (below), it is durable once this returned: the head moves past it.
     fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed;
+
+    /// As `execute`, of a request found in a ring that is being opened or let go: those are done one after the other, and
+    /// nobody waits for an answer.
+    fn execute_found<'a>(&'a self, request: Request<'a>) -> ServiceFuture<'a, Executed> {
+        Box::pin(ready(self.execute(&request, &mut Vec::new())))
+    }
 
     /// Whether a client may have a ring. Says why not.
     ///
@@ -60,17 +71,23 @@ pub trait Service: Send + Sync {
         Some(work)
     }
 
+    /// The sender's own number of the last of its requests that was executed, where the service knows; else 0. A sender
+    /// that comes back is told.
+    fn last_done(&self, _client: ClientId) -> u64 {
+        0
+    }
+
     /// Whether a client is to post nothing more for now, however little it is behind.
     fn holds_back(&self, _client: ClientId) -> bool {
         false
     }
 
-    /// Makes durable whatever was executed so far; blocks. Called once for the heads of many rings, where
+    /// Makes durable whatever was executed before this is called. Called once for the heads of many rings, where
     /// `ReceiverOptions::settles` says so.
     ///
     /// # Errors
     /// Why not, for the log: no head moves any more.
-    fn settle(&self) -> Result<(), String> {
-        Ok(())
+    fn settle(&self) -> ServiceFuture<'_, Result<(), String>> {
+        Box::pin(ready(Ok(())))
     }
 }

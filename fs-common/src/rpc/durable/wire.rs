@@ -13,7 +13,8 @@
 //! | 52     | 4     | fourth  | answer slots | 0 welcome, 1 refused | 1: slow down |
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
 //! | 60     | 4     | sixth   | RPC kind | 1: slow down | |
-//! | 64     | 32    | reserved | zero in all |||
+//! | 64     | 8     | seventh | | last request done | |
+//! | 72     | 24    | reserved | zero in all |||
 //!
 //! An answer is written into a slot of the sender's with the slot's number as immediate:
 //!
@@ -44,8 +45,8 @@ pub const ENVELOPE_LEN: usize = 8;
 /// Most answer slots.
 pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
-/// 1: the first. 2: a welcome may ask to slow down.
-const VERSION: u16 = 2;
+/// 1: the first. 2: a welcome may ask to slow down. 3: it says which request was done last.
+const VERSION: u16 = 3;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
@@ -90,6 +91,8 @@ pub enum Message {
         device: LogDeviceKind,
         /// Post nothing for now.
         slow: bool,
+        /// The sender's own number of its last request that was executed, if the service knows; else 0.
+        done: u64,
     },
     /// The receiver has none.
     Refused,
@@ -134,7 +137,8 @@ struct Raw {
     fourth: U32,
     fifth: U32,
     sixth: U32,
-    reserved: [u8; 32],
+    seventh: U64,
+    reserved: [u8; 24],
 }
 const _: () = assert!(size_of::<Raw>() == MESSAGE_LEN);
 
@@ -160,12 +164,13 @@ impl Message {
                 raw.rkey = answers.0.into();
                 (raw.fourth, raw.fifth, raw.sixth) = (slots.into(), slot_len.into(), kind.number().into());
             }
-            Self::Welcome { ring, log, past, device, slow } => {
+            Self::Welcome { ring, log, past, device, slow, done } => {
                 raw.kind = 2.into();
                 (raw.first, raw.second, raw.third) = (log.0.into(), past.0.0.into(), past.1.0.into());
                 raw.rkey = ring.0.into();
                 raw.fifth = device_number(device).into();
                 raw.sixth = u32::from(slow).into();
+                raw.seventh = done.into();
             }
             Self::Refused => {
                 raw.kind = 2.into();
@@ -217,6 +222,7 @@ impl Message {
                     _ => return Err(MessageError::Field("log device")),
                 },
                 slow: raw.sixth.get() == 1,
+                done: raw.seventh.get(),
             },
             (2, 1) => Self::Refused,
             (3, slow @ 0..=1) => Self::Notice {
@@ -303,7 +309,7 @@ mod tests {
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> [u8; MESSAGE_LEN] {
         let mut bytes = [0; MESSAGE_LEN];
-        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 2, 0, kind, 0]);
+        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 3, 0, kind, 0]);
         for (at, value) in fields {
             bytes[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -327,6 +333,7 @@ mod tests {
             past: (LogId(3), LogSeq(4)),
             device: LogDeviceKind::PmemEmulated,
             slow: true,
+            done: 0x0809,
         };
         let notice = Message::Notice { persistent: LogSeq(1), head: 2, head_lsn: LogSeq(3), slow: true };
         let rkey: (usize, &[u8]) = (48, &[0x0b, 0x0a]);
@@ -338,7 +345,13 @@ mod tests {
                     &[(8, &[2, 1]), (24, &[4, 3]), (32, &[5]), rkey, (52, &[6]), (56, &[8, 7]), (60, &[2])],
                 ),
             ),
-            (welcome, golden(2, &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2]), (60, &[1])])),
+            (
+                welcome,
+                golden(
+                    2,
+                    &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2]), (60, &[1]), (64, &[9, 8])],
+                ),
+            ),
             (Message::Refused, golden(2, &[(52, &[1])])),
             (notice, golden(3, &[(24, &[1]), (32, &[2]), (40, &[3]), (52, &[1])])),
         ] {

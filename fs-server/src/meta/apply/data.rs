@@ -66,7 +66,9 @@ pub(super) fn commit_data(
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => unknown.insert(draft.view.slot(&slot)?),
             };
-            if known.is_none_or(|known| known.seq < in_slot.seq) {
+            // Of a request that a batch noted before its contents were durable, this says that they are.
+            let is_more = |known: SlotRecord| (known.seq, known.placed.is_some()) < (in_slot.seq, true);
+            if known.is_none_or(is_more) {
                 *known = Some(in_slot);
                 draft.batch.put(slot, record::encode(&in_slot));
             }

@@ -11,7 +11,7 @@ mod names;
 use super::draft::{Applied, Draft};
 use super::error::MetaError;
 use super::key;
-use super::operation::{ApplyContext, Operation, Outcome};
+use super::operation::{ApplyContext, Operation, Outcome, Placed};
 use super::record::{self, BytesRecord, InodeRecord, SlotRecord};
 use super::view::View;
 
@@ -66,7 +66,13 @@ pub fn apply(
     {
         // In the same batch: after a crash the effect and the knowledge that it was had are both there, or neither.
         let ino = applied.outcome.attr.map(|attr| attr.ino);
-        let done = SlotRecord { seq: request.seq, ino, placed: None };
+        let placed = match operation {
+            Operation::SetAttr { set, commit: Some(commit), .. } => {
+                set.size.filter(|size| commit.size == *size).map(|size| Placed { offset: size, len: 0 })
+            }
+            _ => None,
+        };
+        let done = SlotRecord { seq: request.seq, ino, placed };
         applied.batch.put(key::client_slot(request.client, request.slot), record::encode(&done));
     }
     Ok(applied)

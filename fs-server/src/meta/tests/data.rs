@@ -1,11 +1,17 @@
 //! Live data and data commits.
 
-use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
+use super::super::store::{Batch, Direction, StoreError, Visitor};
+use super::super::{DataCommit, MemoryStore, Meta, NoteData, Operation, RangeUpdate, Store};
 use super::{USER, World, extent};
-use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::attr::{SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::region::{Extent, ExtentState};
+use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
+use cuttlefs_common::world::ManualClock;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 
@@ -232,4 +238,100 @@ fn notes_race_with_other_operations_and_none_is_lost() {
     assert_eq!(world.meta.live_count(), 0);
     assert_eq!(world.attr(file), attr);
     world.assert_sound();
+}
+
+/// What happens in the midst of a commit, before or after the batch is in the store.
+type Interruption = Box<dyn FnOnce() + Send>;
+
+struct Interrupted {
+    inner: MemoryStore,
+    interruption: Mutex<Option<(bool, Interruption)>>,
+}
+
+impl Interrupted {
+    fn interrupt(&self, stored: bool) {
+        let mut interruption = self.interruption.lock();
+        if interruption.as_ref().is_some_and(|(when, _)| *when == stored)
+            && let Some((_, happen)) = interruption.take()
+        {
+            drop(interruption);
+            happen();
+        }
+    }
+}
+
+impl Store for Interrupted {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.inner.get(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        direction: Direction,
+        visit: Visitor<'_>,
+    ) -> Result<(), StoreError> {
+        self.inner.scan(from, to, direction, visit)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+        self.interrupt(false);
+        self.inner.commit(batch)?;
+        self.interrupt(true);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.inner.flush()
+    }
+
+    fn persist(&self) -> Result<(), StoreError> {
+        self.inner.persist()
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.inner.is_persistent()
+    }
+
+    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
+        self.inner.size_on_disk_bytes()
+    }
+}
+
+#[test]
+fn a_note_in_the_midst_of_a_batch_comes_after_it() {
+    let modified = NoteData { modified: true, ..NoteData::default() };
+    for (live, stored) in [(false, false), (false, true), (true, false), (true, true)] {
+        let store = Arc::new(Interrupted { inner: MemoryStore::new(), interruption: Mutex::default() });
+        super::format(&*store);
+        let clock = Arc::new(ManualClock::default());
+        let meta = Arc::new(Meta::open(store.clone(), clock.clone()).expect("open"));
+        let make = Operation::Make { parent: ROOT, name: b"file", node: NewNode::File, mode: 0o644 };
+        let file = meta.execute(USER, &make, &|_| false).expect("make").attr.expect("attr").ino;
+        if live {
+            meta.note_data(file, modified).expect("note");
+        }
+        let (give, take) = std::sync::mpsc::channel();
+        let (noting, ticking) = (meta.clone(), clock.clone());
+        let note = Box::new(move || {
+            ticking.advance(Duration::from_millis(1));
+            give.send(noting.note_data(file, modified).expect("note")).expect("somebody takes it");
+        });
+        *store.interruption.lock() = Some((stored, note));
+        let future = Timestamp { secs: 4_000_000_000, nanos: 0 };
+        let set = SetAttr { mtime: Some(SetTime::At(future)), ..SetAttr::default() };
+        meta.set_attr(USER, file, &set, None).expect("times");
+        let noted = take.recv().expect("noted");
+        // The record of the note is newer than what is stored, so recovery takes its times.
+        let in_store = World::on(store.clone()).attr(file);
+        assert_eq!(in_store.mtime, future);
+        assert!(in_store.change < noted.change, "live {live}, stored {stored}: {in_store:?}, {noted:?}");
+        let attr = meta.attr(file).expect("attr");
+        assert_eq!((attr.mtime, attr.ctime), (noted.mtime, noted.ctime), "live {live}, stored {stored}");
+        // What comes next is newer than the note.
+        meta.set_attr(USER, file, &set, None).expect("times");
+        assert!(World::on(store.clone()).attr(file).change > noted.change);
+        assert_eq!(meta.attr(file).expect("attr").mtime, future);
+    }
 }

@@ -77,6 +77,7 @@ async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = F
 pub(super) async fn recovered(call: &Call<'_>) -> Result<Body, Status> {
     close_attempt_before(call, std::iter::empty()).await;
     call.context.server.sessions.recovered(call.session.client());
+    call.context.server.settle_grace();
     done()
 }
 
@@ -84,9 +85,18 @@ pub(super) async fn recovered(call: &Call<'_>) -> Result<Body, Status> {
 pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
     server.sessions.end(call.session);
+    server.locks.end_session(call.session.number());
+    server.settle_grace();
     // First: what the client wrote is there for whoever opens its files next.
-    server.early.let_go(server, call.session.client(), true).await;
+    let client = call.session.client();
+    let is_done_with = server.early.let_go(server, client).await;
     server.revoke(call.session.number()).await;
-    server.forget(&[call.session.client()]);
+    if is_done_with {
+        server.early.forget(client);
+        server.forget(&[client]);
+    } else {
+        // The next start needs the numbers of its rings, to execute what they hold once.
+        server.note_absent([client]).await;
+    }
     done()
 }

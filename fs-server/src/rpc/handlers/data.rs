@@ -23,7 +23,7 @@ impl Call<'_> {
     fn transfer_failed(&self, status: WcStatus) -> Status {
         match status {
             WcStatus::Disconnected | WcStatus::Flushed => {
-                self.peer_lost.set(true);
+                self.unanswered.set(true);
                 Status::Io
             }
             _ => Status::Malformed,
@@ -203,7 +203,8 @@ pub(super) async fn allocate(
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
     let disk = call.context.disk.as_ref();
-    tier::allocate_range(&call.context.server.regions, disk, &file, offset, len, how).await?;
+    let (regions, request) = (&call.context.server.regions, call.who.request);
+    tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
     done()
 }
 

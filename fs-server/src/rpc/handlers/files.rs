@@ -71,6 +71,7 @@ pub(super) async fn create(
     let attr = outcome.attr.ok_or(Status::Io)?;
     if !outcome.created {
         check_rights(&call.who, &attr, rights)?;
+        server.regions.check_contents(attr.ino)?;
     }
     body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
 }
@@ -84,6 +85,8 @@ pub(super) async fn open(
     let server = &call.context.server;
     let attr = server.meta.attr(ino)?;
     check_rights(&call.who, &attr, rights)?;
+    // Also so that no client goes on with what its cache holds of the file.
+    server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
     if truncate && attr.size > 0 {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -115,6 +118,7 @@ pub(super) fn layout(
     if !rights.read {
         return Err(Status::Denied);
     }
+    file.usable()?;
     let max_extents = (max_extents as usize).min(MAX_LAYOUT_EXTENTS);
     body(&Reply::Layout(server.regions.layout(&file, first_page, max_extents)))
 }

@@ -3,6 +3,8 @@
 mod attach;
 mod data;
 mod files;
+mod grace;
+mod locks;
 mod names;
 mod repeat;
 mod sample;
@@ -14,6 +16,7 @@ pub use status::status;
 use super::admit;
 use super::connection::Connection;
 use super::reply::{Body, body};
+use super::turns::Turn;
 use super::worker::WorkerContext;
 use crate::export::Identity;
 use crate::meta::RequestId;
@@ -30,16 +33,23 @@ pub(super) struct Call<'c> {
     pub(super) connection: &'c Arc<Connection>,
     pub(super) session: &'c Arc<Session>,
     pub(super) who: Identity,
-    /// Set when the request ended because its connection did, before anything was changed.
-    pub(super) peer_lost: &'c Cell<bool>,
+    /// Set when the request is not to be answered, and nothing was changed: its connection ended, or the server stops.
+    pub(super) unanswered: &'c Cell<bool>,
+}
+
+impl Call<'_> {
+    /// A turn to move file bytes: those who read or write the SSD take one before any lock or buffer.
+    async fn turn(&self) -> Turn {
+        self.context.turns.take(self.session.number().0).await
+    }
 }
 
 fn done() -> Result<Body, Status> {
     body(&Reply::Done)
 }
 
-/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `peer_lost` if it ended because its
-/// connection did, before anything was changed: what it returns then is no answer.
+/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `unanswered` if its connection ended or the
+/// server stops before anything was changed: what it returns then is no answer.
 ///
 /// # Errors
 /// The status to answer with.
@@ -50,7 +60,7 @@ pub async fn run(
     header: &RequestHeader,
     request: Request<'_>,
     may_be_done: bool,
-    peer_lost: &Cell<bool>,
+    unanswered: &Cell<bool>,
 ) -> Result<Body, Status> {
     admit::check(&request)?;
     let export = &context.server.export;
@@ -59,8 +69,8 @@ pub async fn run(
     }
     let id = RequestId { client: session.client(), slot: header.slot, seq: header.seq };
     let who = export.identify(header.uid, header.gid, Some(id));
-    let call = Call { context, connection, session, who, peer_lost };
-    let request = if may_be_done {
+    let call = Call { context, connection, session, who, unanswered };
+    let mut request = if may_be_done {
         match repeat::look(&call, request).await? {
             repeat::Repeated::Run(request) => request,
             repeat::Repeated::Answer(answer) => return Ok(answer),
@@ -68,8 +78,7 @@ pub async fn run(
     } else {
         request
     };
-    let _turn =
-        if admit::moves_bytes(&request) { Some(context.turns.take(session.number().0).await) } else { None };
+    grace::decided(&call, &mut request).await?;
     match request {
         Request::Attach { .. } | Request::Status => Err(Status::Malformed),
         Request::Heartbeat => done(),
@@ -100,23 +109,37 @@ pub async fn run(
             files::layout(&call, filekey, first_page, max_extents)
         }
         Request::Fetch { filekey, offset, len, pages, sink } => {
+            let _turn = call.turn().await;
             data::fetch(&call, filekey, offset, len, &pages, sink).await
         }
         Request::Write { filekey, offset, append, payload } => {
-            data::write(&call, filekey, offset, append, payload).await
+            grace::with_space(&call, async || data::write(&call, filekey, offset, append, payload).await)
+                .await
         }
-        Request::Sync(scope) => data::sync(&call, scope).await,
+        Request::Sync(scope) => {
+            let _turn = call.turn().await;
+            data::sync(&call, scope).await
+        }
         Request::Allocate { filekey, offset, len, how } => {
-            data::allocate(&call, filekey, offset, len, how).await
+            grace::with_space(&call, async || data::allocate(&call, filekey, offset, len, how).await).await
         }
         Request::Seek { filekey, offset, seek } => data::seek(&call, filekey, offset, seek),
         Request::CopyRange { from, from_offset, to, to_offset, len } => {
-            data::copy_range(&call, (from, from_offset), (to, to_offset), len).await
+            let (from, to) = ((from, from_offset), (to, to_offset));
+            grace::with_space(&call, async || data::copy_range(&call, from, to, len).await).await
         }
         Request::GetXattr { ino, name } => names::get_xattr(&call, ino, name),
         Request::ListXattr { ino } => names::list_xattr(&call, ino),
         Request::SetXattr { ino, name, value, mode } => names::set_xattr(&call, ino, name, value, mode),
         Request::RemoveXattr { ino, name } => names::remove_xattr(&call, ino, name),
         Request::StatFs => files::stat_fs(&call),
+        Request::SetLock { filekey, lock, wait, blocking } => {
+            locks::set(&call, filekey, &lock, wait, blocking)
+        }
+        Request::Unlock { ino, space, owner, range } => locks::clear(&call, ino, space, owner, range),
+        Request::TestLock { filekey, lock } => locks::test(&call, filekey, &lock),
+        Request::AwaitLocks { hold_ms } => locks::settled(&call, hold_ms).await,
+        Request::CancelLock { wait } => locks::cancel(&call, wait),
+        Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks),
     }
 }

@@ -6,7 +6,9 @@
 
 use super::{Body, Call, body, done};
 use crate::meta::{Placed, SlotRecord};
-use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::rpc::{NewNode, Reply, Request};
 use cuttlefs_common::status::Status;
 
 /// What to do about a request that was done before.
@@ -20,7 +22,7 @@ pub(super) enum Repeated<'a> {
 /// Looks whether `request` was done before this server started.
 ///
 /// # Errors
-/// `Io` if the metadata cannot be read; what the answer is, if the inode it was about has gone meanwhile.
+/// `Io` if the metadata cannot be read; `Stale` if the inode it was about has gone meanwhile, and the answer must tell of it.
 pub(super) async fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
     let meta = &call.context.server.meta;
     match call.who.request.map(|id| meta.request_done(id)).transpose()?.flatten() {
@@ -32,6 +34,35 @@ pub(super) async fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Re
     }
 }
 
+/// What is told of an inode that was made, and removed by somebody else before its maker asked again: it was made, or that one
+/// could not have removed it. Were this an error, the maker's kernel would make it once more.
+fn made_and_gone(call: &Call<'_>, ino: InodeNo, node: NewNode<'_>, mode: u16) -> Attr {
+    let now = call.context.server.clock.now();
+    let (kind, rdev, size) = match node {
+        NewNode::File => (FileKind::File, 0, 0),
+        NewNode::Directory => (FileKind::Directory, 0, PAGE_SIZE_U64),
+        NewNode::Symlink(target) => (FileKind::Symlink, 0, target.len() as u64),
+        NewNode::Special { kind, rdev } => (kind, rdev, 0),
+    };
+    let (uid, gid) = (call.who.uid, call.who.gid);
+    Attr {
+        ino,
+        kind,
+        mode,
+        nlink: 0,
+        uid,
+        gid,
+        rdev,
+        size,
+        allocated_bytes: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        change: 0,
+    }
+}
+
 async fn again<'a>(
     call: &Call<'_>,
     request: Request<'a>,
@@ -40,11 +71,17 @@ async fn again<'a>(
     let meta = &call.context.server.meta;
     let attr = || record.ino.ok_or(Status::Io).and_then(|ino| meta.attr(ino));
     let answer = match request {
-        Request::Make { .. } | Request::Link { .. } => attr().and_then(|attr| body(&Reply::Attr(attr))),
+        Request::Make { node, mode, .. } => match (attr(), record.ino) {
+            (Err(Status::Stale), Some(ino)) => body(&Reply::Attr(made_and_gone(call, ino, node, mode))),
+            (attr, _) => attr.and_then(|attr| body(&Reply::Attr(attr))),
+        },
+        Request::Link { .. } => attr().and_then(|attr| body(&Reply::Attr(attr))),
         Request::SetAttr { set, .. } => match attr() {
-            // Growing is durable only with the next write-back, and takes nobody's bytes: it may have to be done
-            // again. Cutting is not: somebody may have written since.
-            Ok(attr) if set.size.is_some_and(|size| size > attr.size) => return Ok(Repeated::Run(request)),
+            // Growing is durable only with the next write-back, which then notes a place, and takes nobody's bytes: before,
+            // it may have to be done again. Cutting is not: somebody may have written since.
+            Ok(attr) if set.size.is_some_and(|size| size > attr.size) && record.placed.is_none() => {
+                return Ok(Repeated::Run(request));
+            }
             attr => attr.and_then(|attr| body(&Reply::Attr(attr))),
         },
         Request::Create { rights, .. } => {
@@ -59,7 +96,8 @@ async fn again<'a>(
         | Request::Rmdir { .. }
         | Request::Rename { .. }
         | Request::SetXattr { .. }
-        | Request::RemoveXattr { .. } => done(),
+        | Request::RemoveXattr { .. }
+        | Request::Allocate { .. } => done(),
         Request::Write { .. } => match record.placed {
             Some(Placed { offset, len }) => attr()
                 .and_then(|attr| body(&Reply::Written { offset, len, size: attr.size, change: attr.change })),

@@ -2,6 +2,7 @@
 
 use super::{Body, body};
 use crate::config::Durability;
+use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::pool::sums::REGION_PAGES;
 use crate::region::MAX_UNITS;
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
@@ -59,6 +60,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let policy = server.regions.policy();
     let sums = server.sums.figures();
     let scrub = *server.scrub.lock();
+    let locks = server.locks.figures();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
@@ -93,6 +95,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "executed": early.receiver.executed,
                 "recovered": early.recovered + early.receiver.recovered,
                 "failed": early.receiver.kept + early.lost,
+                "closed_files": server.regions.closed_files(),
                 "slow_rings": early.receiver.slow_senders,
                 "slowed": early.receiver.slowed,
             })
@@ -103,6 +106,13 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "running_bound": server.workers * MOST_RUNNING,
             "waiting": server.counters.turns.waiting(),
             "waiting_bound": MAX_CONNECTIONS * RECEIVES,
+        },
+        "locks": {
+            "held": locks.held,
+            "bound": LOCKS_MAX,
+            "bound_per_client": LOCKS_PER_CLIENT,
+            "waiting": locks.waiting,
+            "waiting_bound_per_client": WAITS_PER_CLIENT,
         },
         "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
         "pool": {

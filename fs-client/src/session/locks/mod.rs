@@ -1,0 +1,350 @@
+//! A mount's locks: what it holds at the server, and who waits for one.
+//!
+//! # How it works
+//! A lock is asked for in one request. If it has to be waited for, the server says so at once; the thread that asked goes on to
+//! other work, and who asked stays in [`OwnLocks`]. Two threads of the mount look after all who wait ([`waiting`]): one asks the
+//! server how waits ended, one looks who does not want to wait any more. They start with the first wait.
+//!
+//! What is granted is noted, and reclaimed from the next server before any other request goes out. A mount that was
+//! silent for longer than its lease has lost its locks: the next thing their owner does with them fails once
+//! with `Io`, so that he knows.
+//!
+//! # Invariants
+//! * What is noted is of the session that the table is of. An answer of an older session is not noted: its server is gone, and
+//!   what came of it was not reclaimed, so the request is made once more.
+//! * Locks of a file are given up before it is closed.
+//! * Bytes that were written before a lock is given up are durable at the server by then: no kill of it has them written
+//!   again over what the next holder writes.
+//!
+//! # Failure
+//! While the server is away everybody waits, and so does who asked for a lock without waiting for others.
+
+mod table;
+mod waiting;
+
+pub(super) use table::OwnLocks;
+
+use super::lane::Lane;
+use super::{After, Session};
+use crate::file::OpenFile;
+use crate::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter};
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rpc::{
+    BlockingLock, RECLAIM_LOCKS_MAX, Reply, Request, SettledLock, SyncScope, TestedLock,
+};
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+use std::time::Duration;
+use table::{Noted, Owned, Wait};
+
+/// How often it is asked what is in the way of a lock while the server cannot say.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The server's answer to a request for a lock.
+enum Answer {
+    /// It is held, and this is the file.
+    Granted(Attr),
+    /// It is waited for.
+    Queued,
+}
+
+fn unexpected<T>() -> Result<T, FsError> {
+    tracing::error!("the server's reply does not belong to the request");
+    Err(FsError::Server(Status::Malformed))
+}
+
+impl Session {
+    /// Asks for a lock. `waiter` is answered now, or by another thread when it is granted or will not be.
+    pub(crate) fn set_lock(
+        self: &Arc<Self>,
+        caller: &Caller,
+        handle: Handle,
+        file: &Arc<OpenFile>,
+        lock: Lock,
+        blocking: bool,
+        waiter: Arc<dyn LockWaiter>,
+    ) {
+        let owned = Owned { ino: file.ino(), space: lock.space, owner: lock.owner };
+        if self.locks.take_lost(owned) {
+            return waiter.answer(Err(FsError::Server(Status::Io)));
+        }
+        let id = self.locks.begin(Wait { file: file.clone(), handle, lock, blocking, waiter, queued: false });
+        match self.ask_for_lock(caller, id, file, lock, blocking) {
+            Ok(true) => waiting::start(self),
+            Ok(false) => {}
+            Err(error) => self.end_wait(id, Err(error)),
+        }
+    }
+
+    /// Sends the request until a server has answered whose answer counts. `true`: it is waited for.
+    fn ask_for_lock(
+        &self,
+        caller: &Caller,
+        id: WaitId,
+        file: &Arc<OpenFile>,
+        lock: Lock,
+        blocking: bool,
+    ) -> Result<bool, FsError> {
+        let mut released = false;
+        loop {
+            let build = || Request::SetLock { filekey: file.filekey(), lock, wait: id, blocking };
+            let take = |reply: Reply<'_>| match reply {
+                Reply::Attr(attr) => Ok(Answer::Granted(attr)),
+                Reply::Queued => Ok(Answer::Queued),
+                _ => unexpected(),
+            };
+            let asked = self.call_noting_session(After::WritesOf(file.ino()), caller, build, take);
+            match asked {
+                Ok((Answer::Granted(attr), session)) => {
+                    if self.grant(id, session, Some(&attr)) == Noted::Done {
+                        return Ok(false);
+                    }
+                }
+                Ok((Answer::Queued, session)) => {
+                    if self.locks.queued(id, session) == Noted::Done {
+                        return Ok(true);
+                    }
+                }
+                // The kernel does not wait for the end of a close: it may have told whoever had the lock before that
+                // he has closed the file, while we are still giving it up.
+                Err(FsError::Server(Status::Locked)) if !released => {
+                    released = true;
+                    if !self.locks.wait_for_releases() {
+                        return Err(FsError::Server(Status::Locked));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// A wait ended with the lock, by the word of a session's server.
+    fn grant(&self, id: WaitId, session: u64, attr: Option<&Attr>) -> Noted {
+        let (noted, wait) = self.locks.granted(id, session);
+        if let Some(wait) = wait {
+            let is_stale = attr.is_none_or(|attr| !self.seen.opened(attr.ino, attr.change));
+            wait.waiter.answer(Ok(GrantedLock { is_stale }));
+        }
+        noted
+    }
+
+    /// A wait ended without the lock, or who waited gave up.
+    fn end_wait(&self, id: WaitId, result: Result<GrantedLock, FsError>) {
+        if let Some(wait) = self.locks.forget(id) {
+            wait.waiter.answer(result);
+        }
+    }
+
+    /// Gives locks up.
+    ///
+    /// # Errors
+    /// As the server says; `Io` once for locks that were lost.
+    pub(crate) fn unlock(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        space: LockSpace,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<(), FsError> {
+        let owned = Owned { ino, space, owner };
+        let lost = self.locks.take_lost(owned);
+        self.sync_for_next_holder(caller, ino);
+        loop {
+            let build = || Request::Unlock { ino, space, owner, range };
+            let take = |reply: Reply<'_>| if reply == Reply::Done { Ok(()) } else { unexpected() };
+            let ((), session) = self.call_noting_session(After::WritesOf(ino), caller, build, take)?;
+            if self.locks.cleared(owned, range, session) == Noted::Done {
+                break;
+            }
+        }
+        if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+    }
+
+    /// Makes what this mount wrote to a file durable. Otherwise it would write that again after a kill of the server, over
+    /// what the next holder of the lock has written meanwhile.
+    fn sync_for_next_holder(&self, caller: &Caller, ino: InodeNo) {
+        if !self.unsynced.files().contains(&ino) {
+            return;
+        }
+        let mark = self.unsynced.mark();
+        let build = || Request::Sync(SyncScope::InodeContents(ino));
+        match self.call_after(After::WritesOf(ino), caller, build, |_| Ok(())) {
+            Ok(()) => self.unsynced.synced(Some(ino), mark),
+            // Whoever syncs the file hears of it; the lock is given up all the same.
+            Err(error) => {
+                tracing::warn!(%ino, %error, "a file could not be synced before its lock was given up")
+            }
+        }
+    }
+
+    /// What is in the way of a lock. Waits until the server can say.
+    ///
+    /// # Errors
+    /// As the server says.
+    pub(crate) fn test_lock(
+        &self,
+        caller: &Caller,
+        file: &OpenFile,
+        lock: Lock,
+    ) -> Result<Option<BlockingLock>, FsError> {
+        loop {
+            let build = || Request::TestLock { filekey: file.filekey(), lock };
+            let tested = self.call_after(After::Nothing, caller, build, |reply| match reply {
+                Reply::Tested(tested) => Ok(tested),
+                _ => unexpected(),
+            })?;
+            match tested {
+                TestedLock::Free => return Ok(None),
+                TestedLock::Blocked(held) => return Ok(Some(held)),
+                TestedLock::Unknown if self.is_shut_down() => return Err(FsError::ShutDown),
+                TestedLock::Unknown => self.pause(ASK_AGAIN),
+            }
+        }
+    }
+
+    /// A process closed a file: with that it gives up what it has locked of it through fcntl(2), whichever descriptor it used.
+    pub(crate) fn release_owner(&self, ino: InodeNo, owner: LockOwner) {
+        let owned = Owned { ino, space: LockSpace::Ranges, owner };
+        if self.locks.is_known(owned) {
+            self.release(&[owned]);
+        }
+    }
+
+    /// The last descriptor of an open file is closed: the locks that went with it are given up. Those are flock's and
+    /// fcntl's of open file descriptions, of which the kernel tells nothing more.
+    pub(crate) fn release_handle(&self, handle: Handle) {
+        if let Some(owned) = self.locks.begin_release(handle) {
+            self.release(&owned);
+            self.locks.end_release();
+        }
+    }
+
+    fn release(&self, released: &[Owned]) {
+        let caller = self.own_caller();
+        for &Owned { ino, space, owner } in released {
+            match self.unlock(&caller, ino, space, owner, LockRange::WHOLE) {
+                // A lost lock was warned of when it was lost; a mount that ends gives all of them up.
+                Ok(()) | Err(FsError::ShutDown | FsError::Server(Status::Io)) => {}
+                Err(error) => tracing::warn!(%ino, %error, "locks of a closed file could not be given up"),
+            }
+        }
+    }
+
+    /// The first session begins: nothing is locked yet.
+    pub(super) fn begin_locks(&self, session: u64) {
+        self.locks.begin_session(session);
+    }
+
+    /// Takes back at a new session what was held, and asks again for what is waited for. `None`: the connection broke, all of it
+    /// is tried again.
+    pub(super) fn recover_locks(&self, lane: &mut Lane, session: u64, seq: &mut u64) -> Option<()> {
+        let (held, waits) = self.locks.begin_session(session);
+        for batch in held.chunks(RECLAIM_LOCKS_MAX) {
+            let request = Request::ReclaimLocks { locks: batch.to_vec() };
+            let reclaimed = match lane.call_recovering(self, &request, seq)? {
+                Ok(body) => match Reply::parse(body) {
+                    Ok(Reply::LocksReclaimed(reclaimed)) => reclaimed,
+                    _ => return None,
+                },
+                Err(status) => {
+                    tracing::warn!(%status, "the server gives no locks back");
+                    Vec::new()
+                }
+            };
+            let mut reclaimed = reclaimed.into_iter().chain(std::iter::repeat(false));
+            batch.iter().filter(|_| reclaimed.next() == Some(false)).for_each(|lost| self.locks.lose(lost));
+        }
+        for (id, file, lock, blocking) in waits {
+            let request = Request::SetLock { filekey: file.filekey(), lock, wait: id, blocking };
+            match lane.call_recovering(self, &request, seq)? {
+                Ok(body) => match Reply::parse(body) {
+                    Ok(Reply::Queued) => {}
+                    Ok(Reply::Attr(attr)) => {
+                        let _current = self.grant(id, session, Some(&attr));
+                    }
+                    _ => return None,
+                },
+                Err(status) => self.end_wait(id, Err(FsError::Server(status))),
+            }
+        }
+        Some(())
+    }
+
+    /// Asks once how waits ended, and tells who waited. The server holds the question for `hold` at most.
+    ///
+    /// # Errors
+    /// `ShutDown` if the mount ends.
+    pub fn await_locks(&self, hold: Duration) -> Result<(), FsError> {
+        let hold_ms = u32::try_from(hold.as_millis()).unwrap_or(u32::MAX);
+        let mut lane = self.locks_lane();
+        let settled = lane.call(
+            &self.own_caller(),
+            |_| Request::AwaitLocks { hold_ms },
+            |reply, _| match reply {
+                Reply::Settled(settled) => Ok(settled),
+                _ => unexpected(),
+            },
+        )?;
+        let session = lane.session_number();
+        drop(lane);
+        settled.iter().for_each(|settled| self.settled(settled, session));
+        Ok(())
+    }
+
+    fn settled(&self, settled: &SettledLock, session: u64) {
+        if !self.locks.is_of(session) {
+            return;
+        }
+        match settled.result {
+            Ok(()) => {
+                // Whoever had the lock before has written.
+                let attr = self.locks.file_of(settled.wait).and_then(|file| {
+                    let build = || Request::GetAttr { ino: file.ino() };
+                    let take = |reply: Reply<'_>| match reply {
+                        Reply::Attr(attr) => Ok(attr),
+                        _ => unexpected(),
+                    };
+                    self.call_after(After::Nothing, &self.own_caller(), build, take).ok()
+                });
+                // If the session is over by now, the next one was asked for the lock again.
+                let _or_outdated = self.grant(settled.wait, session, attr.as_ref());
+            }
+            Err(status) => self.end_wait(settled.wait, Err(FsError::Server(status))),
+        }
+    }
+
+    /// Who waits does not want to any more.
+    ///
+    /// # Errors
+    /// `ShutDown` if the mount ends.
+    fn cancel_lock(&self, id: WaitId) -> Result<(), FsError> {
+        loop {
+            let build = || Request::CancelLock { wait: id };
+            let take = |reply: Reply<'_>| match reply {
+                Reply::Done => Ok(None),
+                Reply::Settled(settled) => Ok(Some(settled)),
+                _ => unexpected(),
+            };
+            let (ended, session) =
+                self.call_noting_session(After::Nothing, &self.own_caller(), build, take)?;
+            // Else it was asked for again meanwhile, at the next server.
+            if self.locks.is_of(session) {
+                match ended {
+                    None => self.end_wait(id, Err(FsError::Server(Status::Cancelled))),
+                    Some(settled) => settled.iter().for_each(|settled| self.settled(settled, session)),
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// The mount ends: nobody waits any longer.
+    pub(super) fn end_lock_waits(&self) {
+        for wait in self.locks.end() {
+            wait.waiter.answer(Err(FsError::ShutDown));
+        }
+    }
+}

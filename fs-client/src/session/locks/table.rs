@@ -1,0 +1,385 @@
+//! The table of a mount's locks: what it holds, through which open files, who waits, and what was lost.
+
+use crate::file::OpenFile;
+use crate::file::volume::{Handle, LockWaiter};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rpc::ReclaimLock;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long it is waited for locks that go with files being closed.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What one owner has locked of one file, in one space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Owned {
+    pub(super) ino: InodeNo,
+    pub(super) space: LockSpace,
+    pub(super) owner: LockOwner,
+}
+
+/// Somebody who asked for a lock.
+#[derive(Clone)]
+pub(super) struct Wait {
+    pub(super) file: Arc<OpenFile>,
+    pub(super) handle: Handle,
+    pub(super) lock: Lock,
+    pub(super) blocking: bool,
+    pub(super) waiter: Arc<dyn LockWaiter>,
+    /// The server has said that it is to be waited for. Until then whoever asked asks again by himself.
+    pub(super) queued: bool,
+}
+
+impl Wait {
+    fn owned(&self) -> Owned {
+        Owned { ino: self.file.ino(), space: self.lock.space, owner: self.lock.owner }
+    }
+}
+
+/// What a new session is asked for again.
+pub(super) type AskedFor = (WaitId, Arc<OpenFile>, Lock, bool);
+
+/// Whether an answer counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Noted {
+    /// It does, and is noted.
+    Done,
+    /// It is of a session that is over: the request is to be made again.
+    Outdated,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whose server knows what is here.
+    session: u64,
+    held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
+    /// The open file each owner used last: with its end go locks the kernel says nothing more of.
+    through: HashMap<Owned, Handle>,
+    lost: HashSet<Owned>,
+    waits: BTreeMap<WaitId, Wait>,
+    next_wait: u64,
+    /// Closes under way that give locks up.
+    releasing: usize,
+    ended: bool,
+}
+
+impl State {
+    fn is_known(&self, owned: Owned) -> bool {
+        self.through.contains_key(&owned) || self.lost.contains(&owned)
+    }
+
+    fn clear(&mut self, Owned { ino, space, owner }: Owned, range: LockRange) {
+        let Some(list) = self.held.get_mut(&(ino, space)) else {
+            // What it was taken through is kept for a lock that was lost.
+            self.through.remove(&Owned { ino, space, owner });
+            return;
+        };
+        list.clear(owner, range);
+        if !list.iter().any(|held| held.holder == owner) {
+            self.through.remove(&Owned { ino, space, owner });
+        }
+        if list.is_empty() {
+            self.held.remove(&(ino, space));
+        }
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(in crate::session) struct OwnLocks {
+    state: Mutex<State>,
+    /// Told when somebody begins to wait, when a close has given its locks up, and at the end.
+    changed: Condvar,
+    /// Whether there was ever a lock: mounts without any look at nothing more when a file is closed. Relaxed: a
+    /// process that closes a file has had the answer to its lock before.
+    used: AtomicBool,
+    threads: super::waiting::Started,
+}
+
+impl OwnLocks {
+    /// Whether the threads for waits are there; they are to be after this.
+    pub(super) fn threads_started(&self) -> bool {
+        self.threads.begin()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Somebody asks for a lock.
+    pub(super) fn begin(&self, wait: Wait) -> WaitId {
+        self.used.store(true, Ordering::Relaxed);
+        let mut state = self.state();
+        if wait.lock.space == LockSpace::Whole {
+            // flock(2) gives up what it converts; the server does the same.
+            let held = state.held.get(&(wait.file.ino(), LockSpace::Whole));
+            if !held.is_some_and(|list| list.holds(wait.lock.owner, LockRange::WHOLE, wait.lock.mode)) {
+                state.clear(wait.owned(), LockRange::WHOLE);
+            }
+        }
+        state.next_wait += 1;
+        let id = WaitId(state.next_wait);
+        state.waits.insert(id, wait);
+        id
+    }
+
+    /// The server says that it has to be waited for.
+    pub(super) fn queued(&self, id: WaitId, session: u64) -> Noted {
+        let mut state = self.state();
+        if state.session != session {
+            return Noted::Outdated;
+        }
+        // If it is not there its end was told before this.
+        if let Some(wait) = state.waits.get_mut(&id) {
+            wait.queued = true;
+            self.changed.notify_all();
+        }
+        Noted::Done
+    }
+
+    /// The lock is held. Gives who is to be told.
+    pub(super) fn granted(&self, id: WaitId, session: u64) -> (Noted, Option<Wait>) {
+        let mut state = self.state();
+        if state.session != session {
+            return (Noted::Outdated, None);
+        }
+        let Some(wait) = state.waits.remove(&id) else {
+            return (Noted::Done, None);
+        };
+        let Lock { space, owner: holder, range, mode, pid } = wait.lock;
+        state.held.entry((wait.file.ino(), space)).or_default().set(HeldLock { holder, range, mode, pid });
+        state.through.insert(wait.owned(), wait.handle);
+        (Noted::Done, Some(wait))
+    }
+
+    /// The wait is over without a lock.
+    pub(super) fn forget(&self, id: WaitId) -> Option<Wait> {
+        self.state().waits.remove(&id)
+    }
+
+    /// Locks were given up.
+    pub(super) fn cleared(&self, owned: Owned, range: LockRange, session: u64) -> Noted {
+        let mut state = self.state();
+        if state.session != session {
+            return Noted::Outdated;
+        }
+        state.clear(owned, range);
+        Noted::Done
+    }
+
+    /// Whether the table is of this session.
+    pub(super) fn is_of(&self, session: u64) -> bool {
+        self.state().session == session
+    }
+
+    /// The file of a wait.
+    pub(super) fn file_of(&self, id: WaitId) -> Option<Arc<OpenFile>> {
+        self.state().waits.get(&id).map(|wait| wait.file.clone())
+    }
+
+    /// Whether an owner has, or had and lost, locks on a file.
+    pub(super) fn is_known(&self, owned: Owned) -> bool {
+        self.used.load(Ordering::Relaxed) && self.state().is_known(owned)
+    }
+
+    /// Whether an owner's locks were lost and he has not been told; he is now.
+    pub(super) fn take_lost(&self, owned: Owned) -> bool {
+        self.used.load(Ordering::Relaxed) && self.state().lost.remove(&owned)
+    }
+
+    /// An open file ends: the owners whose locks go with it. `None`: there are none. Else `end_release` follows.
+    pub(super) fn begin_release(&self, handle: Handle) -> Option<Vec<Owned>> {
+        if !self.used.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.state();
+        let through = state.through.iter().filter(|(_, used)| **used == handle);
+        let owned: Vec<Owned> = through.map(|(owned, _)| *owned).collect();
+        if owned.is_empty() {
+            return None;
+        }
+        state.releasing += 1;
+        Some(owned)
+    }
+
+    pub(super) fn end_release(&self) {
+        self.state().releasing -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until the closes that are under way have given their locks up; `false` if there are none.
+    pub(super) fn wait_for_releases(&self) -> bool {
+        let mut state = self.state();
+        if state.releasing == 0 {
+            return false;
+        }
+        self.changed.wait_while_for(
+            &mut state,
+            |state| state.releasing > 0 && !state.ended,
+            RELEASE_PATIENCE,
+        );
+        true
+    }
+
+    /// From now on the table is of this session: what is to be reclaimed there, and asked for again.
+    pub(super) fn begin_session(&self, session: u64) -> (Vec<ReclaimLock>, Vec<AskedFor>) {
+        let mut state = self.state();
+        state.session = session;
+        let reclaimed = |(&(ino, space), list): (&(InodeNo, LockSpace), &LockList<LockOwner>)| {
+            let lock = |held: &HeldLock<LockOwner>| {
+                let HeldLock { holder: owner, range, mode, pid } = *held;
+                ReclaimLock { ino, lock: Lock { space, owner, range, mode, pid } }
+            };
+            list.iter().map(lock).collect::<Vec<_>>()
+        };
+        let held = state.held.iter().flat_map(reclaimed).collect();
+        let queued = state.waits.iter().filter(|(_, wait)| wait.queued);
+        let waits = queued.map(|(id, wait)| (*id, wait.file.clone(), wait.lock, wait.blocking)).collect();
+        (held, waits)
+    }
+
+    /// The server did not give this lock back.
+    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) {
+        tracing::warn!(%ino, pid = lock.pid, first = lock.range.first, last = lock.range.last,
+            "a lock is lost: the server had ended this mount's session");
+        let owned = Owned { ino: *ino, space: lock.space, owner: lock.owner };
+        let mut state = self.state();
+        // As long as the open file is, or until the owner hears of it.
+        state.lost.insert(owned);
+        let through = state.through.get(&owned).copied();
+        state.clear(owned, lock.range);
+        if let Some(handle) = through {
+            state.through.insert(owned, handle);
+        }
+    }
+
+    /// Those who wait, in the order they came.
+    pub(super) fn waiters(&self) -> Vec<(WaitId, Arc<dyn LockWaiter>)> {
+        let state = self.state();
+        let queued = state.waits.iter().filter(|(_, wait)| wait.queued);
+        queued.map(|(id, wait)| (*id, wait.waiter.clone())).collect()
+    }
+
+    /// Waits until somebody waits for a lock, or for `time`. Whether somebody does.
+    pub(super) fn wait_for_waits(&self, time: Duration) -> bool {
+        let nobody = |state: &mut State| !state.ended && !state.waits.values().any(|wait| wait.queued);
+        let mut state = self.state();
+        !self.changed.wait_while_for(&mut state, nobody, time).timed_out()
+    }
+
+    /// The mount ends. Gives who waits.
+    pub(super) fn end(&self) -> Vec<Wait> {
+        let mut state = self.state();
+        state.ended = true;
+        self.changed.notify_all();
+        std::mem::take(&mut state.waits).into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::OpenFiles;
+    use crate::file::volume::{FsError, GrantedLock};
+    use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+    use cuttlefs_common::ids::FileKey;
+    use cuttlefs_common::locks::LockMode;
+    use cuttlefs_common::rpc::{Opened, Rights};
+
+    const OWNER: LockOwner = LockOwner(7);
+    const INO: InodeNo = InodeNo(9);
+    const OWNED: Owned = Owned { ino: INO, space: LockSpace::Ranges, owner: OWNER };
+
+    struct Nobody;
+
+    impl LockWaiter for Nobody {
+        fn is_interrupted(&self) -> bool {
+            false
+        }
+
+        fn answer(&self, _: Result<GrantedLock, FsError>) {}
+    }
+
+    fn begin(locks: &OwnLocks, handle: u64) -> WaitId {
+        let time = Timestamp::default();
+        let attr = Attr {
+            ino: INO,
+            kind: FileKind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            change: 0,
+        };
+        let opened = Opened { filekey: FileKey(1), slot: None, attr };
+        let range = LockRange { first: 10, last: 19 };
+        let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode: LockMode::Exclusive, pid: 1 };
+        let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });
+        let waiter = Arc::new(Nobody);
+        locks.begin(Wait { file, handle: Handle(handle), lock, blocking: true, waiter, queued: false })
+    }
+
+    #[test]
+    fn answers_of_a_session_that_is_over_do_not_count() {
+        let locks = OwnLocks::default();
+        assert_eq!(locks.begin_session(1).0, []);
+        let id = begin(&locks, 1);
+        // Its server was replaced before the answer was noted: the one who asked does so again, nobody else for him.
+        assert!(locks.begin_session(2).1.is_empty());
+        assert_eq!(locks.queued(id, 1), Noted::Outdated);
+        assert_eq!(locks.granted(id, 1).0, Noted::Outdated);
+        assert!(!locks.is_known(OWNED));
+        // Once it is known to be waited for, the next server is asked again.
+        assert_eq!(locks.queued(id, 2), Noted::Done);
+        assert_eq!(locks.begin_session(3).1.len(), 1);
+        let (noted, told) = locks.granted(id, 3);
+        assert!(noted == Noted::Done && told.is_some() && locks.granted(id, 3).1.is_none());
+        // And what is held is reclaimed; also where it was given up at a server that is gone.
+        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Outdated);
+        assert_eq!(locks.begin_session(4).0.len(), 1);
+        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 4), Noted::Done);
+        assert_eq!(locks.begin_session(5).0, []);
+    }
+
+    #[test]
+    fn locks_go_with_the_open_file_they_were_taken_through() {
+        let locks = OwnLocks::default();
+        let id = begin(&locks, 1);
+        assert!(locks.begin_release(Handle(1)).is_none(), "nothing is held yet");
+        assert!(locks.granted(id, 0).1.is_some());
+        assert!(locks.begin_release(Handle(2)).is_none());
+        assert!(!locks.wait_for_releases());
+        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
+        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 0), Noted::Done);
+        locks.end_release();
+        assert!(!locks.wait_for_releases() && locks.begin_release(Handle(1)).is_none());
+    }
+
+    #[test]
+    fn a_lost_lock_is_told_of_once_and_goes_with_its_file() {
+        let locks = OwnLocks::default();
+        let id = begin(&locks, 1);
+        assert!(locks.granted(id, 0).1.is_some());
+        let (held, _) = locks.begin_session(1);
+        locks.lose(&held[0]);
+        assert_eq!(locks.begin_session(2).0, []);
+        assert!(locks.is_known(OWNED));
+        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
+        assert!(locks.take_lost(OWNED) && !locks.take_lost(OWNED));
+        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Done);
+        locks.end_release();
+        assert!(!locks.is_known(OWNED));
+    }
+}

@@ -1,0 +1,342 @@
+//! Locks between clients, in one thread: what is cut off or killed while they are asked for, reclaimed or given up changes
+//! nothing for who holds them.
+
+mod world;
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter, OpenHow, Volume};
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
+use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::rpc::{BlockingLock, Request};
+use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use world::{Death, LEASE, World, WorldConfig};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
+const OWNER: LockOwner = LockOwner(u64::MAX - 5);
+const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
+const LOCKED: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Locked)));
+const HELD: Option<Result<(), FsError>> = Some(Ok(()));
+
+/// Somebody who asked for a lock.
+#[derive(Default)]
+struct Waiter(Mutex<Option<Result<(), FsError>>>, Mutex<bool>);
+
+impl LockWaiter for Waiter {
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    fn answer(&self, result: Result<GrantedLock, FsError>) {
+        *self.1.lock() = result.as_ref().is_ok_and(|granted| granted.is_stale);
+        assert_eq!(self.0.lock().replace(result.map(|_| ())), None, "answered once");
+    }
+}
+
+impl Waiter {
+    fn answer(&self) -> Option<Result<(), FsError>> {
+        self.0.lock().clone()
+    }
+
+    fn was_stale(&self) -> bool {
+        *self.1.lock()
+    }
+}
+
+/// A client with the file open.
+struct User {
+    volume: RemoteVolume,
+    handle: Handle,
+    ino: InodeNo,
+}
+
+impl User {
+    fn new(world: &World) -> Self {
+        let volume = world.client();
+        let made = volume.create(&CALLER, InodeNo::ROOT, b"f", 0o644, false, READ_WRITE);
+        let (attr, file) = made.expect("create or open");
+        Self { volume, handle: file.handle, ino: attr.ino }
+    }
+
+    fn ask(&self, space: LockSpace, owner: LockOwner, blocking: bool) -> Arc<Waiter> {
+        let mode = LockMode::Exclusive;
+        let lock = Lock { space, owner, range: LockRange::WHOLE, mode, pid: 77 };
+        let waiter = Arc::<Waiter>::default();
+        self.volume.set_lock(&CALLER, self.handle, lock, blocking, waiter.clone());
+        waiter
+    }
+
+    /// Asks without waiting for others.
+    fn try_lock(&self, space: LockSpace) -> Option<Result<(), FsError>> {
+        self.ask(space, OWNER, false).answer()
+    }
+
+    fn unlock(&self, space: LockSpace) -> Result<(), FsError> {
+        self.volume.unlock(&CALLER, self.handle, space, OWNER, LockRange::WHOLE)
+    }
+
+    /// Hears how waits ended.
+    fn hear(&self) {
+        self.volume.session().await_locks(Duration::ZERO).expect("the server answers");
+    }
+
+    fn heartbeat(&self) {
+        let session = self.volume.session();
+        session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+    }
+}
+
+fn both(test: impl Fn(&World, LockSpace)) {
+    for translation in [Translation::Target, Translation::Initiator] {
+        for log in [false, true] {
+            for space in SPACES {
+                test(&World::new(WorldConfig { translation, log, frames: 16, ..CONFIG }), space);
+            }
+        }
+    }
+}
+
+fn held(world: &World) -> usize {
+    world.with_server(|server| server.server().locks.figures().held)
+}
+
+fn kill(world: &World) {
+    world.kill();
+    world.start();
+}
+
+#[test]
+fn a_lock_keeps_others_out_and_lets_them_in() {
+    both(|world, space| {
+        let (one, two) = (User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        assert_eq!(one.try_lock(space), HELD, "it is held already");
+        assert_eq!(two.try_lock(space), LOCKED);
+        assert_eq!(one.ask(space, LockOwner(1), false).answer(), LOCKED, "nor is another owner here let in");
+        let waiting = two.ask(space, OWNER, true);
+        two.hear();
+        assert_eq!(waiting.answer(), None);
+        one.volume.write(&CALLER, one.handle, 0, b"for the next").expect("write");
+        one.unlock(space).expect("unlock");
+        two.hear();
+        assert_eq!(waiting.answer(), HELD);
+        assert!(waiting.was_stale(), "somebody has written since it looked");
+        assert_eq!(one.try_lock(space), LOCKED);
+        two.unlock(space).expect("unlock");
+        assert!(!two.ask(space, OWNER, false).was_stale(), "nobody has");
+        two.volume.shut_down();
+        assert_eq!(one.try_lock(space), HELD, "a client that leaves leaves no locks");
+    });
+}
+
+#[test]
+fn closing_gives_locks_up() {
+    both(|world, space| {
+        let (one, two) = (User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        one.volume.flush(one.handle, LockOwner(1)).expect("flush");
+        assert_eq!(two.try_lock(space), LOCKED, "somebody else closed his descriptor");
+        one.volume.flush(one.handle, OWNER).expect("flush");
+        let expected = if space == LockSpace::Ranges { HELD } else { LOCKED };
+        assert_eq!(two.try_lock(space), expected, "a process that closes gives its ranges up");
+        if space == LockSpace::Ranges {
+            two.unlock(space).expect("unlock");
+            assert_eq!(one.try_lock(space), HELD);
+        }
+        one.volume.release(one.handle);
+        assert_eq!(two.try_lock(space), HELD, "the end of an open file ends the locks taken through it");
+        assert_eq!(held(world), 1);
+    });
+}
+
+#[test]
+fn what_is_in_the_way_is_told() {
+    let world = World::new(CONFIG);
+    let (one, two) = (User::new(&world), User::new(&world));
+    let range = LockRange { first: 100, last: 199 };
+    let lock = |owner, mode| Lock { space: LockSpace::Ranges, owner, range, mode, pid: 77 };
+    let test = |user: &User, owner, mode| user.volume.test_lock(&CALLER, user.handle, lock(owner, mode));
+    let shared = Arc::<Waiter>::default();
+    one.volume.set_lock(&CALLER, one.handle, lock(OWNER, LockMode::Shared), false, shared.clone());
+    assert_eq!(shared.answer(), HELD);
+    let found = Ok(Some(BlockingLock { range, mode: LockMode::Shared, pid: 77 }));
+    assert_eq!(test(&two, OWNER, LockMode::Exclusive), found, "an owner of another client is another");
+    assert_eq!(test(&one, LockOwner(1), LockMode::Exclusive), found);
+    assert_eq!(test(&one, OWNER, LockMode::Exclusive), Ok(None));
+    assert_eq!(test(&two, OWNER, LockMode::Shared), Ok(None));
+    // A restart: the answer waits until the lock is reclaimed.
+    kill(&world);
+    one.heartbeat();
+    assert_eq!(test(&two, OWNER, LockMode::Exclusive), found);
+}
+
+/// Runs `test` with the request lost, then with the reply lost; alone, and with the server killed in that moment.
+fn cut_both_ways(test: impl Fn(&World, LockSpace, &dyn Fn())) {
+    both(|world, space| {
+        for cut in [Cut::Request, Cut::Reply] {
+            test(world, space, &|| world.network().cut_after(cut, 0));
+            assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
+            test(world, space, &|| world.kill_at(cut, Death::Sudden));
+            assert!(
+                !world.network().cut_is_pending() && world.has_died(),
+                "{cut:?} with a kill did not happen"
+            );
+        }
+    });
+}
+
+#[test]
+fn cut_requests_have_their_effect_once() {
+    cut_both_ways(|world, space, cut| {
+        let (one, two) = (User::new(world), User::new(world));
+        cut();
+        // After a kill it may have to wait for who else was there to come back.
+        let asked = one.ask(space, OWNER, false);
+        two.heartbeat();
+        one.hear();
+        assert_eq!(asked.answer(), HELD);
+        assert_eq!(held(world), 1, "it does not wait behind itself");
+        assert_eq!(two.try_lock(space), LOCKED);
+        cut();
+        one.unlock(space).expect("unlock");
+        two.heartbeat();
+        assert_eq!(held(world), 0);
+        // The unlock that was sent twice takes nothing that was locked since.
+        assert_eq!(one.try_lock(space), HELD);
+        one.heartbeat();
+        assert_eq!(two.try_lock(space), LOCKED);
+        // A wait, and the question for its end.
+        cut();
+        let waiting = two.ask(space, OWNER, true);
+        one.heartbeat();
+        two.hear();
+        assert_eq!(waiting.answer(), None);
+        one.unlock(space).expect("unlock");
+        cut();
+        two.hear();
+        // A server that was killed has told nobody: it was asked again, and may have granted at once or when all were back.
+        one.heartbeat();
+        two.hear();
+        assert_eq!(waiting.answer(), HELD);
+        assert_eq!(held(world), 1);
+        assert_eq!(one.try_lock(space), LOCKED);
+        one.volume.shut_down();
+        two.volume.shut_down();
+        assert_eq!(held(world), 0);
+    });
+}
+
+#[test]
+fn locks_are_reclaimed_before_anybody_else_gets_them() {
+    both(|world, space| {
+        let (one, two, three) = (User::new(world), User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        let waiting = three.ask(space, OWNER, true);
+        kill(world);
+        // The first to come back is not the one who holds it: it waits, though it would not wait for locks.
+        let asked = two.ask(space, OWNER, false);
+        two.hear();
+        assert_eq!(asked.answer(), None);
+        three.heartbeat();
+        one.heartbeat();
+        assert_eq!(held(world), 1);
+        two.hear();
+        assert_eq!(asked.answer(), LOCKED);
+        three.hear();
+        assert_eq!(waiting.answer(), None);
+        // Once more, cut off in the midst of reclaiming.
+        kill(world);
+        for pass in 0..6 {
+            world.network().cut_after(Cut::Reply, pass);
+            one.heartbeat();
+        }
+        two.heartbeat();
+        three.heartbeat();
+        assert_eq!(two.try_lock(space), LOCKED);
+        one.unlock(space).expect("unlock");
+        three.hear();
+        assert_eq!(waiting.answer(), HELD, "who has waited all the time");
+    });
+}
+
+#[test]
+fn who_does_not_come_back_loses_his_locks_with_the_grace_period() {
+    both(|world, space| {
+        let (one, two) = (User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        kill(world);
+        let asked = two.ask(space, OWNER, false);
+        world.pass(LEASE / 2);
+        two.hear();
+        assert_eq!(asked.answer(), None);
+        world.pass(LEASE / 2 + Duration::from_secs(1));
+        two.hear();
+        assert_eq!(asked.answer(), HELD);
+        // Who was away hears of it once.
+        one.heartbeat();
+        let lost = Some(Err(FsError::Server(Status::Io)));
+        assert_eq!(one.try_lock(space), lost);
+        assert_eq!(one.try_lock(space), LOCKED);
+    });
+}
+
+#[test]
+fn a_client_that_was_silent_for_too_long_has_lost_its_locks() {
+    both(|world, space| {
+        let (one, two) = (User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        let waiting = two.ask(space, OWNER, true);
+        for _ in 0..5 {
+            world.pass(LEASE / 3);
+            two.hear();
+        }
+        assert_eq!(waiting.answer(), HELD, "within the lease and a quarter");
+        two.unlock(space).expect("unlock");
+        // Though it is free: what it protects may have changed. Also not from a server that was not there then.
+        kill(world);
+        two.heartbeat();
+        one.heartbeat();
+        assert_eq!(held(world), 0);
+        assert_eq!(one.unlock(space), Err(FsError::Server(Status::Io)));
+        assert_eq!(one.unlock(space), Ok(()));
+        assert_eq!(one.try_lock(space), HELD);
+        assert_eq!(two.try_lock(space), LOCKED);
+        let ino = one.ino;
+        assert_eq!(two.volume.get_attr(&CALLER, ino).map(|attr| attr.ino), Ok(ino));
+    });
+}
+
+#[test]
+fn a_circle_of_two_clients_is_told() {
+    let world = World::new(CONFIG);
+    let (one, two) = (User::new(&world), User::new(&world));
+    let ask = |user: &User, at: u64| {
+        let (range, mode) = (LockRange { first: at, last: at }, LockMode::Exclusive);
+        let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode, pid: 1 };
+        let waiter = Arc::<Waiter>::default();
+        user.volume.set_lock(&CALLER, user.handle, lock, true, waiter.clone());
+        waiter
+    };
+    assert_eq!((ask(&one, 1).answer(), ask(&two, 2).answer()), (HELD, HELD));
+    let waiting = ask(&one, 2);
+    assert_eq!(ask(&two, 1).answer(), Some(Err(FsError::Server(Status::Deadlock))));
+    two.unlock(LockSpace::Ranges).expect("unlock");
+    one.hear();
+    assert_eq!(waiting.answer(), HELD);
+}
+
+#[test]
+fn who_waits_when_a_mount_ends_is_told() {
+    let world = World::new(CONFIG);
+    let (one, two) = (User::new(&world), User::new(&world));
+    assert_eq!(one.try_lock(LockSpace::Whole), HELD);
+    let waiting = two.ask(LockSpace::Whole, OWNER, true);
+    two.volume.shut_down();
+    assert_eq!(waiting.answer(), Some(Err(FsError::ShutDown)));
+    assert_eq!(world.with_server(|server| server.server().locks.figures().waiting), 0);
+}

@@ -1,0 +1,78 @@
+//! What the walks found: the operations it takes, in many orders, with the server dying in each moment.
+
+use super::op::Op;
+use super::*;
+use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::life::End;
+use cuttlefs_common::rpc::Allocate;
+
+/// Orders of each moment.
+const ORDERS: u64 = 6;
+
+/// Runs `ops`, behind `before`, with the server dying with each of the first events behind their begin.
+fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], moments: std::ops::Range<u64>) {
+    for (after, seed) in moments.flat_map(|after| (0..ORDERS).map(move |seed| (after, seed))) {
+        // The first client is slow to ask again, so that the others are faster.
+        let (paces, world_pace) = ([1, 20, 20, 20], 20);
+        let crash = Crash { end: End { after, of: None }, power: kind == Kind::Ack };
+        let batch = Batch { ops: before.to_vec(), seed, paces, world_pace, crash: None, cut: None };
+        let dying = Batch { ops: ops.to_vec(), crash: Some((crash, None)), ..batch.clone() };
+        let small = WorldConfig::new(seed, Translation::Target, POOL_PAGES, 32);
+        let config = WorldConfig { log: kind == Kind::Ack, restless: true, ..small };
+        let items = vec![Item::Together(batch), Item::Together(dying)];
+        run(&Case { kind, config, clients: 3, weather: None, items });
+    }
+}
+
+/// A write of these whole pages of the first file.
+fn write(page: u64, pages: u64) -> Op {
+    let (offset, len) = (page * PAGE_SIZE_U64, pages * PAGE_SIZE_U64);
+    Op::Write { handle: 0, offset, len, salt: page + pages }
+}
+
+#[test]
+fn a_cut_is_not_made_twice() {
+    let before = [(0, write(0, 5))];
+    let cut = Op::Truncate { ino: 1, size: 2 * PAGE_SIZE_U64 };
+    // Its handle appends: where it went shows that the cut was made.
+    let ops = [(0, cut), (1, write(0, 1)), (1, Op::GetAttr { ino: 1 })];
+    in_each_moment(Kind::Ack, &before, &ops, 0..24);
+}
+
+#[test]
+fn an_allocation_is_not_made_twice() {
+    let before = [(0, write(0, 3))];
+    for how in [Allocate::PunchHole, Allocate::ZeroRange { keep_size: false }] {
+        let zeros = Op::Allocate { handle: 0, offset: 0, len: 4 * PAGE_SIZE_U64, how };
+        let ops = [(0, zeros), (2, Op::Read { handle: 0, page: 0 }), (2, write(0, 1))];
+        in_each_moment(Kind::Ack, &before, &ops, 0..24);
+    }
+}
+
+/// A server that is killed behind its write-back, and before it answers, knows that the write was done. What its client wrote
+/// there before, and writes again in recovery, must not be what stays.
+#[test]
+fn a_write_is_not_lost_under_an_older_one() {
+    let before = [(0, write(0, 5))];
+    let ops = [(0, write(1, 1)), (1, Op::Lookup { at: (0, 0) }), (2, Op::Lookup { at: (0, 1) })];
+    in_each_moment(Kind::Names, &before, &ops, 0..24);
+}
+
+#[test]
+fn what_was_made_and_removed_by_another_client_was_made() {
+    let at = (4, 2);
+    let made = Op::Make { at, kind: FileKind::Directory };
+    let ops = [(0, made), (1, Op::Rmdir { at }), (2, Op::List { ino: 4 })];
+    for kind in [Kind::Names, Kind::Ack] {
+        in_each_moment(kind, &[], &ops, 0..12);
+    }
+}
+
+#[test]
+fn space_reserved_behind_the_end_stays_when_the_file_grows() {
+    let (offset, len) = (8 * PAGE_SIZE_U64, 3 * PAGE_SIZE_U64);
+    let reserve = Op::Allocate { handle: 0, offset, len, how: Allocate::Reserve { keep_size: true } };
+    let grow = Op::Truncate { ino: 1, size: 5 * PAGE_SIZE_U64 + 7 };
+    let ops = [(0, reserve), (0, grow), (1, Op::Lookup { at: (0, 0) })];
+    in_each_moment(Kind::Ack, &[(0, write(0, 1))], &ops, 0..24);
+}

@@ -1,0 +1,407 @@
+//! Requests of several clients at once, with crashes among them. A batch is two to four clients with an operation or two
+//! each; all begin before the first is done, and who goes on when follows from the seed (`baton`): each client, and the world
+//! with its server. The server dies with any event meanwhile, so that requests that are sent again, recoveries of several
+//! clients and other requests race each other.
+//!
+//! What the clients were answered must be what some order of the operations would have answered (`orders`, `fits`), and what the
+//! file system then is must be what such an order leaves (`look`, and everything that `Walk::compare` knows). Ordinary
+//! steps go between the batches.
+//!
+//! | walk | durability | a batch is about | the server |
+//! | --- | --- | --- | --- |
+//! | `Ack` | `ack` | names, attributes, contents of the same files | is killed or loses power |
+//! | `Names` | `fsync` | names, attributes; contents of a file by one client | is killed |
+//!
+//! Not promised, and so not asked for, or not held against the server:
+//! * with `fsync`, that contents which several clients change at once are there in order behind a crash: each client writes again
+//!   what no sync covered; nor that a power loss spares what was answered since the last sync;
+//! * that all pages of a read, or both files of a copy, are looked at in one moment;
+//! * with `ack`, that what was only seen, or why something was refused, lasts: what somebody changed can be seen before
+//!   it is durable. Such an answer, given before a crash, says nothing about what comes behind it.
+
+mod baton;
+mod directed;
+mod fits;
+mod look;
+mod op;
+mod orders;
+
+use super::model::Model;
+use super::seeds::{self, Ran};
+use super::simulated::Simulated;
+use super::site::Site;
+use super::step::{Has, How, Step, end, step_among_crashes};
+use super::walk::{Open, Walk};
+use super::world::{Crash, Lie, WorldConfig};
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::sim::{self, Cut, Translation};
+use cuttlefs_common::world::{Random, SeededRandom};
+use cuttlefs_server::meta::StoreLie;
+use op::{Answer, Op, Places};
+use orders::Answered;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Seeds of each walk.
+const SEEDS: u64 = 600;
+/// Batches and steps of a walk.
+const ITEMS: std::ops::Range<usize> = 3..24;
+/// More than all files can have: space has walks of its own.
+const POOL_PAGES: u64 = 2048;
+
+/// Which walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Ack,
+    Names,
+}
+
+impl Kind {
+    fn test(self) -> &'static str {
+        match self {
+            Self::Ack => "together::answers_at_once_have_an_order_whatever_dies",
+            Self::Names => "together::names_changed_at_once_have_an_order_whoever_is_killed",
+        }
+    }
+}
+
+/// Operations that are under way together.
+#[derive(Clone, Debug)]
+struct Batch {
+    ops: Vec<(usize, Op)>,
+    /// Whose turn it is follows from this.
+    seed: u64,
+    /// How often each client has its turn, and the world, in comparison.
+    paces: [u64; 4],
+    world_pace: u64,
+    /// How the server dies, and the one behind it, counted from the batch's begin.
+    crash: Option<(Crash, Option<Crash>)>,
+    cut: Option<(Cut, u32)>,
+}
+
+/// What a walk is made of.
+#[derive(Clone, Debug)]
+enum Item {
+    One(usize, Step),
+    Together(Batch),
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+struct Case {
+    kind: Kind,
+    config: WorldConfig,
+    clients: usize,
+    /// One in so many messages has a fault.
+    weather: Option<u64>,
+    items: Vec<Item>,
+}
+
+fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
+    let log = kind == Kind::Ack;
+    let crash = move || {
+        (end(Has { log, rings: false }), any::<bool>())
+            .prop_map(move |(end, power)| Crash { end, power: power && log })
+    };
+    let crash = prop::option::weighted(0.6, (crash(), prop::option::weighted(0.3, crash())));
+    let pace = || prop_oneof![1 => Just(1u64), 2 => Just(6), 2 => Just(20)];
+    let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
+    let cut = prop::option::weighted(0.1, (cut, 0u32..6));
+    let world_pace = prop_oneof![Just(20u64), Just(80)];
+    (op::ops(4), any::<u64>(), [pace(), pace(), pace(), pace()], world_pace, crash, cut).prop_map(
+        |(ops, seed, paces, world_pace, crash, cut)| Batch { ops, seed, paces, world_pace, crash, cut },
+    )
+}
+
+fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
+    let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
+    let weather = prop::option::weighted(0.15, 10u64..60);
+    let step = step_among_crashes(4, Has { log: kind == Kind::Ack, rings: false })
+        // Crashes come with batches, so that they are about what goes on together.
+        .prop_filter("no crash", |(_, step)| !matches!(step, Step::Crash { .. }));
+    let item = prop_oneof![
+        1 => step.prop_map(|(client, step)| Item::One(client, step)),
+        2 => batch(kind).prop_map(Item::Together),
+    ];
+    let items = prop::collection::vec(item, ITEMS);
+    (translation, 8u64..64, any::<bool>(), 2usize..=4, weather, items).prop_map(
+        move |(translation, frames, deferred, clients, weather, items)| {
+            let small = WorldConfig::new(seed, translation, POOL_PAGES, frames);
+            let config = WorldConfig { deferred, log: kind == Kind::Ack, restless: true, lie, ..small };
+            Case { kind, config, clients, weather, items }
+        },
+    )
+}
+
+/// Files with handles of all clients, and directories.
+fn furnish(walk: &mut Walk<Simulated>, clients: usize) {
+    let how = How { read: true, write: true, append: false, truncate: false, sync: false };
+    for name in 0..3 {
+        walk.run(name % clients, &Step::Create { parent: 0, name, exclusive: true, how });
+    }
+    for client in 0..clients {
+        for ino in 1..4 {
+            walk.run(client, &Step::Open { ino, how: How { append: ino == 1 && client % 2 == 1, ..how } });
+        }
+    }
+    for (parent, name) in [(0, 3), (4, 0), (4, 1)] {
+        walk.run(0, &Step::Make { parent, name, kind: FileKind::Directory });
+    }
+}
+
+fn run(case: &Case) -> Ran {
+    let site = Simulated::with_clients(case.config, case.clients, case.kind == Kind::Names);
+    if let Some(one_in) = case.weather {
+        site.world.network().set_weather(case.config.seed, one_in);
+    }
+    let mut walk = Walk::new(site);
+    furnish(&mut walk, case.clients);
+    for item in &case.items {
+        match item {
+            Item::One(client, step) => walk.run(client % case.clients, step),
+            Item::Together(batch) => {
+                together(&mut walk, case.kind, batch);
+                walk.compare();
+            }
+        }
+    }
+    walk.end();
+    Ran::of(&walk.site.world)
+}
+
+/// No client: who has a file that not even its own client may do something else to.
+const NOBODY: usize = usize::MAX;
+
+/// The operations of a batch whose answers are promised.
+fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(usize, Op)> {
+    // Who has a file to himself, and who has one not to himself.
+    let (mut own, mut used): (BTreeMap<InodeNo, usize>, BTreeMap<InodeNo, Vec<usize>>) = Default::default();
+    let mut promised = Vec::new();
+    for (client, op) in &batch.ops {
+        let client = client % clients;
+        let files = op.contents(client, places);
+        let copies = matches!(op, Op::Copy { .. });
+        // Clients keep no copy of what the server copied: it is not there again behind a death.
+        if copies && kind == Kind::Names {
+            continue;
+        }
+        // What a file held behind its new end, and was not synced, is not there again: not even as space.
+        let cuts = kind == Kind::Names && op.cuts();
+        if cuts && files.iter().any(|file| used.contains_key(file)) {
+            continue;
+        }
+        let alone = copies || kind == Kind::Names;
+        let is_others = |file: &InodeNo| {
+            own.get(file).is_some_and(|owner| *owner != client)
+                || alone && used.get(file).is_some_and(|used| used.iter().any(|user| *user != client))
+        };
+        if files.iter().any(is_others) {
+            continue;
+        }
+        for file in files {
+            used.entry(file).or_default().push(client);
+            if alone {
+                own.insert(file, if cuts { NOBODY } else { client });
+            }
+        }
+        promised.push((client, op.clone()));
+    }
+    promised
+}
+
+/// Runs a batch, and leaves the walk with the model of what it did.
+fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) {
+    let clients = walk.site.clients();
+    let places = Places::new(&walk.model, &walk.handles, clients);
+    let ops = promised(kind, batch, clients, &places);
+    for (client, op) in &ops {
+        for file in op.contents(*client, &places) {
+            let to = if kind == Kind::Names && op.cuts() { NOBODY } else { *client };
+            walk.hand_over(file, to);
+        }
+    }
+    walk.model.now = walk.site.now();
+    if let Some((crash, again)) = batch.crash {
+        walk.site.crash_after(crash, again);
+    }
+    if let Some((cut, pass)) = batch.cut {
+        walk.site.cut(cut, pass);
+    }
+    let (mut histories, last_death) = under_way(&walk.site, batch, &ops, &places);
+    let died = walk.site.is_new();
+    if let (Some(death), Kind::Ack) = (last_death, kind) {
+        forgive(&mut histories, death);
+    }
+    let mut states = orders::states(&walk.model, &histories, &places, died);
+    assert!(!states.is_empty(), "no order of these explains what they were answered:\n{}", told(&histories));
+    for answered in histories.iter().flatten() {
+        if let Answer::Opened(Ok((ino, handle, _))) = answered.answer {
+            let (ino, how) = match answered.op {
+                Op::Open { ino: index, how } => (places.ino(index), how),
+                Op::Create { how, .. } => (ino.expect("a create tells its inode"), how),
+                _ => unreachable!("opens nothing: {:?}", answered.op),
+            };
+            walk.handles.push(Open { handle, client: answered.client, ino, how });
+            if died {
+                // It may have been told of the file as it was later.
+                states.iter_mut().for_each(|state| state.node_mut(ino).stale_for[answered.client] = false);
+            }
+        }
+    }
+    // All clients are to be back before anybody looks, and no crash comes while somebody does.
+    walk.site.hold_crash(true);
+    walk.touch();
+    if walk.site.has_died() {
+        walk.settle(true);
+        states.iter_mut().for_each(Model::written_again);
+        if kind == Kind::Names {
+            // A server forgets changes that were not synced, also that there were any: a file may be again what a client saw.
+            let nodes = states.iter_mut().flat_map(|state| state.nodes.values_mut());
+            nodes.for_each(|node| node.stale_for = Default::default());
+        }
+    }
+    let number = states.len();
+    walk.model = look::single_out(&walk.site, states).unwrap_or_else(|why| {
+        panic!("none of {number} orders leaves what there is: {why:#?}\n{}", told(&histories))
+    });
+    walk.site.hold_crash(false);
+}
+
+/// For people: a line for each operation.
+fn told(histories: &[Vec<Answered>]) -> String {
+    histories.iter().flatten().map(|answered| format!("{answered:?}\n")).collect()
+}
+
+/// What a crash may have undone although somebody saw it: what was seen, and why something was refused.
+fn forgive(histories: &mut [Vec<Answered>], death: u64) {
+    for answered in histories.iter_mut().flatten() {
+        answered.unpromised =
+            answered.is_before(death) && (answered.op.only_looks() || answered.answer.refusal().is_some());
+    }
+}
+
+/// Runs all of it at once. Gives what each client was answered, and in which turn a server died last.
+fn under_way(
+    site: &Simulated,
+    batch: &Batch,
+    ops: &[(usize, Op)],
+    places: &Places,
+) -> (Vec<Vec<Answered>>, Option<u64>) {
+    let turns = AtomicU64::new(0);
+    let job = |client: usize| -> baton::Job<'_, Vec<Answered>> {
+        let volume: &RemoteVolume = site.client(client);
+        let turns = &turns;
+        let mine: Vec<&Op> = ops.iter().filter(|(of, _)| *of == client).map(|(_, op)| op).collect();
+        Box::new(move || {
+            let answered = mine.into_iter().filter_map(|op| {
+                let begun = turns.load(Ordering::SeqCst);
+                let answer = op.ask(volume, client, places)?;
+                let ended = turns.load(Ordering::SeqCst);
+                Some(Answered::new(client, op, answer, begun..ended))
+            });
+            answered.collect()
+        })
+    };
+    let playing: Vec<usize> =
+        (0..site.clients()).filter(|client| ops.iter().any(|(of, _)| of == client)).collect();
+    let jobs = playing.iter().map(|client| job(*client)).collect();
+    let random = SeededRandom::new(batch.seed);
+    let mut begin: Vec<usize> = (0..playing.len()).collect();
+    let mut last_death = None;
+    // Who has looked since the world moved last. Time goes on only when nobody else does.
+    let mut looked = BTreeSet::new();
+    site.world.hold_time(true);
+    let histories = baton::run(jobs, |open| {
+        // Whoever has nothing under way comes back to a new server when everybody else waits for that.
+        site.set_bystanders(|client| !open.iter().any(|job| playing[*job] == client));
+        let turn = 1 + turns.fetch_add(1, Ordering::SeqCst);
+        if !begin.is_empty() {
+            return Some(begin.swap_remove((random.next_u64() % begin.len() as u64) as usize));
+        }
+        let pace = |job: &usize| batch.paces[playing[*job]];
+        let mut drawn = random.next_u64() % (batch.world_pace + open.iter().map(pace).sum::<u64>());
+        for job in open {
+            if drawn < pace(job) {
+                looked.insert(*job);
+                return Some(*job);
+            }
+            drawn -= pace(job);
+        }
+        let before = site.world.deaths();
+        let moved = sim::pump();
+        if site.world.deaths() > before {
+            last_death = Some(turn);
+        }
+        if moved {
+            looked.clear();
+            return None;
+        }
+        let next = open.iter().find(|job| !looked.contains(*job)).copied();
+        match next {
+            Some(job) => {
+                looked.insert(job);
+            }
+            None => {
+                looked.clear();
+                site.world.hold_time(false);
+                sim::pump();
+                site.world.hold_time(true);
+            }
+        }
+        next
+    });
+    site.world.hold_time(false);
+    site.set_bystanders(|_| true);
+    (histories, last_death)
+}
+
+/// Runs seeds until one fails.
+fn seeds(kind: Kind) {
+    seeds::seeds(kind.test(), SEEDS, |seed| case(kind, seed, None), run);
+}
+
+#[test]
+fn answers_at_once_have_an_order_whatever_dies() {
+    seeds(Kind::Ack);
+}
+
+#[test]
+fn names_changed_at_once_have_an_order_whoever_is_killed() {
+    seeds(Kind::Names);
+}
+
+/// One of the first seeds finds a lie, and finds nothing without it.
+fn finds(kind: Kind, lie: Lie) {
+    seeds::finds((lie, kind), |seed, lies| case(kind, seed, lies.then_some(lie)), run);
+}
+
+/// One at a time there is never but one request that was done and not answered, so that no other walk finds this.
+#[test]
+fn batches_of_names_that_forget_other_clients_requests_are_found() {
+    finds(Kind::Names, Lie::Store(StoreLie::OtherSlots));
+    finds(Kind::Ack, Lie::Store(StoreLie::OtherSlots));
+}
+
+#[test]
+fn the_lies_that_other_walks_find_are_found() {
+    for lie in [
+        Lie::LogSync,
+        Lie::DiskSync,
+        Lie::Store(StoreLie::Persist),
+        Lie::Store(StoreLie::Flush),
+        Lie::Store(StoreLie::Slots),
+    ] {
+        finds(Kind::Ack, lie);
+    }
+    finds(Kind::Names, Lie::Store(StoreLie::Slots));
+}
+
+#[test]
+fn a_seed_does_the_same_each_time() {
+    for kind in [Kind::Ack, Kind::Names] {
+        seeds::does_the_same(|seed| case(kind, seed, None), run);
+    }
+}

@@ -1,0 +1,168 @@
+//! Which orders of operations that were under way together explain what they were answered: linearizability, looked for
+//! over how far each client has got, with each state that can be reached there once.
+
+use super::super::model::Model;
+use super::fits::fits;
+use super::op::{Answer, Op, Places};
+use cuttlefs_client::file::volume::Handle;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::status::Status;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+/// Numbers of inodes that nobody was ever told of, from here down.
+const NOBODY: u64 = u64::MAX / 2;
+
+/// An operation that was answered, and when, counted in turns.
+pub struct Answered {
+    pub client: usize,
+    pub op: Op,
+    pub answer: Answer,
+    begun: u64,
+    ended: u64,
+    /// A crash may have undone what it said, and nobody was promised that it would not.
+    pub unpromised: bool,
+}
+
+impl fmt::Debug for Answered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { client, op, answer, begun, ended, unpromised } = self;
+        let said = match answer {
+            Answer::Bytes(Ok(bytes)) => {
+                format!("{} bytes, {:?} ...", bytes.len(), &bytes[..bytes.len().min(8)])
+            }
+            answer => format!("{answer:?}"),
+        };
+        let held = if *unpromised { " (not held)" } else { "" };
+        write!(f, "client {client}, turns {begun} to {ended}: {op:?}: {said}{held}")
+    }
+}
+
+impl Answered {
+    /// By `client`, in these turns.
+    pub fn new(client: usize, op: &Op, answer: Answer, turns: Range<u64>) -> Self {
+        Self { client, op: op.clone(), answer, begun: turns.start, ended: turns.end, unpromised: false }
+    }
+
+    /// Whether it ended before that turn.
+    pub fn is_before(&self, turn: u64) -> bool {
+        self.ended < turn
+    }
+}
+
+/// All states that the file system may be in after `histories`, one of each client, began with `model`. `died`: a server did
+/// meanwhile.
+///
+/// An operation that had ended before another one began comes before it.
+pub fn states(model: &Model, histories: &[Vec<Answered>], places: &Places, died: bool) -> Vec<Model> {
+    let made = model.made.len();
+    let total: usize = histories.iter().map(Vec::len).sum();
+    let mut reached = BTreeMap::from([(vec![0; histories.len()], vec![kept(model)])]);
+    for _ in 0..total {
+        let mut next: BTreeMap<Vec<usize>, Vec<Model>> = BTreeMap::new();
+        for (done, models) in &reached {
+            for client in 0..histories.len() {
+                let Some(answered) = histories[client].get(done[client]) else { continue };
+                let must_wait = histories.iter().zip(done).any(|(history, done)| {
+                    history.get(*done).is_some_and(|other| other.ended < answered.begun)
+                });
+                if must_wait {
+                    continue;
+                }
+                let mut then = done.clone();
+                then[client] += 1;
+                let states = next.entry(then).or_default();
+                for mut state in models.iter().flat_map(|model| behind(model, answered, places, died)) {
+                    // In which order they were made does not matter behind this.
+                    state.made[made..].sort();
+                    if !states.contains(&state) {
+                        states.push(state);
+                    }
+                }
+            }
+        }
+        reached = next;
+    }
+    let mut last: Vec<Model> = Vec::new();
+    for state in reached.into_values().flatten() {
+        let state = let_go(state, model);
+        if !last.contains(&state) {
+            last.push(state);
+        }
+    }
+    last
+}
+
+/// A model in which nothing that there is goes with its last name: a server frees it a little later, or much later, while clients
+/// may still come back for it.
+fn kept(model: &Model) -> Model {
+    let mut kept = model.clone();
+    kept.nodes.values_mut().for_each(|node| node.opens += 1);
+    kept
+}
+
+/// The model of what was kept, with what has no name and is not open gone.
+fn let_go(mut state: Model, before: &Model) -> Model {
+    for ino in before.nodes.keys() {
+        state.node_mut(*ino).opens -= 1;
+        state.settle(*ino);
+    }
+    state
+}
+
+/// What there may be behind an operation. Nothing: it would not have been answered so.
+fn behind(model: &Model, answered: &Answered, places: &Places, died: bool) -> Vec<Model> {
+    if answered.unpromised {
+        return vec![model.clone()];
+    }
+    let doing = (answered.client, &answered.op);
+    let mut states = Vec::new();
+    let mut done = model.clone();
+    if fits(&mut done, doing, places, &answered.answer, died) {
+        states.push(done);
+    }
+    if is_about_what_is_gone(model, answered, places, died) {
+        states.push(model.clone());
+    }
+    if died && let Some(done) = done_and_gone(model, answered, places) {
+        states.push(done);
+    }
+    states
+}
+
+/// Whether it was refused because what it is about has lost its last name, and perhaps was freed.
+fn is_about_what_is_gone(model: &Model, answered: &Answered, places: &Places, died: bool) -> bool {
+    let is_gone = |ino: &InodeNo| !model.nodes.contains_key(ino) || model.nlink(*ino) == 0;
+    let gone = answered.op.about(places).iter().any(is_gone);
+    match answered.answer.refusal() {
+        Some(Status::Stale | Status::NotFound) => gone,
+        // A power loss may have brought back, without a name, what was freed: until it goes again the server knows that it is
+        // no directory.
+        Some(Status::NotDirectory) => gone && died,
+        _ => false,
+    }
+}
+
+/// A name that was made, and told to nobody before the server died, and removed by somebody else before its client asked again:
+/// there is nothing left to tell of.
+fn done_and_gone(model: &Model, answered: &Answered, places: &Places) -> Option<Model> {
+    let mut done = model.clone();
+    let fits = match answered.op {
+        Op::Create { .. } if answered.answer.refusal() == Some(Status::Stale) => {
+            let nobody = InodeNo(NOBODY - answered.client as u64);
+            let opened = Answer::Opened(Ok((Some(nobody), Handle(0), false)));
+            let fits = fits(&mut done, (answered.client, &answered.op), places, &opened, true);
+            if fits {
+                done.node_mut(nobody).opens -= 1;
+            }
+            fits
+        }
+        Op::Link { ino, .. } if answered.answer.refusal() == Some(Status::Stale) => {
+            let linked = Answer::Found(Ok(places.ino(ino)));
+            fits(&mut done, (answered.client, &answered.op), places, &linked, true)
+        }
+        _ => false,
+    };
+    fits.then_some(done)
+}

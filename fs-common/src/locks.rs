@@ -1,0 +1,299 @@
+//! Advisory locks: which bytes of a file somebody has locked, and how. Server and client keep the same lists: the server
+//! of everybody's locks, a client of its own, to reclaim them after a restart of the server.
+//!
+//! There are two spaces of locks, which do not see each other, as on Linux's local file systems: ranges of bytes (fcntl(2),
+//! traditional and of open file descriptions) and whole files (flock(2)). A list holds those of one file in one space.
+//!
+//! # Invariants of a list
+//! * Locks of two holders that overlap are both shared: whoever sets a lock has looked for a conflict before.
+//! * Locks of one holder do not overlap, and those of one mode do not touch: they are one lock.
+
+use crate::ids::MAX_FILE_SIZE;
+use serde::{Deserialize, Serialize};
+
+/// The last byte a lock can cover: `OFFSET_MAX` of the kernel, which stands for "to the end, wherever that will be".
+pub const LOCK_END: u64 = MAX_FILE_SIZE;
+
+/// Who holds a lock within a client: the kernel's number for a process (fcntl) or an open file description (flock, and
+/// fcntl's `F_OFD_SETLK`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LockOwner(pub u64);
+
+/// A client's name for one request for a lock, by which it hears how the wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WaitId(pub u64);
+
+/// The kinds of locks that do not see each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LockSpace {
+    /// fcntl(2): ranges of bytes.
+    Ranges,
+    /// flock(2): the whole file.
+    Whole,
+}
+
+/// How a lock excludes others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum LockMode {
+    /// Others may hold shared locks.
+    Shared,
+    /// Nobody else holds any.
+    Exclusive,
+}
+
+/// Bytes of a file, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LockRange {
+    /// The first byte.
+    pub first: u64,
+    /// The last byte; [`LOCK_END`]: to the end, wherever that will be.
+    pub last: u64,
+}
+
+impl LockRange {
+    /// Every byte there can be.
+    pub const WHOLE: Self = Self { first: 0, last: LOCK_END };
+
+    /// Whether it names bytes that there can be.
+    pub fn is_valid(&self) -> bool {
+        self.first <= self.last && self.last <= LOCK_END
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    /// Overlaps, or ends where the other begins. No end is past `LOCK_END`, so adding one does not overflow.
+    fn touches(&self, other: &Self) -> bool {
+        self.first <= other.last + 1 && other.first <= self.last + 1
+    }
+
+    fn contains(&self, other: &Self) -> bool {
+        self.first <= other.first && other.last <= self.last
+    }
+}
+
+/// A lock that is asked for, or held, by somebody within a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    /// Which kind.
+    pub space: LockSpace,
+    /// Who.
+    pub owner: LockOwner,
+    /// Which bytes.
+    pub range: LockRange,
+    /// How.
+    pub mode: LockMode,
+    /// The process that asked, for `F_GETLK`.
+    pub pid: u32,
+}
+
+/// A lock in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldLock<H> {
+    /// Who.
+    pub holder: H,
+    /// Which bytes.
+    pub range: LockRange,
+    /// How.
+    pub mode: LockMode,
+    /// The process that asked last for a part of it.
+    pub pid: u32,
+}
+
+/// The locks on one file in one space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockList<H> {
+    held: Vec<HeldLock<H>>,
+}
+
+impl<H> Default for LockList<H> {
+    fn default() -> Self {
+        Self { held: Vec::new() }
+    }
+}
+
+impl<H: Copy + Eq> LockList<H> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &HeldLock<H>> {
+        self.held.iter()
+    }
+
+    /// Those that keep `holder` from a lock.
+    pub fn conflicts(
+        &self,
+        holder: H,
+        range: LockRange,
+        mode: LockMode,
+    ) -> impl Iterator<Item = &HeldLock<H>> {
+        self.held.iter().filter(move |held| {
+            held.holder != holder
+                && held.range.overlaps(&range)
+                && (mode == LockMode::Exclusive || held.mode == LockMode::Exclusive)
+        })
+    }
+
+    /// Whether `holder` holds all of the range in that very mode.
+    pub fn holds(&self, holder: H, range: LockRange, mode: LockMode) -> bool {
+        self.held.iter().any(|held| held.holder == holder && held.mode == mode && held.range.contains(&range))
+    }
+
+    /// Whether giving the range up would leave a lock of the holder in two parts.
+    pub fn would_split(&self, holder: H, range: LockRange) -> bool {
+        self.held.iter().any(|held| {
+            held.holder == holder && held.range.first < range.first && range.last < held.range.last
+        })
+    }
+
+    /// Gives the holder's locks on a range up; whether there were any.
+    pub fn clear(&mut self, holder: H, range: LockRange) -> bool {
+        let mut rest = Vec::new();
+        let before = self.held.len();
+        self.held.retain(|held| {
+            if held.holder != holder || !held.range.overlaps(&range) {
+                return true;
+            }
+            if held.range.first < range.first {
+                rest.push(HeldLock { range: LockRange { last: range.first - 1, ..held.range }, ..*held });
+            }
+            if held.range.last > range.last {
+                rest.push(HeldLock { range: LockRange { first: range.last + 1, ..held.range }, ..*held });
+            }
+            false
+        });
+        let any = self.held.len() < before;
+        self.held.extend(rest);
+        any
+    }
+
+    /// Sets a lock that conflicts with none, in place of what its holder had there. The list grows by two at most.
+    pub fn set(&mut self, lock: HeldLock<H>) {
+        self.clear(lock.holder, lock.range);
+        let mut lock = lock;
+        self.held.retain(|held| {
+            let joins =
+                held.holder == lock.holder && held.mode == lock.mode && held.range.touches(&lock.range);
+            if joins {
+                lock.range.first = lock.range.first.min(held.range.first);
+                lock.range.last = lock.range.last.max(held.range.last);
+            }
+            !joins
+        });
+        self.held.push(lock);
+    }
+
+    /// Gives up all locks of some holders; how many those were.
+    pub fn clear_of(&mut self, whose: impl Fn(H) -> bool) -> usize {
+        let before = self.held.len();
+        self.held.retain(|held| !whose(held.holder));
+        before - self.held.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Bytes of the model's file; the last one stands for everything from there to the end.
+    const BYTES: u64 = 12;
+
+    /// What a byte is locked with: by each of four holders in one mode, or not.
+    type Model = [[Option<LockMode>; BYTES as usize]; 4];
+
+    fn range(first: u64, last: u64) -> LockRange {
+        LockRange { first, last: if last == BYTES - 1 { LOCK_END } else { last } }
+    }
+
+    fn bytes(range: LockRange) -> std::ops::RangeInclusive<usize> {
+        range.first as usize..=range.last.min(BYTES - 1) as usize
+    }
+
+    fn mode() -> impl Strategy<Value = LockMode> {
+        prop_oneof![Just(LockMode::Shared), Just(LockMode::Exclusive)]
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<(usize, LockRange, Option<LockMode>)>> {
+        let ends = (0..BYTES, 0..BYTES).prop_map(|(a, b)| range(a.min(b), a.max(b)));
+        proptest::collection::vec((0..4usize, ends, proptest::option::of(mode())), 1..60)
+    }
+
+    /// The list's invariants, and that it says of each byte what the model says.
+    fn compare(list: &LockList<usize>, model: &Model) -> Result<(), TestCaseError> {
+        let mut seen: Model = Default::default();
+        for held in list.iter() {
+            prop_assert!(held.range.is_valid());
+            for byte in bytes(held.range) {
+                prop_assert_eq!(seen[held.holder][byte], None, "locks of one holder overlap");
+                seen[held.holder][byte] = Some(held.mode);
+            }
+            for other in list.iter().filter(|other| *other != held) {
+                let alike = other.holder == held.holder && other.mode == held.mode;
+                prop_assert!(!(alike && other.range.touches(&held.range)), "two that are one");
+            }
+        }
+        prop_assert_eq!(&seen, model);
+        Ok(())
+    }
+
+    proptest! {
+        /// Setting where nobody is in the way, upgrading, downgrading and giving parts up, beside an array of bytes.
+        #[test]
+        fn a_list_is_what_an_array_of_bytes_says(steps in steps()) {
+            let (mut list, mut model) = (LockList::default(), Model::default());
+            for (holder, range, mode) in steps {
+                let before = list.len();
+                let Some(mode) = mode else {
+                    let splits = list.would_split(holder, range);
+                    let had = bytes(range).any(|byte| model[holder][byte].is_some());
+                    prop_assert_eq!(list.clear(holder, range), had);
+                    prop_assert!(list.len() <= before + usize::from(splits));
+                    bytes(range).for_each(|byte| model[holder][byte] = None);
+                    compare(&list, &model)?;
+                    continue;
+                };
+                let in_the_way = (0..4).filter(|other| *other != holder).any(|other| {
+                    bytes(range).any(|byte| match model[other][byte] {
+                        Some(LockMode::Exclusive) => true,
+                        Some(LockMode::Shared) => mode == LockMode::Exclusive,
+                        None => false,
+                    })
+                });
+                prop_assert_eq!(list.conflicts(holder, range, mode).next().is_some(), in_the_way);
+                let held = bytes(range).all(|byte| model[holder][byte] == Some(mode));
+                prop_assert_eq!(list.holds(holder, range, mode), held);
+                if !in_the_way {
+                    list.set(HeldLock { holder, range, mode, pid: 1 });
+                    prop_assert!(list.len() <= before + 2);
+                    bytes(range).for_each(|byte| model[holder][byte] = Some(mode));
+                    compare(&list, &model)?;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_at_the_edges() {
+        assert!(LockRange::WHOLE.is_valid());
+        for (first, last) in [(1, 0), (0, LOCK_END + 1), (u64::MAX, u64::MAX), (LOCK_END + 1, LOCK_END + 1)] {
+            assert!(!LockRange { first, last }.is_valid());
+        }
+        let end = LockRange { first: LOCK_END, last: LOCK_END };
+        let mut list = LockList::default();
+        list.set(HeldLock { holder: 1, range: end, mode: LockMode::Shared, pid: 1 });
+        let before = LockRange { first: 0, last: LOCK_END - 1 };
+        list.set(HeldLock { holder: 1, range: before, mode: LockMode::Shared, pid: 2 });
+        assert_eq!(list.len(), 1);
+        assert!(list.holds(1, LockRange::WHOLE, LockMode::Shared));
+    }
+}

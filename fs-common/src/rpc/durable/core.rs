@@ -1,0 +1,325 @@
+//! What a receiver does, in pieces that threads run (`receiver`) or a simulation steps (`stepped`): welcomes senders, takes
+//! records, does the receiver's part of RFlush before anything is executed, executes or hands over, lets rings go.
+//!
+//! What waits for others is async: connections that are still in use, what a found ring holds, settling. A thread blocks on
+//! it; in a simulation it is a task among others.
+//!
+//! # Invariants
+//! * A ring is opened or let go by one at a time (`opening`), after its connection before has ended and everything taken from
+//!   that was executed.
+
+use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
+use super::receiver::{CONNECTIONS_MAX, ReceiverOptions};
+use super::rings::RingStore;
+use super::service::Service;
+use super::settler::Settling;
+use super::wire::{MESSAGE_LEN, Message};
+use crate::ids::{ClientId, QpNumber};
+use crate::memory::SharedMemory;
+use crate::rdma::{
+    Access, Completion, CompletionKind, CompletionQueue, Device, Incoming, MemoryRegion, ProtectionDomain,
+    QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
+};
+use crate::redo::ring::Geometry;
+use crossbeam::channel::Sender as Feed;
+use futures_lite::future::yield_now;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+/// How often a thread looks whether a connection is let go.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// `WrId` of the receive a hello lands in.
+const HELLO: u64 = u64::MAX - 1;
+/// Largest slot of answers a sender may ask to be written to.
+const SLOT_MAX: u32 = 1 << 20;
+/// Staging for one sender's answers.
+const ANSWERS_MAX_BYTES: u64 = 256 << 20;
+
+/// What is known of a queue pair.
+pub(super) enum Known {
+    Greeting(Arc<dyn QueuePair>, Arc<dyn MemoryRegion>),
+    Welcomed(Arc<Connection>),
+}
+
+/// A sender said hello and waits for its welcome.
+pub(super) struct Hello {
+    qp: Arc<dyn QueuePair>,
+    region: Arc<dyn MemoryRegion>,
+}
+
+/// Buffers of whoever takes.
+#[derive(Default)]
+pub(super) struct Taking {
+    completions: Vec<Completion>,
+    work: Vec<Work>,
+    answer: Vec<u8>,
+}
+
+/// What connections need of their receiver.
+pub(super) struct Common {
+    pub(super) service: Arc<dyn Service>,
+    pub(super) options: ReceiverOptions,
+    pub(super) settling: Settling,
+    pub(super) executed: AtomicU64,
+    pub(super) recovered: AtomicU64,
+    pub(super) kept: AtomicU64,
+}
+
+/// A receiver without anybody to run it.
+pub(super) struct Core {
+    pub(super) pd: Arc<dyn ProtectionDomain>,
+    pub(super) cq: Arc<dyn CompletionQueue>,
+    pub(super) store: RingStore,
+    pub(super) common: Arc<Common>,
+    pub(super) known: Mutex<HashMap<QpNumber, Known>>,
+    /// Connections that ended and may have requests with executors. Pruned when another ends.
+    pub(super) leaving: Mutex<Vec<Arc<Connection>>>,
+    /// Held while a ring is let go and opened: for a hello, and for `retire`.
+    pub(super) opening: async_lock::Mutex<()>,
+    /// To executors; none: who takes a request executes it.
+    pub(super) feeds: Vec<Feed<Work>>,
+    pub(super) stopping: AtomicBool,
+    /// Of connections that are gone.
+    pub(super) slowed: AtomicU64,
+    /// Threads run it: who waits sleeps. Else he lets other tasks go on.
+    threaded: bool,
+}
+
+impl Core {
+    pub(super) fn new(
+        device: &dyn Device,
+        store: RingStore,
+        service: Arc<dyn Service>,
+        options: ReceiverOptions,
+        feeds: Vec<Feed<Work>>,
+        threaded: bool,
+    ) -> Result<Self, RdmaError> {
+        let common = Common {
+            service,
+            options,
+            settling: Settling::default(),
+            executed: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+        };
+        Ok(Self {
+            pd: device.alloc_pd(),
+            cq: device.create_cq(QUEUE_DEPTH)?,
+            store,
+            common: Arc::new(common),
+            known: Mutex::default(),
+            leaving: Mutex::default(),
+            opening: async_lock::Mutex::new(()),
+            feeds,
+            stopping: AtomicBool::new(false),
+            slowed: AtomicU64::new(0),
+            threaded,
+        })
+    }
+
+    /// Those who said hello.
+    pub(super) fn welcomed(&self) -> Vec<Arc<Connection>> {
+        let known = self.known.lock();
+        let welcomed = known.values().filter_map(|known| match known {
+            Known::Welcomed(connection) => Some(connection.clone()),
+            Known::Greeting(..) => None,
+        });
+        // In the order in which they came, for a simulation.
+        let mut welcomed: Vec<_> = welcomed.collect();
+        welcomed.sort_unstable_by_key(|connection| connection.qp.number().0);
+        welcomed
+    }
+
+    /// Accepts a connection, or refuses it: a sender may say hello.
+    pub(super) fn take_in(&self, incoming: Box<dyn Incoming>) {
+        let mut known = self.known.lock();
+        if known.len() >= CONNECTIONS_MAX {
+            incoming.refuse("this receiver has as many senders as it takes");
+            return;
+        }
+        let greeting = SharedMemory::new("durable-hello", 2 * MESSAGE_LEN)
+            .map_err(|source| RdmaError::Io {
+                action: "allocate memory for",
+                endpoint: "a hello".to_owned(),
+                source,
+            })
+            .and_then(|memory| self.pd.register(Arc::new(memory), Access::LOCAL))
+            .and_then(|region| {
+                let config = QpConfig {
+                    send_cq: self.cq.clone(),
+                    recv_cq: self.cq.clone(),
+                    send_depth: QUEUE_DEPTH,
+                    recv_depth: QUEUE_DEPTH,
+                };
+                let hello = RecvWr { wr_id: WrId(HELLO), local: region.sge(0, MESSAGE_LEN as u32) };
+                Ok((incoming.accept(config, vec![hello])?, region))
+            });
+        match greeting {
+            // Under the lock: who looks at completions finds who said hello already.
+            Ok((qp, region)) => drop(known.insert(qp.number(), Known::Greeting(qp, region))),
+            Err(error) => tracing::warn!(%error, "a sender could not connect"),
+        }
+    }
+
+    /// Takes what has come, at most so many completions; `welcome` is given who says hello. Whether anything had come.
+    pub(super) fn take_some(&self, taking: &mut Taking, most: usize, welcome: &mut dyn FnMut(Hello)) -> bool {
+        let Taking { completions, work, answer } = taking;
+        if self.cq.poll(completions, most) == 0 {
+            return false;
+        }
+        for completion in completions.drain(..) {
+            if let Some(hello) = self.on_completion(&completion, work) {
+                // The sender's connection before this one may have some of it.
+                self.hand_over(work, answer);
+                welcome(hello);
+            }
+        }
+        self.hand_over(work, answer);
+        true
+    }
+
+    /// Executes what was taken, or gives it to who does.
+    fn hand_over(&self, work: &mut Vec<Work>, answer: &mut Vec<u8>) {
+        let service = &self.common.service;
+        for item in work.drain(..).filter_map(|item| service.take_over(item)) {
+            if self.feeds.is_empty() {
+                self.execute(item, answer);
+            } else {
+                let lane = service.lane(item.request().body) % self.feeds.len() as u64;
+                // Executors end after whoever takes.
+                let _ = self.feeds[lane as usize].send(item);
+            }
+        }
+    }
+
+    fn on_completion(&self, completion: &Completion, work: &mut Vec<Work>) -> Option<Hello> {
+        let mut known = self.known.lock();
+        if completion.status != WcStatus::Success {
+            if let Some(Known::Welcomed(connection)) = known.remove(&completion.qp) {
+                connection.broken.store(true, Ordering::Release);
+                self.slowed.fetch_add(connection.slowed.load(Ordering::Relaxed), Ordering::Relaxed);
+                let mut leaving = self.leaving.lock();
+                leaving.retain(|left| Arc::strong_count(left) > 1);
+                leaving.push(connection);
+            }
+            return None;
+        }
+        if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
+            return None;
+        }
+        match known.get(&completion.qp)? {
+            Known::Welcomed(connection) => {
+                let connection = connection.clone();
+                drop(known);
+                if let Err(reason) = connection.arrived(completion.imm, work) {
+                    connection.give_up(&reason);
+                }
+                None
+            }
+            Known::Greeting(qp, region) => Some(Hello { qp: qp.clone(), region: region.clone() }),
+        }
+    }
+
+    /// Opens the sender's ring and says welcome, or refuses.
+    pub(super) async fn greet(&self, Hello { qp, region }: Hello) {
+        match self.open(&qp, &region).await {
+            Ok(connection) => {
+                if let Err(error) = connection.welcome() {
+                    connection.give_up(&error.to_string());
+                }
+            }
+            Err(reason) => {
+                tracing::warn!(peer = ?qp.peer(), "a sender is refused: {reason}");
+                region.memory().write(MESSAGE_LEN, &Message::Refused.encode());
+                let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
+                let refused = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false };
+                // It may be gone already; it hears nothing worse then.
+                let _ = qp.post_send(&[refused]);
+                self.known.lock().remove(&qp.number());
+                qp.close();
+            }
+        }
+    }
+
+    async fn open(
+        &self,
+        qp: &Arc<dyn QueuePair>,
+        region: &Arc<dyn MemoryRegion>,
+    ) -> Result<Arc<Connection>, String> {
+        let mut bytes = [0; MESSAGE_LEN];
+        region.memory().read(0, &mut bytes);
+        let hello = Message::parse(&bytes).map_err(|error| error.to_string())?;
+        let Message::Hello { client, capacity, stride, answers, slots, slot_len, kind } = hello else {
+            return Err("the first message is no hello".to_owned());
+        };
+        if slot_len > SLOT_MAX || u64::from(slot_len) * u64::from(slots) > ANSWERS_MAX_BYTES {
+            return Err(format!("{slots} answer slots of {slot_len} bytes are too much"));
+        }
+        let geometry = Geometry::new(capacity, stride).map_err(|error| error.to_string())?;
+        let slots_posted = if geometry.is_slots() { capacity / stride } else { 0 };
+        if geometry.is_slots() != kind.sends() || slots_posted >= u64::from(QUEUE_DEPTH) {
+            return Err("that ring is not for that kind of RPC".to_owned());
+        }
+        let Common { service, executed, recovered, .. } = &*self.common;
+        let _alone = self.opening.lock().await;
+        service.admit(client)?;
+        self.retire(client).await;
+        let opened = self.store.open(client, geometry, &**service).await;
+        let (ring, found) = opened.map_err(|error| error.to_string())?;
+        executed.fetch_add(found, Ordering::Relaxed);
+        recovered.fetch_add(found, Ordering::Relaxed);
+        let slots = AnswerSlots { rkey: answers, slots, slot_len };
+        let common = self.common.clone();
+        let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)
+            .map_err(|error| error.to_string())?;
+        let mut known = self.known.lock();
+        // Where others go on meanwhile it may have gone.
+        match known.insert(qp.number(), Known::Welcomed(connection.clone())) {
+            Some(_) => Ok(connection),
+            None => {
+                known.remove(&qp.number());
+                Err("it went away".to_owned())
+            }
+        }
+    }
+
+    /// A sender's connection: ended, and its requests executed; its ring is let go. Under `opening`.
+    pub(super) async fn retire(&self, client: ClientId) {
+        let old: Vec<_> = {
+            let mut known = self.known.lock();
+            let of_client = |known: &Known| matches!(known, Known::Welcomed(old) if old.client == client);
+            known.extract_if(|_, known| of_client(known)).map(|(_, known)| known).collect()
+        };
+        let (left, staying): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *self.leaving.lock()).into_iter().partition(|left| left.client == client);
+        self.leaving.lock().extend(staying);
+        let of_known = old.into_iter().filter_map(|known| match known {
+            Known::Welcomed(connection) => Some(connection),
+            Known::Greeting(..) => None,
+        });
+        for connection in of_known.chain(left) {
+            connection.qp.close();
+            // Pairs with the sender's, which looks whether it is closed behind its FLUSH: what it takes for persistent is
+            // found by whoever reads the ring from here on.
+            fence(Ordering::SeqCst);
+            // Executors have its requests, and who takes has some that it is about to hand over: those hold the connection.
+            let in_use =
+                || connection.backlog.load(Ordering::Acquire) > 0 || Arc::strong_count(&connection) > 1;
+            while in_use() && !self.stopping.load(Ordering::Acquire) {
+                if self.threaded {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                yield_now().await;
+            }
+        }
+    }
+
+    pub(super) fn execute(&self, work: Work, answer: &mut Vec<u8>) {
+        answer.clear();
+        let executed = self.common.service.execute(&work.request(), answer);
+        work.finish(executed, answer);
+    }
+}

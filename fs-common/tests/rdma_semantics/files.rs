@@ -1,0 +1,94 @@
+//! What a target offers besides registered memory: files its engine reads, windows its peers map.
+
+use super::*;
+
+struct OneFile;
+
+impl FileTarget for OneFile {
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<FileRead, WcStatus> {
+        if (owner, filekey) != (RegionOwner(42), FileKey(7)) {
+            return Err(WcStatus::RemoteAccess);
+        }
+        out.fill(0x5a);
+        Ok(FileRead::Done((10_000u64.saturating_sub(offset) as usize).min(out.len())))
+    }
+
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        if (owner, filekey) != (RegionOwner(42), FileKey(7)) {
+            return Err(WcStatus::RemoteAccess);
+        }
+        out.fill(first_page as u8);
+        Ok(())
+    }
+}
+
+pub(super) fn files_are_read_by_the_engine(link: LinkKind) {
+    let read = |pair: &Pair, remote, len| {
+        pair.c().post_send(&[send(1, SendOp::Read(remote), pair.client.mr.sge(0, len))]).expect("post");
+        pair.client.next()
+    };
+    let file = |filekey, offset| Remote::File { filekey: FileKey(filekey), offset };
+    if link == LinkKind::Shm {
+        let pair = Pair::new(link);
+        assert_eq!(read(&pair, file(7, 0), 4096).status, WcStatus::RemoteInvalid);
+        return;
+    }
+    let pair = Pair::new(link);
+    pair.server.device.set_file_target(Arc::new(OneFile));
+    pair.s().set_region_owner(RegionOwner(42));
+    ok(read(&pair, file(7, 0), 4096), 1, CompletionKind::Read, 4096);
+    assert_eq!(pair.client.bytes(0, 4096), [0x5a; 4096]);
+    ok(read(&pair, file(7, 8192), 4096), 1, CompletionKind::Read, 1808);
+    ok(read(&pair, file(7, 1 << 40), 4096), 1, CompletionKind::Read, 0);
+    ok(read(&pair, Remote::Bitmap { filekey: FileKey(7), first_page: 16 }, 8), 1, CompletionKind::Read, 8);
+    assert_eq!(pair.client.bytes(0, 8), [16; 8]);
+    assert_eq!(read(&pair, file(8, 0), 4096).status, WcStatus::RemoteAccess);
+    // Without a session every file is refused, and a crooked bitmap is no request.
+    for (owner, remote, status) in [
+        (0, file(7, 0), WcStatus::RemoteAccess),
+        (42, Remote::Bitmap { filekey: FileKey(7), first_page: 3 }, WcStatus::RemoteInvalid),
+    ] {
+        let pair = Pair::new(link);
+        pair.server.device.set_file_target(Arc::new(OneFile));
+        pair.s().set_region_owner(RegionOwner(owner));
+        assert_eq!(read(&pair, remote, 8).status, status);
+    }
+}
+
+pub(super) fn windows_are_mapped_read_only(link: LinkKind) {
+    let dir = tempfile::tempdir().expect("dir");
+    let (client, server) = (Half::new(Access::ALL), Half::new(Access::ALL));
+    let frames = Arc::new(SharedMemory::new("frames", 8192).expect("memory"));
+    frames.write(0, b"frame");
+    server.device.export_window(WindowId::Frames, frames.clone());
+    server
+        .device
+        .export_window(WindowId::FileTable, Arc::new(SharedMemory::new("table", 4096).expect("memory")));
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let (_client_qp, _server_qp, windows) = join(&client, &server, &listener, 4, [vec![], vec![]]);
+    if link != LinkKind::Shm {
+        assert!(windows.is_empty());
+        return;
+    }
+    assert_eq!(windows.iter().map(|window| window.len()).collect::<Vec<_>>(), [8192, 4096]);
+    let mapped = windows[0].mapped().expect("mapped");
+    let mut bytes = [0; 5];
+    mapped.read(0, &mut bytes);
+    assert_eq!(&bytes, b"frame");
+    assert!(!mapped.is_writable());
+    // The descriptor itself forbids writing, whatever a client tries.
+    let again = mapped.fd().try_clone_to_owned().expect("dup");
+    assert!(SharedMemory::from_fd(again, 8192, true).is_err());
+}

@@ -1,0 +1,279 @@
+//! The verbs' semantics, one suite over every link of the software RNIC.
+
+use cuttlefs_common::ids::{FileKey, Rkey};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
+    FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
+    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+mod access;
+mod files;
+mod flush;
+mod pair;
+mod queues;
+
+use access::{
+    access_errors, deregistered_memory_is_gone, many_registrations_stay_reachable, refused,
+    silent_failure_is_heard,
+};
+use files::{files_are_read_by_the_engine, windows_are_mapped_read_only};
+use flush::{
+    a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
+    a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
+    a_refusal_waits_for_the_flush_before_it, a_target_that_closed_takes_no_flush, flush_errors,
+    messages_are_flushed_where_they_land, real_devices_persist,
+};
+use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
+use queues::{
+    a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue, close_flushes_and_the_peer_notices,
+    message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
+    two_threads_post_to_one_queue_pair,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const MEMORY_LEN: usize = 2 << 20;
+
+fn send_and_receive(link: LinkKind) {
+    let pair = Pair::with(link, 16, Access::ALL, |client, server| {
+        [vec![client.receive(100, 0, 64)], vec![server.receive(200, 4096, 64), server.receive(201, 8192, 64)]]
+    });
+    let hello = pair.client.put(1000, b"hello");
+    pair.c()
+        .post_send(&[send(1, SendOp::Send, hello), send(2, SendOp::SendImm(77), Sge::EMPTY)])
+        .expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Send, 5);
+    ok(pair.client.next(), 2, CompletionKind::Send, 0);
+    ok(pair.server.next(), 200, CompletionKind::Recv, 5);
+    let imm = pair.server.next();
+    ok(imm, 201, CompletionKind::RecvWithImm, 0);
+    assert_eq!(imm.imm, Some(77));
+    assert_eq!(pair.server.bytes(4096, 5), b"hello");
+    pair.s().post_send(&[send(3, SendOp::Send, pair.server.put(0, b"world!"))]).expect("post");
+    ok(pair.client.next(), 100, CompletionKind::Recv, 6);
+    assert_eq!(pair.client.bytes(0, 6), b"world!");
+}
+
+fn one_sided(link: LinkKind) {
+    let pair = Pair::new(link);
+    let (client, server) = (&pair.client, &pair.server);
+    for len in [1u32, 4096, 70_000, 1 << 20] {
+        let bytes: Vec<u8> = (0..len).map(|index| (index % 251) as u8).collect();
+        server.put(512, &bytes);
+        pair.c()
+            .post_send(&[send(1, SendOp::Read(server.place(512)), client.mr.sge(64, len))])
+            .expect("post");
+        ok(client.next(), 1, CompletionKind::Read, len);
+        assert!(client.bytes(64, len as usize) == bytes);
+        let back: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+        pair.c()
+            .post_send(&[send(2, SendOp::Write(server.place(512)), client.put(64, &back))])
+            .expect("post");
+        ok(client.next(), 2, CompletionKind::Write, len);
+        assert!(server.bytes(512, len as usize) == back);
+    }
+    // And the server reads and writes the client's memory.
+    client.put(0, b"of the client");
+    pair.s().post_send(&[send(3, SendOp::Read(client.place(0)), server.mr.sge(0, 13))]).expect("post");
+    let driver = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while driver.load(Ordering::Relaxed) {
+                client.cq.wait(Duration::from_millis(5));
+                client.cq.poll(&mut Vec::new(), 0);
+            }
+        });
+        ok(server.next(), 3, CompletionKind::Read, 13);
+        pair.s()
+            .post_send(&[send(4, SendOp::Write(client.place(100)), server.put(0, b"pushed"))])
+            .expect("post");
+        ok(server.next(), 4, CompletionKind::Write, 6);
+        driver.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(client.bytes(100, 6), b"pushed");
+}
+
+fn write_imm_and_atomics(link: LinkKind) {
+    let pair = Pair::with(link, 16, Access::ALL, |_, server| [vec![], vec![server.receive(9, 0, 64)]]);
+    let (client, server) = (&pair.client, &pair.server);
+    let data = client.put(0, b"data");
+    pair.c().post_send(&[send(1, SendOp::WriteImm(server.place(4096), 5), data)]).expect("post");
+    ok(client.next(), 1, CompletionKind::Write, 4);
+    let arrived = server.next();
+    ok(arrived, 9, CompletionKind::RecvWithImm, 4);
+    assert_eq!(arrived.imm, Some(5));
+    assert_eq!(server.bytes(4096, 4), b"data");
+    server.put(8, &7u64.to_le_bytes());
+    let swap = |expect, swap| SendOp::CompareSwap { remote: server.place(8), expect, swap };
+    let old = client.mr.sge(64, 8);
+    for (op, kind, before, after) in [
+        (swap(7, 9), CompletionKind::CompareSwap, 7u64, 9u64),
+        (swap(7, 1), CompletionKind::CompareSwap, 9, 9),
+        (SendOp::FetchAdd { remote: server.place(8), add: 5 }, CompletionKind::FetchAdd, 9, 14),
+    ] {
+        pair.c().post_send(&[send(2, op, old)]).expect("post");
+        ok(client.next(), 2, kind, 8);
+        assert_eq!(client.bytes(64, 8), before.to_le_bytes());
+        assert_eq!(server.bytes(8, 8), after.to_le_bytes());
+    }
+    pair.c().post_send(&[send(3, SendOp::FetchAdd { remote: server.place(9), add: 1 }, old)]).expect("post");
+    bad(client.next(), 3, WcStatus::RemoteInvalid);
+}
+
+fn order_and_silence(link: LinkKind) {
+    let pair = Pair::with(link, 16, Access::ALL, |_, server| {
+        [vec![], (0..8).map(|index| server.receive(index, 65536 + index * 64, 64)).collect()]
+    });
+    let (client, server) = (&pair.client, &pair.server);
+    let mut requests = Vec::new();
+    for index in 0..8u64 {
+        let local = client.put(index * 8, &index.to_le_bytes());
+        let mut write = send(100 + index, SendOp::Write(server.place(0)), local);
+        write.signaled = false;
+        requests.push(write);
+        let mut message = send(200 + index, SendOp::Send, local);
+        message.signaled = index == 7;
+        requests.push(message);
+    }
+    pair.c().post_send(&requests).expect("post");
+    for index in 0..8u64 {
+        ok(server.next(), index, CompletionKind::Recv, 8);
+        assert_eq!(server.bytes(65536 + index as usize * 64, 8), index.to_le_bytes());
+    }
+    assert_eq!(server.bytes(0, 8), 7u64.to_le_bytes());
+    // Everything before it was silent.
+    ok(client.next(), 207, CompletionKind::Send, 8);
+    client.nothing();
+    // READ, then WRITE, then SEND: completions in that order, and silent ones gave their places back.
+    for round in 0..20 {
+        server.post_and_forget(pair.s());
+        let requests = [
+            send(1, SendOp::Read(server.place(0)), client.mr.sge(4096, 4096)),
+            send(2, SendOp::Write(server.place(8192)), client.mr.sge(0, 8)),
+            send(3, SendOp::Send, client.mr.sge(0, 8)),
+            SendWr { signaled: false, ..send(4, SendOp::Write(server.place(8192)), client.mr.sge(0, 8)) },
+            send(5, SendOp::Read(server.place(0)), client.mr.sge(4096, 8)),
+        ];
+        pair.c().post_send(&requests).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        for id in [1, 2, 3, 5] {
+            assert_eq!(client.next().wr_id, WrId(id));
+        }
+        ok(server.next(), 50, CompletionKind::Recv, 8);
+    }
+}
+
+fn refusals_and_shutdown(link: LinkKind) {
+    let dir = tempfile::tempdir().expect("dir");
+    let (client, server) = (Half::new(Access::ALL), Half::new(Access::ALL));
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let bound = listener.endpoint();
+    std::thread::scope(|scope| {
+        scope.spawn(|| listener.accept().expect("accept").refuse("the pool is being checked"));
+        let error = client.pd.connect(&bound, options(&client, 4, vec![])).err().expect("refused");
+        assert!(
+            matches!(&error, RdmaError::Refused { reason, .. } if reason.contains("being checked")),
+            "{error}"
+        );
+    });
+    assert!(matches!(server.pd.listen(&bound), Err(RdmaError::Io { .. })), "taken");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| listener.accept().err());
+        std::thread::sleep(Duration::from_millis(50));
+        listener.close();
+        assert!(matches!(waiting.join().expect("thread"), Some(RdmaError::Closed)));
+    });
+    drop(listener);
+    assert!(client.pd.connect(&bound, options(&client, 4, vec![])).is_err());
+    let other = Half::new(Access::ALL);
+    let foreign = ConnectOptions { qp: other.config(4), receives: vec![], timeout: PATIENCE };
+    assert!(matches!(client.pd.connect(&bound, foreign), Err(RdmaError::Unsupported(_))));
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* }
+        mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* }
+        mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* }
+    };
+}
+
+suite!(
+    send_and_receive,
+    one_sided,
+    write_imm_and_atomics,
+    order_and_silence,
+    access_errors,
+    silent_failure_is_heard,
+    deregistered_memory_is_gone,
+    many_registrations_stay_reachable,
+    message_too_long,
+    messages_wait_for_receives,
+    queues_are_bounded,
+    a_burst_larger_than_the_link_arrives,
+    close_flushes_and_the_peer_notices,
+    a_hundred_on_one_queue,
+    ping_pong_loses_no_wake_up,
+    two_threads_post_to_one_queue_pair,
+    files_are_read_by_the_engine,
+    windows_are_mapped_read_only,
+    refusals_and_shutdown,
+    flush_errors,
+    a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
+    a_failed_device_fails_its_flush,
+    a_refusal_waits_for_the_flush_before_it,
+    a_connection_that_ends_forgets_its_flush,
+    messages_are_flushed_where_they_land,
+    real_devices_persist,
+    a_target_that_closed_takes_no_flush,
+);
+
+#[test]
+fn listening_beyond_this_machine_needs_a_word() {
+    let open = Endpoint::Tcp { host: "0.0.0.0".into(), port: 0 };
+    let refused = SoftDevice::new(SoftOptions::default()).alloc_pd().listen(&open).err().expect("refused");
+    assert!(refused.to_string().contains("--insecure"), "{refused}");
+    let device = SoftDevice::new(SoftOptions { allow_insecure_listen: true });
+    assert!(device.alloc_pd().listen(&open).is_ok());
+}
+
+#[test]
+fn a_socket_left_behind_is_replaced_and_another_file_is_not() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("left.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("bind"));
+    let device = SoftDevice::new(SoftOptions::default());
+    assert!(device.alloc_pd().listen(&Endpoint::Unix(path)).is_ok());
+    let file = dir.path().join("precious");
+    std::fs::write(&file, "bytes").expect("write");
+    assert!(device.alloc_pd().listen(&Endpoint::Shm(file.clone())).is_err());
+    assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
+}
+
+/// Its own requests complete as they are posted, so each poll finds one; the ring must be looked at all the same.
+#[test]
+fn who_always_finds_a_completion_hears_of_messages_over_shm() {
+    let pair =
+        Pair::with(LinkKind::Shm, 16, Access::ALL, |client, _| [vec![client.receive(100, 0, 64)], vec![]]);
+    let (client, server) = (&pair.client, &pair.server);
+    let read = || pair.c().post_send(&[send(2, SendOp::Read(server.place(512)), client.mr.sge(64, 8))]);
+    // The first one may have to hear of the memory.
+    read().expect("post");
+    ok(client.next(), 2, CompletionKind::Read, 8);
+    pair.s().post_send(&[send(1, SendOp::Send, server.put(0, b"hello"))]).expect("post");
+    ok(server.next(), 1, CompletionKind::Send, 5);
+    for _ in 0..1000 {
+        read().expect("post");
+        let mut out = Vec::new();
+        assert_eq!(client.cq.poll(&mut out, 1), 1, "a completion is there before the poll");
+        if out[0].kind == CompletionKind::Recv {
+            return ok(out[0], 100, CompletionKind::Recv, 5);
+        }
+        ok(out[0], 2, CompletionKind::Read, 8);
+    }
+    panic!("the message was never seen");
+}

@@ -1,0 +1,169 @@
+//! Two RNICs of one link, joined by a queue pair: what every test here begins with.
+
+use super::*;
+
+/// Client's and server's queue pair, and the windows the client got.
+pub(super) type Joined = (Arc<dyn QueuePair>, Arc<dyn QueuePair>, Vec<Arc<dyn RemoteWindow>>);
+
+/// One process's half.
+pub(super) struct Half {
+    pub(super) device: Arc<SoftDevice>,
+    pub(super) pd: Arc<dyn ProtectionDomain>,
+    pub(super) cq: Arc<dyn CompletionQueue>,
+    pub(super) mr: Arc<dyn MemoryRegion>,
+}
+
+impl Half {
+    pub(super) fn new(access: Access) -> Self {
+        let device = SoftDevice::new(SoftOptions::default());
+        let pd = device.alloc_pd();
+        let cq = device.create_cq(64).expect("cq");
+        let memory = Arc::new(SharedMemory::new("half", MEMORY_LEN).expect("memory"));
+        let mr = pd.register(memory, access).expect("register");
+        Self { device, pd, cq, mr }
+    }
+
+    pub(super) fn config(&self, depth: u32) -> QpConfig {
+        QpConfig { send_cq: self.cq.clone(), recv_cq: self.cq.clone(), send_depth: depth, recv_depth: depth }
+    }
+
+    pub(super) fn next(&self) -> Completion {
+        next_of(&*self.cq)
+    }
+
+    pub(super) fn nothing(&self) {
+        let mut out = Vec::new();
+        self.cq.wait(Duration::from_millis(50));
+        assert_eq!(self.cq.poll(&mut out, 1), 0, "{out:?}");
+    }
+
+    pub(super) fn put(&self, offset: u64, bytes: &[u8]) -> Sge {
+        self.mr.memory().write(offset as usize, bytes);
+        self.mr.sge(offset, bytes.len() as u32)
+    }
+
+    pub(super) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.mr.memory().read(offset, &mut out);
+        out
+    }
+
+    pub(super) fn receive(&self, id: u64, offset: u64, len: u32) -> RecvWr {
+        RecvWr { wr_id: WrId(id), local: self.mr.sge(offset, len) }
+    }
+
+    pub(super) fn place(&self, offset: u64) -> Remote {
+        Remote::Memory { rkey: self.mr.rkey(), offset }
+    }
+}
+
+pub(super) fn next_of(cq: &dyn CompletionQueue) -> Completion {
+    let deadline = Instant::now() + PATIENCE;
+    let mut out = Vec::new();
+    while cq.poll(&mut out, 1) == 0 {
+        assert!(Instant::now() < deadline, "no completion came");
+        cq.wait(Duration::from_secs(1));
+    }
+    out[0]
+}
+
+pub(super) fn send(id: u64, op: SendOp, local: Sge) -> SendWr {
+    SendWr { wr_id: WrId(id), op, local, signaled: true }
+}
+
+pub(super) struct Pair {
+    pub(super) client: Half,
+    pub(super) server: Half,
+    pub(super) client_qp: Option<Arc<dyn QueuePair>>,
+    pub(super) server_qp: Option<Arc<dyn QueuePair>>,
+    pub(super) listener: Arc<dyn Listener>,
+    pub(super) _dir: tempfile::TempDir,
+}
+
+pub(super) fn endpoint(link: LinkKind, dir: &tempfile::TempDir) -> Endpoint {
+    match link {
+        LinkKind::Shm => Endpoint::Shm(dir.path().join("shm.sock")),
+        LinkKind::Unix => Endpoint::Unix(dir.path().join("unix.sock")),
+        _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
+    }
+}
+
+pub(super) fn options(half: &Half, depth: u32, receives: Vec<RecvWr>) -> ConnectOptions {
+    ConnectOptions { qp: half.config(depth), receives, timeout: PATIENCE }
+}
+
+pub(super) fn join(
+    client: &Half,
+    server: &Half,
+    listener: &Arc<dyn Listener>,
+    depth: u32,
+    receives: [Vec<RecvWr>; 2],
+) -> Joined {
+    let [client_receives, server_receives] = receives;
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            listener.accept().expect("accept").accept(server.config(depth), server_receives).expect("qp")
+        });
+        let connected = client
+            .pd
+            .connect(&listener.endpoint(), options(client, depth, client_receives))
+            .expect("connect");
+        (connected.qp, accepting.join().expect("thread"), connected.windows)
+    })
+}
+
+impl Pair {
+    pub(super) fn with(
+        link: LinkKind,
+        depth: u32,
+        access: Access,
+        first: impl FnOnce(&Half, &Half) -> [Vec<RecvWr>; 2],
+    ) -> Self {
+        let dir = tempfile::tempdir().expect("dir");
+        let (client, server) = (Half::new(Access::ALL), Half::new(access));
+        let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+        let receives = first(&client, &server);
+        let (client_qp, server_qp, _) = join(&client, &server, &listener, depth, receives);
+        assert_eq!((client_qp.link(), server_qp.link()), (link, link));
+        Self { client, server, client_qp: Some(client_qp), server_qp: Some(server_qp), listener, _dir: dir }
+    }
+
+    pub(super) fn new(link: LinkKind) -> Self {
+        Self::with(link, 16, Access::ALL, |_, _| [vec![], vec![]])
+    }
+
+    pub(super) fn c(&self) -> &dyn QueuePair {
+        self.client_qp.as_deref().expect("open")
+    }
+
+    pub(super) fn s(&self) -> &dyn QueuePair {
+        self.server_qp.as_deref().expect("open")
+    }
+
+    /// The server's side has nobody polling it: some links need that to notice things.
+    pub(super) fn settle_server(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.s().state() != QpState::Error {
+            assert!(Instant::now() < deadline);
+            self.server.cq.wait(Duration::from_millis(20));
+        }
+    }
+}
+
+pub(super) fn ok(completion: Completion, id: u64, kind: CompletionKind, len: u32) {
+    assert_eq!(
+        (completion.wr_id, completion.kind, completion.status, completion.byte_len),
+        (WrId(id), kind, WcStatus::Success, len),
+        "{completion:?}"
+    );
+}
+
+pub(super) fn bad(completion: Completion, id: u64, status: WcStatus) {
+    assert_eq!((completion.wr_id, completion.status), (WrId(id), status), "{completion:?}");
+}
+
+impl Half {
+    pub(super) fn post_and_forget(&self, qp: &dyn QueuePair) {
+        qp.post_recv(&[self.receive(50, 70_000, 64)]).expect("receive");
+    }
+}

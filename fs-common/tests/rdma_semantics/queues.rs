@@ -1,0 +1,228 @@
+//! Queues: their bounds, what waits in them, how they end, and that nobody who sleeps on one misses anything.
+
+use super::*;
+
+pub(super) fn message_too_long(link: LinkKind) {
+    let pair = Pair::with(link, 16, Access::ALL, |_, server| {
+        [vec![], vec![server.receive(1, 0, 4), server.receive(2, 64, 4)]]
+    });
+    pair.c().post_send(&[send(1, SendOp::Send, pair.client.put(0, b"12345"))]).expect("post");
+    bad(pair.server.next(), 1, WcStatus::LocalLength);
+    bad(pair.server.next(), 2, WcStatus::Flushed);
+    assert_eq!(pair.s().state(), QpState::Error);
+    assert_eq!(pair.server.bytes(0, 8), [0; 8]);
+}
+
+pub(super) fn messages_wait_for_receives(link: LinkKind) {
+    let pair = Pair::new(link);
+    for index in 0..10u64 {
+        pair.c()
+            .post_send(&[send(index, SendOp::Send, pair.client.put(0, &index.to_le_bytes()))])
+            .expect("post");
+        assert_eq!(pair.client.next().status, WcStatus::Success);
+    }
+    pair.server.nothing();
+    for index in 0..10u64 {
+        pair.s().post_recv(&[pair.server.receive(index, index * 64, 64)]).expect("receive");
+        ok(pair.server.next(), index, CompletionKind::Recv, 8);
+        assert_eq!(pair.server.bytes(index as usize * 64, 8), index.to_le_bytes());
+    }
+}
+
+pub(super) fn queues_are_bounded(link: LinkKind) {
+    let pair = Pair::with(link, 4, Access::ALL, |_, _| [vec![], vec![]]);
+    let read = |id| send(id, SendOp::Read(pair.server.place(0)), pair.client.mr.sge(0, 8));
+    let six: Vec<_> = (0..6).map(read).collect();
+    assert_eq!(pair.c().post_send(&six), Err(PostError::QueueFull { posted: 4 }));
+    assert_eq!(pair.c().post_send(&six[4..]), Err(PostError::QueueFull { posted: 0 }));
+    for id in 0..4 {
+        ok(pair.client.next(), id, CompletionKind::Read, 8);
+    }
+    pair.c().post_send(&six[4..]).expect("room again");
+    for id in 4..6 {
+        ok(pair.client.next(), id, CompletionKind::Read, 8);
+    }
+    let five: Vec<_> = (0..5).map(|id| pair.client.receive(id, 0, 8)).collect();
+    assert_eq!(pair.c().post_recv(&five), Err(PostError::QueueFull { posted: 4 }));
+}
+
+pub(super) fn a_burst_larger_than_the_link_arrives(link: LinkKind) {
+    // 64 messages of 60 KiB: more than a ring or a socket buffer holds, so sends queue and go on by themselves.
+    let pair = Pair::with(link, 64, Access::ALL, |_, _| [vec![], vec![]]);
+    let sends: Vec<_> =
+        (0..64).map(|id| send(id, SendOp::Send, pair.client.mr.sge(id * 1000, 60_000))).collect();
+    let pattern: Vec<u8> = (0..200_000u32).map(|index| (index % 253) as u8).collect();
+    pair.client.put(0, &pattern);
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            for id in 0..64u64 {
+                pair.s().post_recv(&[pair.server.receive(id, 0, 65536)]).expect("receive");
+                ok(pair.server.next(), id, CompletionKind::Recv, 60_000);
+                let start = id as usize * 1000;
+                assert!(pair.server.bytes(0, 60_000) == pattern[start..start + 60_000], "message {id}");
+            }
+        });
+        pair.c().post_send(&sends).expect("post");
+        for id in 0..64 {
+            ok(pair.client.next(), id, CompletionKind::Send, 60_000);
+        }
+        receiving.join().expect("receiver");
+    });
+}
+
+pub(super) fn close_flushes_and_the_peer_notices(link: LinkKind) {
+    let mut pair = Pair::with(link, 16, Access::ALL, |client, server| {
+        [vec![client.receive(1, 0, 8)], vec![server.receive(2, 0, 8), server.receive(3, 64, 8)]]
+    });
+    pair.c().post_send(&[send(9, SendOp::Send, pair.client.put(64, b"bye"))]).expect("post");
+    ok(pair.client.next(), 9, CompletionKind::Send, 3);
+    pair.c().close();
+    pair.c().close();
+    bad(pair.client.next(), 1, WcStatus::Flushed);
+    assert_eq!(pair.c().state(), QpState::Error);
+    // What was sent before is delivered first.
+    ok(pair.server.next(), 2, CompletionKind::Recv, 3);
+    bad(pair.server.next(), 3, WcStatus::Flushed);
+    assert_eq!(pair.s().state(), QpState::Error);
+    pair.client.nothing();
+    // And again with a new connection on the same listener; this time the server's side is dropped.
+    let receives = [vec![pair.client.receive(5, 0, 8)], vec![]];
+    let (client_qp, server_qp, _) = join(&pair.client, &pair.server, &pair.listener, 16, receives);
+    pair.client_qp = Some(client_qp);
+    drop(server_qp);
+    bad(pair.client.next(), 5, WcStatus::Flushed);
+    assert_eq!(pair.c().state(), QpState::Error);
+}
+
+pub(super) fn a_hundred_on_one_queue(link: LinkKind) {
+    let dir = tempfile::tempdir().expect("dir");
+    let server = Half::new(Access::ALL);
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let client = Half::new(Access::ALL);
+    let pairs: Vec<_> = (0..100u64)
+        .map(|id| {
+            join(
+                &client,
+                &server,
+                &listener,
+                4,
+                [vec![client.receive(id, 65536 + id * 8, 8)], vec![server.receive(id, id * 8, 8)]],
+            )
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The server's worker: sleeps on the event descriptor among others, as it will in the product.
+            let mut out = Vec::new();
+            let mut served = 0;
+            while served < 100 {
+                if server.cq.poll(&mut out, 16) == 0 {
+                    if server.cq.arm() {
+                        let fd = server.cq.event_fd();
+                        let mut fds = [rustix_poll(&fd)];
+                        let timeout = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+                        assert!(rustix::event::poll(&mut fds, Some(&timeout)).expect("poll") > 0, "no event");
+                    }
+                    server.cq.take_event();
+                    continue;
+                }
+                for completion in out.drain(..) {
+                    if completion.kind != CompletionKind::Recv {
+                        continue;
+                    }
+                    let (_, qp, _) =
+                        pairs.iter().find(|(_, qp, _)| qp.number() == completion.qp).expect("known");
+                    let mut reply = send(1, SendOp::Send, server.mr.sge(completion.wr_id.0 * 8, 8));
+                    reply.signaled = false;
+                    qp.post_send(&[reply]).expect("reply");
+                    served += 1;
+                }
+            }
+        });
+        for (id, (qp, ..)) in pairs.iter().enumerate() {
+            let local = client.put(id as u64 * 8, &(id as u64 * 3).to_le_bytes());
+            qp.post_send(&[SendWr { signaled: false, ..send(1, SendOp::Send, local) }]).expect("request");
+        }
+        let mut ids: Vec<_> = (0..100).map(|_| client.next().wr_id.0).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..100).collect::<Vec<_>>());
+    });
+    for id in 0..100u64 {
+        assert_eq!(client.bytes(65536 + id as usize * 8, 8), (id * 3).to_le_bytes());
+    }
+}
+
+fn rustix_poll<'fd>(fd: &'fd std::os::fd::BorrowedFd<'fd>) -> rustix::event::PollFd<'fd> {
+    rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)
+}
+
+pub(super) fn ping_pong_loses_no_wake_up(link: LinkKind) {
+    // Short random pauses make both sides fall asleep at every possible moment.
+    let pair = Pair::with(link, 8, Access::ALL, |client, server| {
+        [vec![client.receive(0, 0, 8)], vec![server.receive(0, 0, 8)]]
+    });
+    const ROUNDS: u64 = 5_000;
+    let pause = |round: u64| {
+        let spins = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51;
+        for _ in 0..spins {
+            std::hint::spin_loop();
+        }
+    };
+    let turn = |half: &Half, qp: &dyn QueuePair, round: u64| {
+        qp.post_recv(&[half.receive(round + 1, 0, 8)]).expect("receive");
+        let mut message = send(0, SendOp::Send, half.put(64, &round.to_le_bytes()));
+        message.signaled = false;
+        qp.post_send(&[message]).expect("send");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..ROUNDS {
+                ok(pair.server.next(), round, CompletionKind::Recv, 8);
+                assert_eq!(pair.server.bytes(0, 8), round.to_le_bytes());
+                pause(round);
+                turn(&pair.server, pair.s(), round);
+            }
+        });
+        for round in 0..ROUNDS {
+            let start = Instant::now();
+            turn(&pair.client, pair.c(), round);
+            ok(pair.client.next(), round, CompletionKind::Recv, 8);
+            assert!(start.elapsed() < Duration::from_millis(900), "round {round} was saved by the timeout");
+            pause(round + 7);
+        }
+    });
+}
+
+pub(super) fn two_threads_post_to_one_queue_pair(link: LinkKind) {
+    let pair = Pair::with(link, 64, Access::ALL, |_, _| [vec![], vec![]]);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let pair = &pair;
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    let add = SendWr {
+                        signaled: false,
+                        ..send(
+                            thread,
+                            SendOp::FetchAdd { remote: pair.server.place(0), add: 1 },
+                            pair.client.mr.sge(thread * 8, 8),
+                        )
+                    };
+                    while pair.c().post_send(&[add]).is_err() {
+                        pair.client.cq.poll(&mut Vec::new(), 1);
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+    });
+    pair.c()
+        .post_send(&[send(9, SendOp::Read(pair.server.place(0)), pair.client.mr.sge(64, 8))])
+        .or_else(|_| {
+            pair.client.cq.wait(Duration::from_secs(1));
+            pair.c().post_send(&[send(9, SendOp::Read(pair.server.place(0)), pair.client.mr.sge(64, 8))])
+        })
+        .expect("post");
+    ok(pair.client.next(), 9, CompletionKind::Read, 8);
+    assert_eq!(pair.client.bytes(64, 8), 1000u64.to_le_bytes());
+}

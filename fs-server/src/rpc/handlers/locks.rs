@@ -1,0 +1,86 @@
+//! Requests about advisory locks. None waits but the one that asks how waits ended, and that one holds nothing.
+
+use super::{Body, Call, body, done};
+use crate::locks::{Asked, Cancelled};
+use cuttlefs_common::ids::{FileKey, InodeNo};
+use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, ReclaimLock, Reply};
+use cuttlefs_common::status::Status;
+use std::time::Duration;
+
+impl Call<'_> {
+    /// The file of a lock: one that the client has open.
+    fn locked_file(&self, filekey: FileKey) -> Result<InodeNo, Status> {
+        let (file, _) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        Ok(file.ino())
+    }
+}
+
+pub(super) fn set(
+    call: &Call<'_>,
+    filekey: FileKey,
+    lock: &Lock,
+    wait: WaitId,
+    blocking: bool,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let ino = call.locked_file(filekey)?;
+    match server.locks.set(call.session, ino, lock, wait, blocking)? {
+        // As it is now: whoever had the lock before has written until he gave it up.
+        Asked::Granted => match server.meta.attr(ino) {
+            Ok(attr) => body(&Reply::Attr(attr)),
+            Err(status) => {
+                server.locks.clear(call.session, ino, lock.space, lock.owner, lock.range)?;
+                Err(status)
+            }
+        },
+        Asked::Queued => body(&Reply::Queued),
+    }
+}
+
+pub(super) fn clear(
+    call: &Call<'_>,
+    ino: InodeNo,
+    space: LockSpace,
+    owner: LockOwner,
+    range: LockRange,
+) -> Result<Body, Status> {
+    call.context.server.locks.clear(call.session, ino, space, owner, range)?;
+    done()
+}
+
+pub(super) fn test(call: &Call<'_>, filekey: FileKey, lock: &Lock) -> Result<Body, Status> {
+    let ino = call.locked_file(filekey)?;
+    body(&Reply::Tested(call.context.server.locks.test(call.session, ino, lock)))
+}
+
+pub(super) async fn settled(call: &Call<'_>, hold_ms: u32) -> Result<Body, Status> {
+    let hold = Duration::from_millis(u64::from(hold_ms.min(AWAIT_LOCKS_MAX_MS)));
+    let ended = call.context.server.locks.settled(call.session);
+    let over = async {
+        call.context.sleep(hold).await;
+        Vec::new()
+    };
+    // What has ended is looked at first, so that nothing is taken and then dropped.
+    body(&Reply::Settled(futures_lite::future::or(ended, over).await))
+}
+
+pub(super) fn cancel(call: &Call<'_>, wait: WaitId) -> Result<Body, Status> {
+    match call.context.server.locks.cancel(call.session, wait)? {
+        Cancelled::GivenUp => done(),
+        Cancelled::Ended(settled) => body(&Reply::Settled(vec![settled])),
+        Cancelled::Unknown => body(&Reply::Settled(Vec::new())),
+    }
+}
+
+/// Only who had a session with the server before this one: a client whose lease had run out has lost its locks, whoever
+/// got them may have given them up again since.
+pub(super) fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let recovering = server.sessions.may_reclaim(call.session.client());
+    let take = |held: &ReclaimLock| match server.meta.attr(held.ino) {
+        Ok(_) => server.locks.reclaim(call.session, held.ino, &held.lock, recovering),
+        Err(_) => Ok(false),
+    };
+    body(&Reply::LocksReclaimed(locks.iter().map(take).collect::<Result<_, _>>()?))
+}
