@@ -119,7 +119,7 @@ impl Marks {
         }
     }
 
-    /// Reads what is marked; those regions recover. Returns how many sectors were damaged in one copy.
+    /// Reads what is marked, durably; those regions recover. Returns how many sectors were damaged in one copy.
     ///
     /// # Errors
     /// A device error; `IntentsDamaged` within `InvalidData`.
@@ -160,6 +160,10 @@ impl Marks {
                     }
                 }
             }
+        }
+        if self.recovering.load(Ordering::Relaxed) > 0 {
+            // A server that was killed may have written a mark and not synced it: the device may still lose what is read.
+            disk.sync().await?;
         }
         Ok(damaged_in_all)
     }

@@ -142,6 +142,33 @@ fn intents_survive_the_rot_of_one_copy_and_not_of_both() {
     block_on(start(&disk, [1]).start()).expect("one is whole");
 }
 
+/// A server is killed between the write of a mark and its sync: the next one reads it, but the device may still lose it.
+#[test]
+fn a_mark_that_a_killed_server_did_not_sync_is_synced_before_it_is_relied_upon() {
+    for seed in 0..40 {
+        let disk = medium(seed);
+        let summed = start(&disk, []);
+        put(&summed, 1, 1);
+        block_on(summed.sync()).expect("synced");
+        disk.set_mode(SimMode::Deferred);
+        {
+            let mut overwriting = pin!(summed.submit(vec![write(1, 2)]));
+            while disk.counters().writes < 4 {
+                assert!(block_on(poll_once(&mut overwriting)).is_none(), "a mark comes first");
+                disk.step();
+            }
+        }
+        disk.kill(&SeededRandom::new(seed));
+        disk.set_mode(SimMode::AtOnce);
+        assert_eq!(disk.counters().syncs, 1, "the mark is written twice, and not synced");
+        let next = start(&disk, [1]);
+        put(&next, 1, 3);
+        disk.crash(&SeededRandom::new(seed));
+        let done = read(&start(&disk, [1]), 1, 1);
+        assert!(done.result.is_ok(), "seed {seed}: {:?}", done.result);
+    }
+}
+
 #[test]
 fn a_mark_costs_one_sync_and_a_hot_region_none() {
     let disk = medium(0);
