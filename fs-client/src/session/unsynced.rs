@@ -75,40 +75,61 @@ impl Kept {
         Some(self)
     }
 
-    /// The range it gives contents to.
-    fn range(&self) -> Option<(u64, u64)> {
+    /// From where to where it goes.
+    fn span(&self) -> (u64, u64) {
         let len = match &self.what {
             What::Bytes(bytes) => bytes.len() as u64,
-            What::Allocate { len, how: Allocate::PunchHole | Allocate::ZeroRange { .. } } => *len,
-            What::End | What::Allocate { how: Allocate::Reserve { .. }, .. } => return None,
+            What::Allocate { len, .. } => *len,
+            What::End => 0,
         };
-        Some((self.offset, self.offset.saturating_add(len)))
+        (self.offset, self.offset.saturating_add(len))
+    }
+
+    /// The range it gives contents to.
+    fn range(&self) -> Option<(u64, u64)> {
+        use Allocate::{PunchHole, ZeroRange};
+        let gives =
+            matches!(self.what, What::Bytes(_) | What::Allocate { how: PunchHole | ZeroRange { .. }, .. });
+        gives.then(|| self.span())
     }
 
     /// Where the file ends at least once it was made.
     fn ends(&self) -> Option<u64> {
-        match &self.what {
-            What::Bytes(_) | What::Allocate { how: Allocate::ZeroRange { keep_size: false }, .. } => {
-                self.range().map(|(_, end)| end)
-            }
-            What::End | What::Allocate { .. } => None,
+        use Allocate::{Reserve, ZeroRange};
+        let grows = match &self.what {
+            What::Bytes(_) => true,
+            What::Allocate { how: Reserve { keep_size } | ZeroRange { keep_size }, .. } => !keep_size,
+            What::Allocate { how: Allocate::PunchHole, .. } | What::End => false,
+        };
+        grows.then(|| self.span().1)
+    }
+
+    /// What is left of space kept once `[start, end)` was punched. Kept again as it was it would take pages that the punch gave
+    /// back, and that it does not give back again where the file has grown over them since.
+    fn unpunched(self, start: u64, end: u64) -> Vec<Self> {
+        match self.what {
+            What::Allocate { how: how @ Allocate::Reserve { .. }, .. } => self.beside(how, start, end),
+            _ => vec![self],
         }
+    }
+
+    /// Its pieces before and behind `[start, end)`, as allocations.
+    fn beside(&self, how: Allocate, start: u64, end: u64) -> Vec<Self> {
+        let (own_start, own_end) = self.span();
+        let piece = |from: u64, to: u64| {
+            let what = |len| What::Allocate { len, how };
+            (from < to).then(|| Kept { number: self.number, offset: from, what: what(to - from) })
+        };
+        let (before, behind) = (own_end.min(start), own_start.max(end));
+        piece(own_start, before).into_iter().chain(piece(behind, own_end)).collect()
     }
 
     /// What is left of zeros once `[start, end)` was given other contents; `Err`: it has bytes, or gives none.
     fn zeros_without(self, start: u64, end: u64) -> Result<Vec<Self>, Self> {
-        let (What::Allocate { how, .. }, Some((own_start, own_end))) = (&self.what, self.range()) else {
-            return Err(self);
-        };
-        let piece = |from: u64, to: u64| {
-            (from < to).then(|| Kept {
-                number: self.number,
-                offset: from,
-                what: What::Allocate { len: to - from, how: *how },
-            })
-        };
-        let (before, behind) = (own_end.min(start), own_start.max(end));
-        Ok(piece(own_start, before).into_iter().chain(piece(behind, own_end)).collect())
+        match self.what {
+            What::Allocate { how, .. } if self.range().is_some() => Ok(self.beside(how, start, end)),
+            _ => Err(self),
+        }
     }
 
     /// What is left of it once `[start, end)` was given other contents.
@@ -266,6 +287,9 @@ impl Unsynced {
             let left_behind =
                 kept.filter_map(Kept::ends).filter(|own| (offset + 1..=end).contains(own)).max();
             state.rewrite(ino, |kept| kept.without(offset, end));
+            if how == Allocate::PunchHole {
+                state.rewrite(ino, |kept| kept.unpunched(offset, end));
+            }
             if let Some(left_behind) = left_behind {
                 state.note_operation(session, ino, left_behind, What::End, u64::MAX);
             }
@@ -491,6 +515,28 @@ mod tests {
         unsynced.note_allocate(1, INO, 5, 20, Allocate::ZeroRange { keep_size: false });
         unsynced.note_allocate(1, INO, 0, 100, Allocate::PunchHole);
         assert_eq!(ends(), [25], "that has grown the file");
+    }
+
+    #[test]
+    fn space_that_was_punched_is_not_kept_again() {
+        let unsynced = unsynced();
+        let reserve = Allocate::Reserve { keep_size: false };
+        unsynced.note_allocate(1, INO, 0, 16_385, reserve);
+        unsynced.note_allocate(1, INO, 16_384, 1, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, 4096, 4096, Allocate::PunchHole);
+        let kept = unsynced.writes_of(INO, 0);
+        let kept: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
+        let allocated = |len, how| What::Allocate { len, how };
+        assert_eq!(
+            kept,
+            [
+                (0, allocated(4096, reserve)),
+                (8192, allocated(8192, reserve)),
+                (16_385, What::End),
+                (16_384, allocated(1, Allocate::PunchHole)),
+                (4096, allocated(4096, Allocate::PunchHole)),
+            ]
+        );
     }
 
     #[test]

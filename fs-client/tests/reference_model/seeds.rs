@@ -1,6 +1,6 @@
-//! Runs of seeds: a case follows from a seed, and a run from its case. A run of seeds follows each other from one that is drawn
-//! and printed; `CUTTLEFS_SIM_SEEDS` says how many, `CUTTLEFS_SIM_SEED` from which on (one, if no number is given). A failing
-//! one is printed with the line that runs it again, then made smaller.
+//! Runs of seeds: a case follows from a seed, and a run from its case. Unless told otherwise the first seeds are run, so that code
+//! which passed passes again. `CUTTLEFS_SIM_SEEDS` says how many, from one that is drawn and printed; `CUTTLEFS_SIM_SEED` from
+//! which on (one, if no number is given). A failing one is printed with the line that runs it again, then made smaller.
 
 use super::reached::{Early, Reached};
 use super::world::World;
@@ -67,9 +67,11 @@ where
     if std::env::var_os("CUTTLEFS_SIM_LOG").is_some() {
         tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
     }
-    let first = number("CUTTLEFS_SIM_SEED");
-    let count = number("CUTTLEFS_SIM_SEEDS").unwrap_or(if first.is_some() { 1 } else { count });
-    let first = first.unwrap_or_else(|| SystemRandom.next_u64() >> 24);
+    let (first, count) = match (number("CUTTLEFS_SIM_SEED"), number("CUTTLEFS_SIM_SEEDS")) {
+        (Some(first), count) => (first, count.unwrap_or(1)),
+        (None, Some(count)) => (SystemRandom.next_u64() >> 24, count),
+        (None, None) => (0, count),
+    };
     println!("seeds {first} to {}", first + count - 1);
     let (mut deaths, mut early) = (0, Early::default());
     for seed in first..first + count {

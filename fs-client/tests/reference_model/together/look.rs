@@ -101,8 +101,9 @@ fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: 
     None
 }
 
-/// The one of `states` that the file system is in.
-pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Model, Vec<String>> {
+/// The one of `states` that the file system is in. `None`: some that differ look alike, for whether a page of zeros is kept for the
+/// file nobody sees but by how many there are.
+pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Option<Model>, Vec<String>> {
     let made: Vec<InodeNo> = states.iter().flat_map(|model| model.made.iter().copied()).collect();
     let made: BTreeSet<_> = made.into_iter().collect();
     let closely = states.len() > 1;
@@ -126,11 +127,10 @@ pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Model, Vec<Str
                 node.unsynced_by[client] |= other.unsynced_by[client];
             }
             (other.stale_for, other.unsynced_by) = (node.stale_for, node.unsynced_by);
-            assert_eq!(
-                node.pages, other.pages,
-                "inode {ino}: pages with bytes cannot be told from pages kept"
-            );
+            if node.pages != other.pages {
+                return Ok(None);
+            }
         }
     }
-    Ok(left.swap_remove(0))
+    Ok(Some(left.swap_remove(0)))
 }

@@ -163,7 +163,9 @@ fn run(case: &Case) -> Ran {
         match item {
             Item::One(client, step) => walk.run(client % case.clients, step),
             Item::Together(batch) => {
-                together(&mut walk, case.kind, batch);
+                if !together(&mut walk, case.kind, batch) {
+                    return Ran::of(&walk.site.world);
+                }
                 walk.compare();
             }
         }
@@ -212,8 +214,8 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
     promised
 }
 
-/// Runs a batch, and leaves the walk with the model of what it did.
-fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) {
+/// Runs a batch, and leaves the walk with the model of what it did. `false`: that may be one of several, so the walk ends.
+fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
     let clients = walk.site.clients();
     let places = Places::new(&walk.model, &walk.handles, clients);
     let ops = promised(kind, batch, clients, &places);
@@ -264,10 +266,13 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) {
         }
     }
     let number = states.len();
-    walk.model = look::single_out(&walk.site, states).unwrap_or_else(|why| {
+    let left = look::single_out(&walk.site, states).unwrap_or_else(|why| {
         panic!("none of {number} orders leaves what there is: {why:#?}\n{}", told(&histories))
     });
     walk.site.hold_crash(false);
+    let Some(model) = left else { return false };
+    walk.model = model;
+    true
 }
 
 /// For people: a line for each operation.
