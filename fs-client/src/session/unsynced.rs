@@ -17,7 +17,7 @@
 //!   taken, and the caller writes again.
 //! * Entries go away only by a sync that began after they were noted, or by a change of the same range.
 
-use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
@@ -105,8 +105,10 @@ impl Kept {
     }
 
     /// What is left of space kept once `[start, end)` was punched. Kept again as it was it would take pages that the punch gave
-    /// back, and that it does not give back again where the file has grown over them since.
+    /// back, and that it does not give back again where the file has grown over them since. What is behind the hole in its last
+    /// page goes, too: that page was given back if the file ended there.
     fn unpunched(self, start: u64, end: u64) -> Vec<Self> {
+        let end = end.checked_next_multiple_of(PAGE_SIZE_U64).unwrap_or(u64::MAX);
         match self.what {
             What::Allocate { how: how @ Allocate::Reserve { .. }, .. } => self.beside(how, start, end),
             _ => vec![self],
@@ -523,7 +525,7 @@ mod tests {
         let reserve = Allocate::Reserve { keep_size: false };
         unsynced.note_allocate(1, INO, 0, 16_385, reserve);
         unsynced.note_allocate(1, INO, 16_384, 1, Allocate::PunchHole);
-        unsynced.note_allocate(1, INO, 4096, 4096, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, 4096, 4000, Allocate::PunchHole);
         let kept = unsynced.writes_of(INO, 0);
         let kept: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
         let allocated = |len, how| What::Allocate { len, how };
@@ -534,7 +536,7 @@ mod tests {
                 (8192, allocated(8192, reserve)),
                 (16_385, What::End),
                 (16_384, allocated(1, Allocate::PunchHole)),
-                (4096, allocated(4096, Allocate::PunchHole)),
+                (4096, allocated(4000, Allocate::PunchHole)),
             ]
         );
     }
