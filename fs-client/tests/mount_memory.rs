@@ -486,6 +486,95 @@ fn map_agrees(file: &File) {
     }
 }
 
+/// What the volume holds of a file, past the kernel's cache.
+fn held(volume: &MemoryVolume, name: &str) -> Vec<u8> {
+    let attr = volume.lookup(&ROOT_CALLER, ROOT, name.as_bytes()).expect("lookup");
+    let how = OpenHow { read: true, ..OpenHow::default() };
+    let opened = volume.open(&ROOT_CALLER, attr.ino, how).expect("open");
+    let mut bytes = Vec::new();
+    let mut take = |got: &[u8]| bytes.extend_from_slice(got);
+    volume.read(&ROOT_CALLER, opened.handle, 0, attr.size as u32, &mut take).expect("read");
+    volume.release(opened.handle);
+    bytes
+}
+
+#[test]
+fn regression_mapped_writes_of_a_file_open_to_append_stay_in_their_place() {
+    for settings in [FuseSettings::default(), FuseSettings::default().without_cache()] {
+        let Some(m) = Mount::new(settings) else {
+            return;
+        };
+        fs::write(m.path("f"), vec![1; 8192]).expect("write");
+        let mut file = OpenOptions::new().read(true).append(true).open(m.path("f")).expect("open");
+        set_mapped(&file, 5000, 2);
+        file.write_all(&[3]).expect("append");
+        let mut expected = vec![1; 8193];
+        (expected[5000], expected[8192]) = (2, 3);
+        assert!(held(&m.volume, "f") == expected);
+        drop(file);
+        m.end();
+    }
+}
+
+#[test]
+fn regression_appending_may_be_switched_off_and_on() {
+    for settings in [FuseSettings::default(), FuseSettings::default().without_cache()] {
+        let Some(m) = Mount::new(settings) else {
+            return;
+        };
+        fs::write(m.path("f"), b"begun").expect("write");
+        let file = OpenOptions::new().read(true).append(true).open(m.path("f")).expect("open");
+        rustix::fs::fcntl_setfl(&file, OFlags::empty()).expect("F_SETFL");
+        file.write_all_at(b"B", 0).expect("write");
+        assert_eq!(held(&m.volume, "f"), b"Begun");
+
+        rustix::fs::fcntl_setfl(&file, OFlags::APPEND).expect("F_SETFL");
+        // Another client makes it longer, which this kernel does not know.
+        let ino = m.volume.lookup(&ROOT_CALLER, ROOT, b"f").expect("lookup").ino;
+        let how = OpenHow { write: true, ..OpenHow::default() };
+        let theirs = m.volume.open(&ROOT_CALLER, ino, how).expect("open").handle;
+        m.volume.write(&ROOT_CALLER, theirs, 5, b", theirs").expect("write");
+        m.volume.release(theirs);
+        file.write_all_at(b", ours", 0).expect("append");
+        assert_eq!(held(&m.volume, "f"), b"Begun, theirs, ours");
+        drop(file);
+        m.end();
+    }
+}
+
+#[test]
+fn regression_a_single_write_can_ask_to_be_durable() {
+    use rustix::io::ReadWriteFlags;
+    for settings in [FuseSettings::default(), FuseSettings::default().without_cache()] {
+        let Some(m) = Mount::new(settings) else {
+            return;
+        };
+        let file = File::create(m.path("f")).expect("create");
+        let syncs = || m.volume.calls("fsync") + m.volume.calls("durable_write");
+        file.write_all_at(b"later", 0).expect("write");
+        assert_eq!(syncs(), 0);
+        let bytes = [std::io::IoSlice::new(b"now")];
+        rustix::io::pwritev2(&file, &bytes, 0, ReadWriteFlags::DSYNC).expect("write");
+        assert!(syncs() > 0, "nothing made it durable");
+        drop(file);
+        m.end();
+    }
+}
+
+/// Sets a byte of the first 8 KiB through a shared mapping, and has it written.
+fn set_mapped(file: &File, at: usize, byte: u8) {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    assert!(at < 8192);
+    // SAFETY: a fresh mapping of a file that nobody truncates, used only in this function.
+    unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let map = mmap(std::ptr::null_mut(), 8192, protection, MapFlags::SHARED, file, 0).expect("mmap");
+        map.cast::<u8>().add(at).write_volatile(byte);
+        msync(map, 8192, MsyncFlags::SYNC).expect("msync");
+        munmap(map, 8192).expect("munmap");
+    }
+}
+
 #[test]
 fn what_another_client_changes_shows_in_time() {
     let settings = FuseSettings { attr_cache: Duration::from_millis(200), ..FuseSettings::default() };

@@ -5,7 +5,7 @@
 use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
-use super::volume::{Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume};
+use super::volume::{Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow};
 use crate::session::{After, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
@@ -83,16 +83,45 @@ impl RemoteVolume {
         OpenedFile { handle: self.handles.insert(file, how), keep_cache }
     }
 
+    /// Writes all of `bytes` through an open file, in parts that fit a request.
+    fn write_through(
+        &self,
+        caller: &Caller,
+        state: &HandleState,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Result<u32, FsError> {
+        let (mut written, mut all_durable) = (0, true);
+        for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
+            match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
+                Ok((len, durable)) => {
+                    written += len;
+                    all_durable &= durable;
+                }
+                // What is written is written: POSIX wants the short count, the next write gets the error.
+                Err(_) if written > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if how.sync && !all_durable {
+            let ino = state.file.ino();
+            self.sync(caller, ino, SyncScope::InodeContents(ino))?;
+        }
+        Ok(written)
+    }
+
     /// Writes; gives how many bytes, and whether they are durable.
     fn write_once(
         &self,
         caller: &Caller,
         state: &HandleState,
         offset: u64,
+        append: bool,
         bytes: &[u8],
     ) -> Result<(u32, bool), FsError> {
         let file = &state.file;
-        let (mut offset, mut append) = (offset, state.how.append);
+        let (mut offset, mut append) = (offset, append);
         // In a ring nobody checks rights, or that the file was found again after a restart.
         if state.how.write && !file.is_gone() {
             let at = (!append).then_some(offset);
@@ -306,23 +335,20 @@ impl Volume for RemoteVolume {
 
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
         let state = self.handles.get(handle)?;
-        let (mut written, mut all_durable) = (0, true);
-        for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
-            match self.write_once(caller, &state, offset + u64::from(written), chunk) {
-                Ok((len, durable)) => {
-                    written += len;
-                    all_durable &= durable;
-                }
-                // What is written is written: POSIX wants the short count, the next write gets the error.
-                Err(_) if written > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        if state.how.sync && !all_durable {
-            let ino = state.file.ino();
-            self.sync(caller, ino, SyncScope::InodeContents(ino))?;
-        }
-        Ok(written)
+        let how = WriteHow { append: state.how.append, sync: state.how.sync };
+        self.write_through(caller, &state, offset, bytes, how)
+    }
+
+    fn write_how(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Result<u32, FsError> {
+        let state = self.handles.get(handle)?;
+        self.write_through(caller, &state, offset, bytes, how)
     }
 
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError> {

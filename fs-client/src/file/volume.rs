@@ -56,6 +56,15 @@ pub struct OpenHow {
     pub sync: bool,
 }
 
+/// How to write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteHow {
+    /// To the end, wherever it is by then.
+    pub append: bool,
+    /// It is durable when it returns.
+    pub sync: bool,
+}
+
 /// An opened file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile {
@@ -140,8 +149,17 @@ pub trait Volume: Send + Sync + 'static {
         len: u32,
         take: &mut dyn FnMut(&[u8]),
     ) -> Result<(), FsError>;
-    /// Writes all of `bytes`.
+    /// Writes all of `bytes`, as the file was opened.
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError>;
+    /// The same, however the file was opened to be written: a descriptor's flags change, and mapped pages have none.
+    fn write_how(
+        &self,
+        caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Result<u32, FsError>;
     /// Makes a file durable; without attributes that reading does not need if `contents_only`.
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
     /// Makes a directory's entries durable.

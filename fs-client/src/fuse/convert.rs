@@ -1,11 +1,11 @@
 //! Attributes, times, kinds and flags, from and to FUSE's.
 
-use crate::file::volume::OpenHow;
+use crate::file::volume::{OpenHow, WriteHow};
 use cuttlefs_common::attr::{Attr, FileKind, SetTime, Timestamp};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::{Allocate, NewNode, RenameMode, SeekFor, XattrMode};
-use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
+use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow, WriteFlags};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `st_blksize`: what stdio and `cp` take for their buffers. A page would make each buffer of a `FILE` a FUSE
@@ -147,6 +147,16 @@ pub(super) fn open_how(flags: i32) -> OpenHow {
     }
 }
 
+/// How a WRITE is done. The kernel says with each what the descriptor's flags are by now: fcntl(2) changes `O_APPEND`, and
+/// `RWF_DSYNC` shows as `O_DSYNC`. Pages that were changed through a mapping go where they are in the file, and are durable
+/// when somebody asks for that; they may come with a handle that appends.
+pub(super) fn write_how(flags: i32, write_flags: WriteFlags) -> WriteHow {
+    if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+        return WriteHow::default();
+    }
+    WriteHow { append: flags & libc::O_APPEND != 0, sync: flags & libc::O_DSYNC != 0 }
+}
+
 /// `renameat2`'s flags; `None` for those we do not do (`RENAME_WHITEOUT`) and for combinations.
 pub(super) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     match flags.bits() {
@@ -278,6 +288,18 @@ mod tests {
         assert!(!how.read && how.write && how.truncate && how.sync);
         let how = open_how(libc::O_RDONLY);
         assert!(how.read && !how.write && !how.sync);
+    }
+
+    #[test]
+    fn mapped_pages_are_written_in_their_place() {
+        let flags = libc::O_RDWR | libc::O_APPEND | libc::O_SYNC;
+        let as_asked = WriteHow { append: true, sync: true };
+        assert_eq!(write_how(flags, WriteFlags::empty()), as_asked);
+        assert_eq!(write_how(flags, WriteFlags::FUSE_WRITE_KILL_SUIDGID), as_asked);
+        assert_eq!(write_how(flags, WriteFlags::FUSE_WRITE_CACHE), WriteHow::default());
+        assert_eq!(write_how(libc::O_WRONLY, WriteFlags::empty()), WriteHow::default());
+        let durable = WriteHow { append: false, sync: true };
+        assert_eq!(write_how(libc::O_WRONLY | libc::O_DSYNC, WriteFlags::empty()), durable);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //!   the kernel does direct IO itself.
 //! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
 //!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
+//! * **Whether a write appends is asked of the write**, not of the open: see `convert::write_how`.
 //! * **A reply's lifetime for a created file is one for name and attributes** (fuser has one): the shorter.
 //!
 //! # Failure
@@ -348,7 +349,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -362,7 +363,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 Err(error) => return reply.error(refused(&error)),
             }
         }
-        match self.volume.write(&caller, handle(fh), offset, data) {
+        let how = convert::write_how(flags.0, write_flags);
+        match self.volume.write_how(&caller, handle(fh), offset, data, how) {
             // The kernel's own write-back comes with any handle, and holds the pages until it is answered.
             Ok(written)
                 if !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) && self.cache.is_passed(ino, fh) =>

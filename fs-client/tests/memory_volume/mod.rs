@@ -7,7 +7,7 @@
 mod file_pages;
 mod tree;
 
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume};
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, WriteHow};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
@@ -262,11 +262,26 @@ impl Volume for MemoryVolume {
         Ok(())
     }
 
-    fn write(&self, _caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
+    fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
+        let (_, OpenHow { append, sync, .. }) = self.state.lock().handle(handle)?;
+        self.write_how(caller, handle, offset, bytes, WriteHow { append, sync })
+    }
+
+    fn write_how(
+        &self,
+        _caller: &Caller,
+        handle: Handle,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Result<u32, FsError> {
         let mut state = self.enter("write");
-        let (ino, how) = state.handle(handle)?;
-        if !how.write {
+        let (ino, opened) = state.handle(handle)?;
+        if !opened.write {
             return Err(Status::Denied.into());
+        }
+        if how.sync {
+            *state.calls.entry("durable_write").or_default() += 1;
         }
         let offset = if how.append { state.tree.node(ino)?.attr.size } else { offset };
         let end = range_end(offset, bytes.len() as u64)?;
