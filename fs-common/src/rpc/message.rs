@@ -685,6 +685,11 @@ impl<'a> Request<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
         parse(body)
     }
+
+    /// Whether it is answered outside of the slots: it needs no session, and uses up no number.
+    pub const fn needs_no_slot(&self) -> bool {
+        matches!(self, Self::Attach { .. } | Self::Status)
+    }
 }
 
 impl<'a> Reply<'a> {
