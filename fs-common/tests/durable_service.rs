@@ -3,7 +3,7 @@
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QpState, QueuePair as _};
+use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QpState};
 use cuttlefs_common::rpc::durable::{
     CONNECTIONS_MAX, Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
     Service, ServiceFuture, Settings, Wants, Work,
