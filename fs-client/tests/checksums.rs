@@ -86,7 +86,7 @@ fn rot(pool: &Path, page: PoolPage, random: &SeededRandom) {
 #[test]
 fn an_early_write_to_a_rotten_page_is_told_at_fsync_or_close() {
     let policy = RegionPolicy::of(PolicyName::Term);
-    let rings = Some(Rings { kind: Kind::WFlush, device: LogDeviceKind::PmemEmulated });
+    let rings = Some(Rings::new(Kind::WFlush, LogDeviceKind::PmemEmulated));
     let random = SeededRandom::new(7);
     let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
     let dir = directory.path().join("pool");

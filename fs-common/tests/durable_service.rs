@@ -2,11 +2,11 @@
 
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QpState};
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service,
-    ServiceFuture, Settings, Wants, Work,
+    CONNECTIONS_MAX, Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
+    Service, ServiceFuture, Settings, Wants, Work,
 };
 use std::future::ready;
 use std::path::PathBuf;
@@ -122,7 +122,7 @@ impl Site {
         let device = SoftDevice::new(SoftOptions::default());
         let endpoints =
             [Endpoint::Shm(self.dir.path().join("shm")), Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }];
-        let options = ReceiverOptions { executors: 0, slow_beyond: 64, settles: true };
+        let options = ReceiverOptions { slow_beyond: 64, settles: true, ..ReceiverOptions::default() };
         let receiver = Receiver::serve(&*device, &endpoints, self.store(), self.service.clone(), options);
         Running { receiver: receiver.expect("started"), _device: device }
     }
@@ -303,6 +303,45 @@ fn nonsense_and_strangers_are_turned_away() {
         wait_until("the connection ended", || sender.is_slowed().is_err());
         drop((sender, running));
     });
+}
+
+/// As many as there are places connect and never say hello.
+#[test]
+fn who_says_nothing_keeps_no_place() {
+    let site = Site::new(LogDeviceKind::PmemEmulated);
+    for link in [0, 1] {
+        let running = site.start();
+        let device = SoftDevice::new(SoftOptions::default());
+        let (pd, cq) = (device.alloc_pd(), device.create_cq(4096).expect("a queue"));
+        let connect = || {
+            let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
+            let options = ConnectOptions { qp, receives: Vec::new(), timeout: PATIENCE };
+            pd.connect(&running.receiver.endpoints()[link], options).map(|connected| connected.qp)
+        };
+        let mut mute = Vec::new();
+        // More than there are places, should some be closed meanwhile.
+        while mute.len() < 4 * CONNECTIONS_MAX
+            && let Ok(qp) = connect()
+        {
+            mute.push(qp);
+        }
+        assert!(mute.len() >= CONNECTIONS_MAX, "{} places", mute.len());
+        let mut sender = None;
+        wait_until("a place for who speaks", || {
+            sender = running.connect(link, Kind::WFlush).ok();
+            sender.is_some()
+        });
+        wait_until("those who say nothing are closed", || {
+            running.receiver.figures().silent == mute.len() as u64
+        });
+        wait_until("they see it", || {
+            // Over shared memory who looks hears.
+            cq.poll(&mut Vec::new(), 64);
+            mute.iter().all(|qp| qp.state() != QpState::ReadyToSend)
+        });
+        assert!(!sender.expect("connected").is_slowed().expect("who spoke stays"));
+        drop(running);
+    }
 }
 
 #[test]

@@ -62,6 +62,7 @@ rpc_kinds! {
     "await_locks" => Request::AwaitLocks { .. },
     "cancel_lock" => Request::CancelLock { .. },
     "reclaim_locks" => Request::ReclaimLocks { .. },
+    "let_ring_go" => Request::LetRingGo { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

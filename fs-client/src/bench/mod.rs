@@ -55,7 +55,7 @@ pub enum BenchCommand {
 /// # Errors
 /// What is missing or went wrong, in words for the person at the terminal.
 pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
-    match command {
+    let result = match command {
         BenchCommand::Mount(args) => run(args),
         BenchCommand::Null(args) => run_null(args),
         BenchCommand::Region(args) => run_region(&args),
@@ -63,5 +63,10 @@ pub fn run_command(command: BenchCommand) -> anyhow::Result<()> {
         BenchCommand::Kv(args) => run_kv(&args),
         BenchCommand::Rpc(args) => run_rpc(&args),
         BenchCommand::OctopusClient(args) => run_octopus_client(&args),
+    };
+    if result.is_err() {
+        // Whatever failed, it may have been ended for that.
+        region::check_interrupt()?;
     }
+    result
 }

@@ -385,8 +385,13 @@ impl<'s> LaneGuard<'s> {
         let buffer = self.data();
         loop {
             self.lane.ensure(self.session)?;
-            let place = Place { slot: self.lane.slot, seq: self.lane.seq };
-            match self.lane.exchange(self.session, caller, &build(&buffer), place) {
+            let request = build(&buffer);
+            let numbered = !request.needs_no_slot();
+            let place = match numbered {
+                true => Place { slot: self.lane.slot, seq: self.lane.seq },
+                false => Place::NOWHERE,
+            };
+            match self.lane.exchange(self.session, caller, &request, place) {
                 // Not looked at, so the number stays: the request may have been done before the session ended.
                 Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
                 // Not looked at either: the server is still at the request before, which came to it twice and changed
@@ -397,7 +402,7 @@ impl<'s> LaneGuard<'s> {
                     self.session.pause(BACKOFF_FIRST);
                 }
                 Ok(Ok(header)) => {
-                    self.lane.seq += 1;
+                    self.lane.seq += u64::from(numbered);
                     match header.result {
                         Ok(()) => {
                             let reply = Reply::parse(&self.lane.message[HEADER_LEN..]).map_err(|error| {

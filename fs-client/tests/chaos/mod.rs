@@ -84,6 +84,8 @@ struct Shared {
     one_in: AtomicU64,
     /// Connections up to this number carry nothing any more, and stand.
     dead_up_to: AtomicU64,
+    /// Connections up to this number are cut.
+    cut_up_to: AtomicU64,
     connections: AtomicU64,
     /// The only fault there is, by `Fault as usize`; `ANY`: all of them.
     only: AtomicU64,
@@ -116,6 +118,7 @@ impl BadLink {
             seed,
             one_in: AtomicU64::new(0),
             dead_up_to: AtomicU64::new(0),
+            cut_up_to: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             only: AtomicU64::new(ANY),
             leaves_damaged: AtomicBool::new(false),
@@ -151,6 +154,12 @@ impl BadLink {
     pub fn swallow(&self) {
         let all = self.shared.connections.load(Ordering::Relaxed);
         self.shared.dead_up_to.store(all, Ordering::Relaxed);
+    }
+
+    /// The connections there are break.
+    pub fn cut(&self) {
+        let all = self.shared.connections.load(Ordering::Relaxed);
+        self.shared.cut_up_to.store(all, Ordering::Relaxed);
     }
 
     /// What was done so far.
@@ -203,6 +212,9 @@ impl Pump {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let read = self.from.read(&mut piece);
+            if self.number <= self.shared.cut_up_to.load(Ordering::Relaxed) {
+                break;
+            }
             let leaves = self.shared.leaves_damaged.load(Ordering::Relaxed);
             if !leaves && damaged_at.is_some_and(|at| at.elapsed() >= DAMAGED_STANDS) {
                 self.shared.figures.cut_late.fetch_add(1, Ordering::Relaxed);

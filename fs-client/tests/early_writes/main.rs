@@ -48,6 +48,20 @@ fn figure(volume: &RemoteVolume, name: &str) -> u64 {
     figures.into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
 }
 
+/// The server's, over a lane of the session: answered outside of its slot, which stays as it is.
+fn status(volume: &RemoteVolume) -> serde_json::Value {
+    let caller = volume.session().own_caller();
+    let text = volume.session().call(
+        &caller,
+        || Request::Status,
+        |reply| match reply {
+            Reply::Status(text) => Ok(text.to_owned()),
+            _ => Err(FsError::Server(Status::Malformed)),
+        },
+    );
+    serde_json::from_str(&text.expect("status")).expect("JSON")
+}
+
 fn create(volume: &RemoteVolume, name: &[u8], how: OpenHow) -> (InodeNo, Handle) {
     let (attr, opened) = volume.create(&CALLER, ROOT, name, 0o644, true, how).expect("create");
     (attr.ino, opened.handle)
@@ -465,28 +479,14 @@ fn nobody_reads_a_file_without_what_it_owes() {
 /// As many rings as a server takes, and one mount more: it works, without early writes, until there is a place.
 #[test]
 fn who_finds_no_place_for_a_ring_writes_the_ordinary_way() {
-    let mut site = Site::new("unix", POOL_BYTES, WFLUSH);
+    // Who takes the places says nothing, and keeps them.
+    let mut site = Site::with_hello_wait("unix", POOL_BYTES, WFLUSH, Duration::from_secs(3600));
     let volume = site.connect();
     let (_, file) = create(&volume, b"f", READ_WRITE);
     let write = |at: u64| assert_eq!(volume.write(&CALLER, file, at * 100, &pattern(at, 100)), Ok(100));
     let others = site.take_all_rings();
     assert_eq!(others.taken.len(), CONNECTIONS_MAX);
-    let status = |volume: &RemoteVolume| -> serde_json::Value {
-        let caller = volume.session().own_caller();
-        let text = volume.session().call(
-            &caller,
-            || Request::Status,
-            |reply| match reply {
-                Reply::Status(text) => Ok(text.to_owned()),
-                _ => Err(FsError::Server(Status::Malformed)),
-            },
-        );
-        serde_json::from_str(&text.expect("status")).expect("JSON")
-    };
-    // Answered outside of the slots, so by a session of its own.
-    let asking = site.connect_without_early_writes();
-    assert_eq!(status(&asking)["early"]["rings_bound"], CONNECTIONS_MAX);
-    drop(asking);
+    assert_eq!(status(&volume)["early"]["rings_bound"], CONNECTIONS_MAX);
     (0..5).for_each(write);
     assert_eq!((figure(&volume, "early_writes"), figure(&volume, "early_ordinary")), (0, 5));
     drop(others);
@@ -507,4 +507,38 @@ fn who_finds_no_place_for_a_ring_writes_the_ordinary_way() {
     }
     assert_eq!(volume.fsync(&CALLER, file, false), Ok(()));
     drop(others);
+}
+
+/// All places are taken by peers that never say hello: an honest mount waits for them no longer than for anybody's hello.
+#[test]
+fn who_says_nothing_keeps_no_place_for_a_ring() {
+    let site = Site::new("unix", POOL_BYTES, WFLUSH);
+    let volume = site.connect();
+    let (_, file) = create(&volume, b"f", READ_WRITE);
+    let mute = site.take_all_rings();
+    assert!(mute.taken.len() >= CONNECTIONS_MAX);
+    let since = Instant::now();
+    while figure(&volume, "early_writes") == 0 {
+        assert_eq!(volume.write(&CALLER, file, 0, b"small"), Ok(5));
+        assert!(since.elapsed() < PATIENCE, "no place: {}", status(&volume)["early"]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    while status(&volume)["early"]["rings_silent"] != mute.taken.len() {
+        assert!(since.elapsed() < PATIENCE, "{}", status(&volume)["early"]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    close(&volume, file);
+    drop(mute);
+}
+
+/// A request that needs no slot uses up no number of its lane's: what follows over the same lane is answered.
+#[test]
+fn status_is_asked_over_any_lane() {
+    let site = Site::new("unix", POOL_BYTES, Offer::Nothing);
+    let volume = serving::connect(site.endpoint(), "one lane", 1, false);
+    for round in 0..3 {
+        assert_eq!(status(&volume)["pid"], site.pid());
+        assert_eq!(volume.get_attr(&CALLER, ROOT).map(|attr| attr.ino), Ok(ROOT), "round {round}");
+    }
+    assert_eq!(figure(&volume, "reconnects"), 0);
 }

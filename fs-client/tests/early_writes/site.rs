@@ -1,10 +1,9 @@
 //! A server in a process of its own, which can be killed, and its clients in this one.
 
-use super::serving::{self, Rings, Serve};
+use super::serving::{self, Rings, Serve, TakenRings};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QueuePair, RdmaError};
+use cuttlefs_common::rdma::{Endpoint, HELLO_WAIT};
 use cuttlefs_common::rpc::EarlyDoor;
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_server::pool::FormatOptions;
@@ -13,11 +12,11 @@ use cuttlefs_server::region::policy::RegionPolicy;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What tells this test's binary to be a server: the directory, then a word for the rings, then where to listen.
+/// What tells this test's binary to be a server: the directory, then a word for the rings, then where to listen, then how
+/// many milliseconds who connects for a ring may say nothing.
 const CHILD: &str = "CUTTLEFS_TEST_SERVE_RINGS";
 /// How long a server may take to start.
 const START_WAIT: Duration = Duration::from_secs(30);
@@ -34,12 +33,13 @@ pub enum Offer {
 }
 
 impl Offer {
-    fn rings(self) -> Option<Rings> {
-        match self {
-            Self::Nothing => None,
-            Self::Memory(kind) => Some(Rings { kind, device: LogDeviceKind::PmemEmulated }),
-            Self::File(kind) => Some(Rings { kind, device: LogDeviceKind::File }),
-        }
+    fn rings(self, hello_wait: Duration) -> Option<Rings> {
+        let (kind, device) = match self {
+            Self::Nothing => return None,
+            Self::Memory(kind) => (kind, LogDeviceKind::PmemEmulated),
+            Self::File(kind) => (kind, LogDeviceKind::File),
+        };
+        Some(Rings { kind, device, hello_wait })
     }
 
     fn word(self) -> String {
@@ -60,28 +60,22 @@ impl Offer {
     }
 }
 
-/// Places for rings that nobody else can have.
-pub struct TakenRings {
-    pub taken: Vec<Arc<dyn QueuePair>>,
-    _device: Arc<SoftDevice>,
-}
-
-impl Drop for TakenRings {
-    fn drop(&mut self) {
-        self.taken.iter().for_each(|qp| qp.close());
-    }
-}
-
 /// A pool, and the process that serves it.
 pub struct Site {
     directory: TempDir,
     child: Option<Child>,
     endpoint: Endpoint,
+    hello_wait: Duration,
 }
 
 impl Site {
     /// A pool of this size, served over `shm` or `tcp`.
     pub fn new(scheme: &str, pool_bytes: u64, offer: Offer) -> Self {
+        Self::with_hello_wait(scheme, pool_bytes, offer, HELLO_WAIT)
+    }
+
+    /// The same; who connects for a ring may say nothing for so long.
+    pub fn with_hello_wait(scheme: &str, pool_bytes: u64, offer: Offer, hello_wait: Duration) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let dir = directory.path().join("pool");
         serving::make_pool(&FormatOptions { dir, size: pool_bytes, ..FormatOptions::default() }, [3; 16]);
@@ -90,7 +84,7 @@ impl Site {
             scheme => format!("{scheme}://{}", directory.path().join("socket").display()),
         };
         let endpoint = endpoint.parse().expect("an endpoint");
-        let mut site = Self { directory, child: None, endpoint };
+        let mut site = Self { directory, child: None, endpoint, hello_wait };
         site.start(offer);
         site
     }
@@ -104,9 +98,11 @@ impl Site {
             .append(true)
             .open(self.directory.path().join("server.log"))
             .expect("a log");
+        let (directory, hello_ms) = (self.directory.path().display(), self.hello_wait.as_millis());
+        let asked = format!("{directory}\n{}\n{}\n{hello_ms}", offer.word(), self.endpoint);
         let child = Command::new(std::env::current_exe().expect("this test's binary"))
             .args(["--exact", "serving_child", "--nocapture", "--test-threads=1"])
-            .env(CHILD, format!("{}\n{}\n{}", self.directory.path().display(), offer.word(), self.endpoint))
+            .env(CHILD, asked)
             .stdin(Stdio::piped())
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
@@ -127,6 +123,16 @@ impl Site {
         }
     }
 
+    /// Where the server is.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     /// What the servers said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("server.log")).unwrap_or_default()
@@ -141,22 +147,10 @@ impl Site {
 
     /// Takes places for rings until there are no more, and holds them.
     pub fn take_all_rings(&self) -> TakenRings {
-        let device = SoftDevice::new(SoftOptions::default());
-        let (pd, cq) = (device.alloc_pd(), device.create_cq(4096).expect("a queue"));
         let door = EarlyDoor::Beside.endpoint(&self.endpoint).expect("a path");
-        let mut taken = Vec::new();
-        loop {
-            let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
-            let options = ConnectOptions { qp, receives: Vec::new(), timeout: START_WAIT };
-            match pd.connect(&door, options) {
-                Ok(connected) => taken.push(connected.qp),
-                Err(RdmaError::Refused { reason, .. }) => {
-                    assert!(reason.contains("as many"), "{reason}");
-                    return TakenRings { taken, _device: device };
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
+        let mut rings = TakenRings::none(door);
+        rings.take_all();
+        rings
     }
 
     fn data(&self) -> PathBuf {
@@ -224,16 +218,17 @@ impl Drop for Site {
 /// The server, in a process of its own: serves until its standard input ends. Does nothing unless it is asked to.
 pub fn serve_if_asked() {
     let Ok(asked) = std::env::var(CHILD) else { return };
-    let mut words = asked.splitn(3, '\n');
+    let mut words = asked.splitn(4, '\n');
     let mut next = || words.next().expect("a word");
     let (directory, offer, endpoint) = (Path::new(next()), Offer::from_word(next()), next());
+    let hello_ms = next().parse().expect("a number");
     let with = Serve {
         frames: 64,
         listen: vec![endpoint.parse().expect("an endpoint")],
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
         durable_answers: true,
-        rings: offer.rings(),
+        rings: offer.rings(Duration::from_millis(hello_ms)),
     };
     let running = serving::serve(&directory.join("pool"), with).expect("start");
     let ready = directory.join("ready.new");

@@ -76,7 +76,7 @@ impl Linked {
 
     /// Small writes are acknowledged before they are executed.
     fn early(scheme: &str, kind: Kind) -> Self {
-        Self::with_rings(scheme, Some(Rings { kind, device: LogDeviceKind::PmemEmulated }))
+        Self::with_rings(scheme, Some(Rings::new(kind, LogDeviceKind::PmemEmulated)))
     }
 
     fn with_rings(scheme: &str, rings: Option<Rings>) -> Self {

@@ -5,8 +5,11 @@
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};
 use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{
+    CompletionQueue, ConnectOptions, Device as _, Endpoint, HELLO_WAIT, ProtectionDomain, QpConfig,
+    QueuePair, RdmaError,
+};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Sampling};
@@ -40,6 +43,60 @@ pub struct Serve {
 pub struct Rings {
     pub kind: Kind,
     pub device: LogDeviceKind,
+    /// How long who connects for one may take to say hello.
+    pub hello_wait: Duration,
+}
+
+impl Rings {
+    pub fn new(kind: Kind, device: LogDeviceKind) -> Self {
+        Self { kind, device, hello_wait: HELLO_WAIT }
+    }
+}
+
+/// Places for rings that nobody else can have: who took them says nothing.
+pub struct TakenRings {
+    pub taken: Vec<Arc<dyn QueuePair>>,
+    door: Endpoint,
+    pd: Arc<dyn ProtectionDomain>,
+    cq: Arc<dyn CompletionQueue>,
+    _device: Arc<SoftDevice>,
+}
+
+impl TakenRings {
+    /// None yet of those behind `door`.
+    pub fn none(door: Endpoint) -> Self {
+        let device = SoftDevice::new(SoftOptions::default());
+        let (pd, cq) = (device.alloc_pd(), device.create_cq(4096).expect("a queue"));
+        Self { taken: Vec::new(), door, pd, cq, _device: device }
+    }
+
+    /// Takes places until there are no more.
+    pub fn take_all(&mut self) {
+        loop {
+            let (send_cq, recv_cq) = (self.cq.clone(), self.cq.clone());
+            let qp = QpConfig { send_cq, recv_cq, send_depth: 4, recv_depth: 4 };
+            let options = ConnectOptions { qp, receives: Vec::new(), timeout: Duration::from_secs(30) };
+            match self.pd.connect(&self.door, options) {
+                Ok(connected) => self.taken.push(connected.qp),
+                Err(RdmaError::Refused { reason, .. }) => {
+                    assert!(reason.contains("as many"), "{reason}");
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// They are free again.
+    pub fn let_go(&mut self) {
+        self.taken.drain(..).for_each(|qp| qp.close());
+    }
+}
+
+impl Drop for TakenRings {
+    fn drop(&mut self) {
+        self.let_go();
+    }
 }
 
 /// Where a pool's rings are.
@@ -94,6 +151,7 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
             directory: rings_of(directory),
             device: RingDevice::Kind(serve.rings.map_or(LogDeviceKind::PmemEmulated, |rings| rings.device)),
             early: serve.rings.map_or(EarlyChoice::Off, |rings| EarlyChoice::Kind(rings.kind)),
+            hello_wait: serve.rings.map_or(HELLO_WAIT, |rings| rings.hello_wait),
         }),
         ..Parts::new(Arc::new(meta), opened.data_files().clone())
     };

@@ -16,7 +16,7 @@ mod verbs;
 pub use url::{Endpoint, EndpointError};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
-    FileRead, FileTarget, Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, Placement, PostError,
-    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow,
-    SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    FileRead, FileTarget, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, Placement,
+    PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
+    RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

@@ -581,6 +581,9 @@ pub struct Connected {
     pub windows: Vec<Arc<dyn RemoteWindow>>,
 }
 
+/// How long whoever connected may take to say hello: to a listener, and to a service that takes hellos of its own.
+pub const HELLO_WAIT: Duration = Duration::from_secs(5);
+
 /// A connection that asks to be accepted.
 pub trait Incoming: Send {
     /// Who asks.

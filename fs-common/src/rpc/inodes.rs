@@ -52,6 +52,7 @@ impl Request<'_> {
             | Request::TestLock { .. }
             | Request::AwaitLocks { .. }
             | Request::CancelLock { .. }
+            | Request::LetRingGo { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -86,6 +87,7 @@ impl Reply<'_> {
             | Reply::Settled(_)
             | Reply::Tested(_)
             | Reply::LocksReclaimed(_)
+            | Reply::RingGone { .. }
             | Reply::Status(_) => {}
         }
     }

@@ -489,6 +489,12 @@ pub enum Request<'a> {
         /// A list too long for one message is sent in parts.
         locks: Vec<ReclaimLock>,
     },
+    /// Lets one of this client's rings go: its connection is ended and what it holds executed. Nothing that was put into it
+    /// before is executed after the answer.
+    LetRingGo {
+        /// Which, below `RINGS_PER_CLIENT`.
+        ring: u16,
+    },
 }
 
 /// What `Attach` tells a client.
@@ -653,6 +659,11 @@ pub enum Reply<'a> {
     Tested(TestedLock),
     /// ReclaimLocks: for each whether it is held again.
     LocksReclaimed(Vec<bool>),
+    /// LetRingGo: number of the last of the ring's writes that was executed.
+    RingGone {
+        /// 0: none ever was.
+        done: u64,
+    },
 }
 
 /// Bytes that are no message body.
@@ -684,6 +695,11 @@ impl<'a> Request<'a> {
     /// [`BodyError`].
     pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
         parse(body)
+    }
+
+    /// Whether it is answered outside of the slots: it needs no session, and uses up no number.
+    pub const fn needs_no_slot(&self) -> bool {
+        matches!(self, Self::Attach { .. } | Self::Status)
     }
 }
 

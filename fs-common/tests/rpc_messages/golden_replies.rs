@@ -14,7 +14,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 18;
+const KINDS: usize = 19;
 
 /// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -37,6 +37,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Settled(_) => 15,
         Reply::Tested(_) => 16,
         Reply::LocksReclaimed(_) => 17,
+        Reply::RingGone { .. } => 18,
     }
 }
 
@@ -178,6 +179,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         ),
         (Reply::Tested(TestedLock::Unknown), vec![16, 2]),
         (Reply::LocksReclaimed(vec![true, false]), vec![17, 2, 1, 0]),
+        (Reply::RingGone { done: 300 }, vec![18, 0xac, 0x02]),
     ]
 }
 

@@ -15,7 +15,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 38;
+const KINDS: usize = 39;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -60,6 +60,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::AwaitLocks { .. } => 35,
         Request::CancelLock { .. } => 36,
         Request::ReclaimLocks { .. } => 37,
+        Request::LetRingGo { .. } => 38,
     }
 }
 
@@ -269,6 +270,7 @@ fn locks() -> Vec<(Request<'static>, Vec<u8>)> {
             Request::ReclaimLocks { locks: vec![ReclaimLock { ino: InodeNo(9), lock: whole }] },
             joined(&[&[37], &[1], &[9], &locked(1, 1)]),
         ),
+        (Request::LetRingGo { ring: 300 }, vec![38, 0xac, 0x02]),
     ]
 }
 

@@ -318,6 +318,7 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (filekey(), lock()).prop_map(|(filekey, lock)| Request::TestLock { filekey, lock }).boxed(),
         any::<u32>().prop_map(|hold_ms| Request::AwaitLocks { hold_ms }).boxed(),
         any::<u64>().prop_map(|wait| Request::CancelLock { wait: WaitId(wait) }).boxed(),
+        any::<u16>().prop_map(|ring| Request::LetRingGo { ring }).boxed(),
         vec((ino(), lock()).prop_map(|(ino, lock)| ReclaimLock { ino, lock }), 0..20)
             .prop_map(|locks| Request::ReclaimLocks { locks })
             .boxed(),
@@ -391,5 +392,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         vec(settled_lock(), 0..20).prop_map(Reply::Settled).boxed(),
         tested_lock().prop_map(Reply::Tested).boxed(),
         vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
+        any::<u64>().prop_map(|done| Reply::RingGone { done }).boxed(),
     ])
 }

@@ -13,8 +13,8 @@ use crate::tier::ScrubOptions;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::{Endpoint, HELLO_WAIT};
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
@@ -162,6 +162,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         directory: ring_dir(&opened.ring_dir(), asked)?,
         device: args.ring_device.unwrap_or(config.server.ring_device),
         early,
+        hello_wait: HELLO_WAIT,
     };
     let log_bytes = args.log_size.map_or(config.server.log_size, |size| size.0);
     let log = redo_log(&opened.log_dir(), durability, log_bytes)?;

@@ -4,6 +4,7 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rpc::durable::{Kind, RingStore, RingStoreError};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Whether small writes are acknowledged before they are executed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,6 +94,8 @@ pub struct RingOptions {
     pub device: RingDevice,
     /// What is offered.
     pub early: EarlyChoice,
+    /// How long who connects for a ring may take to say hello.
+    pub hello_wait: Duration,
 }
 
 impl RingOptions {

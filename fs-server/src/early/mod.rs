@@ -34,14 +34,15 @@ pub(crate) use service::RingDoors;
 use crate::server::Server;
 use cuttlefs_common::ids::{ClientId, InodeNo};
 use cuttlefs_common::persist::{LogDevice, LogDeviceError, LogDeviceKind};
-use cuttlefs_common::rdma::{Device, Endpoint, LinkKind, RdmaError};
+use cuttlefs_common::rdma::{Device, Endpoint, HELLO_WAIT, LinkKind, RdmaError};
 use cuttlefs_common::rpc::durable::{
     Beside, Kind, Receiver, ReceiverFigures, ReceiverOptions, RingStore, RingStoreError, Stepper,
 };
 use cuttlefs_common::rpc::{
     EARLY_UNANSWERED_MAX, EARLY_WRITE_PAGES_MAX, EarlyDoor, EarlyOffer, RINGS_PER_CLIENT, early_settings,
-    ring_client,
+    ring_client, ring_slot,
 };
+use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
@@ -90,8 +91,12 @@ pub struct SteppedRings {
 }
 
 /// Workers execute, and heads move behind the redo log.
-const RECEIVER: ReceiverOptions =
-    ReceiverOptions { executors: 0, slow_beyond: EARLY_UNANSWERED_MAX, settles: true };
+const RECEIVER: ReceiverOptions = ReceiverOptions {
+    executors: 0,
+    slow_beyond: EARLY_UNANSWERED_MAX,
+    settles: true,
+    hello_wait: HELLO_WAIT,
+};
 
 struct Running {
     receiver: Receiver,
@@ -176,7 +181,8 @@ impl Early {
         let beside: Vec<Endpoint> = listen.iter().map(beside).collect();
         let store = RingStore::new(&options.directory, Some(lies_on))?;
         let service = Arc::new(service::EarlyService::new(server.clone(), doors));
-        let receiver = Receiver::serve(device, &beside, store, service, RECEIVER)?;
+        let receiving = ReceiverOptions { hello_wait: options.hello_wait, ..RECEIVER };
+        let receiver = Receiver::serve(device, &beside, store, service, receiving)?;
         let kind_of = |endpoint: &Endpoint| explicit.unwrap_or_else(|| Kind::choose(link(endpoint), lies_on));
         let kinds: Vec<Kind> = listen.iter().map(kind_of).collect();
         let doors = receiver.endpoints().into_iter().map(|endpoint| match endpoint {
@@ -210,7 +216,9 @@ impl Early {
     ) -> Result<(Stepper, EarlyOffer), EarlyStartError> {
         let service = Arc::new(service::EarlyService::new(server.clone(), doors));
         let (store, endpoints) = (rings.store.clone(), [beside(listen)]);
-        let (receiver, stepper) = Receiver::stepped(device, &endpoints, store, service, RECEIVER, spawn)?;
+        let clock = server.clock.clone();
+        let (receiver, stepper) =
+            Receiver::stepped(device, &endpoints, store, service, RECEIVER, clock, spawn)?;
         let running = Running { receiver, device: LogDeviceKind::Pmem, kinds: vec![rings.kind] };
         *server.early.running.lock() = Some(running);
         Ok((stepper, EarlyOffer { kind: rings.kind, door: EarlyDoor::Beside }))
@@ -243,20 +251,57 @@ impl Early {
         );
     }
 
+    /// A client's ring, known from now on.
+    fn known_ring(&self, server: &Server, client: ClientId, number: u16) -> Result<Arc<Ring>, Status> {
+        let id = ring_client(client, number);
+        if let Some(ring) = self.rings.lock().get(&id) {
+            return Ok(ring.clone());
+        }
+        let last = server.meta.last_request(client, ring_slot(number))?;
+        let done = last.map_or(0, |record| record.seq);
+        let ring = Arc::new(Ring::new(id, client, number, done));
+        Ok(self.rings.lock().entry(id).or_insert(ring).clone())
+    }
+
+    /// Lets one ring go whose client lost its way to it, and has a session: the connection ends, what the ring holds is
+    /// executed, durably, and the ring is removed. Gives the number of the last of its writes that was executed. The client
+    /// says no hello for it before it has heard.
+    ///
+    /// # Errors
+    /// `Io`: it is owed something, which stays in it for the next start, or the server stops.
+    pub(crate) async fn let_ring_go(
+        &self,
+        server: &Server,
+        client: ClientId,
+        number: u16,
+    ) -> Result<u64, Status> {
+        if number >= RINGS_PER_CLIENT {
+            return Err(Status::Invalid);
+        }
+        let wait = {
+            let running = self.running.lock();
+            running.as_ref().map(|running| retire(&running.receiver, ring_client(client, number)))
+        };
+        let gone = match wait {
+            Some(wait) => wait.recv().await == Ok(true),
+            // A start executes what there is; a server that stops is at it.
+            None => !server.drain.is_stopping(),
+        };
+        if !gone {
+            return Err(Status::Io);
+        }
+        let ring = self.known_ring(server, client, number)?;
+        ring.release_space(server.regions.space());
+        let done = ring.progress.lock().done;
+        Ok(done)
+    }
+
     /// Lets a client's rings go: connections end, what the rings hold is executed, the rings are removed. `true`: nothing
     /// is owed to it, and its numbers are needed no more but by itself.
     pub(crate) async fn let_go(&self, server: &Server, client: ClientId) -> bool {
         let mut waits = Vec::new();
         if let Some(Running { receiver, .. }) = &*self.running.lock() {
-            for id in rings_of(client) {
-                let (done, wait) = async_channel::bounded(1);
-                let done = Box::new(move |gone| {
-                    // Who waits takes one.
-                    let _ = done.try_send(gone);
-                });
-                receiver.retire(id, true, done);
-                waits.push((id, wait));
-            }
+            waits.extend(rings_of(client).map(|id| (id, retire(receiver, id))));
         }
         let mut gone = Vec::new();
         for (id, wait) in waits {
@@ -318,6 +363,17 @@ impl Early {
             ring_bytes: longest * figures.senders as u64,
         })
     }
+}
+
+/// Has a ring let go; says when that is over, and whether it holds nothing.
+fn retire(receiver: &Receiver, id: ClientId) -> async_channel::Receiver<bool> {
+    let (done, wait) = async_channel::bounded(1);
+    let done = Box::new(move |gone| {
+        // Who waits takes one.
+        let _ = done.try_send(gone);
+    });
+    receiver.retire(id, true, done);
+    wait
 }
 
 /// What names a client's rings.

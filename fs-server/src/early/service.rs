@@ -6,7 +6,7 @@ use super::ring::{Job, Ring};
 use crate::server::Server;
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::rpc::durable::{Executed, Request, Service, ServiceFuture, Work};
-use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client, ring_slot};
+use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client};
 use cuttlefs_common::status::Status;
 use std::future::ready;
 use std::sync::Arc;
@@ -27,17 +27,6 @@ impl EarlyService {
 
     fn ring(&self, id: ClientId) -> Option<Arc<Ring>> {
         self.server.early.rings.lock().get(&id).cloned()
-    }
-
-    /// The ring, known from now on.
-    fn known_ring(&self, id: ClientId, client: ClientId, number: u16) -> Result<Arc<Ring>, Status> {
-        if let Some(ring) = self.ring(id) {
-            return Ok(ring);
-        }
-        let last = self.server.meta.last_request(client, ring_slot(number))?;
-        let done = last.map_or(0, |record| record.seq);
-        let ring = Arc::new(Ring::new(id, client, number, done));
-        Ok(self.server.early.rings.lock().entry(id).or_insert(ring).clone())
     }
 
     /// Puts a write behind the others of its ring.
@@ -87,7 +76,7 @@ impl Service for EarlyService {
             server.sessions.of(client).map(|_| (client, number))
         });
         let (client, number) = owner.ok_or("a ring of no client that has a session")?;
-        let ring = self.known_ring(id, client, number).map_err(|status| status.to_string())?;
+        let ring = server.early.known_ring(server, client, number).map_err(|status| status.to_string())?;
         if server.regions.redo().is_none_or(|log| log.figures().failed) {
             return Err("the redo log failed".to_owned());
         }
@@ -132,7 +121,7 @@ impl Service for EarlyService {
                 return Box::pin(ready(Executed::Done(Status::Malformed.code())));
             }
         };
-        let ring = match self.known_ring(id, write.client, write.ring) {
+        let ring = match self.server.early.known_ring(&self.server, write.client, write.ring) {
             Ok(ring) => ring,
             Err(status) => return Box::pin(ready(Executed::Kept(status.code()))),
         };

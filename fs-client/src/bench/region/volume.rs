@@ -1,5 +1,6 @@
 //! Volumes of the server under test: several sessions where one has too few lanes, and a path to an open file.
 
+use super::interrupt;
 use crate::cli::{Backend as _, Network, VolumeOptions};
 use crate::file::volume::{Caller, Handle, OpenHow, Volume};
 use crate::session::MAX_CALLER_LANES;
@@ -27,7 +28,9 @@ pub(super) struct OpenFile {
 /// If the server does not answer.
 pub(super) fn connect(endpoint: &Endpoint, threads: usize) -> anyhow::Result<Arc<dyn Volume>> {
     let options = VolumeOptions { label: "bench".to_owned(), threads, ..VolumeOptions::default() };
-    Network.connect_volume(endpoint, &options)
+    let volume = Network.connect_volume(endpoint, &options)?;
+    interrupt::ends(&volume);
+    Ok(volume)
 }
 
 /// As many sessions as give each of `threads` a lane of its own.

@@ -17,7 +17,7 @@
 //!
 //! # Failure
 //! Of a write that was acknowledged and could not be done, the file's next fsync or close says so, once. A ring that is
-//! lost or behind costs its writes the ordinary way.
+//! lost or behind, or whose place somebody else has, costs its writes the ordinary way; nobody waits for a place.
 
 mod ring;
 mod unexecuted;
@@ -25,7 +25,8 @@ mod unexecuted;
 use super::Session;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
-use cuttlefs_common::rpc::{EARLY_WRITE_MAX, RINGS_PER_CLIENT, Request, ring_of};
+use cuttlefs_common::rpc::{EARLY_WRITE_MAX, RINGS_PER_CLIENT, Reply, Request, ring_of};
+use cuttlefs_common::status::Status;
 use ring::Ring;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -139,5 +140,16 @@ impl Session {
     fn ask_server(&self) -> Result<(), FsError> {
         let caller = self.own_caller();
         self.call_after(After::Nothing, &caller, || Request::Heartbeat, |_| Ok(()))
+    }
+
+    /// Has the server execute what one of our rings holds, whose connection is gone. Gives the last number that was executed:
+    /// nothing that was posted before will be any more.
+    fn let_ring_go(&self, ring: u16) -> Result<u64, FsError> {
+        let caller = self.own_caller();
+        let take = |reply: Reply<'_>| match reply {
+            Reply::RingGone { done } => Ok(done),
+            _ => Err(FsError::Server(Status::Malformed)),
+        };
+        self.call_after(After::Nothing, &caller, || Request::LetRingGo { ring }, take)
     }
 }

@@ -6,15 +6,18 @@
 //! comes or somebody waits for them.
 //!
 //! # Failure
-//! A broken connection is made again, to whatever server answers now. Once it is welcomed, or the server that answers
-//! offers no rings any more, everything that was persistent has been executed; the answers are lost, and nobody needs them.
-//! The welcome says which number was executed last, and so what became of the one in flight.
+//! A broken connection is made again, to whatever server answers now. If that finds no place, or no way for
+//! `RECONNECT_PATIENCE`, the server is asked to let the ring go, and for a while its writes go the ordinary way. Once the ring
+//! is welcomed or let go, or the server that answers offers no rings any more, everything that was persistent has been executed,
+//! before any write that goes the ordinary way; the answers are lost, and nobody needs them. Who welcomes or lets go says which
+//! number was executed last, and so what became of the one in flight.
 //!
 //! | the ring is | unanswered writes | the one in flight, at an offset | the one in flight, at the end |
 //! | --- | --- | --- | --- |
-//! | connected again, and has done it | were executed | is done | is done |
+//! | connected again or let go, and has done it | were executed | is done | is done |
 //! | connected again, and has not | were executed | posted again under its number, or goes the ordinary way | the same |
-//! | offered no more, or has no place at a server started since | were executed | goes the ordinary way | an I/O error: it may have been done |
+//! | let go, and has not | were executed | goes the ordinary way | the same |
+//! | offered no more | were executed | goes the ordinary way | an I/O error: it may have been done |
 //! | refused, or its device failed | an I/O error at the file's next fsync or close | an I/O error | an I/O error |
 //!
 //! After an answer that the device failed all that is unanswered is waited for, and the ring connected again a while later: it is
@@ -43,6 +46,11 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long nobody tries to connect a ring again that could not be connected.
 const REST: Duration = Duration::from_secs(1);
+/// How long a broken ring is tried to be connected again while the server is there: as long as one lost attempt takes, or
+/// many that fail at once.
+const RECONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// Refusals after which there is no place: one alone may have been meant for a hello that the link damaged.
+const REFUSALS: u32 = 3;
 
 /// A ring.
 pub(super) struct Ring {
@@ -65,8 +73,6 @@ struct State {
     lost_in: Option<u64>,
     /// Not connected before.
     rests_until: Option<Duration>,
-    /// The life of the server it was connected to last.
-    server_epoch: u64,
     request: Vec<u8>,
     answer: Vec<u8>,
 }
@@ -85,8 +91,10 @@ enum Trouble {
 /// What is found when a broken ring is looked after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// It is connected again.
-    Connected,
+    /// It is connected again; the last number that was executed.
+    Connected(u64),
+    /// The server executed what it held, up to this number, and there is no connection.
+    LetGo(u64),
     /// It is not offered any more.
     Withdrawn,
     /// It is lost until the server is restarted.
@@ -140,12 +148,13 @@ impl Ring {
                 Ok(None) => return Ok(Early::Ordinary),
                 Err(Trouble::ShutDown) => return Err(FsError::ShutDown),
                 Err(Trouble::Sender(error)) => match self.look_after(&mut state, session, &error)? {
-                    Found::Connected if in_flight && state.was_done() => {
+                    Found::Connected(done) | Found::LetGo(done) if in_flight && state.was_done(done) => {
                         session.seen.forget(ino);
                         return Ok(Early::Acknowledged);
                     }
                     // What the ring held is done: it never will be unless it is posted again.
-                    Found::Connected => in_flight = false,
+                    Found::Connected(_) => in_flight = false,
+                    Found::LetGo(_) => return Ok(Early::Ordinary),
                     found => break found,
                 },
             }
@@ -200,7 +209,7 @@ impl Ring {
         if rests || state.lost_in == Some(attachment.attached.session) {
             return false;
         }
-        match self.connect(state, session, &attachment, offer) {
+        match self.connect(state, session, offer) {
             Ok(()) => true,
             Err(error) if is_lasting(&error) => {
                 self.refuse(state, session, &attachment, &error);
@@ -214,13 +223,7 @@ impl Ring {
         }
     }
 
-    fn connect(
-        &self,
-        state: &mut State,
-        session: &Session,
-        attachment: &Attachment,
-        offer: EarlyOffer,
-    ) -> Result<(), SenderError> {
+    fn connect(&self, state: &mut State, session: &Session, offer: EarlyOffer) -> Result<(), SenderError> {
         let endpoint = offer
             .door
             .endpoint(&session.options.endpoint)
@@ -237,7 +240,6 @@ impl Ring {
         )?;
         sender.count_from(state.number);
         state.sender = Some(sender);
-        state.server_epoch = attachment.attached.server_epoch;
         (state.is_behind, state.is_doubtful, state.lost_in) = (false, false, None);
         Ok(())
     }
@@ -253,6 +255,8 @@ impl Ring {
         tracing::debug!(ring = self.index, %error, "a ring's connection is lost");
         state.sender = None;
         let mut backoff = BACKOFF_FIRST;
+        let give_up_at = session.now() + RECONNECT_PATIENCE;
+        let mut refusals = 0;
         loop {
             // Waits for the server to be there.
             session.ask_server()?;
@@ -265,10 +269,12 @@ impl Ring {
                 self.refuse(state, session, &attachment, error);
                 return Ok(Found::Refused);
             }
-            match self.connect(state, session, &attachment, offer) {
+            let connected = self.connect(state, session, offer);
+            refusals += u32::from(connected.as_ref().is_err_and(is_no_place));
+            match connected {
                 Ok(()) => {
                     state.all_executed(session);
-                    return Ok(Found::Connected);
+                    return Ok(Found::Connected(state.sender.as_ref().map_or(0, Sender::last_done)));
                 }
                 Err(error) if is_lasting(&error) => {
                     // A server that is stopping refuses rings, too, and so does one that took our lease for over. Then
@@ -279,14 +285,24 @@ impl Ring {
                         return Ok(Found::Refused);
                     }
                 }
-                // It executed what the ring held before it served anybody, and has no place for the ring now.
-                Err(error)
-                    if is_no_place(&error) && attachment.attached.server_epoch != state.server_epoch =>
-                {
-                    tracing::debug!(ring = self.index, %error, "a ring is executed and not connected again");
-                    state.all_executed(session);
-                    state.rests_until = Some(session.now() + REST);
-                    return Ok(Found::Withdrawn);
+                Err(error) if refusals >= REFUSALS || session.now() >= give_up_at => {
+                    tracing::debug!(ring = self.index, %error, "a ring is let go");
+                    match session.let_ring_go(self.index) {
+                        Ok(done) => {
+                            state.all_executed(session);
+                            state.rests_until = Some(session.now() + REST);
+                            return Ok(Found::LetGo(done));
+                        }
+                        Err(FsError::Server(_)) => {
+                            // As above: it may be stopping.
+                            session.ask_server()?;
+                            if session.is_current(&attachment) {
+                                self.refuse(state, session, &attachment, &error);
+                                return Ok(Found::Refused);
+                            }
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(ring = self.index, %error, "a ring could not be connected again");
@@ -331,15 +347,16 @@ fn wait<T>(
 }
 
 impl State {
-    /// Connected again: whether the request that was in flight has been executed. It is settled then.
-    fn was_done(&mut self) -> bool {
-        let Some(sender) = &mut self.sender else { return false };
-        let done = sender.last_done() > self.number;
-        if done {
-            self.number += 1;
+    /// Everything up to `done` was executed, and nothing else: whether the request that was in flight is. It is settled then.
+    fn was_done(&mut self, done: u64) -> bool {
+        if done <= self.number {
+            return false;
+        }
+        self.number += 1;
+        if let Some(sender) = &mut self.sender {
             sender.count_from(self.number);
         }
-        done
+        true
     }
 
     /// Posts the request and waits until it is persistent. `None`: there is no room for it, or the server is behind.

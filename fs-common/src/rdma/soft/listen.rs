@@ -13,7 +13,7 @@ use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
-    Incoming, LinkKind, Listener, PeerIdentity, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
+    HELLO_WAIT, Incoming, LinkKind, Listener, PeerIdentity, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
 };
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
@@ -28,8 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a client may take to say hello.
-const HELLO_WAIT: Duration = Duration::from_secs(5);
 /// Clients that connected and said nothing yet; when one more comes, the oldest is dropped.
 const SILENT_CLIENTS_MAX: usize = 64;
 /// Pause after accept failed for want of descriptors or memory, so that the thread does not spin.

@@ -7,6 +7,8 @@
 //! # Invariants
 //! * A ring is opened or let go by one at a time (`opening`), after its connection before has ended and everything taken from
 //!   that was executed.
+//! * A place is held by who said hello, or may still do so: who says nothing for `ReceiverOptions::hello_wait` is closed. By
+//!   then everything that came in that time has been taken: nobody is closed whose hello waits unread.
 
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::receiver::{CONNECTIONS_MAX, ReceiverOptions};
@@ -21,6 +23,7 @@ use crate::rdma::{
     QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use crate::redo::ring::Geometry;
+use crate::world::{Clock, SystemClock};
 use crossbeam::channel::Sender as Feed;
 use futures_lite::future::yield_now;
 use parking_lot::Mutex;
@@ -38,10 +41,27 @@ const SLOT_MAX: u32 = 1 << 20;
 /// Staging for one sender's answers.
 const ANSWERS_MAX_BYTES: u64 = 256 << 20;
 
+/// A peer that connected and was not welcomed yet.
+pub(super) struct Greeting {
+    qp: Arc<dyn QueuePair>,
+    region: Arc<dyn MemoryRegion>,
+    /// Until when it may say hello; `None`: it has.
+    until: Option<Duration>,
+}
+
 /// What is known of a queue pair.
 pub(super) enum Known {
-    Greeting(Arc<dyn QueuePair>, Arc<dyn MemoryRegion>),
+    Greeting(Greeting),
     Welcomed(Arc<Connection>),
+}
+
+impl Known {
+    pub(super) fn close(&self) {
+        match self {
+            Self::Greeting(greeting) => greeting.qp.close(),
+            Self::Welcomed(connection) => connection.qp.close(),
+        }
+    }
 }
 
 /// A sender said hello and waits for its welcome.
@@ -84,18 +104,23 @@ pub(super) struct Core {
     pub(super) stopping: AtomicBool,
     /// Of connections that are gone.
     pub(super) slowed: AtomicU64,
+    /// Peers that were closed because they said nothing. Relaxed: a figure.
+    pub(super) silent: AtomicU64,
+    /// By what patience with them is measured.
+    pub(super) clock: Arc<dyn Clock>,
     /// Threads run it: who waits sleeps. Else he lets other tasks go on.
     threaded: bool,
 }
 
 impl Core {
+    /// `clock`: of whoever steps it; none: threads run it.
     pub(super) fn new(
         device: &dyn Device,
         store: RingStore,
         service: Arc<dyn Service>,
         options: ReceiverOptions,
         feeds: Vec<Feed<Work>>,
-        threaded: bool,
+        clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self, RdmaError> {
         let common = Common {
             service,
@@ -116,7 +141,9 @@ impl Core {
             feeds,
             stopping: AtomicBool::new(false),
             slowed: AtomicU64::new(0),
-            threaded,
+            silent: AtomicU64::new(0),
+            threaded: clock.is_none(),
+            clock: clock.unwrap_or_else(|| Arc::new(SystemClock::new())),
         })
     }
 
@@ -125,7 +152,7 @@ impl Core {
         let known = self.known.lock();
         let welcomed = known.values().filter_map(|known| match known {
             Known::Welcomed(connection) => Some(connection.clone()),
-            Known::Greeting(..) => None,
+            Known::Greeting(_) => None,
         });
         // In the order in which they came, for a simulation.
         let mut welcomed: Vec<_> = welcomed.collect();
@@ -159,16 +186,43 @@ impl Core {
             });
         match greeting {
             // Under the lock: who looks at completions finds who said hello already.
-            Ok((qp, region)) => drop(known.insert(qp.number(), Known::Greeting(qp, region))),
+            Ok((qp, region)) => {
+                let until = Some(self.clock.monotonic() + self.common.options.hello_wait);
+                known.insert(qp.number(), Known::Greeting(Greeting { qp, region, until }));
+            }
             Err(error) => tracing::warn!(%error, "a sender could not connect"),
         }
     }
 
-    /// Takes what has come, at most so many completions; `welcome` is given who says hello. Whether anything had come.
-    pub(super) fn take_some(&self, taking: &mut Taking, most: usize, welcome: &mut dyn FnMut(Hello)) -> bool {
-        let Taking { completions, work, answer } = taking;
-        if self.cq.poll(completions, most) == 0 {
+    /// Closes those who connected and said nothing for too long: their places are for others. All that came before `now` has
+    /// been taken. Whether there were any.
+    pub(super) fn close_silent(&self, now: Duration) -> bool {
+        let mut known = self.known.lock();
+        let is_late = |known: &Known| matches!(known, Known::Greeting(Greeting { until: Some(until), .. }) if *until <= now);
+        let mut late: Vec<_> = known.extract_if(|_, known| is_late(known)).collect();
+        drop(known);
+        if late.is_empty() {
             return false;
+        }
+        // In the order in which they came, for a simulation.
+        late.sort_unstable_by_key(|(number, _)| number.0);
+        late.iter().for_each(|(_, known)| known.close());
+        self.silent.fetch_add(late.len() as u64, Ordering::Relaxed);
+        tracing::warn!(peers = late.len(), "closed senders that connected and said nothing");
+        true
+    }
+
+    /// Takes what has come, at most so many completions; `welcome` is given who says hello. How many had come.
+    pub(super) fn take_some(
+        &self,
+        taking: &mut Taking,
+        most: usize,
+        welcome: &mut dyn FnMut(Hello),
+    ) -> usize {
+        let Taking { completions, work, answer } = taking;
+        let count = self.cq.poll(completions, most);
+        if count == 0 {
+            return 0;
         }
         for completion in completions.drain(..) {
             if let Some(hello) = self.on_completion(&completion, work) {
@@ -178,7 +232,7 @@ impl Core {
             }
         }
         self.hand_over(work, answer);
-        true
+        count
     }
 
     /// Executes what was taken, or gives it to who does.
@@ -210,7 +264,7 @@ impl Core {
         if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
             return None;
         }
-        match known.get(&completion.qp)? {
+        match known.get_mut(&completion.qp)? {
             Known::Welcomed(connection) => {
                 let connection = connection.clone();
                 drop(known);
@@ -219,7 +273,10 @@ impl Core {
                 }
                 None
             }
-            Known::Greeting(qp, region) => Some(Hello { qp: qp.clone(), region: region.clone() }),
+            Known::Greeting(Greeting { qp, region, until }) => {
+                *until = None;
+                Some(Hello { qp: qp.clone(), region: region.clone() })
+            }
         }
     }
 
@@ -298,7 +355,7 @@ impl Core {
         self.leaving.lock().extend(staying);
         let of_known = old.into_iter().filter_map(|known| match known {
             Known::Welcomed(connection) => Some(connection),
-            Known::Greeting(..) => None,
+            Known::Greeting(_) => None,
         });
         for connection in of_known.chain(left) {
             connection.qp.close();

@@ -2,8 +2,8 @@
 //!
 //! # Threads
 //! * `acceptor`: link handshakes.
-//! * `poller`: completions. It welcomes senders, takes records, and does the receiver's part of RFlush before anything is
-//!   executed. With no executors it also executes, which saves light requests a change of threads.
+//! * `poller`: completions. It welcomes senders, closes those who say nothing, takes records, and does the receiver's part of
+//!   RFlush before anything is executed. With no executors it also executes, which saves light requests a change of threads.
 //! * `executors`: one queue each; a request goes to the queue of its lane, unless the service takes it over.
 //! * `settler`, where the service settles: moves the heads of all rings, once for many requests; ends connections.
 //!
@@ -19,7 +19,8 @@ use super::service::Service;
 use super::settler::WhenRetired;
 use super::stepped::{Beside, Stepper};
 use crate::ids::ClientId;
-use crate::rdma::{Device, Endpoint, Listener, RdmaError};
+use crate::rdma::{Device, Endpoint, HELLO_WAIT, Listener, RdmaError};
+use crate::world::Clock;
 use crossbeam::channel::{Receiver as Queue, unbounded};
 use futures_lite::future::block_on;
 use std::sync::Arc;
@@ -44,11 +45,13 @@ pub struct ReceiverOptions {
     pub slow_beyond: usize,
     /// Heads move only behind `Service::settle`, for many requests at once.
     pub settles: bool,
+    /// How long who connected may take to say hello.
+    pub hello_wait: Duration,
 }
 
 impl Default for ReceiverOptions {
     fn default() -> Self {
-        Self { executors: 0, slow_beyond: 32, settles: false }
+        Self { executors: 0, slow_beyond: 32, settles: false, hello_wait: HELLO_WAIT }
     }
 }
 
@@ -65,6 +68,8 @@ pub struct ReceiverFigures {
     pub kept: u64,
     /// Senders that are connected.
     pub senders: usize,
+    /// Peers that connected, said nothing, and were closed for that.
+    pub silent: u64,
     /// Of them, told to slow down at the moment.
     pub slow_senders: usize,
     /// Requests taken and not executed.
@@ -111,7 +116,7 @@ impl Receiver {
     ) -> Result<Self, RdmaError> {
         let (feeds, queues): (Vec<_>, Vec<_>) = (0..options.executors).map(|_| unbounded()).unzip();
         let mut receiver =
-            Self::listening(Core::new(device, store, service, options, feeds, true)?, endpoints)?;
+            Self::listening(Core::new(device, store, service, options, feeds, None)?, endpoints)?;
         for listening in receiver.listeners.clone() {
             let running = receiver.core.clone();
             receiver.spawn("durable-accept", move || running.accept(&*listening))?;
@@ -129,7 +134,8 @@ impl Receiver {
         Ok(receiver)
     }
 
-    /// As `serve`, without threads: what it does is done by `Stepper::step`, and by tasks given to `spawn`.
+    /// As `serve`, without threads: what it does is done by `Stepper::step`, and by tasks given to `spawn`. `clock` measures
+    /// its patience.
     ///
     /// # Errors
     /// A device or an endpoint that is not to be had.
@@ -139,11 +145,12 @@ impl Receiver {
         store: RingStore,
         service: Arc<dyn Service>,
         options: ReceiverOptions,
+        clock: Arc<dyn Clock>,
         spawn: Box<dyn Fn(Beside)>,
     ) -> Result<(Self, Stepper), RdmaError> {
         assert_eq!(options.executors, 0, "without threads there are no executors");
         let receiver =
-            Self::listening(Core::new(device, store, service, options, Vec::new(), false)?, endpoints)?;
+            Self::listening(Core::new(device, store, service, options, Vec::new(), Some(clock))?, endpoints)?;
         let stepper = Stepper::new(receiver.core.clone(), receiver.listeners.clone(), spawn);
         Ok((receiver, stepper))
     }
@@ -215,6 +222,7 @@ impl Receiver {
             slowed: self.core.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
             kept: kept.load(Ordering::Relaxed),
             senders: welcomed.len(),
+            silent: self.core.silent.load(Ordering::Relaxed),
             slow_senders: welcomed.iter().filter(|connection| connection.is_slowed()).count(),
             behind: welcomed.iter().map(|connection| connection.backlog.load(Ordering::Relaxed)).sum(),
         }
@@ -228,12 +236,7 @@ impl Drop for Receiver {
         self.core.common.settling.stop();
         self.listeners.iter().for_each(|listener| listener.close());
         let known = std::mem::take(&mut *self.core.known.lock());
-        for known in known.values() {
-            match known {
-                Known::Greeting(qp, _) => qp.close(),
-                Known::Welcomed(connection) => connection.qp.close(),
-            }
-        }
+        known.values().for_each(Known::close);
         drop(known);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -257,8 +260,16 @@ impl Core {
 
     fn poll(&self) {
         let mut taking = Taking::default();
+        let mut look_at = self.clock.monotonic();
         while !self.stopping.load(Ordering::Acquire) {
-            if !self.take_some(&mut taking, COMPLETIONS_AT_ONCE, &mut |hello| block_on(self.greet(hello))) {
+            let greet = &mut |hello| block_on(self.greet(hello));
+            let now = self.clock.monotonic();
+            let taken = self.take_some(&mut taking, COMPLETIONS_AT_ONCE, greet);
+            if taken < COMPLETIONS_AT_ONCE && now >= look_at {
+                self.close_silent(now);
+                look_at = now + POLL_SLEEP;
+            }
+            if taken == 0 {
                 self.cq.wait(POLL_SLEEP);
             }
         }

@@ -50,7 +50,8 @@ impl Stepper {
             let core = self.core.clone();
             (self.spawn)(Box::pin(async move { core.greet(hello).await }));
         };
-        if self.core.take_some(&mut Taking::default(), 1, welcome) {
+        let now = self.core.clock.monotonic();
+        if self.core.take_some(&mut Taking::default(), 1, welcome) > 0 || self.core.close_silent(now) {
             return true;
         }
         if self.settles.get() || !self.core.common.settling.is_asked() {

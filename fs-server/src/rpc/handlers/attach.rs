@@ -1,4 +1,4 @@
-//! Requests about sessions: attach, reclaim, detach.
+//! Requests about sessions: attach, reclaim, detach, and about what hangs on them: rings.
 
 use super::{Body, Call, body, done};
 use crate::export;
@@ -99,4 +99,11 @@ pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
         server.note_absent([client]).await;
     }
     done()
+}
+
+/// The client has lost its way to one of its rings.
+pub(super) async fn let_ring_go(call: &Call<'_>, ring: u16) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let done = server.early.let_ring_go(server, call.session.client(), ring).await?;
+    body(&Reply::RingGone { done })
 }

@@ -141,5 +141,6 @@ pub async fn run(
         Request::AwaitLocks { hold_ms } => locks::settled(&call, hold_ms).await,
         Request::CancelLock { wait } => locks::cancel(&call, wait),
         Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks),
+        Request::LetRingGo { ring } => attach::let_ring_go(&call, ring).await,
     }
 }

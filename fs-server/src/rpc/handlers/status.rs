@@ -89,6 +89,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "emulated": early.device == LogDeviceKind::PmemEmulated,
                 "rings": early.receiver.senders,
                 "rings_bound": CONNECTIONS_MAX,
+                "rings_silent": early.receiver.silent,
                 "bytes": early.ring_bytes,
                 "behind": early.receiver.behind,
                 "behind_bound": early.receiver.senders * EARLY_UNANSWERED_MAX,
