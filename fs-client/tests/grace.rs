@@ -1,25 +1,29 @@
-//! The grace period of a server that follows another one: what nobody can say yet is waited for, and no longer.
+//! The grace period of a server that follows another one: what nobody can say yet is waited for, and no longer; and what is
+//! kept past it for requests that are asked again.
 
 mod serving;
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rdma::sim::Translation;
-use cuttlefs_common::rpc::Request;
+use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::rpc::{NewNode, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
+use cuttlefs_server::server::Server;
 use serving::Serve;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use world::contents::{CALLER, pattern, read};
-use world::{LEASE, World, WorldConfig};
+use world::{Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 /// What is done at once.
@@ -91,6 +95,135 @@ fn nobody_waits_any_more_for_a_file_that_came_back() {
     assert_eq!(read(two, handle, 0, 40 * 4096), Ok(pattern(40 * 4096, 1)));
     two.release(handle);
     assert_eq!(two.get_attr(&CALLER, ino).map(|_| ()), Err(FsError::Server(Status::Stale)));
+}
+
+/// When another client removes what is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removed {
+    /// When it was done, and before the server dies that did it.
+    Before,
+    /// When the client that asks is back at the next server, and before it asks again.
+    Behind,
+}
+
+/// A client asks for something that is done and not answered, the server dies, and another client removes what it was about;
+/// nobody is waited for any more when it is asked again. What that answers, and its inode, are as if nobody had died.
+fn asked_again<P, T>(
+    removed: Removed,
+    prepare: impl Fn(&RemoteVolume) -> P,
+    ask: impl Fn(&RemoteVolume, P) -> Result<T, FsError>,
+    names: &'static [&'static [u8]],
+    check: impl Fn(&RemoteVolume, T) -> InodeNo,
+) {
+    let world = World::new(WorldConfig::new(1, Translation::Target, 64, 16));
+    let one = world.client();
+    let client = world.with_server(|server| server.server().sessions.list()[0].client());
+    let other = Rc::new(world.client());
+    let free = one.stat_fs(&CALLER).expect("statfs");
+    let prepared = prepare(&one);
+    let first = world.with_server(|server| server.server().epoch);
+    let is_back = move |server: &Server| {
+        server.epoch != first && server.sessions.of(client).is_some() && server.sessions.has_recovered(client)
+    };
+    let remove = {
+        let other = other.clone();
+        move || names.iter().for_each(|name| other.unlink(&CALLER, InodeNo::ROOT, name).expect("unlink"))
+    };
+    match removed {
+        Removed::Before => {
+            world.network().cut_after(Cut::Reply, 0);
+            let is_done = |server: &Server| server.meta.lookup(InodeNo::ROOT, NEW).is_ok();
+            world.meanwhile(is_done, move |_| {
+                remove();
+                Some(Death::Sudden)
+            });
+            let other = other.clone();
+            world.meanwhile(is_back, move |pass| {
+                other.session().call(&CALLER, || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+                pass(AT_ONCE);
+                None
+            });
+        }
+        Removed::Behind => {
+            world.kill_at(Cut::Reply, Death::Sudden);
+            world.meanwhile(is_back, move |pass| {
+                remove();
+                pass(AT_ONCE);
+                None
+            });
+        }
+    }
+    let answer = ask(&one, prepared).unwrap_or_else(|error| panic!("{removed:?}: {error}"));
+    assert!(world.has_acted() && world.has_died(), "{removed:?}");
+    assert!(world.with_server(|server| server.server().sessions.is_settled()), "{removed:?}");
+    let ino = check(&one, answer);
+    assert_eq!(world.with_server(|server| server.server().sessions.kept_count()), 0);
+    for volume in [&one, &*other] {
+        assert_eq!(
+            volume.get_attr(&CALLER, ino).map(|_| ()),
+            Err(FsError::Server(Status::Stale)),
+            "{removed:?}"
+        );
+    }
+    assert_eq!(other.stat_fs(&CALLER), Ok(free), "{removed:?}");
+}
+
+const OLD: &[u8] = b"old";
+const NEW: &[u8] = b"new";
+
+#[test]
+fn a_file_that_was_created_and_unlinked_meanwhile_is_open_when_it_is_asked_for_again() {
+    for removed in [Removed::Before, Removed::Behind] {
+        let create =
+            |one: &RemoteVolume, ()| one.create(&CALLER, InodeNo::ROOT, NEW, 0o644, true, READ_WRITE);
+        asked_again(
+            removed,
+            |_| (),
+            create,
+            &[NEW],
+            |one, (attr, file)| {
+                one.write(&CALLER, file.handle, 0, b"mine").expect("write");
+                assert_eq!(read(one, file.handle, 0, 10), Ok(b"mine".to_vec()));
+                assert_eq!(one.get_attr(&CALLER, attr.ino).map(|attr| attr.nlink), Ok(0));
+                one.release(file.handle);
+                attr.ino
+            },
+        );
+    }
+}
+
+/// Whatever it is. What nobody has open goes with its last name while no server has died, so that there is no `Before`.
+#[test]
+fn what_was_linked_and_unlinked_meanwhile_was_linked() {
+    for node in
+        [NewNode::File, NewNode::Symlink(b"target"), NewNode::Special { kind: FileKind::Fifo, rdev: 0 }]
+    {
+        let prepare =
+            |one: &RemoteVolume| one.make(&CALLER, InodeNo::ROOT, OLD, node, 0o644).expect("make").ino;
+        let link = |one: &RemoteVolume, ino| one.link(&CALLER, ino, InodeNo::ROOT, NEW);
+        asked_again(Removed::Behind, prepare, link, &[OLD, NEW], |_, attr| attr.ino);
+    }
+}
+
+#[test]
+fn what_was_cut_and_unlinked_meanwhile_was_cut() {
+    let prepare = |one: &RemoteVolume| {
+        let (attr, file) = one.create(&CALLER, InodeNo::ROOT, OLD, 0o644, true, READ_WRITE).expect("create");
+        one.write(&CALLER, file.handle, 0, b"mine").expect("write");
+        one.fsync(&CALLER, file.handle, true).expect("fsync");
+        one.release(file.handle);
+        attr.ino
+    };
+    asked_again(
+        Removed::Behind,
+        prepare,
+        |one, ino| one.set_attr(&CALLER, ino, SetAttr { size: Some(2), ..SetAttr::default() }),
+        &[OLD],
+        |_, attr| {
+            assert_eq!(attr.size, 2);
+            attr.ino
+        },
+    );
 }
 
 fn start(pool: &Path, listen: &Endpoint) -> RunningServer {

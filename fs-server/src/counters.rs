@@ -54,7 +54,7 @@ rpc_kinds! {
     "removexattr" => Request::RemoveXattr { .. },
     "statfs" => Request::StatFs,
     "status" => Request::Status,
-    "recovered" => Request::Recovered,
+    "recovered" => Request::Recovered { .. },
     "share_counters" => Request::ShareCounters { .. },
     "set_lock" => Request::SetLock { .. },
     "unlock" => Request::Unlock { .. },

@@ -8,21 +8,22 @@ use crate::counters::ServerCounters;
 use crate::early::Early;
 use crate::export::{Export, Identity};
 use crate::locks::Locks;
-use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
+use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome, RequestId};
 use crate::pool::{Disk, PageSums};
 use crate::region::{ClosedRegion, Regions};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
-use crate::session::Sessions;
+use crate::session::{Session, Sessions};
 use crate::tier::{self, ScrubFigures};
 use crate::veil::Veil;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage, SlotIndex};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
-use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::rpc::{Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A server, but for its threads and links.
@@ -130,9 +131,10 @@ impl Server {
     }
 
     /// Frees an orphan unless somebody has it open; then the last close will. While clients of the server before this
-    /// one may still come back for what they had open, it stays; the end of that time frees it.
+    /// one may still come back for what they had open, it stays; the end of that time frees it. While it is kept for a request
+    /// that is asked again, it stays, too; `let_go` frees it then.
     pub async fn reap(&self, ino: InodeNo) {
-        if self.sessions.is_grace_period() {
+        if self.sessions.is_grace_period() || self.sessions.keeps(ino) {
             return;
         }
         let result = match self.meta.attr(ino) {
@@ -216,16 +218,41 @@ impl Server {
         }
     }
 
-    /// Ends every filekey of a session.
-    pub async fn revoke(&self, owner: RegionOwner) {
-        for closed in self.regions.revoke(owner) {
+    /// Ends every filekey of a session that is over, and what is kept for it.
+    pub async fn revoke(&self, session: &Session) {
+        for closed in self.regions.revoke(session.number()) {
             self.closed(closed).await;
+        }
+        for ino in self.sessions.keep_nothing(session) {
+            self.let_go(ino).await;
+        }
+    }
+
+    /// A client asks these requests again: what the server before this one did of them, and was about a file, keeps that
+    /// file until then.
+    pub async fn keep(&self, session: &Session, unanswered: &[Unanswered]) {
+        let done = |&Unanswered { slot, seq }: &Unanswered| {
+            let request = RequestId { client: session.client(), slot, seq };
+            // What cannot be read was logged; its request will be told so, too.
+            let ino = self.meta.request_done(request).ok()??.ino?;
+            self.meta.attr(ino).is_ok().then_some((slot, ino))
+        };
+        let wanted: BTreeMap<SlotIndex, InodeNo> = unanswered.iter().filter_map(done).collect();
+        for ino in self.sessions.keep(session, &wanted) {
+            self.let_go(ino).await;
+        }
+    }
+
+    /// Nobody has an inode open any more, or no request keeps it: without a name it goes, if nothing else keeps it.
+    pub async fn let_go(&self, ino: InodeNo) {
+        if self.meta.attr(ino).is_ok_and(|attr| attr.nlink == 0) {
+            self.reap(ino).await;
         }
     }
 
     async fn closed(&self, closed: ClosedRegion) {
-        if closed.last && self.meta.attr(closed.ino).is_ok_and(|attr| attr.nlink == 0) {
-            self.reap(closed.ino).await;
+        if closed.last {
+            self.let_go(closed.ino).await;
         }
     }
 }

@@ -383,6 +383,7 @@ impl<'s> LaneGuard<'s> {
         take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
         let buffer = self.data();
+        let _asking = self.session.note_asking(self.lane.slot, self.lane.seq);
         loop {
             self.lane.ensure(self.session)?;
             let request = build(&buffer);

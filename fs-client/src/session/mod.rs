@@ -34,7 +34,7 @@ use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
-use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope};
+use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope, Unanswered};
 use cuttlefs_common::world::{Clock, Random};
 use early::EarlyWrites;
 use lane::Lane;
@@ -169,6 +169,15 @@ struct Recovered {
     seq: u64,
 }
 
+/// A lane's request without an answer.
+struct Asking<'s>(&'s AtomicU64);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 /// A session and its lanes.
 pub struct Session {
     options: SessionOptions,
@@ -181,6 +190,9 @@ pub struct Session {
     next_lane: AtomicU64,
     /// Read by every one-sided read, on both cores at once: no reader writes to a line they share.
     attachment: ArcSwapOption<Attachment>,
+    /// Of each lane the number of its request that has no answer yet; 0: none. Written by whoever has the lane (release, before
+    /// it sends), read by recovery (acquire): a request that a server has done is seen once that server is known to be gone.
+    asking: Vec<AtomicU64>,
     /// Held to change `attachment`.
     attaching: Mutex<()>,
     /// Serialises recovery.
@@ -228,6 +240,7 @@ impl Session {
             client: ClientId(u128::from_le_bytes(id)),
             pd,
             device,
+            asking: lanes.iter().map(|_| AtomicU64::new(0)).collect(),
             lanes,
             next_lane: AtomicU64::new(0),
             attachment: ArcSwapOption::empty(),
@@ -388,6 +401,20 @@ impl Session {
     pub(crate) fn borrow_lane(&self, after: After) -> Result<LaneGuard<'_>, FsError> {
         self.settle(after)?;
         Ok(self.any_lane())
+    }
+
+    /// A lane begins to ask; until what this gives is dropped it has no answer.
+    fn note_asking(&self, slot: SlotIndex, seq: u64) -> Asking<'_> {
+        let number = &self.asking[usize::from(slot.0)];
+        number.store(seq, Ordering::Release);
+        Asking(number)
+    }
+
+    /// Requests without an answer. Some may not have been sent yet.
+    fn unanswered(&self) -> Vec<Unanswered> {
+        let lanes = (0..).map(SlotIndex).zip(&self.asking);
+        let asked = lanes.map(|(slot, number)| Unanswered { slot, seq: number.load(Ordering::Acquire) });
+        asked.filter(|request| request.seq != 0).collect()
     }
 
     /// The calling thread's own lane if that is free, else any.

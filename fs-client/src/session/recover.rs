@@ -135,7 +135,8 @@ impl Session {
                 }
             }
         }
-        if lane.call_recovering(self, &Request::Recovered, &mut recovered.seq).is_none() {
+        let request = Request::Recovered { unanswered: self.unanswered() };
+        if lane.call_recovering(self, &request, &mut recovered.seq).is_none() {
             return Ok(false);
         }
         self.unsynced.begin_session(number, attachment.attached.durable_answers);

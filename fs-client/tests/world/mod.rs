@@ -28,8 +28,10 @@ use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
 use cuttlefs_server::serve::{LogParts, ServeOptions};
+use cuttlefs_server::server::Server;
 use cuttlefs_server::tier::{ScrubOptions, WRITE_BACK_INTERVAL};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -111,6 +113,14 @@ const LEAP_MS: u64 = 400;
 /// Steps of a world while clients wait. The longest walks in good weather have some 6,000; where one message in six is lost,
 /// ten times as many and more.
 const MOST_STEPS: u64 = 2_000_000;
+/// What happens in the midst of a client's call.
+struct Meanwhile {
+    /// When the server is so.
+    is_time: Box<dyn Fn(&Server) -> bool>,
+    /// It is given what lets time pass. Says whether the server dies behind it.
+    act: Box<dyn FnOnce(&dyn Fn(Duration)) -> Option<Death>>,
+}
+
 /// Tries to mount.
 const CONNECT_TRIES: usize = 20;
 
@@ -156,6 +166,8 @@ struct Inner {
     /// The epoch of the server that the others have come back to last.
     came_back_to: Cell<Option<u64>>,
     coming_back: Cell<bool>,
+    /// What comes first is in front.
+    meanwhile: RefCell<VecDeque<Meanwhile>>,
 }
 
 /// What unwinds out of clients' calls when everything lost power, clients included.
@@ -226,6 +238,7 @@ impl World {
             speaking: Cell::new(0),
             came_back_to: Cell::default(),
             coming_back: Cell::new(false),
+            meanwhile: RefCell::default(),
         });
         inner.start();
         let world = Self { inner };
@@ -272,6 +285,21 @@ impl World {
     /// Kills the server when the next of this kind is lost, and starts it again: what it did then, nobody was told.
     pub fn kill_at(&self, cut: Cut, death: Death) {
         self.kill_after(cut, 0, death);
+    }
+
+    /// Does this in the midst of the call that is under way when the server is so; what was said before comes first.
+    pub fn meanwhile(
+        &self,
+        is_time: impl Fn(&Server) -> bool + 'static,
+        act: impl FnOnce(&dyn Fn(Duration)) -> Option<Death> + 'static,
+    ) {
+        let meanwhile = Meanwhile { is_time: Box::new(is_time), act: Box::new(act) };
+        self.inner.meanwhile.borrow_mut().push_back(meanwhile);
+    }
+
+    /// Whether all of that was done.
+    pub fn has_acted(&self) -> bool {
+        self.inner.meanwhile.borrow().is_empty()
     }
 
     /// The same, after `pass` more of this kind got through.
@@ -428,6 +456,19 @@ impl Inner {
     fn set_pump(self: &Rc<Self>) {
         let pumped = self.clone();
         sim::set_pump(move || pumped.step());
+    }
+
+    /// Does what is to be done in the midst of a call, if it is time.
+    fn act_meanwhile(self: &Rc<Self>) {
+        let is_time = |meanwhile: &mut Meanwhile| {
+            self.server.borrow().as_ref().is_some_and(|server| (meanwhile.is_time)(server.server()))
+        };
+        let Some(meanwhile) = self.meanwhile.borrow_mut().pop_front_if(is_time) else { return };
+        // As for those who come back: the pump is taken out while it runs this.
+        self.set_pump();
+        if let Some(death) = (meanwhile.act)(&|time| self.pass(time)) {
+            self.dies_at_cut.set(Some(death));
+        }
     }
 
     /// Nothing moves and a grace period lasts: clients that nobody calls come back, once to each server.
@@ -617,6 +658,8 @@ impl Inner {
             self.clock.advance(Duration::from_millis(self.random.next_u64() % LEAP_MS));
         }
         if self.move_on() {
+            // Before anybody hears of what the server did.
+            self.act_meanwhile();
             return true;
         }
         if self.others_come_back() {

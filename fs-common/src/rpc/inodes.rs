@@ -38,7 +38,7 @@ impl Request<'_> {
             Request::Attach { .. }
             | Request::Heartbeat
             | Request::Detach
-            | Request::Recovered
+            | Request::Recovered { .. }
             | Request::ShareCounters { .. }
             | Request::Close { .. }
             | Request::Layout { .. }

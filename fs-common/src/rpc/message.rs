@@ -9,7 +9,7 @@
 
 use super::early::EarlyOffer;
 use crate::attr::{Attr, FileKind, SetAttr};
-use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey};
+use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey, SlotIndex};
 use crate::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use crate::region::{Extent, MagicPattern, PageSet};
 use crate::status::Status;
@@ -162,6 +162,15 @@ pub struct Reclaim {
     pub ino: InodeNo,
     /// As it was opened.
     pub rights: Rights,
+}
+
+/// A request that its client has no answer to, and asks again after the server restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unanswered {
+    /// Where it comes.
+    pub slot: SlotIndex,
+    /// Its number.
+    pub seq: u64,
 }
 
 /// A lock a client reclaims after the server restarted.
@@ -439,7 +448,11 @@ pub enum Request<'a> {
     Status,
     /// This client has reclaimed all it had open: nobody need be waited for on its account any more (RECLAIM_COMPLETE
     /// of RFC 8881 section 18.51).
-    Recovered,
+    Recovered {
+        /// What it asks again from now on, at most one request of each slot: what an earlier life of the server did of it
+        /// is there until it was asked again.
+        unanswered: Vec<Unanswered>,
+    },
     /// Where this client counts its one-sided reads (`region::AccessCounters`), to be pulled over this connection.
     ShareCounters {
         /// The counters' memory.

@@ -6,12 +6,12 @@
 
 use crate::{joined, room};
 use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
     Allocate, NewNode, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights, SeekFor,
-    Sink, SyncScope, XattrMode,
+    Sink, SyncScope, Unanswered, XattrMode,
 };
 
 /// How many kinds of request there are.
@@ -52,7 +52,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::RemoveXattr { .. } => 27,
         Request::StatFs => 28,
         Request::Status => 29,
-        Request::Recovered => 30,
+        Request::Recovered { .. } => 30,
         Request::ShareCounters { .. } => 31,
         Request::SetLock { .. } => 32,
         Request::Unlock { .. } => 33,
@@ -92,7 +92,16 @@ fn connection() -> Vec<(Request<'static>, Vec<u8>)> {
         ),
         (Request::StatFs, vec![28]),
         (Request::Status, vec![29]),
-        (Request::Recovered, vec![30]),
+        (Request::Recovered { unanswered: vec![] }, vec![30, 0]),
+        (
+            Request::Recovered {
+                unanswered: vec![
+                    Unanswered { slot: SlotIndex(0), seq: 1 },
+                    Unanswered { slot: SlotIndex(61), seq: 300 },
+                ],
+            },
+            joined(&[&[30], &[2], &[0, 1], &[61, 0xac, 0x02]]),
+        ),
         (
             Request::ShareCounters { buffer: BUFFER },
             joined(&[&[31], &[7], &[0x80, 0x20], &[0x80, 0x80, 0x40]]),

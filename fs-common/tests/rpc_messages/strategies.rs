@@ -3,14 +3,14 @@
 //! Messages borrow their names and data, so what is drawn is leaked: a few hundred short buffers a test run.
 
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
     Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling,
-    SeekFor, SettledLock, Sink, Space, SyncScope, TestedLock, XattrMode,
+    SeekFor, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -208,16 +208,15 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (any::<u128>(), text(), bytes())
             .prop_map(|(client, label, subtree)| Request::Attach { client: ClientId(client), label, subtree })
             .boxed(),
-        select(vec![
-            Request::Heartbeat,
-            Request::Detach,
-            Request::StatFs,
-            Request::Status,
-            Request::Recovered,
-        ])
-        .boxed(),
+        select(vec![Request::Heartbeat, Request::Detach, Request::StatFs, Request::Status]).boxed(),
         buffer().prop_map(|buffer| Request::ShareCounters { buffer }).boxed(),
         vec(reclaim(), 0..20).prop_map(|files| Request::Reclaim { files }).boxed(),
+        vec(any::<(u16, u64)>(), 0..20)
+            .prop_map(|all| {
+                all.into_iter().map(|(slot, seq)| Unanswered { slot: SlotIndex(slot), seq }).collect()
+            })
+            .prop_map(|unanswered| Request::Recovered { unanswered })
+            .boxed(),
         (ino(), bytes()).prop_map(|(parent, name)| Request::Lookup { parent, name }).boxed(),
         ino().prop_map(|ino| Request::GetAttr { ino }).boxed(),
         (ino(), set_attr()).prop_map(|(ino, set)| Request::SetAttr { ino, set }).boxed(),

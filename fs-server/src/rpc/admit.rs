@@ -6,7 +6,7 @@ use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
     MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
-    XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -117,6 +117,13 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             locks.iter().try_for_each(|held| check_lock(held.lock.space, held.lock.range))?;
         }
         Request::Reclaim { files } if files.len() > RECLAIM_FILES_MAX => return Err(Status::Invalid),
+        Request::Recovered { unanswered } => {
+            let fits = unanswered.len() <= usize::from(SLOTS_PER_SESSION)
+                && unanswered.iter().all(|request| request.slot.0 < SLOTS_PER_SESSION);
+            if !fits {
+                return Err(Status::Invalid);
+            }
+        }
         _ => {}
     }
     if let Request::Make { node: NewNode::Symlink(target), .. } = request {
@@ -159,10 +166,10 @@ fn check_xattr_name(name: &[u8]) -> Result<(), Status> {
 mod tests {
     use super::*;
     use cuttlefs_common::attr::SetAttr;
-    use cuttlefs_common::ids::{FileKey, InodeNo};
+    use cuttlefs_common::ids::{FileKey, InodeNo, SlotIndex};
     use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, WaitId};
     use cuttlefs_common::region::PageSet;
-    use cuttlefs_common::rpc::{Allocate, ReclaimLock, Sink};
+    use cuttlefs_common::rpc::{Allocate, ReclaimLock, Sink, Unanswered};
 
     fn lookup(name: &[u8]) -> Result<(), Status> {
         check(&Request::Lookup { parent: InodeNo::ROOT, name })
@@ -228,6 +235,19 @@ mod tests {
             Lock { space: LockSpace::Whole, owner: LockOwner(1), range, mode: LockMode::Shared, pid: 1 };
         let many = vec![ReclaimLock { ino: InodeNo(1), lock }; RECLAIM_LOCKS_MAX + 1];
         assert_eq!(check(&Request::ReclaimLocks { locks: many }), Err(Status::Invalid));
+    }
+
+    #[test]
+    fn what_is_asked_again_is_asked_in_slots_that_there_are() {
+        let recovered = |slots: &[u16]| {
+            let unanswered = slots.iter().map(|slot| Unanswered { slot: SlotIndex(*slot), seq: 1 }).collect();
+            check(&Request::Recovered { unanswered })
+        };
+        let all: Vec<u16> = (0..SLOTS_PER_SESSION).collect();
+        assert_eq!(recovered(&[]), Ok(()));
+        assert_eq!(recovered(&all), Ok(()));
+        assert_eq!(recovered(&[SLOTS_PER_SESSION]), Err(Status::Invalid));
+        assert_eq!(recovered(&[all, vec![0]].concat()), Err(Status::Invalid), "one of each");
     }
 
     #[test]

@@ -101,10 +101,19 @@ async fn answer(
             let reply = reply_to(context, header, result);
             // What is not answered runs again when it is sent again.
             let kept = (once && !unanswered.get()).then(|| Arc::from(reply.to_vec()));
-            let answer_to = match session.slot(header.slot) {
-                Ok(slot) => slot.lock().finish(kept),
-                Err(_) => connection.number(),
+            let (answer_to, let_go) = match session.slot(header.slot) {
+                Ok(slot) => {
+                    let mut slot = slot.lock();
+                    let answer_to = slot.finish(kept);
+                    let is_answered = !unanswered.get();
+                    (answer_to, is_answered.then(|| context.server.sessions.asked_again(&mut slot)).flatten())
+                }
+                Err(_) => (connection.number(), None),
             };
+            // Before it is told: whoever has its answer finds freed what only this request kept.
+            if let Some(ino) = let_go {
+                context.server.let_go(ino).await;
+            }
             if unanswered.get() {
                 // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
                 if let Some(other) = context.server.connections.get(answer_to) {

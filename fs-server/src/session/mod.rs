@@ -17,9 +17,18 @@
 //! (`locks`). When the files that nobody reclaimed have been freed, all is *settled*; what requests do until then stands in
 //! `rpc/handlers/grace.rs`.
 //!
+//! # What is kept for requests that are asked again
+//! A request may have been done by the server before this one, and the file it was about may have lost its last name since.
+//! Its client is still to be given the first answer, and what a create made is to be there, open. So each client says with
+//! `Recovered` which requests it asks again. Of those that were done (`RequestId`), the inode that the record names is *kept*:
+//! it is not freed until the slot's first request was answered, the session ends, or none has come for a lease (the answer of
+//! the server before this one came late). Until the client says so, the grace period keeps it. Only a client's own records
+//! count, so a session keeps an inode for each of its slots at most.
+//!
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
 
+mod kept;
 mod slot;
 
 pub use slot::{Admission, Slot};
@@ -29,6 +38,7 @@ use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
+use kept::Kept;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -54,6 +64,8 @@ pub struct Session {
     /// Connections attached now.
     connections: AtomicU64,
     reclaimed: Mutex<Reclaimed>,
+    /// Monotonic milliseconds of the client's word what it asks again. Relaxed: nothing hangs on it but when that is overdue.
+    kept_since_ms: AtomicU64,
 }
 
 /// Filekeys of the last attempt of a client to reclaim its files, which is over one connection. As many as the client
@@ -141,6 +153,8 @@ pub struct Sessions {
     /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
     /// (acquire).
     settled: AtomicBool,
+    /// Inodes kept for requests that are asked again.
+    kept: Kept,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     lease: Duration,
@@ -163,6 +177,7 @@ impl Sessions {
             ),
             grace_until: clock.monotonic() + lease,
             settled: AtomicBool::new(false),
+            kept: Kept::default(),
             clock,
             random,
             lease,
@@ -240,6 +255,7 @@ impl Sessions {
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
+            kept_since_ms: AtomicU64::new(0),
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());

@@ -7,8 +7,10 @@
 //! | other         | `BadSequence`                   | `BadSequence`                       |
 //!
 //! A fresh slot takes any number as its first: the client has counted on with the server before this one. Whether that
-//! one did the request already is for the metadata to say.
+//! one did the request already is for the metadata to say. What that request was about is kept until it has come and was
+//! answered (`session/`, "What is kept for requests that are asked again").
 
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
@@ -37,9 +39,27 @@ pub struct Slot {
     reply: Option<Arc<[u8]>>,
     /// Connection (its number within the server) that waits for the answer.
     answer_to: u64,
+    /// Kept for the request that comes first.
+    keeps: Option<InodeNo>,
 }
 
 impl Slot {
+    /// From now on this is kept for the request that comes first. Gives what was kept for it before.
+    ///
+    /// # Errors
+    /// `BadSequence` if one has come; nothing is changed.
+    pub fn keep(&mut self, ino: Option<InodeNo>) -> Result<Option<InodeNo>, Status> {
+        match self.last {
+            None => Ok(std::mem::replace(&mut self.keeps, ino)),
+            Some(_) => Err(Status::BadSequence),
+        }
+    }
+
+    /// Nothing is kept any more. Gives what was.
+    pub fn let_go(&mut self) -> Option<InodeNo> {
+        self.keeps.take()
+    }
+
     /// A request arrived on a connection.
     ///
     /// # Errors
@@ -106,5 +126,18 @@ mod tests {
         );
         slot.finish(None);
         assert_eq!(slot.admit(43, 3), Ok(Admission::Run { first: false }));
+    }
+
+    #[test]
+    fn something_is_kept_for_the_first_request_only() {
+        let (one, other) = (Some(InodeNo(5)), Some(InodeNo(6)));
+        let mut slot = Slot::default();
+        assert_eq!(slot.keep(one), Ok(None));
+        assert_eq!(slot.keep(other), Ok(one), "a client that recovers once more says it anew");
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Run { first: true }));
+        assert_eq!(slot.keep(one), Err(Status::BadSequence));
+        slot.finish(None);
+        assert_eq!((slot.let_go(), slot.let_go()), (other, None));
+        assert_eq!(slot.keep(one), Err(Status::BadSequence), "it was asked again");
     }
 }

@@ -4,15 +4,11 @@
 use super::super::model::Model;
 use super::fits::fits;
 use super::op::{Answer, Op, Places};
-use cuttlefs_client::file::volume::Handle;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-
-/// Numbers of inodes that nobody was ever told of, from here down.
-const NOBODY: u64 = u64::MAX / 2;
 
 /// An operation that was answered, and when, counted in turns.
 pub struct Answered {
@@ -125,7 +121,7 @@ fn behind(model: &Model, answered: &Answered, places: &Places, died: bool) -> Ve
     if is_about_what_is_gone(model, answered, places, died) {
         states.push(model.clone());
     }
-    if died && let Some(done) = done_and_gone(model, answered, places) {
+    if died && let Some(done) = linked_and_gone(model, answered, places) {
         states.push(done);
     }
     states
@@ -144,25 +140,14 @@ fn is_about_what_is_gone(model: &Model, answered: &Answered, places: &Places, di
     }
 }
 
-/// A name that was made, and told to nobody before the server died, and removed by somebody else before its client asked again:
-/// there is nothing left to tell of.
-fn done_and_gone(model: &Model, answered: &Answered, places: &Places) -> Option<Model> {
+/// A link that was made, and told to nobody before the server died, of what lost all its names and was freed while that server
+/// lived: there is nothing left to tell of.
+fn linked_and_gone(model: &Model, answered: &Answered, places: &Places) -> Option<Model> {
+    let Op::Link { ino, .. } = answered.op else { return None };
+    if answered.answer.refusal() != Some(Status::Stale) {
+        return None;
+    }
     let mut done = model.clone();
-    let fits = match answered.op {
-        Op::Create { .. } if answered.answer.refusal() == Some(Status::Stale) => {
-            let nobody = InodeNo(NOBODY - answered.client as u64);
-            let opened = Answer::Opened(Ok((Some(nobody), Handle(0), false)));
-            let fits = fits(&mut done, (answered.client, &answered.op), places, &opened, true);
-            if fits {
-                done.node_mut(nobody).opens -= 1;
-            }
-            fits
-        }
-        Op::Link { ino, .. } if answered.answer.refusal() == Some(Status::Stale) => {
-            let linked = Answer::Found(Ok(places.ino(ino)));
-            fits(&mut done, (answered.client, &answered.op), places, &linked, true)
-        }
-        _ => false,
-    };
-    fits.then_some(done)
+    let linked = Answer::Found(Ok(places.ino(ino)));
+    fits(&mut done, (answered.client, &answered.op), places, &linked, true).then_some(done)
 }

@@ -6,7 +6,7 @@ use crate::region::policy::Exposure;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use cuttlefs_common::ids::{ClientId, FileKey};
-use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION};
+use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION, Unanswered};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,9 +73,11 @@ async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = F
     call.context.server.close(call.session.number(), &unknown).await;
 }
 
-/// The client has all it had open.
-pub(super) async fn recovered(call: &Call<'_>) -> Result<Body, Status> {
+/// The client has all it had open, and asks these requests again.
+pub(super) async fn recovered(call: &Call<'_>, unanswered: &[Unanswered]) -> Result<Body, Status> {
     close_attempt_before(call, std::iter::empty()).await;
+    // While the grace period keeps what they are about.
+    call.context.server.keep(call.session, unanswered).await;
     call.context.server.sessions.recovered(call.session.client());
     call.context.server.settle_grace();
     done()
@@ -90,7 +92,7 @@ pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     // First: what the client wrote is there for whoever opens its files next.
     let client = call.session.client();
     let is_done_with = server.early.let_go(server, client).await;
-    server.revoke(call.session.number()).await;
+    server.revoke(call.session).await;
     if is_done_with {
         server.early.forget(client);
         server.forget(&[client]);

@@ -83,7 +83,7 @@ pub async fn run(
         Request::Attach { .. } | Request::Status => Err(Status::Malformed),
         Request::Heartbeat => done(),
         Request::Detach => attach::detach(&call).await,
-        Request::Recovered => attach::recovered(&call).await,
+        Request::Recovered { unanswered } => attach::recovered(&call, &unanswered).await,
         Request::ShareCounters { buffer } => sample::share(&call, buffer),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
         Request::Lookup { parent, name } => names::lookup(&call, parent, name),

@@ -2,7 +2,13 @@
 //!
 //! A client sends a request again until it is answered. Within the life of a server the slot keeps the answer; past it
 //! the metadata remembers which request of a slot was done last (`SlotRecord`, in the batch of its effect). What the
-//! answer said is not kept: it is told anew, of the same inode as it is now.
+//! answer said is not kept: it is told anew, of the same inode as it is now. That inode is there: since its client has come
+//! back it is kept for this request (`session/`), without a name if somebody removed it.
+//!
+//! # Failure
+//! It may be gone: freed by the server that did the request, which knew of nobody who had it open, or behind the end of the grace
+//! period or of the session of a client that came back too late. Then the answer is `Stale`; what was only made, and is not
+//! opened, is told to have been made.
 
 use super::{Body, Call, body, done};
 use crate::meta::{Placed, SlotRecord};
@@ -22,7 +28,7 @@ pub(super) enum Repeated<'a> {
 /// Looks whether `request` was done before this server started.
 ///
 /// # Errors
-/// `Io` if the metadata cannot be read; `Stale` if the inode it was about has gone meanwhile, and the answer must tell of it.
+/// `Io` if the metadata cannot be read; `Stale` if the inode it was about was gone before its client came back, and the answer must tell of it.
 pub(super) async fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Repeated<'a>, Status> {
     let meta = &call.context.server.meta;
     match call.who.request.map(|id| meta.request_done(id)).transpose()?.flatten() {
@@ -34,7 +40,7 @@ pub(super) async fn look<'a>(call: &Call<'_>, request: Request<'a>) -> Result<Re
     }
 }
 
-/// What is told of an inode that was made, and removed by somebody else before its maker asked again: it was made, or that one
+/// What is told of an inode that was made, and removed by somebody else before its maker came back: it was made, or that one
 /// could not have removed it. Were this an error, the maker's kernel would make it once more.
 fn made_and_gone(call: &Call<'_>, ino: InodeNo, node: NewNode<'_>, mode: u16) -> Attr {
     let now = call.context.server.clock.now();

@@ -154,6 +154,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "slots_free": region.active.free_slots,
             "waiting_for_write_back": region.dirty_files,
             "inodes": server.meta.inode_count(),
+            "kept_for_requests": server.sessions.kept_count(),
         },
         "memory": {
             "bounce_bytes": server.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,
