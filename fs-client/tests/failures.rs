@@ -708,6 +708,6 @@ fn a_copy_of_several_pieces_is_whole_whenever_the_server_dies() {
             copy.remove(&volume);
             volume.shut_down();
         }
-        assert!(deaths > 20, "{deaths} deaths");
+        assert!(deaths >= 10, "{deaths} deaths");
     });
 }
