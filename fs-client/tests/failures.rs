@@ -4,18 +4,20 @@
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::file::volume::{FsError, OpenHow, Volume};
+use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{FileSlot, InodeNo};
+use cuttlefs_common::life::End;
 use cuttlefs_common::rdma::WindowId;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::export::Export;
+use std::rc::Rc;
 use std::time::Duration;
 use world::contents::{CALLER, read};
-use world::{Death, LEASE, World, WorldConfig};
+use world::{Crash, Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
@@ -505,5 +507,207 @@ fn a_short_copy_within_a_file_is_as_short_the_second_time() {
                 volume.shut_down();
             }
         }
+    });
+}
+
+/// Two files, or one twice, with `len` bytes to copy at the start of the source and room for them in the target.
+struct Copied {
+    source: Handle,
+    target: Handle,
+    to_offset: u64,
+}
+
+impl Copied {
+    fn new(volume: &RemoteVolume, len: usize, within: bool) -> Self {
+        let (_, source) = volume.create(&CALLER, ROOT, b"source", 0o644, true, READ_WRITE).expect("create");
+        volume.write(&CALLER, source.handle, 0, &pattern(len)).expect("write");
+        if within {
+            let to_offset = (len as u64).next_multiple_of(4096) + 100;
+            return Self { source: source.handle, target: source.handle, to_offset };
+        }
+        let (_, target) = volume.create(&CALLER, ROOT, b"target", 0o644, true, READ_WRITE).expect("create");
+        Self { source: source.handle, target: target.handle, to_offset: 5_000 }
+    }
+
+    fn target_name(&self) -> &'static [u8] {
+        if self.source == self.target { b"source" } else { b"target" }
+    }
+
+    fn copy(&self, volume: &RemoteVolume, len: usize) -> Result<u64, FsError> {
+        volume.copy_range(&CALLER, self.source, 0, self.target, self.to_offset, len as u64)
+    }
+
+    fn remove(self, volume: &RemoteVolume) {
+        volume.release(self.source);
+        volume.unlink(&CALLER, ROOT, b"source").expect("unlink");
+        if self.source != self.target {
+            volume.release(self.target);
+            volume.unlink(&CALLER, ROOT, b"target").expect("unlink");
+        }
+    }
+}
+
+fn open(volume: &RemoteVolume, name: &[u8]) -> Handle {
+    let ino = volume.lookup(&CALLER, ROOT, name).expect("lookup").ino;
+    volume.open(&CALLER, ino, READ_WRITE).expect("open").handle
+}
+
+/// The deaths behind which what was done and not answered is there.
+fn deaths_that_keep_what_was_done(world: &World) -> &'static [Death] {
+    if world.answers_are_durable() {
+        &[Death::Sudden, Death::WrittenBack, Death::PowerLost]
+    } else {
+        &[Death::WrittenBack]
+    }
+}
+
+/// What others write over a copy that was done stays, although who copied asks again; what they write to its source does not
+/// come to the target.
+#[test]
+fn a_copy_that_was_done_is_not_done_again() {
+    both(|world| {
+        for death in deaths_that_keep_what_was_done(world) {
+            // In one piece, in several, and more than one request copies.
+            for (len, copied, within) in
+                [(3_000, 3_000, false), (10_000, 10_000, true), (600_000, 600_000, false)]
+            {
+                let what = format!("{death:?}, {len} bytes, within {within}");
+                let (volume, other) = (world.client(), Rc::new(world.client()));
+                let copy = Copied::new(&volume, len, within);
+                let to_offset = copy.to_offset;
+                let [source, target] = [b"source", copy.target_name()].map(|name| open(&other, name));
+                if within {
+                    // Its length is looked at before.
+                    world.kill_after(Cut::Reply, 1, *death);
+                } else {
+                    world.kill_at(Cut::Reply, *death);
+                }
+                let ahead = other.clone();
+                world.behind_death(move || {
+                    ahead.write(&CALLER, source, 0, b"new").expect("write");
+                    ahead.write(&CALLER, target, to_offset + 50, b"mine").expect("write");
+                });
+                assert_eq!(copy.copy(&volume, len + 10), Ok(copied), "{what}");
+                assert!(!world.network().cut_is_pending() && world.has_died(), "{what}");
+                let mut expected = pattern(len);
+                expected[50..54].copy_from_slice(b"mine");
+                let there = read(&volume, copy.target, to_offset, len as u32 + 100);
+                assert!(there == Ok(expected), "{what}: other bytes");
+                copy.remove(&volume);
+                [source, target].into_iter().for_each(|handle| other.release(handle));
+                volume.shut_down();
+                other.shut_down();
+            }
+        }
+    });
+}
+
+/// What was written before, and no sync covered, is written again when the server was killed; not over a copy that was there.
+#[test]
+fn a_copy_is_not_lost_under_an_older_write() {
+    both(|world| {
+        // Where something is to be written again, the target is synced before the copy.
+        let pass = u32::from(!world.answers_are_durable());
+        for death in deaths_that_keep_what_was_done(world) {
+            for answered in [false, true] {
+                let volume = world.client();
+                let copy = Copied::new(&volume, 10_000, false);
+                let write = |from: u64, len: usize| {
+                    let written =
+                        volume.write(&CALLER, copy.target, copy.to_offset + from - 10, &vec![7; len]);
+                    assert_eq!(written, Ok(len as u32));
+                };
+                // Across the copy's start, in its midst, and across its end.
+                write(0, 30);
+                write(4_000, 100);
+                write(10_000, 20);
+                let zeros = Allocate::ZeroRange { keep_size: false };
+                volume.allocate(&CALLER, copy.target, copy.to_offset + 6_000, 200, zeros).expect("zero");
+                if !answered {
+                    world.kill_after(Cut::Reply, pass, *death);
+                }
+                assert_eq!(copy.copy(&volume, 10_000), Ok(10_000), "{death:?}");
+                if answered {
+                    if *death == Death::WrittenBack {
+                        world.pass(Duration::from_secs(3));
+                    }
+                    if *death == Death::PowerLost {
+                        world.lose_power()
+                    } else {
+                        world.kill()
+                    }
+                    world.start();
+                }
+                assert!(!world.network().cut_is_pending(), "{death:?}");
+                let expected = [vec![7; 10], pattern(10_000), vec![7; 10]].concat();
+                let there = read(&volume, copy.target, copy.to_offset - 10, 20_000);
+                assert!(there == Ok(expected), "{death:?}, answered {answered}: other bytes");
+                copy.remove(&volume);
+                volume.shut_down();
+            }
+        }
+    });
+}
+
+/// A copy that ends early learns of it when its bytes are there already.
+#[test]
+fn a_copy_that_ran_out_of_space_is_not_done_again() {
+    both(|world| {
+        for death in deaths_that_keep_what_was_done(world) {
+            let (volume, other) = (world.client(), Rc::new(world.client()));
+            let copy = Copied::new(&volume, 400_000, false);
+            let target = open(&other, b"target");
+            let (_, rest) = volume.create(&CALLER, ROOT, b"rest", 0o644, true, READ_WRITE).expect("create");
+            // Room for one piece of 256 KiB.
+            let room = volume.stat_fs(&CALLER).expect("statfs").free_pages - 80;
+            let reserve = Allocate::Reserve { keep_size: true };
+            volume.allocate(&CALLER, rest.handle, 0, room * 4096, reserve).expect("reserve");
+            world.kill_at(Cut::Reply, *death);
+            let (ahead, at) = (other.clone(), copy.to_offset + 50);
+            world.behind_death(move || {
+                ahead.write(&CALLER, target, at, b"mine").expect("write");
+            });
+            assert_eq!(copy.copy(&volume, 400_000), Ok(256 << 10), "{death:?}");
+            assert!(!world.network().cut_is_pending() && world.has_died(), "{death:?}");
+            let mut expected = pattern(256 << 10);
+            expected[50..54].copy_from_slice(b"mine");
+            let there = read(&volume, copy.target, copy.to_offset, 400_000);
+            assert!(there == Ok(expected), "{death:?}: other bytes");
+            volume.release(rest.handle);
+            volume.unlink(&CALLER, ROOT, b"rest").expect("unlink");
+            copy.remove(&volume);
+            other.release(target);
+            volume.shut_down();
+            other.shut_down();
+        }
+    });
+}
+
+/// Between two pieces nothing says that a copy was done: all of it is done again. If an fsync says that it is there, it is.
+#[test]
+fn a_copy_of_several_pieces_is_whole_whenever_the_server_dies() {
+    both(|world| {
+        let mut deaths = 0;
+        for after in (0..60).step_by(2) {
+            let volume = world.client();
+            let copy = Copied::new(&volume, 600_000, after % 4 == 1);
+            let power = world.answers_are_durable() && after % 2 == 0;
+            world.crash_after(Crash { end: End { after, of: None }, power }, None);
+            assert_eq!(copy.copy(&volume, 600_000), Ok(600_000), "event {after}");
+            let synced = volume.fsync(&CALLER, copy.target, false);
+            world.calm();
+            let died = world.has_died();
+            deaths += u32::from(died);
+            if died && !world.answers_are_durable() && synced.is_err() {
+                assert_eq!(copy.copy(&volume, 600_000), Ok(600_000), "event {after}");
+            } else {
+                assert_eq!(synced, Ok(()), "event {after}");
+            }
+            let there = read(&volume, copy.target, copy.to_offset, 700_000);
+            assert!(there == Ok(pattern(600_000)), "event {after}: other bytes");
+            copy.remove(&volume);
+            volume.shut_down();
+        }
+        assert!(deaths >= 10, "{deaths} deaths");
     });
 }

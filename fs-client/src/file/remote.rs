@@ -188,11 +188,18 @@ impl RemoteVolume {
     }
 
     fn sync(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
+        self.sync_kept(caller, ino, scope)?;
+        let failed = self.session.unsynced().take_failed(ino);
+        if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+    }
+
+    /// After it nothing is to be written again that was written before. What was lost is for an fsync to tell.
+    fn sync_kept(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
         let unsynced = self.session.unsynced();
         let mark = unsynced.mark();
         self.session.call_after(After::WritesOf(ino), caller, || Request::Sync(scope), done)?;
         unsynced.synced(Some(ino), mark);
-        if unsynced.take_failed(ino) { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+        Ok(())
     }
 }
 
@@ -486,10 +493,10 @@ impl Volume for RemoteVolume {
         len: u64,
     ) -> Result<u64, FsError> {
         let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
-        let ino = from.file.ino();
-        // A copy may be done twice, if the server was killed before it answered. Within one file the first time may move
-        // the file's end, so what there is to copy is settled before.
-        let len = if ino == to.file.ino() {
+        let (ino, target) = (from.file.ino(), to.file.ino());
+        // What a server did of a copy of several pieces when it was killed is done again. Within one file the first time may
+        // move the file's end, so what there is to copy is settled before.
+        let len = if ino == target {
             len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset))
         } else {
             len
@@ -501,13 +508,21 @@ impl Volume for RemoteVolume {
             to_offset,
             len,
         };
-        self.session.settle(After::WritesOf(from.file.ino()))?;
-        self.session
-            .call_after(After::WritesOf(to.file.ino()), caller, build, |reply| match reply {
-                Reply::Copied(len) => Ok(len),
-                other => unexpected(other),
-            })
-            .inspect(|_| self.session.unsynced().note_elsewhere(to.file.ino()))
+        self.session.settle(After::WritesOf(ino))?;
+        if self.session.unsynced().has_some_in(target, to_offset, len) {
+            // What recovery writes again would go over the copy, which is not done again if the killed server did it.
+            self.sync_kept(caller, target, SyncScope::InodeContents(target))?;
+        }
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Copied(len) => Ok(len),
+            other => unexpected(other),
+        };
+        let (copied, session) =
+            self.session.call_noting_session(After::WritesOf(target), caller, build, take)?;
+        if copied > 0 {
+            self.session.unsynced().note_elsewhere(session, target);
+        }
+        Ok(copied)
     }
 
     fn has_locks(&self) -> bool {

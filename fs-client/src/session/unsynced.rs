@@ -299,16 +299,26 @@ impl Unsynced {
         state.note_operation(session, ino, offset, What::Allocate { len, how }, u64::MAX);
     }
 
-    /// The server wrote to this file by itself: there are no bytes to keep here.
-    pub(crate) fn note_elsewhere(&self, ino: InodeNo) {
+    /// Notes that `session` has written to this file by itself: there are no bytes to keep here, nor to write again.
+    pub(crate) fn note_elsewhere(&self, session: u64, ino: InodeNo) {
         let mut state = self.state.lock();
         if state.durable_answers {
             return;
         }
-        let number = state.next;
-        state.next += 1;
+        if state.session != session {
+            state.failed.insert(ino);
+            return;
+        }
         // No change counter came with it, so a killed server counts as having lost it.
-        state.files.entry(ino).or_default().dropped = Some((number, u64::MAX));
+        state.keep(ino, 0, None, u64::MAX);
+    }
+
+    /// Whether recovery might write again, or zero again, what is in this range.
+    pub(crate) fn has_some_in(&self, ino: InodeNo, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len);
+        let state = self.state.lock();
+        let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
+        len > 0 && kept.filter_map(Kept::range).any(|(from, to)| from < end && offset < to)
     }
 
     /// A truncation is going to be sent. Until what this gives is dropped, nothing past `size` is written again: the
@@ -583,11 +593,41 @@ mod tests {
     }
 
     #[test]
+    fn ranges_are_known_of_what_has_contents() {
+        let unsynced = unsynced();
+        unsynced.note(1, INO, 10, b"0123456789", 1);
+        unsynced.note_allocate(1, INO, 30, 10, Allocate::ZeroRange { keep_size: false });
+        unsynced.note_allocate(1, INO, 100, 10, Allocate::Reserve { keep_size: false });
+        unsynced.cutting(INO, 200).done(1, 2);
+        for (offset, len, has) in [
+            (0, 10, false),
+            (0, 11, true),
+            (19, 1, true),
+            (20, 10, false),
+            (20, 11, true),
+            (12, 2, true),
+            (15, 0, false),
+            (40, u64::MAX, false),
+            (0, u64::MAX, true),
+        ] {
+            assert_eq!(unsynced.has_some_in(INO, offset, len), has, "{offset}, {len}");
+        }
+        assert!(!unsynced.has_some_in(InodeNo(8), 0, u64::MAX));
+        unsynced.synced(Some(INO), unsynced.mark());
+        assert!(!unsynced.has_some_in(INO, 0, u64::MAX));
+    }
+
+    #[test]
     fn another_session_s_answer_is_not_taken() {
         let unsynced = unsynced();
         unsynced.begin_session(2, false);
         assert!(!unsynced.note(1, INO, 0, b"late", 1));
         assert!(unsynced.is_empty());
+        // There are no bytes to send again: what the lost server copied may be lost.
+        unsynced.note_elsewhere(1, INO);
+        assert!(unsynced.take_failed(INO));
+        unsynced.note_elsewhere(2, INO);
+        assert!(!unsynced.take_failed(INO));
     }
 
     #[test]

@@ -168,6 +168,8 @@ struct Inner {
     coming_back: Cell<bool>,
     /// What comes first is in front.
     meanwhile: RefCell<VecDeque<Meanwhile>>,
+    /// What happens when the next server has followed a dead one, before anybody who waited for that one asks it.
+    behind_death: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// What unwinds out of clients' calls when everything lost power, clients included.
@@ -239,6 +241,7 @@ impl World {
             came_back_to: Cell::default(),
             coming_back: Cell::new(false),
             meanwhile: RefCell::default(),
+            behind_death: RefCell::default(),
         });
         inner.start();
         let world = Self { inner };
@@ -306,6 +309,12 @@ impl World {
     pub fn kill_after(&self, cut: Cut, pass: u32, death: Death) {
         self.inner.network.cut_after(cut, pass);
         self.inner.dies_at_cut.set(Some(death));
+    }
+
+    /// When the server dies while a client waits for it, and the next one has started, `others` do this; then that client asks
+    /// again. They are clients that wait for nothing.
+    pub fn behind_death(&self, others: impl FnOnce() + 'static) {
+        *self.inner.behind_death.borrow_mut() = Some(Box::new(others));
     }
 
     /// The server dies with an event to come; the one that starts then with a later one, if `again` says so.
@@ -492,6 +501,16 @@ impl Inner {
         true
     }
 
+    /// Others are faster than whoever waits for the dead server.
+    fn others_go_ahead(self: &Rc<Self>) {
+        let others = self.behind_death.borrow_mut().take();
+        if let Some(others) = others {
+            // As in `others_come_back`.
+            self.set_pump();
+            others();
+        }
+    }
+
     /// Starts a server; one that dies meanwhile is followed by the next.
     fn start(&self) {
         loop {
@@ -649,9 +668,11 @@ impl Inner {
                 Death::PowerLost => self.lose_power(),
             }
             self.start();
+            self.others_go_ahead();
             return true;
         }
         if self.bury() {
+            self.others_go_ahead();
             return true;
         }
         if self.config.restless && self.random.next_u64().is_multiple_of(LEAP_ONE_IN) {

@@ -51,7 +51,7 @@ pub struct FileChanges {
     pub changes: Vec<Again>,
     /// When contents or length were changed last, and the inode's change counter before that.
     pub modified: Option<(Timestamp, u64)>,
-    /// The last request of each slot, with the place of a write's bytes: also of those that a later change took away, which must
+    /// The last request of each slot, with the place of a write's bytes, of a copy's last: also of those that a later change took away, which must
     /// not be written once more.
     pub done: BTreeMap<(ClientId, SlotIndex), (RequestId, Placed)>,
 }
@@ -69,7 +69,8 @@ impl Net {
         let file = self.files.entry(operation.ino).or_default();
         // The order of times is that of counters: changes of different pages reach the log in any order.
         let is_last = file.modified.is_none_or(|(_, before)| before <= operation.before);
-        if is_last && !matches!(operation.change, Change::Reserve { .. }) {
+        let changes_no_time = matches!(operation.change, Change::Reserve { .. } | Change::Copied { .. });
+        if is_last && !changes_no_time {
             file.modified = Some((operation.at, operation.before));
         }
         file.add(operation.change, request(record));
@@ -115,6 +116,7 @@ impl FileChanges {
                 self.done.extend(done(request, Placed { offset, len: 0 }));
                 changes.push(Again::Reserve { offset, len });
             }
+            Change::Copied { end } => self.done.extend(done(request, Placed { offset: end, len: 0 })),
             Change::Done => {}
         }
     }

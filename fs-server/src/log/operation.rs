@@ -41,6 +41,11 @@ pub enum Change<'a> {
         /// Bytes.
         len: u64,
     },
+    /// A copy, whose bytes the writes before it gave, ended here in its target, before all was copied. Changes nothing.
+    Copied {
+        /// File offset.
+        end: u64,
+    },
     /// The change that was logged before is done: when, and as which one, is what this says.
     Done,
 }
@@ -75,6 +80,7 @@ impl<'a> Operation<'a> {
             Change::Zeros { offset, len, keep_space } => (3 + u8::from(keep_space), offset, len, &[]),
             Change::Reserve { offset, len } => (5, offset, len, &[]),
             Change::Done => (6, 0, 0, &[]),
+            Change::Copied { end } => (7, end, 0, &[]),
         };
         let nanos = i128::from(self.at.secs) * NANOS + i128::from(self.at.nanos);
         let mut out = Vec::with_capacity(OPERATION_BYTES + bytes.len());
@@ -115,6 +121,7 @@ impl<'a> Operation<'a> {
             }
             (5, []) if fits(place, more) => Change::Reserve { offset: place, len: more },
             (6, []) if place == 0 && more == 0 => Change::Done,
+            (7, []) if place <= MAX_FILE_SIZE && more == 0 => Change::Copied { end: place },
             _ => return None,
         };
         let nanos = i128::from(nanos as i64);
@@ -165,6 +172,7 @@ mod tests {
             (Change::Zeros { offset: 4, len: 8, keep_space: true }, of(4, 4, 8, b"")),
             (Change::Reserve { offset: 4, len: 8 }, of(5, 4, 8, b"")),
             (Change::Done, of(6, 0, 0, b"")),
+            (Change::Copied { end: 10 }, of(7, 10, 0, b"")),
         ] {
             assert_eq!(operation(change).encode(), expected);
             assert_eq!(Operation::parse(&expected), Some(operation(change)));
@@ -178,6 +186,7 @@ mod tests {
             Change::Write { offset: 9, bytes: b"ab", ends: Some(10) },
             Change::Length(MAX_FILE_SIZE + 1),
             Change::Zeros { offset: 1, len: u64::MAX, keep_space: false },
+            Change::Copied { end: MAX_FILE_SIZE + 1 },
         ] {
             assert_eq!(Operation::parse(&operation(change).encode()), None, "{change:?}");
         }

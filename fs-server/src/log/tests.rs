@@ -3,7 +3,7 @@
 use super::header::{Header, RING_OFFSET};
 use super::redo_log::MIN_CAPACITY;
 use super::*;
-use crate::meta::RequestId;
+use crate::meta::{Placed, RequestId};
 use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::ids::{ClientId, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::life::{End, Event, Life};
@@ -249,12 +249,13 @@ fn what_later_changes_take_away_is_not_written_again() {
     ticket.append(None, FILE, Change::Length(3 * page + 5));
     let other = LoggedFile { ino: InodeNo(6), before: 3 };
     ticket.append(request(2), other, Change::Write { offset: 7, bytes: b"x", ends: None });
+    ticket.append(request(3), other, Change::Copied { end: 8 });
     commit(&log).expect("commits");
     let mut lsns = Vec::new();
     super::contents::read(&device, &mut |record, _| lsns.push(record.lsn)).expect("reads");
-    assert_eq!(lsns, [1, 2, 3, 4, 5].map(LogSeq));
+    assert_eq!(lsns, [1, 2, 3, 4, 5, 6].map(LogSeq));
     let held = Contents::read(&device).expect("reads");
-    assert_eq!(held.records, 5);
+    assert_eq!(held.records, 6);
     let files = held.net.files;
     assert_eq!(files.keys().copied().collect::<Vec<_>>(), [InodeNo(5), InodeNo(6)]);
     let first: Vec<(u64, u64)> = files[&InodeNo(5)]
@@ -275,6 +276,11 @@ fn what_later_changes_take_away_is_not_written_again() {
     assert_eq!((request.seq, placed.offset, placed.len), (1, 0, 5 * 4096));
     let zeros = Again::Zeros { offset: page + 10, len: 2 * page, keep_space: false };
     assert_eq!(rest, [&Again::AtLeast(5 * page), &zeros, &Again::Length(3 * page + 5)]);
+    // Of a copy that ended early: its writes, and where it ended.
+    let copied = &files[&InodeNo(6)];
+    let done: Vec<_> = copied.done.values().map(|(request, placed)| (request.seq, *placed)).collect();
+    assert_eq!(done, [(3, Placed { offset: 8, len: 0 })]);
+    assert_eq!(copied.changes, [Again::Write { offset: 7, bytes: b"x".to_vec() }]);
 }
 
 #[test]
@@ -301,8 +307,9 @@ fn the_times_of_the_change_with_the_last_counter_count() {
     assert_eq!(modified().map(|(_, before)| before), Some(7));
     ticket.done(file(7), at(200));
     ticket.append(None, file(8), Change::Reserve { offset: 0, len: 4096 });
+    ticket.append(None, file(8), Change::Copied { end: 10 });
     commit(&log).expect("commits");
-    assert_eq!(modified(), Some((at(200), 7)), "space changes no times");
+    assert_eq!(modified(), Some((at(200), 7)), "space and a copy's early end change no times");
     assert_eq!(Contents::read(&device).expect("reads").net.files[&FILE.ino].changes.len(), 4);
 }
 

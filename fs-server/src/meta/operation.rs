@@ -54,7 +54,8 @@ pub struct RangeUpdate {
     pub extents: Vec<Extent>,
 }
 
-/// Where a write's bytes went: what a retransmission is told instead of writing them again.
+/// Where a write's bytes went: what a retransmission is told instead of writing them again. Of a copy, those of its last
+/// write: what tells where it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// File offset.

@@ -1,11 +1,22 @@
 //! Copies between files within the server, a chunk at a time through a buffer, as a reader and writer would.
+//!
+//! # Once
+//! A copy that was done is not done again, for others may have written to either file since. The write of its last chunk is
+//! that of the request: its place is noted with the bytes, is in the batch that makes them durable, and in the log's
+//! record of them. Where that write ends is where the copy ended; it began where its request says.
+//! A copy that ends early, for lack of space or of a source that was cut meanwhile, learns that behind its last write, and
+//! notes its end then.
+//!
+//! # Failure
+//! A server that dies between two chunks leaves a part of the copy, and nothing that says so: all of it is done again.
 
 use super::fetch::fetch;
-use super::write::{WriteAt, end_of, write};
+use super::write::{WriteAt, end_of, note_done, write_for};
 use super::{Sink, Source};
+use crate::log::Change;
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::Disk;
-use crate::region::{FileRegion, Regions};
+use crate::region::{FileRegion, Placed, Regions, RequestId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -27,6 +38,21 @@ pub async fn copy_range(
     from: (&Arc<FileRegion>, u64),
     to: (&Arc<FileRegion>, u64),
     len: u64,
+) -> Result<u64, Status> {
+    copy_range_for(regions, disk, from, to, len, None).await
+}
+
+/// The same for a request, whose identity becomes durable with the bytes.
+///
+/// # Errors
+/// As `copy_range`.
+pub async fn copy_range_for(
+    regions: &Regions,
+    disk: &dyn Disk,
+    from: (&Arc<FileRegion>, u64),
+    to: (&Arc<FileRegion>, u64),
+    len: u64,
+    request: Option<RequestId>,
 ) -> Result<u64, Status> {
     let ((from, from_offset), (to, to_offset)) = (from, to);
     // Also where there is nothing to copy: a length is as wrong as bytes.
@@ -52,7 +78,9 @@ pub async fn copy_range(
             let valid = fetch(regions, disk, from, at, chunk, &all, Sink::Bytes(bytes)).await? as usize;
             if valid > 0 {
                 let source = Source::Bytes(&buffer.as_slice()[..valid]);
-                write(regions, disk, to, WriteAt::Offset(to_offset + done), source).await?;
+                let request = request.filter(|_| done + valid as u64 == len);
+                let at = WriteAt::Offset(to_offset + done);
+                write_for(regions, disk, to, at, source, request, None).await?;
             }
             Ok(valid)
         };
@@ -63,5 +91,26 @@ pub async fn copy_range(
             Err(_) => break,
         }
     }
+    if let Some(request) = request
+        && (1..len).contains(&done)
+    {
+        // If it cannot be noted it is done again, should its answer be lost.
+        note_early_end(regions, to, to_offset + done, request).await.ok();
+    }
     Ok(done)
+}
+
+/// Notes that a copy ended at `end`, before all was copied.
+async fn note_early_end(
+    regions: &Regions,
+    to: &Arc<FileRegion>,
+    end: u64,
+    request: RequestId,
+) -> Result<(), Status> {
+    let ticket = regions.begin_change(0, 1).await?;
+    let _shared = to.order.read().await;
+    to.usable()?;
+    regions.log(ticket.as_ref(), Some(request), to, Change::Copied { end })?;
+    note_done(regions, to, request, Placed { offset: end, len: 0 });
+    Ok(())
 }

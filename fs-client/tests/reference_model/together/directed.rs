@@ -24,10 +24,23 @@ fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], momen
     }
 }
 
+/// Of each client's handles the one of the first file (`furnish`); those of clients with odd numbers append.
+const FIRST: usize = 1;
+/// Of the first client's, that of the second file.
+const SECOND: usize = 2;
+
+/// `first` by the first client, `then` by the last, which asks for other things before: else it would be done when the first
+/// begins.
+fn behind(first: Op, then: [Op; 2]) -> Vec<(usize, Op)> {
+    let before = (0..5).map(|_| Op::Lookup { at: (0, 0) });
+    let last = before.chain(then).map(|op| (2, op));
+    [(0, first)].into_iter().chain(last).collect()
+}
+
 /// A write of these whole pages of the first file.
 fn write(page: u64, pages: u64) -> Op {
     let (offset, len) = (page * PAGE_SIZE_U64, pages * PAGE_SIZE_U64);
-    Op::Write { handle: 0, offset, len, salt: page + pages }
+    Op::Write { handle: FIRST, offset, len, salt: page + pages }
 }
 
 #[test]
@@ -43,10 +56,21 @@ fn a_cut_is_not_made_twice() {
 fn an_allocation_is_not_made_twice() {
     let before = [(0, write(0, 3))];
     for how in [Allocate::PunchHole, Allocate::ZeroRange { keep_size: false }] {
-        let zeros = Op::Allocate { handle: 0, offset: 0, len: 4 * PAGE_SIZE_U64, how };
-        let ops = [(0, zeros), (2, Op::Read { handle: 0, page: 0 }), (2, write(0, 1))];
-        in_each_moment(Kind::Ack, &before, &ops, 0..24);
+        let zeros = Op::Allocate { handle: FIRST, offset: 0, len: 4 * PAGE_SIZE_U64, how };
+        let ops = behind(zeros, [Op::Read { handle: FIRST, page: 0 }, write(0, 1)]);
+        in_each_moment(Kind::Ack, &before, &ops, 8..48);
     }
+}
+
+#[test]
+fn a_copy_is_not_made_twice() {
+    let len = 3 * PAGE_SIZE_U64;
+    let source = Op::Write { handle: SECOND, offset: 0, len, salt: 1 };
+    let copy = Op::Copy { from: SECOND, from_offset: 0, to: FIRST, to_offset: 0, len };
+    // Who has seen the copy writes over it.
+    let ops = behind(copy, [Op::Read { handle: FIRST, page: 1 }, write(1, 1)]);
+    let before = [(0, source), (0, write(0, 2))];
+    in_each_moment(Kind::Ack, &before, &ops, 8..48);
 }
 
 /// A server that is killed behind its write-back, and before it answers, knows that the write was done. What its client wrote
@@ -71,7 +95,7 @@ fn what_was_made_and_removed_by_another_client_was_made() {
 #[test]
 fn space_reserved_behind_the_end_stays_when_the_file_grows() {
     let (offset, len) = (8 * PAGE_SIZE_U64, 3 * PAGE_SIZE_U64);
-    let reserve = Op::Allocate { handle: 0, offset, len, how: Allocate::Reserve { keep_size: true } };
+    let reserve = Op::Allocate { handle: FIRST, offset, len, how: Allocate::Reserve { keep_size: true } };
     let grow = Op::Truncate { ino: 1, size: 5 * PAGE_SIZE_U64 + 7 };
     let ops = [(0, reserve), (0, grow), (1, Op::Lookup { at: (0, 0) })];
     in_each_moment(Kind::Ack, &[(0, write(0, 1))], &ops, 0..24);

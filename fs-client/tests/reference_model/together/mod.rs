@@ -185,9 +185,8 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
     for (client, op) in &batch.ops {
         let client = client % clients;
         let files = op.contents(client, places);
-        let copies = matches!(op, Op::Copy { .. });
         // Clients keep no copy of what the server copied: it is not there again behind a death.
-        if copies && kind == Kind::Names {
+        if matches!(op, Op::Copy { .. }) && kind == Kind::Names {
             continue;
         }
         // What a file held behind its new end, and was not synced, is not there again: not even as space.
@@ -195,17 +194,19 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
         if cuts && files.iter().any(|file| used.contains_key(file)) {
             continue;
         }
-        let alone = copies || kind == Kind::Names;
+        // A copy looks at its source before it writes.
+        let source = op.source(client, places);
+        let alone = |file: &InodeNo| kind == Kind::Names || source == Some(*file);
         let is_others = |file: &InodeNo| {
             own.get(file).is_some_and(|owner| *owner != client)
-                || alone && used.get(file).is_some_and(|used| used.iter().any(|user| *user != client))
+                || alone(file) && used.get(file).is_some_and(|used| used.iter().any(|user| *user != client))
         };
         if files.iter().any(is_others) {
             continue;
         }
         for file in files {
             used.entry(file).or_default().push(client);
-            if alone {
+            if alone(&file) {
                 own.insert(file, if cuts { NOBODY } else { client });
             }
         }

@@ -165,6 +165,14 @@ impl Op {
         }
     }
 
+    /// The file a copy takes its bytes from.
+    pub fn source(&self, client: usize, places: &Places) -> Option<InodeNo> {
+        match *self {
+            Self::Copy { from, .. } => places.open(client, from).map(|open| open.ino),
+            _ => None,
+        }
+    }
+
     /// Asks `volume`, which is client `client`. `None`: it means nothing, for lack of a handle.
     pub fn ask(&self, volume: &RemoteVolume, client: usize, places: &Places) -> Option<Answer> {
         let inode = |attr: Attr| attr.ino;
@@ -334,7 +342,7 @@ fn contents() -> impl Strategy<Value = Op> {
         3 => (ino(), place()).prop_map(|(ino, size)| Op::Truncate { ino, size }),
         3 => (handle(), place(), length(), allocate)
             .prop_map(|(handle, offset, len, how)| Op::Allocate { handle, offset, len, how }),
-        1 => (handle(), place(), handle(), place(), length()).prop_map(
+        3 => (0usize..6, place(), handle(), place(), length()).prop_map(
             |(from, from_offset, to, to_offset, len)| Op::Copy { from, from_offset, to, to_offset, len }
         ),
         1 => handle().prop_map(|handle| Op::Fsync { handle }),

@@ -221,8 +221,9 @@ pub(super) async fn copy_range(
 ) -> Result<Body, Status> {
     let (from, to) = (call.readable(from)?, call.writable(to)?);
     let disk = call.context.disk.as_ref();
-    let regions = &call.context.server.regions;
-    let copied = tier::copy_range(regions, disk, (&from, from_offset), (&to, to_offset), len).await?;
+    let (regions, request) = (&call.context.server.regions, call.who.request);
+    let (from, to) = ((&from, from_offset), (&to, to_offset));
+    let copied = tier::copy_range_for(regions, disk, from, to, len, request).await?;
     body(&Reply::Copied(copied))
 }
 

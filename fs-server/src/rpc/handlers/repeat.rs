@@ -109,6 +109,14 @@ async fn again<'a>(
                 .and_then(|attr| body(&Reply::Written { offset, len, size: attr.size, change: attr.change })),
             None => return Ok(Repeated::Run(request)),
         },
+        // Its last write is known: where that ends, the copy does.
+        Request::CopyRange { to_offset, len, .. } => {
+            let end = record.placed.map(|Placed { offset, len }| offset.saturating_add(len.into()));
+            match end.and_then(|end| end.checked_sub(to_offset)) {
+                Some(copied) if copied <= len => body(&Reply::Copied(copied)),
+                _ => return Ok(Repeated::Run(request)),
+            }
+        }
         // Nothing else leaves a record. A client that uses a number for two requests gets what it asks for.
         request => return Ok(Repeated::Run(request)),
     };
