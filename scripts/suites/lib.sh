@@ -252,14 +252,21 @@ restart_all() {
 
 # Takes a mount off whatever state it is in.
 force_unmount() {
-    local at=$1 device
-    # The path of a dead or hung FUSE mount must not be touched, so its device comes from the mount table.
-    device=$(awk -v at="$at" '$5 == at {split($3, d, ":"); print d[2]}' /proc/self/mountinfo | tail -1)
-    [[ -n $device ]] || return 0
-    timeout 10 umount "$at" 2>/dev/null && return 0
-    # Aborting the connection frees every request that waits in it; without it a hung client keeps its users for ever.
-    [[ -w /sys/fs/fuse/connections/$device/abort ]] && echo 1 >"/sys/fs/fuse/connections/$device/abort"
-    umount -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
+    local at=$1 unmounting waited
+    # The path of a dead or hung FUSE mount must not be touched, so the mount table is asked.
+    awk -v at="$at" '$5 == at {found = 1} END {exit !found}' /proc/self/mountinfo || return 0
+    # Not under `timeout`: where no server answers, umount(8) waits in the kernel, and no signal ends it.
+    umount "$at" 2>/dev/null &
+    unmounting=$!
+    for ((waited = 0; waited < 100; waited++)); do
+        kill -0 "$unmounting" 2>/dev/null || {
+            wait "$unmounting" && return 0
+            break
+        }
+        sleep 0.1
+    done
+    # -f aborts the connection, which frees every request that waits in it; without it a hung client keeps its users for ever.
+    umount -f -l "$at" 2>/dev/null || fusermount3 -uz "$at" 2>/dev/null
 }
 
 suite_cleanup() {
