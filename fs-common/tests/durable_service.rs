@@ -182,6 +182,7 @@ fn heads_move_behind_settlements_and_every_link_is_served() {
             assert_eq!(answer, index.to_be_bytes());
             answer.clear();
         }
+        // Its thread may not have run before the last answer.
         wait_until("the heads move when nothing more comes", || site.held() == 0);
         let settled = site.service.settled.load(Ordering::Relaxed);
         assert!((1..300).contains(&settled), "{settled} settlements for 300 requests");
