@@ -117,9 +117,11 @@ const MOST_STEPS: u64 = 2_000_000;
 struct Meanwhile {
     /// When the server is so.
     is_time: Box<dyn Fn(&Server) -> bool>,
-    /// It is given what lets time pass. Says whether the server dies behind it.
-    act: Box<dyn FnOnce(&dyn Fn(Duration)) -> Option<Death>>,
+    act: Box<Act>,
 }
+
+/// It is given what lets time pass. Says whether the server dies behind it.
+type Act = dyn FnOnce(&dyn Fn(Duration)) -> Option<Death>;
 
 /// Tries to mount.
 const CONNECT_TRIES: usize = 20;
@@ -469,10 +471,11 @@ impl Inner {
 
     /// Does what is to be done in the midst of a call, if it is time.
     fn act_meanwhile(self: &Rc<Self>) {
-        let is_time = |meanwhile: &mut Meanwhile| {
+        let is_time = self.meanwhile.borrow().front().is_some_and(|meanwhile| {
             self.server.borrow().as_ref().is_some_and(|server| (meanwhile.is_time)(server.server()))
-        };
-        let Some(meanwhile) = self.meanwhile.borrow_mut().pop_front_if(is_time) else { return };
+        });
+        let next = if is_time { self.meanwhile.borrow_mut().pop_front() } else { None };
+        let Some(meanwhile) = next else { return };
         // As for those who come back: the pump is taken out while it runs this.
         self.set_pump();
         if let Some(death) = (meanwhile.act)(&|time| self.pass(time)) {
