@@ -109,6 +109,12 @@ pub fn bytes_of(salt: u64, len: u64) -> Vec<u8> {
     (0..len).map(|at| ((mixed >> (at % 7 * 8)) as u8).wrapping_add((at / 7) as u8)).collect()
 }
 
+/// Whether such an allocation gives a part of a page back.
+pub fn punches_within_a_page(offset: u64, len: u64, how: Allocate) -> bool {
+    let whole = offset.is_multiple_of(PAGE_SIZE_U64) && (offset + len).is_multiple_of(PAGE_SIZE_U64);
+    how == Allocate::PunchHole && !whole
+}
+
 impl Op {
     /// Whether it only looks.
     pub fn only_looks(&self) -> bool {
@@ -125,6 +131,11 @@ impl Op {
     /// Whether it makes a file shorter.
     pub fn cuts(&self) -> bool {
         matches!(self, Self::Truncate { .. } | Self::Open { how: How { truncate: true, .. }, .. })
+    }
+
+    /// Whether it gives a part of a page back.
+    pub fn punches_within_a_page(&self) -> bool {
+        matches!(*self, Self::Allocate { offset, len, how, .. } if punches_within_a_page(offset, len, how))
     }
 
     /// Inodes it names, and directories it names something in.
