@@ -311,6 +311,14 @@ impl Model {
         }
     }
 
+    /// A server was lost that forgets what was not synced, also that there was something: where that is not written again, since
+    /// it was being cut off, a file is again what a client saw.
+    pub fn may_be_as_seen(&mut self) {
+        for node in self.nodes.values_mut().filter(|node| node.unsynced_by.contains(&true)) {
+            node.stale_for = Default::default();
+        }
+    }
+
     pub fn link(&mut self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<(), Status> {
         let taken = self.place(parent, name)?;
         let node = self.node(ino)?;

@@ -189,6 +189,7 @@ impl<S: Site> Walk<S> {
         while died {
             if self.site.writes_again() {
                 self.model.written_again();
+                self.model.may_be_as_seen();
             }
             // The other clients have open files to reclaim, too, and their time runs.
             self.touch();
