@@ -116,12 +116,11 @@ impl RemoteVolume {
         &self,
         caller: &Caller,
         state: &HandleState,
-        offset: u64,
-        append: bool,
+        mut offset: u64,
+        mut append: bool,
         bytes: &[u8],
     ) -> Result<(u32, bool), FsError> {
         let file = &state.file;
-        let (mut offset, mut append) = (offset, append);
         // In a ring nobody checks rights, or that the file was found again after a restart.
         if state.how.write && !file.is_gone() {
             let at = (!append).then_some(offset);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// First byte of every value. Another number means another format.
 const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -28,25 +28,11 @@ pub const MAX_COPY_BYTES: u64 = 4 << 20;
 const CHUNK_BYTES: u64 = 256 << 10;
 
 /// Copies up to `len` bytes and returns how many were copied: fewer at the end of the source, and past
-/// `MAX_COPY_BYTES`.
+/// `MAX_COPY_BYTES`. The identity of the request, if it has one, becomes durable with the bytes.
 ///
 /// # Errors
 /// `Invalid` if the ranges overlap in one file; `Stale`, `Io` (`FileRegion::usable`); those of `fetch` and `write` if nothing could be copied.
 pub async fn copy_range(
-    regions: &Regions,
-    disk: &dyn Disk,
-    from: (&Arc<FileRegion>, u64),
-    to: (&Arc<FileRegion>, u64),
-    len: u64,
-) -> Result<u64, Status> {
-    copy_range_for(regions, disk, from, to, len, None).await
-}
-
-/// The same for a request, whose identity becomes durable with the bytes.
-///
-/// # Errors
-/// As `copy_range`.
-pub async fn copy_range_for(
     regions: &Regions,
     disk: &dyn Disk,
     from: (&Arc<FileRegion>, u64),

@@ -24,7 +24,7 @@ mod write_back;
 mod tests;
 
 pub use allocate::{allocate_for, allocate_range, punch_hole};
-pub use copy::{MAX_COPY_BYTES, copy_range, copy_range_for};
+pub use copy::{MAX_COPY_BYTES, copy_range};
 pub use fetch::fetch;
 pub use load::load;
 pub use promote::run_promotion;

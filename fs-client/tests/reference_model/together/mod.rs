@@ -271,9 +271,7 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
         walk.settle(true);
         states.iter_mut().for_each(Model::written_again);
         if kind == Kind::Names {
-            // A server forgets changes that were not synced, also that there were any: a file may be again what a client saw.
-            let nodes = states.iter_mut().flat_map(|state| state.nodes.values_mut());
-            nodes.for_each(|node| node.stale_for = Default::default());
+            states.iter_mut().for_each(Model::may_be_as_seen);
         }
     }
     let number = states.len();

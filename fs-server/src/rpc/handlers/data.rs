@@ -223,7 +223,7 @@ pub(super) async fn copy_range(
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));
-    let copied = tier::copy_range_for(regions, disk, from, to, len, request).await?;
+    let copied = tier::copy_range(regions, disk, from, to, len, request).await?;
     body(&Reply::Copied(copied))
 }
 

@@ -240,6 +240,7 @@ impl World {
                     (&from_file, from_offset),
                     (&to_file, to_offset),
                     len,
+                    None,
                 ));
                 let model = self.model.get_mut(&to).expect("model");
                 if overlaps {

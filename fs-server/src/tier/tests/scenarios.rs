@@ -209,7 +209,7 @@ fn arguments_out_of_their_domain() {
     assert_eq!(block_on(punch_hole(regions, disk, &file, 0, 0)).map(|_| ()), Err(Status::Invalid));
     assert!(block_on(punch_hole(regions, disk, &file, 0, MAX_FILE_SIZE)).is_ok());
     assert_eq!(file.allocated_pages(), 0);
-    let copy = |from, to, len| block_on(copy_range(regions, disk, (&file, from), (&file, to), len));
+    let copy = |from, to, len| block_on(copy_range(regions, disk, (&file, from), (&file, to), len, None));
     assert_eq!(copy(0, 10, 11), Err(Status::Invalid));
     assert_eq!(copy(u64::MAX, 0, u64::MAX), Ok(0));
     let mut short = [0; 10];
