@@ -20,6 +20,7 @@
 //!
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
+use super::peer::PeerIdentity;
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
@@ -356,20 +357,6 @@ pub enum LinkKind {
     Unix,
     /// Both ends in one thread, for simulation.
     Sim,
-}
-
-/// Who is at the other end, as far as the link knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PeerIdentity {
-    /// A process of this machine (`SO_PEERCRED`).
-    Local {
-        /// Its user.
-        uid: u32,
-        /// Its process.
-        pid: i32,
-    },
-    /// An address; nothing is proven about it.
-    Remote(String),
 }
 
 /// The session a connection's one-sided file requests are checked against; 0: none, everything is refused.

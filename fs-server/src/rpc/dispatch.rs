@@ -54,7 +54,7 @@ pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, inde
 
 fn end_connection(context: &WorkerContext, connection: &Connection, error: &dyn std::fmt::Display) {
     context.server.counters.bad_messages.fetch_add(1, Ordering::Relaxed);
-    tracing::warn!(peer = ?connection.qp().peer(), %error, "malformed message; closing this connection");
+    tracing::warn!(peer = %connection.qp().peer(), %error, "malformed message; closing this connection");
     connection.qp().close();
 }
 

@@ -86,7 +86,7 @@ pub(super) fn accept(
 ) -> Option<Arc<Connection>> {
     let peer = incoming.peer();
     let Some(number) = server.connections.next_number() else {
-        tracing::warn!(?peer, "refusing a connection: too many are open");
+        tracing::warn!(%peer, "refusing a connection: too many are open");
         incoming.refuse("the server has too many connections; try again later");
         return None;
     };
@@ -108,7 +108,7 @@ pub(super) fn accept(
             Some(connection)
         }
         Err(error) => {
-            tracing::warn!(?peer, %error, "a connection did not come about");
+            tracing::warn!(%peer, %error, "a connection did not come about");
             None
         }
     }

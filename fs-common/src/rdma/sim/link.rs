@@ -7,8 +7,8 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    Incoming, LinkKind, Listener, MemoryRegion, PeerIdentity, Placement, ProtectionDomain, QpConfig,
-    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
+    Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement, ProtectionDomain,
+    QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -538,7 +538,7 @@ struct SimIncoming {
 
 impl Incoming for SimIncoming {
     fn peer(&self) -> PeerIdentity {
-        PeerIdentity::Local { uid: 0, pid: 0 }
+        PeerIdentity::Local(LocalPeer::root())
     }
 
     fn link(&self) -> LinkKind {

@@ -5,8 +5,8 @@ use crate::ids::{Lkey, QpNumber};
 use crate::life::Event;
 use crate::memory::SharedMemory;
 use crate::rdma::{
-    Completion, CompletionKind, CompletionQueue, LinkKind, PeerIdentity, PostError, QpConfig, QpState,
-    QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
+    Completion, CompletionKind, CompletionQueue, LinkKind, LocalPeer, PeerIdentity, PostError, QpConfig,
+    QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr, Sge, WcStatus,
 };
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -323,7 +323,7 @@ impl QueuePair for SimPair {
     }
 
     fn peer(&self) -> PeerIdentity {
-        PeerIdentity::Local { uid: 0, pid: 0 }
+        PeerIdentity::Local(LocalPeer::root())
     }
 
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {

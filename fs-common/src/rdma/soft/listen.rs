@@ -7,13 +7,14 @@
 
 use super::queue::{QpCore, QpParts};
 use super::tcp::{HelloReader, TcpIncoming};
-use super::{DeviceShared, shm, sys, tcp};
+use super::{DeviceShared, credentials, shm, sys, tcp};
 use crate::memory::SharedMemory;
+use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
-    HELLO_WAIT, Incoming, LinkKind, Listener, PeerIdentity, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
+    HELLO_WAIT, Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
 };
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
@@ -136,11 +137,9 @@ impl SoftListener {
             LinkKind::Tcp => tcp::tune_tcp(&socket).and_then(|()| {
                 let address = rustix::net::getpeername(&socket)?
                     .and_then(|address| std::net::SocketAddr::try_from(address).ok());
-                Ok(PeerIdentity::Remote(
-                    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string()),
-                ))
+                address.map(PeerIdentity::Remote).ok_or_else(|| io::ErrorKind::NotConnected.into())
             }),
-            _ => sys::unix_peer(&socket),
+            _ => credentials::unix_peer(&socket),
         };
         let peer = match admitted {
             Ok(peer) => peer,
@@ -150,7 +149,7 @@ impl SoftListener {
             }
         };
         if self.setup.link == LinkKind::Shm
-            && let PeerIdentity::Local { uid, .. } = peer
+            && let PeerIdentity::Local(LocalPeer { uid, .. }) = peer
             && !may_share_memory(uid, rustix::process::geteuid().as_raw())
         {
             tracing::warn!(endpoint = %self.setup.endpoint, uid, "refused a user who may not map the frames");
@@ -293,7 +292,7 @@ impl Listener for SoftListener {
                     }
                     Ok(None) => {}
                     Err(reason) => {
-                        tracing::warn!(endpoint = %self.setup.endpoint, peer = ?client.peer, "handshake failed: {reason}");
+                        tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
                         self.refuse(&client.socket, &reason);
                     }
                 }

@@ -7,7 +7,8 @@
 //!
 //! # The parts
 //! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` what queue pairs of both
-//! links share; `listen` listeners and the start of each handshake; `fds` and `sys` descriptors and system calls.
+//! links share; `listen` listeners and the start of each handshake; `fds` and `sys` descriptors and system calls;
+//! `credentials` who connected to a Unix socket.
 //!
 //! # What software promises beyond or less than an RNIC
 //! * A WRITE stores its last aligned word last, and a FLUSH covers SENDs: the RNIC knows where it placed a message, as
@@ -17,6 +18,7 @@
 //! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
 
 mod cq;
+mod credentials;
 mod fds;
 mod listen;
 mod queue;

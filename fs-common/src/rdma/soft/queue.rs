@@ -7,9 +7,10 @@
 use super::cq::{Pumped, SoftCq};
 use super::region::{LocalRange, Registry};
 use crate::ids::QpNumber;
+use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
-    Completion, CompletionKind, LinkKind, PeerIdentity, PostError, QpState, QueuePair, RecvWr, RegionOwner,
-    SendOp, SendWr, WcStatus, WrId,
+    Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RecvWr, RegionOwner, SendOp, SendWr,
+    WcStatus, WrId,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;

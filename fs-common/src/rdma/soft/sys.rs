@@ -1,6 +1,5 @@
 //! Small system calls with one meaning each, so that their failure is decided in one place.
 
-use crate::rdma::verbs::PeerIdentity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -60,10 +59,4 @@ pub(super) fn is_hung_up(fd: &OwnedFd) -> bool {
             Err(_) => return true,
         }
     }
-}
-
-/// Who is at the other end of a Unix socket.
-pub(super) fn unix_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
-    let credentials = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok(PeerIdentity::Local { uid: credentials.uid.as_raw(), pid: credentials.pid.as_raw_nonzero().get() })
 }

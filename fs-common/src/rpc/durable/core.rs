@@ -289,7 +289,7 @@ impl Core {
                 }
             }
             Err(reason) => {
-                tracing::warn!(peer = ?qp.peer(), "a sender is refused: {reason}");
+                tracing::warn!(peer = %qp.peer(), "a sender is refused: {reason}");
                 region.memory().write(MESSAGE_LEN, &Message::Refused.encode());
                 let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
                 let refused = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false };

@@ -500,7 +500,7 @@ impl ShmQp {
             return;
         }
         if let Some(reason) = reason {
-            tracing::warn!(qp = self.core.number.0, peer = ?self.core.peer, "shm connection closed: {reason}");
+            tracing::warn!(qp = self.core.number.0, peer = %self.core.peer, "shm connection closed: {reason}");
         }
         self.ring_peer();
         let _ = rustix::net::shutdown(&self.parts.socket, rustix::net::Shutdown::Both);

@@ -8,12 +8,14 @@ use super::connection::{ShmParts, ShmQp};
 use super::ring::{DIRECTORY_LEN, MEMORY_LEN, RING_LEN, Side};
 use super::wire::ShmMessage;
 use crate::memory::SharedMemory;
+use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::cq::SLEEP_PAGE_LEN;
+use crate::rdma::soft::credentials;
 use crate::rdma::soft::fds;
 use crate::rdma::soft::listen::Setup;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::soft::sys;
-use crate::rdma::verbs::{LinkKind, PeerIdentity, RdmaError, RemoteWindow};
+use crate::rdma::verbs::{LinkKind, RdmaError, RemoteWindow};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -72,7 +74,7 @@ pub(in crate::rdma::soft) fn connect(
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let peer = sys::unix_peer(&socket)?;
+        let peer = credentials::unix_peer(&socket)?;
         let doorbell = sys::new_eventfd()?;
         let [receive_page, send_page] = sleep_pages(&parts)?;
         let hello = ShmMessage::Hello { page_len: SLEEP_PAGE_LEN as u32 }.encode();

@@ -154,15 +154,15 @@ impl TcpQp {
         let (number, peer) = (self.core.number.0, &self.core.peer);
         match &end {
             None => {}
-            Some(End::Cut) => tracing::debug!(qp = number, ?peer, "the peer closed the connection"),
+            Some(End::Cut) => tracing::debug!(qp = number, %peer, "the peer closed the connection"),
             Some(End::Broken(reason)) => {
-                tracing::warn!(qp = number, ?peer, "connection closed: {reason}")
+                tracing::warn!(qp = number, %peer, "connection closed: {reason}")
             }
             Some(End::Refused(status)) => {
-                tracing::warn!(qp = number, ?peer, ?status, "connection closed: request refused")
+                tracing::warn!(qp = number, %peer, ?status, "connection closed: request refused")
             }
             Some(End::Failed(status)) => {
-                tracing::warn!(qp = number, ?peer, ?status, "connection closed: request failed")
+                tracing::warn!(qp = number, %peer, ?status, "connection closed: request failed")
             }
         }
         let _ = self.flush_output(sending);

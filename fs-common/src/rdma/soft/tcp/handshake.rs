@@ -5,9 +5,10 @@ use super::engine::Engine;
 use super::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, HELLO_LEN, MAX_REASON_LEN, build, hello_payload, verify,
 };
+use crate::rdma::peer::PeerIdentity;
+use crate::rdma::soft::credentials;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
-use crate::rdma::soft::sys;
-use crate::rdma::verbs::{LinkKind, PeerIdentity, RdmaError};
+use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::OwnedFd;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::io::{self, Read, Write};
@@ -59,7 +60,7 @@ pub(in crate::rdma::soft) fn connect_tcp(
     let mut stream = connect_address(host, port, timeout).map_err(failed)?;
     stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(failed)?;
     greet(&mut stream, endpoint)?;
-    let peer = PeerIdentity::Remote(stream.peer_addr().map_err(failed)?.to_string());
+    let peer = PeerIdentity::Remote(stream.peer_addr().map_err(failed)?);
     let socket = OwnedFd::from(stream);
     tune_tcp(&socket).map_err(failed)?;
     finish(socket, endpoint, QpCore::new(parts, LinkKind::Tcp, peer), prepare, file_target)
@@ -79,7 +80,7 @@ pub(in crate::rdma::soft) fn connect_unix(
     stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(failed)?;
     greet(&mut stream, endpoint)?;
     let socket = OwnedFd::from(stream);
-    let peer = sys::unix_peer(&socket).map_err(failed)?;
+    let peer = credentials::unix_peer(&socket).map_err(failed)?;
     finish(socket, endpoint, QpCore::new(parts, LinkKind::Unix, peer), prepare, file_target)
 }
 

@@ -1,0 +1,66 @@
+//! Who is at the other end of a connection, as far as the link knows.
+//!
+//! What a peer says about itself in messages is no part of this: only what the operating system or a handshake proved.
+
+use std::net::SocketAddr;
+use std::num::NonZeroI32;
+use std::sync::Arc;
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerIdentity {
+    /// A process of this machine.
+    Local(LocalPeer),
+    /// An address; nothing is proven about it.
+    Remote(SocketAddr),
+}
+
+/// A process of this machine, as the kernel saw it when it connected (`SO_PEERCRED`, `SO_PEERGROUPS`).
+///
+/// Users and groups are those of this process's user namespace; the kernel shows one that is not mapped here as the
+/// overflow user (65534, nobody).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPeer {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups, in order.
+    pub groups: Arc<[u32]>,
+    /// Its process, for the log. `None`: a process of another PID namespace, which has no number here.
+    pub pid: Option<NonZeroI32>,
+}
+
+impl LocalPeer {
+    /// Root, in no group but its own: whoever a simulated link connects.
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: [].into(), pid: None }
+    }
+}
+
+impl std::fmt::Display for PeerIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(LocalPeer { uid, pid: Some(pid), .. }) => write!(f, "user {uid} (process {pid})"),
+            Self::Local(LocalPeer { uid, pid: None, .. }) => {
+                write!(f, "user {uid} (a process of another PID namespace)")
+            }
+            Self::Remote(address) => address.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_as_people_see_them() {
+        let local = LocalPeer { uid: 7, pid: NonZeroI32::new(12), ..LocalPeer::root() };
+        assert_eq!(PeerIdentity::Local(local).to_string(), "user 7 (process 12)");
+        let container = PeerIdentity::Local(LocalPeer::root());
+        assert_eq!(container.to_string(), "user 0 (a process of another PID namespace)");
+        let address = "[::1]:80".parse().expect("an address");
+        assert_eq!(PeerIdentity::Remote(address).to_string(), "[::1]:80");
+    }
+}
