@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const ROOT: InodeNo = InodeNo::ROOT;
 const APPEND: OpenHow = OpenHow { read: true, write: true, append: true, truncate: false, sync: false };
 

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const FILE_BYTES: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);

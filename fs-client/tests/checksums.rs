@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
 const PAGE: usize = 4096;

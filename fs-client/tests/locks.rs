@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use world::{Death, LEASE, World, WorldConfig};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const OWNER: LockOwner = LockOwner(u64::MAX - 5);

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Some number that is not FUSE's root, so that the mapping is exercised by every test.
 const ROOT: InodeNo = InodeNo(1000);
-const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(0) };
+const ROOT_CALLER: Caller = Caller::new(0, 0, TraceId(0));
 
 struct Mount {
     volume: Arc<MemoryVolume>,

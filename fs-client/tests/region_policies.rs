@@ -17,7 +17,7 @@ use cuttlefs_server::serve::{RunningServer, StartError};
 use serving::Serve;
 use std::path::Path;
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const NAME: &[u8] = b"file";

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const PATIENCE: Duration = Duration::from_secs(20);
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
@@ -58,7 +58,15 @@ impl Raw {
     fn send(&self, slot: u16, seq: u64, request: &Request<'_>) {
         let mut body = [0; 512];
         let len = request.encode(&mut body).expect("a short request");
-        let header = RequestHeader { slot: SlotIndex(slot), seq, trace: TraceId(1), uid: 0, gid: 0 };
+        let header = RequestHeader {
+            slot: SlotIndex(slot),
+            seq,
+            trace: TraceId(1),
+            uid: 0,
+            gid: 0,
+            umask: 0,
+            drops_privileges: false,
+        };
         let memory = self.region.memory();
         memory.write(0, &header.encode(len as u32));
         memory.write(HEADER_LEN, &body[..len]);

@@ -25,6 +25,53 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+/// What an inode is marked with. The bits are the wire and disk format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct InodeFlags(pub u32);
+
+impl InodeFlags {
+    /// Nothing of it changes, names included.
+    pub const IMMUTABLE: Self = Self(1);
+    /// Bytes are added at its end, names to it, and nothing else.
+    pub const APPEND_ONLY: Self = Self(1 << 1);
+    /// dump(8) leaves it out.
+    pub const NO_DUMP: Self = Self(1 << 2);
+    /// Reads do not change its access time.
+    pub const NO_ATIME: Self = Self(1 << 3);
+    /// Those that chattr(1) sets.
+    pub const SETTABLE: Self = Self(0xf);
+    /// It has an access ACL that is more than its mode.
+    pub const ACCESS_ACL: Self = Self(1 << 8);
+    /// A directory whose new entries inherit an ACL.
+    pub const DEFAULT_ACL: Self = Self(1 << 9);
+    /// It has file capabilities.
+    pub const CAPABILITY: Self = Self(1 << 10);
+    /// It was made without a name, and may get one.
+    pub const LINKABLE: Self = Self(1 << 11);
+    const ALL: u32 = 0xf0f;
+
+    /// Whether it has all of these.
+    pub const fn has(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// Whether it has any of these.
+    pub const fn has_any(self, flags: Self) -> bool {
+        self.0 & flags.0 != 0
+    }
+
+    /// These as well, or without them.
+    #[must_use]
+    pub const fn with(self, flags: Self, on: bool) -> Self {
+        if on { Self(self.0 | flags.0) } else { Self(self.0 & !flags.0) }
+    }
+
+    /// Whether every bit is one of the above.
+    pub const fn is_known(self) -> bool {
+        self.0 & !Self::ALL == 0
+    }
+}
+
 /// Everything `stat` tells about an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
@@ -56,6 +103,8 @@ pub struct Attr {
     pub btime: Timestamp,
     /// Moves whenever contents or attributes change; tells a client whether its pages are still good.
     pub change: u64,
+    /// What it is marked with.
+    pub flags: InodeFlags,
 }
 
 /// A time to set: what `utimensat` can ask for.
@@ -84,4 +133,6 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// New change time; only a kernel client that manages ctime itself sets it.
     pub ctime: Option<Timestamp>,
+    /// New marks, of those that chattr(1) sets.
+    pub flags: Option<InodeFlags>,
 }

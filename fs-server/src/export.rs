@@ -26,6 +26,10 @@ pub struct Identity {
     pub gid: u32,
     /// Root was squashed: this side checks permission bits, because the client's kernel let root pass.
     pub squashed: bool,
+    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    pub umask: u16,
+    /// A change of contents takes set-id bits and capabilities from the file.
+    pub drops_privileges: bool,
     /// The request this is done for, if a client may send it again.
     pub request: Option<RequestId>,
 }
@@ -55,16 +59,17 @@ impl Export {
     pub fn identify(&self, uid: u32, gid: u32, request: Option<RequestId>) -> Identity {
         match self.root_squash {
             Some((squash_uid, squash_gid)) if uid == 0 => {
-                Identity { uid: squash_uid, gid: squash_gid, squashed: true, request }
+                Identity { uid: squash_uid, gid: squash_gid, squashed: true, request, ..Identity::ROOT }
             }
-            _ => Identity { uid, gid, squashed: false, request },
+            _ => Identity { uid, gid, request, ..Identity::ROOT },
         }
     }
 }
 
 impl Identity {
     /// The server itself.
-    pub const ROOT: Self = Self { uid: 0, gid: 0, squashed: false, request: None };
+    pub const ROOT: Self =
+        Self { uid: 0, gid: 0, squashed: false, umask: 0, drops_privileges: false, request: None };
 
     /// Checks a squashed caller against an inode's permission bits; others passed their own kernel.
     ///
@@ -168,7 +173,7 @@ pub fn walk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::attr::Timestamp;
+    use cuttlefs_common::attr::{InodeFlags, Timestamp};
 
     fn attr(uid: u32, mode: u16) -> Attr {
         let t = Timestamp::default();
@@ -187,6 +192,7 @@ mod tests {
             ctime: t,
             btime: t,
             change: 0,
+            flags: InodeFlags::default(),
         }
     }
 

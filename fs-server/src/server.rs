@@ -258,5 +258,5 @@ impl Server {
 }
 
 fn caller(who: &Identity) -> Caller {
-    Caller { uid: who.uid, gid: who.gid, request: who.request }
+    Caller { uid: who.uid, gid: who.gid, umask: who.umask, request: who.request }
 }

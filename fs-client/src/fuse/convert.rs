@@ -157,12 +157,15 @@ pub(super) fn write_how(flags: i32, write_flags: WriteFlags) -> WriteHow {
     WriteHow { append: flags & libc::O_APPEND != 0, sync: flags & libc::O_DSYNC != 0 }
 }
 
-/// `renameat2`'s flags; `None` for those we do not do (`RENAME_WHITEOUT`) and for combinations.
+/// `renameat2`'s flags; `None` for unknown ones and for combinations that make no sense.
 pub(super) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    const NO_REPLACE_WHITEOUT: u32 = libc::RENAME_NOREPLACE | libc::RENAME_WHITEOUT;
     match flags.bits() {
         0 => Some(RenameMode::Replace),
         libc::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
         libc::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        libc::RENAME_WHITEOUT => Some(RenameMode::Whiteout),
+        NO_REPLACE_WHITEOUT => Some(RenameMode::NoReplaceWhiteout),
         _ => None,
     }
 }
@@ -240,6 +243,7 @@ pub(super) fn lock_type(mode: LockMode) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cuttlefs_common::attr::InodeFlags;
 
     #[test]
     fn the_root_is_one_and_back() {
@@ -304,7 +308,8 @@ mod tests {
 
     #[test]
     fn modes_that_are_not_done_are_none() {
-        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), None);
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT), Some(RenameMode::Whiteout));
+        assert_eq!(rename_mode(RenameFlags::RENAME_WHITEOUT | RenameFlags::RENAME_EXCHANGE), None);
         assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
         assert_eq!(rename_mode(RenameFlags::from_bits_retain(1 << 20)), None);
         assert_eq!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace));
@@ -356,6 +361,7 @@ mod tests {
             ctime: Timestamp::default(),
             btime: Timestamp::default(),
             change: 0,
+            flags: InodeFlags::default(),
         };
         let seen = to_file_attr(InodeNo::ROOT, &attr);
         assert_eq!((seen.blocks, seen.perm, seen.size), (16, 0o4755, 5000));

@@ -102,14 +102,14 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
 
     fn make(
         &self,
-        req: &Request,
+        caller: Caller,
         parent: INodeNo,
         name: &OsStr,
         node: NewNode<'_>,
         mode: u16,
         reply: ReplyEntry,
     ) {
-        let made = self.volume.make(&caller(req), self.ino(parent), name.as_bytes(), node, mode);
+        let made = self.volume.make(&caller, self.ino(parent), name.as_bytes(), node, mode);
         self.reply_entry(made, reply);
     }
 
@@ -131,7 +131,12 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
 }
 
 fn caller(req: &Request) -> Caller {
-    Caller { uid: req.uid(), gid: req.gid(), trace: TraceId(req.unique().0) }
+    Caller::new(req.uid(), req.gid(), TraceId(req.unique().0))
+}
+
+/// Who makes something.
+fn maker(req: &Request, umask: u32) -> Caller {
+    Caller { umask: convert::permission_bits(umask) & 0o777, ..caller(req) }
 }
 
 fn handle(fh: FileHandle) -> Handle {
@@ -196,6 +201,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             atime: atime.map(convert::to_set_time),
             mtime: mtime.map(convert::to_set_time),
             ctime: ctime.map(convert::from_fuser_time),
+            flags: None,
         };
         let ino = self.ino(ino);
         let changed = self.volume.set_attr(&caller(req), ino, set);
@@ -220,20 +226,24 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         let _span = request!("mknod", req, parent = parent.0, name = ?name, mode = mode);
         match convert::node_of_mode(mode, rdev) {
-            Some(node) => self.make(req, parent, name, node, convert::permission_bits(mode), reply),
+            Some(node) => {
+                let mode = convert::permission_bits(mode);
+                self.make(maker(req, umask), parent, name, node, mode, reply);
+            }
             None => reply.error(Errno::EINVAL),
         }
     }
 
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let _span = request!("mkdir", req, parent = parent.0, name = ?name, mode = mode);
-        self.make(req, parent, name, NewNode::Directory, convert::permission_bits(mode), reply);
+        let mode = convert::permission_bits(mode);
+        self.make(maker(req, umask), parent, name, NewNode::Directory, mode, reply);
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -249,7 +259,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _span = request!("symlink", req, parent = parent.0, name = ?link_name);
         let node = NewNode::Symlink(target.as_os_str().as_bytes());
-        self.make(req, parent, link_name, node, 0o777, reply);
+        self.make(caller(req), parent, link_name, node, 0o777, reply);
     }
 
     fn rename(
@@ -294,13 +304,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
         let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
-        match self.volume.create(&caller(req), self.ino(parent), name.as_bytes(), mode, true, how) {
+        match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
             Ok((attr, opened)) => {
                 // Exclusively made: it cannot have any.
                 self.unprivileged.no_capabilities.insert(attr.ino);

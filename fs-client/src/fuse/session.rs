@@ -182,6 +182,8 @@ pub fn kernel_settings(config: &mut KernelConfig, settings: &FuseSettings) {
         InitFlags::FUSE_DO_READDIRPLUS,
         InitFlags::FUSE_READDIRPLUS_AUTO,
         InitFlags::FUSE_AUTO_INVAL_DATA,
+        // A default ACL takes the umask's place, and the server knows whether there is one.
+        InitFlags::FUSE_DONT_MASK,
         // Safe without any lifetime: a symlink's target never changes, and its number is never reused.
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,

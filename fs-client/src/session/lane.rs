@@ -205,7 +205,8 @@ impl Lane {
                 }
             }
         };
-        let header = RequestHeader { slot, seq, trace: caller.trace, uid: caller.uid, gid: caller.gid };
+        let &Caller { uid, gid, umask, drops_privileges, trace } = caller;
+        let header = RequestHeader { slot, seq, trace, uid, gid, umask, drops_privileges };
         let memory = self.region.memory();
         memory.write(0, &header.encode(header_room as u32));
         memory.write(HEADER_LEN, encoded);

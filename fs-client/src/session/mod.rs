@@ -341,7 +341,7 @@ impl Session {
 
     /// A caller of the client's own, for requests no FUSE request stands behind.
     pub fn own_caller(&self) -> Caller {
-        Caller { uid: 0, gid: 0, trace: TraceId(self.trace.fetch_add(1, Ordering::Relaxed)) }
+        Caller::new(0, 0, TraceId(self.trace.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Sends the request that `build` makes and hands the reply to `take`. `build` is called again for each

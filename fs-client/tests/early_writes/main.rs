@@ -18,7 +18,7 @@ use site::{Offer, Site};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const ROOT: InodeNo = InodeNo::ROOT;
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };

@@ -218,14 +218,14 @@ impl Volume for MemoryVolume {
 
     fn rename(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         parent: InodeNo,
         name: &[u8],
         new_parent: InodeNo,
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<(), FsError> {
-        self.enter("rename").tree.rename(parent, name, new_parent, new_name, mode)
+        self.enter("rename").tree.rename(caller, parent, name, new_parent, new_name, mode)
     }
 
     fn read_link(&self, _caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {

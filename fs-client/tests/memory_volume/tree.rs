@@ -2,7 +2,7 @@
 
 use super::file_pages::FilePages;
 use cuttlefs_client::file::volume::{Caller, FsError};
-use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
@@ -119,6 +119,7 @@ impl Tree {
         // inode(7): a set-group-ID directory gives its group to what is made in it, and the bit to directories.
         let set_gid = above.mode & 0o2000;
         let gid = if set_gid != 0 { above.gid } else { caller.gid };
+        let mode = mode & !caller.umask;
         let mode = if kind == FileKind::Directory { mode | set_gid } else { mode };
         let ino = InodeNo(self.next_ino);
         self.next_ino += 1;
@@ -156,6 +157,7 @@ impl Tree {
 
     pub fn rename(
         &mut self,
+        caller: &Caller,
         parent: InodeNo,
         name: &[u8],
         new_parent: InodeNo,
@@ -169,7 +171,9 @@ impl Tree {
             return Err(Status::Invalid.into());
         }
         match (target, mode) {
-            (Some(_), RenameMode::NoReplace) => return Err(Status::Exists.into()),
+            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => {
+                return Err(Status::Exists.into());
+            }
             (None, RenameMode::Exchange) => return Err(Status::NotFound.into()),
             (Some(target), _) if target == ino => return Ok(()),
             (Some(target), RenameMode::Exchange) => {
@@ -182,7 +186,7 @@ impl Tree {
                 self.add_name(parent, name, target)?;
                 self.node_mut(target)?.attr.ctime = now();
             }
-            (Some(target), RenameMode::Replace) => {
+            (Some(target), RenameMode::Replace | RenameMode::Whiteout) => {
                 match (&self.node(target)?.body, is_directory) {
                     (Body::Directory(entries), true) if !entries.by_name.is_empty() => {
                         return Err(Status::NotEmpty.into());
@@ -196,6 +200,10 @@ impl Tree {
                 self.remove_name(parent, name)?;
             }
             (None, _) => self.remove_name(parent, name)?,
+        }
+        if matches!(mode, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout) {
+            let whiteout = NewNode::Special { kind: FileKind::CharDevice, rdev: 0 };
+            self.make(caller, parent, name, whiteout, 0)?;
         }
         self.add_name(new_parent, new_name, ino)?;
         self.node_mut(ino)?.attr.ctime = now();
@@ -258,6 +266,7 @@ impl Tree {
             ctime: time,
             btime: time,
             change: 1,
+            flags: InodeFlags::default(),
         };
         self.nodes.insert(ino, Node { attr, body, xattrs: BTreeMap::new(), opens: 0, parent });
     }

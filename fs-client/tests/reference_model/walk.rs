@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Steps between comparisons of everything.
 const COMPARE_EVERY: usize = 6;
-pub const CALLER: Caller = Caller { uid: UID, gid: GID, trace: TraceId(1) };
+pub const CALLER: Caller = Caller::new(UID, GID, TraceId(1));
 pub const READ: How = How { read: true, write: false, append: false, truncate: false, sync: false };
 const TARGET: &[u8] = b"some/where";
 const RDEV: u32 = 0x105;

@@ -17,7 +17,7 @@ use serving::Serve;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-pub const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 pub const READ_WRITE: OpenHow =
     OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 pub const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };

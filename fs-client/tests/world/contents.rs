@@ -4,7 +4,7 @@ use cuttlefs_client::file::volume::{Caller, FsError, Handle, Volume};
 use cuttlefs_common::ids::TraceId;
 
 /// Who calls.
-pub const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1) };
+pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 
 pub fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
     let mut bytes = Vec::new();

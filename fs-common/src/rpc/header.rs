@@ -13,7 +13,9 @@
 //! | 24     | 8     | trace    | id of the FUSE request |
 //! | 32     | 4     | uid      | caller |
 //! | 36     | 4     | gid      | caller's group |
-//! | 40     | 8     | reserved | zero |
+//! | 40     | 2     | umask    | caller's |
+//! | 42     | 2     | flags    | 1: a change of contents takes set-id bits and capabilities from the file |
+//! | 44     | 4     | reserved | zero |
 //!
 //! Reply: magic `CFRP`, then version, slot, length as above; at 12 the status (0: success); seq and trace as
 //! above; 16 reserved bytes of zero.
@@ -29,6 +31,10 @@ pub const PROTOCOL_VERSION: u16 = 6;
 pub const HEADER_LEN: usize = 48;
 const REQUEST_MAGIC: [u8; 4] = *b"CFRQ";
 const REPLY_MAGIC: [u8; 4] = *b"CFRP";
+/// Bit of `flags`.
+const DROPS_PRIVILEGES: u16 = 1;
+/// Bits a umask can have.
+const UMASK_MAX: u16 = 0o777;
 
 /// Why bytes are no header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +76,9 @@ struct RawRequest {
     trace: U64,
     uid: U32,
     gid: U32,
-    reserved2: U64,
+    umask: U16,
+    flags: U16,
+    reserved2: U32,
 }
 const _: () = assert!(size_of::<RawRequest>() == HEADER_LEN);
 
@@ -101,6 +109,10 @@ pub struct RequestHeader {
     pub uid: u32,
     /// Who asks.
     pub gid: u32,
+    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    pub umask: u16,
+    /// A change of contents takes set-id bits and capabilities from the file: who asks may not keep them.
+    pub drops_privileges: bool,
 }
 
 impl RequestHeader {
@@ -116,6 +128,8 @@ impl RequestHeader {
             trace: self.trace.0.into(),
             uid: self.uid.into(),
             gid: self.gid.into(),
+            umask: self.umask.into(),
+            flags: if self.drops_privileges { DROPS_PRIVILEGES } else { 0 }.into(),
             reserved2: 0.into(),
         };
         zerocopy::transmute!(raw)
@@ -130,7 +144,9 @@ impl RequestHeader {
             return Err(HeaderError::Truncated(message.len()));
         };
         check(raw.magic, REQUEST_MAGIC, raw.version.get(), raw.length.get(), body)?;
-        if raw.reserved.get() != 0 || raw.reserved2.get() != 0 {
+        let (umask, flags) = (raw.umask.get(), raw.flags.get());
+        let unknown = umask & !UMASK_MAX != 0 || flags & !DROPS_PRIVILEGES != 0;
+        if unknown || raw.reserved.get() != 0 || raw.reserved2.get() != 0 {
             return Err(HeaderError::Reserved);
         }
         let header = Self {
@@ -139,6 +155,8 @@ impl RequestHeader {
             trace: TraceId(raw.trace.get()),
             uid: raw.uid.get(),
             gid: raw.gid.get(),
+            umask,
+            drops_privileges: flags & DROPS_PRIVILEGES != 0,
         };
         Ok((header, body))
     }
@@ -222,8 +240,15 @@ fn check(
 mod tests {
     use super::*;
 
-    const REQUEST: RequestHeader =
-        RequestHeader { slot: SlotIndex(2), seq: 3, trace: TraceId(4), uid: 5, gid: 6 };
+    const REQUEST: RequestHeader = RequestHeader {
+        slot: SlotIndex(2),
+        seq: 3,
+        trace: TraceId(4),
+        uid: 5,
+        gid: 6,
+        umask: 0o722,
+        drops_privileges: true,
+    };
 
     #[test]
     fn golden_request_header() {
@@ -234,7 +259,8 @@ mod tests {
         expected.extend_from_slice(&3u64.to_le_bytes()); // seq
         expected.extend_from_slice(&4u64.to_le_bytes()); // trace
         expected.extend_from_slice(&[5, 0, 0, 0, 6, 0, 0, 0]); // uid, gid
-        expected.extend_from_slice(&[0; 8]); // reserved
+        expected.extend_from_slice(&[0xd2, 1, 1, 0]); // umask, flags
+        expected.extend_from_slice(&[0; 4]); // reserved
         assert_eq!(REQUEST.encode(1).to_vec(), expected);
         expected.push(0xaa);
         assert_eq!(RequestHeader::parse(&expected), Ok((REQUEST, &[0xaau8][..])));
@@ -268,6 +294,9 @@ mod tests {
         assert_eq!(damaged(4, 9), HeaderError::Version(9));
         assert_eq!(damaged(8, 1), HeaderError::Length { announced: 1, present: 0 });
         assert_eq!(damaged(12, 1), HeaderError::Reserved);
-        assert_eq!(damaged(40, 1), HeaderError::Reserved);
+        // A umask of more than permission bits, a flag that nobody knows, and what nothing uses.
+        for (at, byte) in [(41, 2), (42, 2), (43, 1), (44, 1)] {
+            assert_eq!(damaged(at, byte), HeaderError::Reserved, "{byte} at {at}");
+        }
     }
 }

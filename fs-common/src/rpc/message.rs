@@ -135,6 +135,10 @@ pub enum RenameMode {
     NoReplace,
     /// Exchange the two names.
     Exchange,
+    /// Replace it, and leave a character device 0:0 under the old name.
+    Whiteout,
+    /// Fail if it exists; leave a character device 0:0 under the old name.
+    NoReplaceWhiteout,
 }
 
 /// What a new inode is to be.
@@ -261,7 +265,7 @@ pub enum Request<'a> {
         name: &'a [u8],
         /// What.
         node: NewNode<'a>,
-        /// Permission bits, umask applied.
+        /// Permission bits, umask not applied: the header has it.
         mode: u16,
     },
     /// Makes a regular file and opens it; opens an existing one unless `exclusive`.
@@ -270,7 +274,7 @@ pub enum Request<'a> {
         parent: InodeNo,
         /// Name to make.
         name: &'a [u8],
-        /// Permission bits, umask applied.
+        /// Permission bits, umask not applied: the header has it.
         mode: u16,
         /// Fail if the name exists.
         exclusive: bool,

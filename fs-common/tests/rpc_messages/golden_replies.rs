@@ -1,7 +1,7 @@
 //! Every reply beside its bytes; the format is told in `golden_requests`.
 
 use crate::{joined, room};
-use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
@@ -56,6 +56,7 @@ const ATTR: Attr = Attr {
     ctime: Timestamp { secs: 2, nanos: 0 },
     btime: Timestamp { secs: i64::MIN, nanos: 0 },
     change: 6,
+    flags: InodeFlags(0x102),
 };
 
 fn attr_bytes() -> Vec<u8> {
@@ -71,6 +72,7 @@ fn attr_bytes() -> Vec<u8> {
         &[4, 0],                                                       // ctime
         &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0], // btime
         &[6],                                                          // change counter
+        &[0x82, 2],                                                    // marks
     ])
 }
 
@@ -201,6 +203,7 @@ fn the_longest_answer_to_a_reclaim_fits_one_message() {
         ctime: time,
         btime: time,
         change: u64::MAX,
+        flags: InodeFlags(u32::MAX),
         ..ATTR
     };
     let opened = Opened { filekey: FileKey(u64::MAX), slot: Some(FileSlot(u32::MAX)), attr };

@@ -5,7 +5,7 @@
 //! behind their count.
 
 use crate::{joined, room};
-use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
+use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
@@ -148,6 +148,8 @@ fn names() -> Vec<(Request<'static>, Vec<u8>)> {
         (rename(RenameMode::Replace), renamed(0)),
         (rename(RenameMode::NoReplace), renamed(1)),
         (rename(RenameMode::Exchange), renamed(2)),
+        (rename(RenameMode::Whiteout), renamed(3)),
+        (rename(RenameMode::NoReplaceWhiteout), renamed(4)),
         (Request::ReadLink { ino: InodeNo(9) }, vec![13, 9]),
         (
             Request::ReadDir { ino: InodeNo(1), cookie: u64::MAX, max_bytes: 4096, plus: true },
@@ -210,7 +212,7 @@ fn attributes() -> Vec<(Request<'static>, Vec<u8>)> {
     let set = |mode: u8| joined(&[&[26], &[9], b"\x06user.a", b"\x02\x00v", &[mode]]);
     vec![
         (Request::GetAttr { ino: InodeNo(9) }, vec![5, 9]),
-        (Request::SetAttr { ino: InodeNo(9), set: SetAttr::default() }, vec![6, 9, 0, 0, 0, 0, 0, 0, 0]),
+        (Request::SetAttr { ino: InodeNo(9), set: SetAttr::default() }, vec![6, 9, 0, 0, 0, 0, 0, 0, 0, 0]),
         (
             Request::SetAttr {
                 ino: InodeNo(9),
@@ -223,6 +225,7 @@ fn attributes() -> Vec<(Request<'static>, Vec<u8>)> {
                     // One second before the epoch: zigzag 1.
                     mtime: Some(SetTime::At(Timestamp { secs: -1, nanos: 4 })),
                     ctime: Some(Timestamp { secs: 1, nanos: 5 }),
+                    flags: Some(InodeFlags::APPEND_ONLY),
                 },
             },
             joined(&[
@@ -235,6 +238,7 @@ fn attributes() -> Vec<(Request<'static>, Vec<u8>)> {
                 &[1, 0],
                 &[1, 1, 1, 4],
                 &[1, 2, 5],
+                &[1, 2],
             ]),
         ),
         (Request::GetXattr { ino: InodeNo(9), name: b"user.a" }, joined(&[&[24], &[9], b"\x06user.a"])),

@@ -2,7 +2,7 @@
 //!
 //! Messages borrow their names and data, so what is drawn is leaked: a few hundred short buffers a test run.
 
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
@@ -94,22 +94,25 @@ fn set_time() -> impl Strategy<Value = SetTime> {
 fn set_attr() -> impl Strategy<Value = SetAttr> {
     let numbers = any::<(Option<u16>, Option<u32>, Option<u32>, Option<u64>)>();
     let times = (option::of(set_time()), option::of(set_time()), option::of(timestamp()));
-    (numbers, times).prop_map(|((mode, uid, gid, size), (atime, mtime, ctime))| SetAttr {
-        mode,
-        uid,
-        gid,
-        size,
-        atime,
-        mtime,
-        ctime,
-    })
+    (numbers, times, any::<Option<u32>>()).prop_map(
+        |((mode, uid, gid, size), (atime, mtime, ctime), flags)| SetAttr {
+            mode,
+            uid,
+            gid,
+            size,
+            atime,
+            mtime,
+            ctime,
+            flags: flags.map(InodeFlags),
+        },
+    )
 }
 
 fn attr() -> impl Strategy<Value = Attr> {
-    let numbers = any::<(u16, u32, u32, u32, u32, u64, u64, u64)>();
+    let numbers = any::<(u16, u32, u32, u32, u32, u64, u64, u64, u32)>();
     let times = (timestamp(), timestamp(), timestamp(), timestamp());
     (ino(), kind(), numbers, times).prop_map(|(ino, kind, numbers, (atime, mtime, ctime, btime))| {
-        let (mode, nlink, uid, gid, rdev, size, allocated_bytes, change) = numbers;
+        let (mode, nlink, uid, gid, rdev, size, allocated_bytes, change, flags) = numbers;
         Attr {
             ino,
             kind,
@@ -125,6 +128,7 @@ fn attr() -> impl Strategy<Value = Attr> {
             ctime,
             btime,
             change,
+            flags: InodeFlags(flags),
         }
     })
 }
@@ -200,7 +204,10 @@ fn entry() -> impl Strategy<Value = DirEntry<'static>> {
 
 /// Any request.
 pub fn request() -> impl Strategy<Value = Request<'static>> {
-    let rename_mode = || select(vec![RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]);
+    let rename_mode = || {
+        use RenameMode::{Exchange, NoReplace, NoReplaceWhiteout, Replace, Whiteout};
+        select(vec![Replace, NoReplace, Exchange, Whiteout, NoReplaceWhiteout])
+    };
     let xattr_mode = || select(vec![XattrMode::Any, XattrMode::Create, XattrMode::Replace]);
     let seek_for = || select(vec![SeekFor::Data, SeekFor::Hole]);
     let reclaim = || (ino(), rights()).prop_map(|(ino, rights)| Reclaim { ino, rights });

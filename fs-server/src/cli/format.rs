@@ -45,7 +45,7 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
             root: Caller {
                 uid: rustix::process::geteuid().as_raw(),
                 gid: rustix::process::getegid().as_raw(),
-                request: None,
+                ..Caller::default()
             },
             root_mode: ROOT_MODE,
         };

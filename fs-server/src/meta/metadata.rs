@@ -12,8 +12,8 @@ use super::operation::{ApplyContext, Caller, Operation, Outcome};
 use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
 use super::store::{Batch, Direction, Store};
 use super::view::View;
-use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
@@ -122,6 +122,7 @@ impl Meta {
             change: 1,
             parent: InodeNo::ROOT,
             xattrs: 0,
+            flags: InodeFlags::default(),
         };
         let superblock = SuperRecord {
             format_version: FORMAT_VERSION,
@@ -275,7 +276,7 @@ impl Meta {
         operation: &Operation<'_>,
         is_open: &dyn Fn(InodeNo) -> bool,
     ) -> Result<Outcome, MetaError> {
-        if matches!(operation, Operation::Make { .. } | Operation::Create { .. }) {
+        if operation.makes_inode() {
             self.ensure_number(writer)?;
         }
         let looked = RefCell::default();

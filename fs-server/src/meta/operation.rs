@@ -39,6 +39,8 @@ pub struct Caller {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Permission bits that what is made does not get, where no default ACL says otherwise.
+    pub umask: u16,
     /// The request this is done for; its batch says that it was done.
     pub request: Option<RequestId>,
 }
@@ -117,7 +119,7 @@ pub enum Operation<'a> {
         /// What.
         #[serde(borrow)]
         node: NewNode<'a>,
-        /// Permission bits, umask applied.
+        /// Permission bits, umask not applied.
         mode: u16,
     },
     /// Makes a regular file, or finds it.
@@ -126,7 +128,7 @@ pub enum Operation<'a> {
         parent: InodeNo,
         /// Name to make.
         name: &'a [u8],
-        /// Permission bits, umask applied.
+        /// Permission bits, umask not applied.
         mode: u16,
         /// Fail if the name exists.
         exclusive: bool,
@@ -223,6 +225,19 @@ pub enum Operation<'a> {
         /// Whose.
         client: ClientId,
     },
+}
+
+impl Operation<'_> {
+    /// Whether it may use up a number for a new inode.
+    pub fn makes_inode(&self) -> bool {
+        match self {
+            Self::Make { .. } | Self::Create { .. } => true,
+            Self::Rename { mode, .. } => {
+                matches!(mode, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What `apply` needs to know besides metadata.

@@ -5,7 +5,7 @@
 
 use super::name::{HashKey, SLOTS_PER_BUCKET};
 use super::operation::Placed;
-use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::name;
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -63,6 +63,8 @@ pub struct InodeRecord {
     pub parent: InodeNo,
     /// How many extended attributes it has.
     pub xattrs: u32,
+    /// What it is marked with.
+    pub flags: InodeFlags,
 }
 
 impl InodeRecord {
@@ -83,6 +85,7 @@ impl InodeRecord {
             ctime: self.ctime,
             btime: self.btime,
             change: self.change,
+            flags: self.flags,
         }
     }
 
@@ -259,6 +262,9 @@ pub fn parse_inode(value: &[u8]) -> Result<InodeRecord, RecordError> {
     if record.mode > 0o7777 {
         return Err(RecordError::Impossible("mode bits"));
     }
+    if !record.flags.is_known() {
+        return Err(RecordError::Impossible("marks"));
+    }
     if [record.atime, record.mtime, record.ctime, record.btime].iter().any(|time| !is_valid_time(*time)) {
         return Err(RecordError::Impossible("nanoseconds"));
     }
@@ -318,6 +324,7 @@ mod tests {
             change: 12,
             parent: InodeNo(13),
             xattrs: 14,
+            flags: InodeFlags::ACCESS_ACL,
         }
     }
 
@@ -330,6 +337,7 @@ mod tests {
             2, 3, 4, 5, 6, 7, // nlink, uid, gid, rdev, size, allocated
             16, 1, 17, 1, 20, 1, 22, 1, // times: zigzag seconds, nanoseconds
             12, 13, 14, // change, parent, xattrs
+            0x80, 2, // marks
         ];
         golden(inode(), &bytes);
         golden(
@@ -375,6 +383,8 @@ mod tests {
         assert_eq!(parse::<CounterRecord>(&[1, 1, 1]), Err(RecordError::Malformed));
         let bad_mode = InodeRecord { mode: 0o10000, ..inode() };
         assert!(matches!(parse_inode(&encode(&bad_mode)), Err(RecordError::Impossible(_))));
+        let bad_marks = InodeRecord { flags: InodeFlags(1 << 4), ..inode() };
+        assert!(matches!(parse_inode(&encode(&bad_marks)), Err(RecordError::Impossible(_))));
         let bad_time = InodeRecord { mtime: Timestamp { secs: 0, nanos: 1_000_000_000 }, ..inode() };
         assert!(matches!(parse_inode(&encode(&bad_time)), Err(RecordError::Impossible(_))));
         let no_parent = InodeRecord { parent: InodeNo(0), ..inode() };

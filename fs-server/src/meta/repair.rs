@@ -16,7 +16,7 @@ use super::record::{self, BucketRecord, BytesRecord, CounterRecord, EntryRecord,
 use super::store::{Batch, Store};
 use super::survey::Survey;
 use super::view::View;
-use cuttlefs_common::attr::{FileKind, Timestamp};
+use cuttlefs_common::attr::{FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::Extent;
 
@@ -152,6 +152,7 @@ impl Repairer<'_> {
             change: 1,
             parent,
             xattrs: 0,
+            flags: InodeFlags::default(),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::meta_port::{DataCommit, MetaPort, NoteData};
 use crate::pool::disk::LocalFuture;
-use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::status::Status;
@@ -54,6 +54,7 @@ fn attr(ino: InodeNo, size: u64, pages: u64) -> Attr {
         ctime: Timestamp::default(),
         btime: Timestamp::default(),
         change: 1,
+        flags: InodeFlags::default(),
     }
 }
 

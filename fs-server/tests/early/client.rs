@@ -64,8 +64,15 @@ impl Client {
     pub fn call<T>(&mut self, request: &Request<'_>, take: impl FnOnce(Reply<'_>) -> T) -> Result<T, Status> {
         // These two are answered outside of the slots.
         self.seq += u64::from(!matches!(request, Request::Attach { .. } | Request::Status));
-        let header =
-            RequestHeader { slot: SlotIndex(0), seq: self.seq, trace: TraceId(self.seq), uid: 0, gid: 0 };
+        let header = RequestHeader {
+            slot: SlotIndex(0),
+            seq: self.seq,
+            trace: TraceId(self.seq),
+            uid: 0,
+            gid: 0,
+            umask: 0,
+            drops_privileges: false,
+        };
         let mut bytes = vec![0; MESSAGE];
         let len = request.encode(&mut bytes).expect("it fits");
         let mut message = header.encode(len as u32).to_vec();

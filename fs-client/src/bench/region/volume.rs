@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Who the benchmark is to the server: whoever formatted the pool may do everything in it.
 pub(super) fn caller() -> Caller {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    Caller { uid, gid, trace: TraceId(0) }
+    Caller::new(uid, gid, TraceId(0))
 }
 
 /// An open file as one thread sees it.

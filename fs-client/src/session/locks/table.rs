@@ -286,7 +286,7 @@ mod tests {
     use super::*;
     use crate::file::OpenFiles;
     use crate::file::volume::{FsError, GrantedLock};
-    use cuttlefs_common::attr::{Attr, FileKind, Timestamp};
+    use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
     use cuttlefs_common::ids::FileKey;
     use cuttlefs_common::locks::LockMode;
     use cuttlefs_common::rpc::{Opened, Rights};
@@ -322,6 +322,7 @@ mod tests {
             ctime: time,
             btime: time,
             change: 0,
+            flags: InodeFlags::default(),
         };
         let opened = Opened { filekey: FileKey(1), slot: None, attr };
         let range = LockRange { first: 10, last: 19 };

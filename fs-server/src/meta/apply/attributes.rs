@@ -7,7 +7,7 @@ use super::super::key;
 use super::super::operation::{ApplyContext, DataCommit, Outcome, XATTR_PIECE_BYTES, XATTRS_PER_INODE_MAX};
 use super::super::record::{self, BytesRecord, InodeRecord, XattrHead, is_valid_time};
 use super::{data, touch_inode};
-use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
+use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrMode};
 use cuttlefs_common::status::Status;
@@ -120,6 +120,10 @@ fn change(record: &mut InodeRecord, context: &ApplyContext<'_>, set: &SetAttr) {
     }
     if let Some(mode) = set.mode {
         record.mode = mode & MODE;
+    }
+    if let Some(flags) = set.flags {
+        let settable = InodeFlags(flags.0 & InodeFlags::SETTABLE.0);
+        record.flags = record.flags.with(InodeFlags::SETTABLE, false).with(settable, true);
     }
     record.atime = set.atime.map_or(record.atime, at);
     record.mtime = set.mtime.map_or(record.mtime, at);

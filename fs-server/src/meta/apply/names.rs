@@ -7,7 +7,7 @@ use super::super::operation::{ApplyContext, LINK_MAX, Outcome};
 use super::super::record::{self, BytesRecord, InodeRecord};
 use super::data;
 use super::{touch_contents, touch_inode};
-use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, SYMLINK_MAX};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{NewNode, RenameMode};
@@ -65,20 +65,17 @@ pub(super) fn create(
     }
 }
 
-fn new_inode(
-    draft: &mut Draft<'_>,
+/// A regular file that somebody makes in a directory, with no permission for anybody.
+fn new_record(
+    draft: &Draft<'_>,
     context: &ApplyContext<'_>,
     parent: InodeNo,
-    name: &[u8],
-    node: &NewNode<'_>,
-    mode: u16,
-) -> Result<Outcome, MetaError> {
-    let ino = context.new_ino;
+) -> Result<InodeRecord, MetaError> {
     let directory = draft.inode(parent)?;
     let inherits_group = directory.mode & S_ISGID != 0;
-    let mut record = InodeRecord {
+    Ok(InodeRecord {
         kind: FileKind::File,
-        mode: mode & MODE,
+        mode: 0,
         nlink: 1,
         uid: context.caller.uid,
         gid: if inherits_group { directory.gid } else { context.caller.gid },
@@ -92,12 +89,27 @@ fn new_inode(
         change: context.next_change(0),
         parent: InodeNo(0),
         xattrs: 0,
-    };
+        flags: InodeFlags::default(),
+    })
+}
+
+fn new_inode(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+    node: &NewNode<'_>,
+    mode: u16,
+) -> Result<Outcome, MetaError> {
+    let ino = context.new_ino;
+    let mut record = new_record(draft, context, parent)?;
+    record.mode = mode & !context.caller.umask & MODE;
     match *node {
         NewNode::File => {}
         NewNode::Directory => {
             record.kind = FileKind::Directory;
-            record.mode = mode & DIRECTORY_MODE | if inherits_group { S_ISGID } else { 0 };
+            // The parent's set-group-id bit is inherited with its group.
+            record.mode = record.mode & DIRECTORY_MODE | draft.inode(parent)?.mode & S_ISGID;
             record.nlink = 2;
             record.size = DIRECTORY_SIZE;
             record.parent = parent;
@@ -254,7 +266,7 @@ pub(super) fn rename(
     let target = draft.find(new_parent, new_name)?;
     let source_is_directory = source.kind == FileKind::Directory;
     match (mode, target) {
-        (RenameMode::NoReplace, Some(_)) => return Err(Status::Exists.into()),
+        (RenameMode::NoReplace | RenameMode::NoReplaceWhiteout, Some(_)) => return Err(Status::Exists.into()),
         (RenameMode::Exchange, None) => return Err(Status::NotFound.into()),
         _ => {}
     }
@@ -307,6 +319,10 @@ pub(super) fn rename(
             draft.add_entry(new_parent, new_name, source.ino, source.kind)?;
         }
     }
+    if matches!(mode, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout) {
+        leave_whiteout(draft, context, parent, name)?;
+        outcome.created = true;
+    }
     let moved = arrive(draft, context, source.ino, new_parent)?;
     for (directory, gained) in [(parent, from_parent), (new_parent, to_new_parent)] {
         draft.edit_inode(directory, |record| {
@@ -317,6 +333,20 @@ pub(super) fn rename(
     }
     outcome.attr = Some(moved.attr(source.ino));
     Ok(outcome)
+}
+
+/// What a union file system takes for the absence of a name: a character device 0:0 that nobody may open.
+fn leave_whiteout(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    name: &[u8],
+) -> Result<(), MetaError> {
+    let ino = context.new_ino;
+    let record = InodeRecord { kind: FileKind::CharDevice, mode: 0, ..new_record(draft, context, parent)? };
+    draft.add_entry(parent, name, ino, record.kind)?;
+    draft.put_inode(ino, record);
+    Ok(())
 }
 
 /// An inode got another name, perhaps elsewhere.

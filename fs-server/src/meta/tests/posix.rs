@@ -408,3 +408,41 @@ fn an_attribute_is_read_whole_while_it_is_replaced() {
     });
     world.assert_sound();
 }
+
+#[test]
+fn a_whiteout_takes_the_old_name() {
+    let world = World::new();
+    let directory = world.directory(ROOT, "a");
+    let file = world.file(directory, "file");
+    let before = world.meta.inode_count();
+    rename(&world, (directory, "file"), (ROOT, "moved"), RenameMode::Whiteout).expect("rename");
+    let left = world.meta.lookup(directory, b"file").expect("whiteout");
+    assert_eq!((left.kind, left.rdev, left.mode, left.nlink), (FileKind::CharDevice, 0, 0, 1));
+    assert_eq!(world.meta.lookup(ROOT, b"moved").expect("moved").ino, file);
+    assert_eq!(world.meta.inode_count(), before + 1);
+    // Over a name, and over a whiteout of before; a number is used up each time.
+    let other = world.file(directory, "other");
+    assert!(other > left.ino);
+    let keep = rename(&world, (directory, "other"), (directory, "file"), RenameMode::NoReplaceWhiteout);
+    assert_eq!(keep, Err(Status::Exists));
+    rename(&world, (directory, "other"), (directory, "file"), RenameMode::Whiteout).expect("rename");
+    let second = world.meta.lookup(directory, b"other").expect("whiteout");
+    assert!(second.kind == FileKind::CharDevice && second.ino > other);
+    assert_eq!(world.file(directory, "next"), InodeNo(second.ino.0 + 1));
+    // Nothing is left by a rename that does nothing.
+    rename(&world, (directory, "file"), (directory, "file"), RenameMode::Whiteout).expect("rename");
+    assert_eq!(world.meta.lookup(directory, b"file").expect("file").ino, other);
+}
+
+#[test]
+fn the_umask_is_taken_from_what_is_made() {
+    let world = World::new();
+    let caller = Caller { umask: 0o027, ..USER };
+    let made = |name: &'static [u8], node, mode| {
+        let make = Operation::Make { parent: ROOT, name, node, mode };
+        world.meta.execute(caller, &make, &|_| true).expect("make").attr.expect("attributes").mode
+    };
+    assert_eq!(made(b"file", NewNode::File, 0o6666), 0o6640);
+    assert_eq!(made(b"directory", NewNode::Directory, 0o1777), 0o1750);
+    assert_eq!(made(b"link", NewNode::Symlink(b"to"), 0o777), 0o777);
+}

@@ -68,7 +68,11 @@ pub async fn run(
         return Err(Status::ReadOnly);
     }
     let id = RequestId { client: session.client(), slot: header.slot, seq: header.seq };
-    let who = export.identify(header.uid, header.gid, Some(id));
+    let who = Identity {
+        umask: header.umask,
+        drops_privileges: header.drops_privileges,
+        ..export.identify(header.uid, header.gid, Some(id))
+    };
     let call = Call { context, connection, session, who, unanswered };
     let mut request = if may_be_done {
         match repeat::look(&call, request).await? {

@@ -12,7 +12,7 @@
 
 use super::{Body, Call, body, done};
 use crate::meta::{Placed, SlotRecord};
-use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{NewNode, Reply, Request};
 use cuttlefs_common::status::Status;
@@ -54,7 +54,7 @@ fn made_and_gone(call: &Call<'_>, ino: InodeNo, node: NewNode<'_>, mode: u16) ->
     Attr {
         ino,
         kind,
-        mode,
+        mode: mode & !call.who.umask,
         nlink: 0,
         uid,
         gid,
@@ -66,6 +66,7 @@ fn made_and_gone(call: &Call<'_>, ino: InodeNo, node: NewNode<'_>, mode: u16) ->
         ctime: now,
         btime: now,
         change: 0,
+        flags: InodeFlags::default(),
     }
 }
 
