@@ -8,77 +8,24 @@
 mod memory_volume;
 
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
-use cuttlefs_client::fuse::{FuseSettings, MountTable, Mounted, mount};
+use cuttlefs_client::fuse::{FuseSettings, MountTable, mount};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::ids::TraceId;
 use memory_volume::MemoryVolume;
+use memory_volume::mount::{Mount, ROOT};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
 };
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Some number that is not FUSE's root, so that the mapping is exercised by every test.
-const ROOT: InodeNo = InodeNo(1000);
 const ROOT_CALLER: Caller = Caller::new(0, 0, TraceId(0));
-
-struct Mount {
-    volume: Arc<MemoryVolume>,
-    mounted: Option<Mounted>,
-    dir: tempfile::TempDir,
-}
-
-impl Mount {
-    /// `None` where FUSE cannot be used.
-    fn new(settings: FuseSettings) -> Option<Self> {
-        let usable = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
-        if !usable {
-            assert!(std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_none(), "root and /dev/fuse are needed");
-            eprintln!("NOT TESTED: root and /dev/fuse are needed");
-            return None;
-        }
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let volume = Arc::new(MemoryVolume::new(ROOT));
-        let mounted = mount(Arc::clone(&volume), "shm:///test.sock", dir.path(), &settings).expect("mount");
-        Some(Self { volume, mounted: Some(mounted), dir })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Unmounts, and waits until everything is closed.
-    fn end(mut self) {
-        // The kernel does not wait for the answer to a close, nor unmounting for those that are on their way.
-        for _ in 0..1000 {
-            if self.volume.open_handles() == 0 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        assert_eq!(self.volume.open_handles(), 0, "every open was released");
-        rustix::mount::unmount(self.dir.path(), UnmountFlags::empty()).expect("unmount");
-        let mounted = self.mounted.take().expect("mounted");
-        mounted.wait().expect("a clean end");
-        assert!(self.volume.is_shut_down());
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        if self.mounted.is_some() {
-            // A failed test must not leave a mount behind, nor hang on it.
-            let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH | UnmountFlags::FORCE);
-        }
-    }
-}
 
 fn errno(result: std::io::Result<impl std::fmt::Debug>) -> i32 {
     result.expect_err("an error").raw_os_error().expect("an errno")

@@ -5,7 +5,9 @@
 use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
-use super::volume::{Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow};
+use super::volume::{
+    Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow, Written,
+};
 use crate::session::{After, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
@@ -91,11 +93,15 @@ impl RemoteVolume {
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
-    ) -> Result<u32, FsError> {
+    ) -> Result<Written, FsError> {
         let (mut written, mut all_durable) = (0, true);
+        let mut first = Some(offset);
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
             match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
-                Ok((len, durable)) => {
+                Ok((at, len, durable)) => {
+                    if written == 0 {
+                        first = at;
+                    }
                     written += len;
                     all_durable &= durable;
                 }
@@ -108,10 +114,10 @@ impl RemoteVolume {
             let ino = state.file.ino();
             self.sync(caller, ino, SyncScope::InodeContents(ino))?;
         }
-        Ok(written)
+        Ok(Written { offset: first, len: written })
     }
 
-    /// Writes; gives how many bytes, and whether they are durable.
+    /// Writes; gives where the bytes went, if that is known, how many, and whether they are durable.
     fn write_once(
         &self,
         caller: &Caller,
@@ -119,13 +125,13 @@ impl RemoteVolume {
         mut offset: u64,
         mut append: bool,
         bytes: &[u8],
-    ) -> Result<(u32, bool), FsError> {
+    ) -> Result<(Option<u64>, u32, bool), FsError> {
         let file = &state.file;
         // In a ring nobody checks rights, or that the file was found again after a restart.
         if state.how.write && !file.is_gone() {
             let at = (!append).then_some(offset);
             if self.session.write_early(file.ino(), at, bytes)? == Early::Acknowledged {
-                return Ok((bytes.len() as u32, true));
+                return Ok((at, bytes.len() as u32, true));
             }
         }
         loop {
@@ -136,7 +142,7 @@ impl RemoteVolume {
             drop(lane);
             let noted = self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change);
             if noted && !self.session.wrote_again_since(epoch) {
-                return Ok((len, false));
+                return Ok((Some(at), len, false));
             }
             // The server that answered was lost before the bytes were noted. Or the one before it was: if it had made them
             // durable they were not written once more, but what this mount had written there before them was. Where they
@@ -342,7 +348,7 @@ impl Volume for RemoteVolume {
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
         let state = self.handles.get(handle)?;
         let how = WriteHow { append: state.how.append, sync: state.how.sync };
-        self.write_through(caller, &state, offset, bytes, how)
+        self.write_through(caller, &state, offset, bytes, how).map(|written| written.len)
     }
 
     fn write_how(
@@ -352,7 +358,7 @@ impl Volume for RemoteVolume {
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
-    ) -> Result<u32, FsError> {
+    ) -> Result<Written, FsError> {
         let state = self.handles.get(handle)?;
         self.write_through(caller, &state, offset, bytes, how)
     }

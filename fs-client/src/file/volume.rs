@@ -76,6 +76,15 @@ pub struct WriteHow {
     pub sync: bool,
 }
 
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where the bytes went; `None`: only the server knows, which has not executed the write yet.
+    pub offset: Option<u64>,
+    /// How many were written.
+    pub len: u32,
+}
+
 /// An opened file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile {
@@ -170,7 +179,7 @@ pub trait Volume: Send + Sync + 'static {
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
-    ) -> Result<u32, FsError>;
+    ) -> Result<Written, FsError>;
     /// Makes a file durable; without attributes that reading does not need if `contents_only`.
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
     /// Makes a directory's entries durable.

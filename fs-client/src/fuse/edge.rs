@@ -11,6 +11,8 @@
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
 //!   with mappings and, with our help (`kernel_cache`), with cached opens on the same mount. On older kernels they are ordinary opens, for which
 //!   the kernel does direct IO itself.
+//! * **So are opens with `O_APPEND`, to write.** Through its page cache the kernel sends a write in parts that end where a page ends that it
+//!   does not hold, and between them another mount's bytes could come. Past it one write(2) is one request, as long as it fits one.
 //! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
 //!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **Whether a write appends is asked of the write**, not of the open: see `convert::write_how`.
@@ -28,7 +30,7 @@ use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::settings::FuseSettings;
 use super::xattr_names;
 use super::{convert, directory, session};
-use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume};
+use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
@@ -115,16 +117,17 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
 
     /// Whether a file that is opened with these flags is read and written past the page cache.
     fn is_direct(&self, flags: i32) -> bool {
-        self.direct_io_maps && (self.settings.uncached || flags & libc::O_DIRECT != 0)
+        let asked = flags & libc::O_DIRECT != 0;
+        let appends = flags & libc::O_APPEND != 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        self.direct_io_maps && (self.settings.uncached || asked || appends)
     }
 
     /// How the kernel uses a file that was just opened.
-    fn opened(&self, ino: INodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
+    fn opened(&self, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
         let handle = FileHandle(opened.handle.0);
         if self.is_direct(flags) {
             return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
         }
-        self.cache.opened(ino, handle);
         let keep_cache = opened.keep_cache && !self.settings.uncached;
         (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
     }
@@ -291,7 +294,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
         match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
             Ok(opened) => {
-                let (handle, how) = self.opened(ino, flags.0, &opened);
+                let (handle, how) = self.opened(flags.0, &opened);
                 reply.opened(handle, how);
             }
             Err(error) => reply.error(refused(&error)),
@@ -315,7 +318,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 // Exclusively made: it cannot have any.
                 self.unprivileged.no_capabilities.insert(attr.ino);
                 let attr = convert::to_file_attr(self.root, &attr);
-                let (handle, how) = self.opened(attr.ino, flags, &opened);
+                let (handle, how) = self.opened(flags, &opened);
                 let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
                 reply.created(&lifetime, &attr, GENERATION, handle, how)
             }
@@ -333,10 +336,14 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let _span = request!("read", req, ino = ino.0, fh = fh.0, offset = offset, size = size);
+        // The kernel names an owner where it reads for a system call, past its cache, and none where it fills pages.
+        if lock_owner.is_none() {
+            self.cache.fills(ino);
+        }
         let mut reply = Some(reply);
         let result = self.volume.read(&caller(req), handle(fh), offset, size, &mut |bytes| {
             if let Some(reply) = reply.take() {
@@ -360,11 +367,16 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         data: &[u8],
         write_flags: WriteFlags,
         flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let _span = request!("write", req, ino = ino.0, fh = fh.0, offset = offset, size = data.len());
         let caller = caller(req);
+        // As of reads. A write through the cache, or a write-back of mapped pages, has its pages locked until it is answered.
+        let is_past_cache = lock_owner.is_some();
+        if !is_past_cache {
+            self.cache.fills(ino);
+        }
         if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             match self.unprivileged.take(&*self.volume, &caller, self.ino(ino)) {
                 // The kernel goes by the mode that it has when somebody runs the file.
@@ -375,13 +387,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         }
         let how = convert::write_how(flags.0, write_flags);
         match self.volume.write_how(&caller, handle(fh), offset, data, how) {
-            // The kernel's own write-back comes with any handle, and holds the pages until it is answered.
-            Ok(written)
-                if !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) && self.cache.is_passed(ino, fh) =>
-            {
-                self.cache.answer_written(ino, offset, written, reply);
+            Ok(Written { offset, len }) if is_past_cache => {
+                self.cache.answer_passed(ino, offset, len, reply);
             }
-            Ok(written) => reply.written(written),
+            Ok(Written { len, .. }) => reply.written(len),
             Err(error) => reply.error(refused(&error)),
         }
     }
@@ -405,7 +414,6 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyEmpty,
     ) {
         let _span = request!("release", req, ino = ino.0, fh = fh.0);
-        self.cache.closed(ino, fh);
         self.volume.release(handle(fh));
         reply.ok();
     }

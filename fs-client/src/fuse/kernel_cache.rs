@@ -1,19 +1,39 @@
 //! What the kernel has cached of a file, and how it is made to forget that.
 //!
+//! # Locks
 //! A lock is how programs on different machines take turns with a file, so whoever gets one must read what the one before
-//! wrote. Attributes are forgotten with every grant, cached bytes where somebody else may have changed the file. The latter
-//! waits for reads that are under way, which need this mount's threads: so it has a thread of its own. Attributes are also
-//! forgotten where a write took set-id bits away without the kernel's doing (`privileges`).
+//! wrote. Attributes are forgotten with every grant, cached bytes where somebody else may have changed the file. Attributes are
+//! also forgotten where a write took set-id bits away without the kernel's doing (`privileges`).
 //!
-//! A write past the page cache is to be seen by who reads the file through it. The kernel drops the pages before it sends the
-//! write; who reads them again before it is done would keep the old bytes. So where a file is open both ways here, its pages are
-//! dropped once more before the write is answered.
+//! # Writes past the page cache
+//! The kernel drops the pages of a direct write when it sends the write, and once more when a synchronous one is answered. A page that
+//! is read while an asynchronous write is under way keeps the old bytes, whether the file is still open through the cache
+//! when the write is done or not. So **a direct write is answered when none of its bytes is cached any more**:
+//!
+//! * A page can get old bytes only by a request that fills it and that the volume answered before the write. The kernel locks a
+//!   page before it asks for its bytes, and forgetting waits for the lock: what such a request brings is dropped, too. What fills
+//!   pages later brings the new bytes.
+//! * So it is noted of each file whether pages of it were filled ([`KernelCache::fills`], *before* the volume is asked), and a
+//!   direct write of such a file has its range forgotten. Which handles are open does not matter, nor how they were opened: a
+//!   mapping of a direct handle fills pages, too.
+//! * A file that nobody fills pages of for [`QUIET_WRITES`] direct writes is forgotten as a whole; then, if nobody has begun to fill
+//!   any meanwhile, there is nothing to forget, and its direct writes are answered at once.
+//!
+//! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. It must never be asked
+//! for a write *through* the cache, whose pages stay locked until it is answered.
 
-use fuser::{FileHandle, INodeNo, Notifier, ReplyEmpty, ReplyWrite};
+use fuser::{INodeNo, Notifier, ReplyEmpty, ReplyWrite};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+/// Direct writes of a file without a page filled in between, upon which all of its pages are dropped. A reader beside a direct writer
+/// keeps the pages that are not written; a writer alone pays for a few.
+const QUIET_WRITES: u32 = 16;
+/// Files of which it is known whether pages were filled. Beyond that all are forgotten, and an unknown file may have pages:
+/// its next direct writes find out again.
+const FILES_MAX: usize = 65_536;
 
 /// An answer that waits until bytes are forgotten.
 #[derive(Debug)]
@@ -26,10 +46,83 @@ enum Waiting {
 #[derive(Debug)]
 struct Stale {
     ino: INodeNo,
-    offset: i64,
-    /// All behind the offset, if it is zero.
-    len: i64,
+    range: Range,
     waiting: Waiting,
+}
+
+/// Which bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Range {
+    /// These.
+    Bytes { offset: i64, len: i64 },
+    /// All. Nothing is cached after it if nobody has filled a page since: this many times one was by then.
+    All { fills: u64 },
+}
+
+/// What is known of a file's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pages {
+    /// None is cached.
+    None,
+    /// Some may be.
+    Some {
+        /// How often any were filled, so that one more is noticed.
+        fills: u64,
+        /// Direct writes since the last.
+        quiet_writes: u32,
+    },
+}
+
+/// What the kernel may have cached, by file.
+#[derive(Debug, Default)]
+struct Filled {
+    pages: HashMap<u64, Pages>,
+    /// Some files were forgotten here: one that is not known may have pages.
+    forgot: bool,
+}
+
+impl Filled {
+    fn of(&mut self, ino: INodeNo) -> &mut Pages {
+        if self.pages.len() >= FILES_MAX && !self.pages.contains_key(&ino.0) {
+            self.pages.clear();
+            self.forgot = true;
+        }
+        let unknown = if self.forgot { Pages::Some { fills: 0, quiet_writes: 0 } } else { Pages::None };
+        self.pages.entry(ino.0).or_insert(unknown)
+    }
+
+    fn fills(&mut self, ino: INodeNo) {
+        let pages = self.of(ino);
+        let fills = match *pages {
+            Pages::None => 1,
+            Pages::Some { fills, .. } => fills + 1,
+        };
+        *pages = Pages::Some { fills, quiet_writes: 0 };
+    }
+
+    /// What is to be forgotten behind a direct write; `None`: there is nothing.
+    fn passed(&mut self, ino: INodeNo, offset: Option<u64>, len: u32) -> Option<Range> {
+        match self.of(ino) {
+            Pages::None => None,
+            Pages::Some { fills, quiet_writes } => {
+                *quiet_writes += 1;
+                match offset {
+                    Some(offset) if *quiet_writes < QUIET_WRITES => {
+                        Some(Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) })
+                    }
+                    _ => Some(Range::All { fills: *fills }),
+                }
+            }
+        }
+    }
+
+    /// All was forgotten. Who fills pages says so before he asks for their bytes: what was filled before is gone.
+    fn forgotten(&mut self, ino: INodeNo, fills_before: u64) {
+        let pages = self.of(ino);
+        if matches!(*pages, Pages::Some { fills, .. } if fills == fills_before) {
+            *pages = Pages::None;
+        }
+    }
 }
 
 /// Makes the kernel forget what it has cached of a file. Usable once the mount has begun.
@@ -37,8 +130,7 @@ struct Stale {
 pub(super) struct KernelCache {
     notifier: OnceLock<Notifier>,
     stale: Mutex<Option<Sender<Stale>>>,
-    /// Handles of files that are open through the page cache, behind their inodes.
-    cached: Mutex<BTreeSet<(u64, u64)>>,
+    filled: Arc<Mutex<Filled>>,
 }
 
 impl KernelCache {
@@ -55,31 +147,28 @@ impl KernelCache {
         }
     }
 
-    /// A file is opened through the page cache.
-    pub(super) fn opened(&self, ino: INodeNo, handle: FileHandle) {
-        self.cached.lock().insert((ino.0, handle.0));
-    }
-
-    /// A file is closed, whichever way it was open.
-    pub(super) fn closed(&self, ino: INodeNo, handle: FileHandle) {
-        self.cached.lock().remove(&(ino.0, handle.0));
-    }
-
-    /// Whether a write goes past the page cache, of a file that is also open through it.
-    pub(super) fn is_passed(&self, ino: INodeNo, handle: FileHandle) -> bool {
-        let cached = self.cached.lock();
-        cached.range((ino.0, 0)..=(ino.0, u64::MAX)).next().is_some() && !cached.contains(&(ino.0, handle.0))
+    /// A request that fills pages begins. To be told before the volume is asked for their bytes.
+    pub(super) fn fills(&self, ino: INodeNo) {
+        self.filled.lock().fills(ino);
     }
 
     /// Answers a request for a lock when no byte of before is cached any more.
     pub(super) fn answer_without_bytes(&self, ino: INodeNo, reply: ReplyEmpty) {
-        self.forget_bytes(Stale { ino, offset: 0, len: 0, waiting: Waiting::Lock(reply) });
+        self.forget_bytes(Stale {
+            ino,
+            range: Range::Bytes { offset: 0, len: 0 },
+            waiting: Waiting::Lock(reply),
+        });
     }
 
-    /// Answers a write when none of the bytes that it replaced is cached any more.
-    pub(super) fn answer_written(&self, ino: INodeNo, offset: u64, written: u32, reply: ReplyWrite) {
-        let waiting = Waiting::Write(reply, written);
-        self.forget_bytes(Stale { ino, offset: offset.cast_signed(), len: i64::from(written), waiting });
+    /// Answers a direct write when none of the bytes that it replaced is cached any more. `offset`: where they went, if
+    /// that is known.
+    pub(super) fn answer_passed(&self, ino: INodeNo, offset: Option<u64>, written: u32, reply: ReplyWrite) {
+        let range = self.filled.lock().passed(ino, offset, written);
+        match range {
+            None => reply.written(written),
+            Some(range) => self.forget_bytes(Stale { ino, range, waiting: Waiting::Write(reply, written) }),
+        }
     }
 
     /// As many wait as threads ask, each for one answer.
@@ -88,10 +177,19 @@ impl KernelCache {
         let sender = stale.get_or_insert_with(|| {
             let (sender, receiver) = channel::<Stale>();
             let notifier = self.notifier.get().cloned();
+            let filled = self.filled.clone();
             let forget = move || {
-                for Stale { ino, offset, len, waiting } in receiver {
+                for Stale { ino, range, waiting } in receiver {
+                    // No length: all behind the offset.
+                    let (offset, len) = match range {
+                        Range::Bytes { offset, len } => (offset, len),
+                        Range::All { .. } => (0, 0),
+                    };
                     if let Some(notifier) = &notifier {
                         let _ = notifier.inval_inode(ino, offset, len);
+                    }
+                    if let Range::All { fills } = range {
+                        filled.lock().forgotten(ino, fills);
                     }
                     match waiting {
                         Waiting::Lock(reply) => reply.ok(),
@@ -113,17 +211,53 @@ impl KernelCache {
 mod tests {
     use super::*;
 
+    const INO: INodeNo = INodeNo(2);
+
+    fn bytes(offset: i64, len: i64) -> Option<Range> {
+        Some(Range::Bytes { offset, len })
+    }
+
     #[test]
-    fn writes_past_the_cache_are_told_from_others() {
-        let cache = KernelCache::default();
-        let (ino, cached, direct) = (INodeNo(2), FileHandle(1), FileHandle(7));
-        assert!(!cache.is_passed(ino, direct), "nobody reads it through the cache");
-        cache.opened(ino, cached);
-        assert!(cache.is_passed(ino, direct) && !cache.is_passed(ino, cached));
-        assert!(!cache.is_passed(INodeNo(1), direct) && !cache.is_passed(INodeNo(3), direct));
-        cache.closed(ino, direct);
-        assert!(cache.is_passed(ino, direct));
-        cache.closed(ino, cached);
-        assert!(!cache.is_passed(ino, direct));
+    fn only_what_may_be_cached_is_forgotten() {
+        let mut filled = Filled::default();
+        assert_eq!(filled.passed(INO, Some(0), 10), None, "nobody has read it through the cache");
+        filled.fills(INO);
+        assert_eq!(filled.passed(INO, Some(4096), 10), bytes(4096, 10));
+        assert_eq!(filled.passed(INodeNo(3), Some(4096), 10), None);
+        assert_eq!(filled.passed(INO, None, 10), Some(Range::All { fills: 1 }), "it is not known where");
+    }
+
+    #[test]
+    fn a_file_that_nobody_fills_is_soon_forgotten_as_a_whole() {
+        let mut filled = Filled::default();
+        filled.fills(INO);
+        for _ in 1..QUIET_WRITES {
+            assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        }
+        assert_eq!(filled.passed(INO, Some(0), 1), Some(Range::All { fills: 1 }));
+        // Somebody begins to fill pages before all was forgotten: they may hold bytes of before the next write.
+        filled.fills(INO);
+        filled.forgotten(INO, 1);
+        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        filled.forgotten(INO, 2);
+        assert_eq!(filled.passed(INO, Some(0), 1), None);
+        filled.fills(INO);
+        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+    }
+
+    #[test]
+    fn what_is_not_known_any_more_may_be_cached() {
+        let mut filled = Filled::default();
+        filled.fills(INO);
+        for ino in 0..FILES_MAX as u64 {
+            filled.fills(INodeNo(1000 + ino));
+        }
+        assert!(filled.forgot && filled.pages.len() < FILES_MAX);
+        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        let Some(Range::All { fills }) = filled.passed(INO, None, 1) else {
+            panic!("all is to be forgotten");
+        };
+        filled.forgotten(INO, fills);
+        assert_eq!(filled.passed(INO, Some(0), 1), None);
     }
 }

@@ -5,9 +5,10 @@
 //! link counts, times, orphans) is done.
 
 mod file_pages;
+pub mod mount;
 mod tree;
 
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, WriteHow};
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, WriteHow, Written};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
@@ -28,6 +29,8 @@ pub struct MemoryVolume {
     /// The server is away: reads wait until the mount is shut down.
     stalled: AtomicBool,
     ended: Condvar,
+    /// Told when writes are held no longer.
+    changed: Condvar,
 }
 
 struct State {
@@ -36,6 +39,10 @@ struct State {
     next_handle: u64,
     calls: BTreeMap<&'static str, u64>,
     shut_down: bool,
+    /// Writes wait before they change anything.
+    held_writes: bool,
+    /// Opens find that nobody but this mount has changed the file.
+    keeps_cache: bool,
 }
 
 impl MemoryVolume {
@@ -47,8 +54,22 @@ impl MemoryVolume {
             next_handle: 1,
             calls: BTreeMap::new(),
             shut_down: false,
+            held_writes: false,
+            keeps_cache: false,
         };
-        Self { root, state: Mutex::new(state), stalled: AtomicBool::new(false), ended: Condvar::new() }
+        let (ended, changed) = (Condvar::new(), Condvar::new());
+        Self { root, state: Mutex::new(state), stalled: AtomicBool::new(false), ended, changed }
+    }
+
+    /// From now on writes wait, or do so no longer.
+    pub fn hold_writes(&self, hold: bool) {
+        self.state.lock().held_writes = hold;
+        self.changed.notify_all();
+    }
+
+    /// From now on an open lets the kernel keep what it has cached of the file.
+    pub fn keep_cache(&self) {
+        self.state.lock().keeps_cache = true;
     }
 
     /// How often an operation was called.
@@ -93,7 +114,7 @@ impl State {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.handles.insert(handle, (ino, how));
-        Ok(OpenFile { handle: Handle(handle), keep_cache: false })
+        Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache })
     }
 
     fn handle(&self, handle: Handle) -> Result<(InodeNo, OpenHow), FsError> {
@@ -264,7 +285,7 @@ impl Volume for MemoryVolume {
 
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
         let (_, OpenHow { append, sync, .. }) = self.state.lock().handle(handle)?;
-        self.write_how(caller, handle, offset, bytes, WriteHow { append, sync })
+        self.write_how(caller, handle, offset, bytes, WriteHow { append, sync }).map(|written| written.len)
     }
 
     fn write_how(
@@ -274,8 +295,9 @@ impl Volume for MemoryVolume {
         offset: u64,
         bytes: &[u8],
         how: WriteHow,
-    ) -> Result<u32, FsError> {
+    ) -> Result<Written, FsError> {
         let mut state = self.enter("write");
+        self.changed.wait_while(&mut state, |state| state.held_writes && !state.shut_down);
         let (ino, opened) = state.handle(handle)?;
         if !opened.write {
             return Err(Status::Denied.into());
@@ -289,7 +311,7 @@ impl Volume for MemoryVolume {
             pages.write(offset, bytes);
             attr.size = attr.size.max(end);
         })?;
-        Ok(bytes.len() as u32)
+        Ok(Written { offset: Some(offset), len: bytes.len() as u32 })
     }
 
     fn fsync(&self, _caller: &Caller, handle: Handle, _contents_only: bool) -> Result<(), FsError> {
@@ -443,5 +465,6 @@ impl Volume for MemoryVolume {
     fn shut_down(&self) {
         self.enter("shut_down").shut_down = true;
         self.ended.notify_all();
+        self.changed.notify_all();
     }
 }

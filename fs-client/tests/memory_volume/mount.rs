@@ -1,0 +1,65 @@
+//! Real mounts of the in-memory volume.
+
+use super::MemoryVolume;
+use cuttlefs_client::fuse::{FuseSettings, Mounted, mount};
+use cuttlefs_common::ids::InodeNo;
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Some number that is not FUSE's root, so that the mapping is exercised by every test.
+pub const ROOT: InodeNo = InodeNo(1000);
+
+/// A mount of a volume in memory.
+pub struct Mount {
+    pub volume: Arc<MemoryVolume>,
+    mounted: Option<Mounted>,
+    pub dir: tempfile::TempDir,
+}
+
+impl Mount {
+    /// `None` where FUSE cannot be used.
+    pub fn new(settings: FuseSettings) -> Option<Self> {
+        let usable = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+        if !usable {
+            assert!(std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_none(), "root and /dev/fuse are needed");
+            eprintln!("NOT TESTED: root and /dev/fuse are needed");
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let volume = Arc::new(MemoryVolume::new(ROOT));
+        let mounted = mount(Arc::clone(&volume), "shm:///test.sock", dir.path(), &settings).expect("mount");
+        Some(Self { volume, mounted: Some(mounted), dir })
+    }
+
+    /// Of a file in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Unmounts, and waits until everything is closed.
+    pub fn end(mut self) {
+        // The kernel does not wait for the answer to a close, nor unmounting for those that are on their way.
+        for _ in 0..1000 {
+            if self.volume.open_handles() == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(self.volume.open_handles(), 0, "every open was released");
+        rustix::mount::unmount(self.dir.path(), UnmountFlags::empty()).expect("unmount");
+        let mounted = self.mounted.take().expect("mounted");
+        mounted.wait().expect("a clean end");
+        assert!(self.volume.is_shut_down());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.mounted.is_some() {
+            // A failed test must not leave a mount behind, nor hang on it.
+            let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH | UnmountFlags::FORCE);
+        }
+    }
+}

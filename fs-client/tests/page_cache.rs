@@ -1,0 +1,235 @@
+//! What the kernel's page cache and writes past it make of each other, on real mounts of the in-memory volume: whether one
+//! write(2) arrives as one, and whether what a direct write put is what is read from then on.
+//!
+//! They need root and `/dev/fuse`, as `mount_memory` says.
+
+// Each test program uses a part of it.
+#[allow(dead_code)]
+mod memory_volume;
+
+use cuttlefs_client::fuse::FuseSettings;
+use memory_volume::mount::Mount;
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions};
+use std::io::{IoSlice, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+/// For what has been begun to get where it waits.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn one_write_that_appends_is_one_write() {
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    let path = m.path("log");
+    let flags = [
+        OpenOptions::new().append(true).create(true).clone(),
+        OpenOptions::new().append(true).read(true).clone(),
+    ];
+    for options in flags {
+        let mut log = options.open(&path).expect("open");
+        // Nothing of the file's last page is cached, so the kernel would have to send its part of a record alone.
+        for len in [1, 100, PAGE - 1, PAGE, PAGE + 1, 10_000, 65_537, 300_001, (1 << 20) - PAGE] {
+            // Not at the beginning of a page in memory either.
+            let memory = vec![7; len + 1];
+            let before = m.volume.calls("write");
+            assert_eq!(log.write(&memory[1..]).expect("append"), len);
+            assert_eq!(m.volume.calls("write") - before, 1, "{len} bytes came in parts");
+        }
+        let part = [8; 100];
+        let parts = vec![IoSlice::new(&part); 100];
+        let before = m.volume.calls("write");
+        assert_eq!(log.write_vectored(&parts).expect("writev"), 10_000);
+        assert_eq!(m.volume.calls("write") - before, 1, "a record of many parts came in parts");
+    }
+    m.end();
+}
+
+#[test]
+fn what_is_open_to_append_is_read_and_mapped_like_others() {
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    fs::write(m.path("f"), vec![1; 3 * PAGE]).expect("write");
+    let cached = File::open(m.path("f")).expect("open");
+    let mut both = OpenOptions::new().append(true).read(true).open(m.path("f")).expect("open");
+    let mut bytes = vec![0; 3 * PAGE + 5];
+    assert_eq!(cached.read_at(&mut bytes, 0).expect("read"), 3 * PAGE);
+    both.write_all(b"after").expect("append");
+    assert_eq!(cached.read_at(&mut bytes, 0).expect("read"), 3 * PAGE + 5);
+    assert_eq!(&bytes[3 * PAGE..], b"after");
+    bytes.fill(0);
+    assert_eq!(both.read_at(&mut bytes, 0).expect("read"), 3 * PAGE + 5);
+    assert_eq!((&bytes[3 * PAGE..], bytes[0]), (&b"after"[..], 1));
+    drop((cached, both));
+    m.end();
+}
+
+/// Asynchronous IO by `linux/aio_abi.h`.
+struct Aio(libc::c_ulong);
+
+/// A page at the beginning of one, as O_DIRECT wants it.
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+impl Aio {
+    fn new() -> Self {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes the context.
+        let result = unsafe { libc::syscall(libc::SYS_io_setup, 8, &raw mut context) };
+        assert_eq!(result, 0, "io_setup");
+        Self(context)
+    }
+
+    /// Begins to write a page; it must live until `wait`.
+    fn write(&self, file: &File, page: &Page, offset: u64) {
+        const IOCB_CMD_PWRITE: u64 = 1;
+        let descriptor = u64::from(file.as_raw_fd().cast_unsigned()) << 32;
+        // data; key, rw_flags; opcode, priority, descriptor; buffer; bytes; offset; reserved; flags, resfd.
+        let block: [u64; 8] =
+            [0, 0, IOCB_CMD_PWRITE | descriptor, page.0.as_ptr().addr() as u64, PAGE as u64, offset, 0, 0];
+        let blocks = [&raw const block];
+        // SAFETY: one whole request, whose memory stays until it is done.
+        let result = unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1, blocks.as_ptr()) };
+        assert_eq!(result, 1, "io_submit");
+    }
+
+    /// Waits for one write.
+    fn wait(&self) {
+        let mut event = [0u64; 4];
+        let no_limit = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: the kernel writes one event.
+        let result =
+            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, event.as_mut_ptr(), no_limit) };
+        assert_eq!((result, event[2]), (1, PAGE as u64), "io_getevents");
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the context after this.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+/// How somebody looks at a file while it is being written.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    /// Opens, reads and closes it.
+    OpenReadClose,
+    /// Reads what has been open.
+    Read,
+    /// Looks through a mapping of a descriptor that is itself past the cache.
+    DirectMapping,
+}
+
+/// How it is written past the cache.
+#[derive(Clone, Copy, Debug)]
+enum Direct {
+    /// Open with O_DIRECT.
+    Opened,
+    /// Made so by fcntl(2).
+    Changed,
+}
+
+fn first_byte(file: &File) -> u8 {
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 0).expect("read");
+    byte[0]
+}
+
+#[test]
+fn regression_a_page_read_while_an_asynchronous_direct_write_is_under_way_is_not_kept() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    m.volume.keep_cache();
+    let path = m.path("f");
+    fs::write(&path, vec![1; PAGE]).expect("write");
+    let aio = Aio::new();
+    for direct in [Direct::Opened, Direct::Changed] {
+        for look in [Look::OpenReadClose, Look::Read, Look::DirectMapping] {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true);
+            let writer = match direct {
+                Direct::Opened => options.custom_flags(libc::O_DIRECT).open(&path).expect("O_DIRECT"),
+                Direct::Changed => {
+                    let writer = options.open(&path).expect("open");
+                    rustix::fs::fcntl_setfl(&writer, OFlags::DIRECT).expect("F_SETFL");
+                    writer
+                }
+            };
+            let mut options = OpenOptions::new();
+            let mapped =
+                options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path).expect("open");
+            let open = matches!(look, Look::Read).then(|| File::open(&path).expect("open"));
+            for value in 2..5u8 {
+                let page = Box::new(Page([value; PAGE]));
+                m.volume.hold_writes(true);
+                let writes = m.volume.calls("write");
+                aio.write(&writer, &page, 0);
+                wait_for("the write arrives", || m.volume.calls("write") > writes);
+                // Whatever is seen meanwhile, it must not stay.
+                match look {
+                    Look::OpenReadClose => {
+                        first_byte(&File::open(&path).expect("open"));
+                    }
+                    Look::Read => {
+                        open.as_ref().map(first_byte);
+                    }
+                    Look::DirectMapping => {
+                        let protection = ProtFlags::READ | ProtFlags::WRITE;
+                        // SAFETY: a fresh mapping of a file that nobody truncates.
+                        unsafe {
+                            let map =
+                                mmap(std::ptr::null_mut(), PAGE, protection, MapFlags::SHARED, &mapped, 0)
+                                    .expect("mmap");
+                            map.cast::<u8>().read_volatile();
+                            munmap(map, PAGE).expect("munmap");
+                        }
+                    }
+                }
+                m.volume.hold_writes(false);
+                aio.wait();
+                for file in open.iter().chain([&File::open(&path).expect("open")]) {
+                    assert_eq!(first_byte(file), value, "{look:?} beside a writer that is {direct:?}");
+                }
+            }
+        }
+    }
+    m.end();
+}
+
+#[test]
+fn direct_writes_without_cached_readers_are_answered_at_once_and_readers_are_noticed_again() {
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    m.volume.keep_cache();
+    let path = m.path("f");
+    fs::write(&path, vec![1; PAGE]).expect("write");
+    let writer = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("O_DIRECT");
+    // More than after which the file is forgotten as a whole.
+    for round in 0..5u8 {
+        for value in 0..40u8 {
+            writer.write_all_at(&Box::new(Page([value ^ round; PAGE])).0, 0).expect("write");
+        }
+        assert_eq!(first_byte(&File::open(&path).expect("open")), 39 ^ round);
+        assert_eq!(first_byte(&File::open(&path).expect("open")), 39 ^ round);
+    }
+    drop(writer);
+    m.end();
+}
