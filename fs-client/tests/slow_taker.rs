@@ -3,7 +3,7 @@
 mod serving;
 
 use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
-use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
+use cuttlefs_common::ids::{InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
@@ -12,7 +12,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader, Rights, Sink,
+    HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret, Sink,
 };
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -130,7 +130,7 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
     }
 
     let raw = Raw::connect(&endpoint);
-    raw.send(0, 0, &Request::Attach { client: ClientId(77), label: "raw", subtree: b"" });
+    raw.send(0, 0, &Request::Attach { secret: SessionSecret([77; 16]), label: "raw", subtree: b"" });
     raw.answer();
     let rights = Rights { read: true, write: false };
     raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false });

@@ -3,10 +3,10 @@
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, QpConfig, QpState};
+use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, PeerIdentity, QpConfig, QpState};
 use cuttlefs_common::rpc::durable::{
     CONNECTIONS_MAX, Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
-    Service, ServiceFuture, Settings, Wants, Work,
+    SenderIdentity, Service, ServiceFuture, Settings, Wants, Work,
 };
 use std::future::ready;
 use std::path::PathBuf;
@@ -69,8 +69,8 @@ impl Service for Careful {
         Executed::Done(0)
     }
 
-    fn admit(&self, client: ClientId) -> Result<(), String> {
-        if client == CLIENT { Ok(()) } else { Err("nobody knows it".to_owned()) }
+    fn admit(&self, sender: &SenderIdentity, _: &PeerIdentity) -> Result<(), String> {
+        if sender.client == CLIENT { Ok(()) } else { Err("nobody knows it".to_owned()) }
     }
 
     fn check(&self, _: ClientId, body: &[u8]) -> Result<(), String> {

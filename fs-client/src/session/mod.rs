@@ -1,8 +1,8 @@
 //! The client's session with a server: identity, lanes, retransmission, recovery, heartbeats.
 //!
 //! A *lane* is one queue pair and one session slot; a calling thread borrows a lane, sends its request and waits
-//! for the reply itself, so an RPC costs no thread switch on this side. All lanes share one session, named by the
-//! client id that was drawn at mount time.
+//! for the reply itself, so an RPC costs no thread switch on this side. All lanes share one session, which the
+//! secret that was drawn at mount time opens.
 //!
 //! # Invariants
 //! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose
@@ -34,7 +34,9 @@ use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
-use cuttlefs_common::rpc::{Attached, Reply, Request, SLOTS_PER_SESSION, SyncScope, Unanswered};
+use cuttlefs_common::rpc::{
+    Attached, Reply, Request, SLOTS_PER_SESSION, SessionSecret, SyncScope, Unanswered,
+};
 use cuttlefs_common::world::{Clock, Random};
 use early::EarlyWrites;
 use lane::Lane;
@@ -181,6 +183,9 @@ impl Drop for Asking<'_> {
 /// A session and its lanes.
 pub struct Session {
     options: SessionOptions,
+    /// Proves that the session is this mount's.
+    secret: SessionSecret,
+    /// The secret's hash.
     client: ClientId,
     pd: Arc<dyn ProtectionDomain>,
     device: Arc<dyn Device>,
@@ -233,11 +238,11 @@ impl Session {
         for slot in 0..lane_count {
             lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
         }
-        let mut id = [0; 16];
-        random.fill(&mut id);
+        let secret = SessionSecret::draw(random);
         let session = Arc::new(Self {
             options,
-            client: ClientId(u128::from_le_bytes(id)),
+            secret,
+            client: secret.client(),
             pd,
             device,
             asking: lanes.iter().map(|_| AtomicU64::new(0)).collect(),

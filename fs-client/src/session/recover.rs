@@ -21,7 +21,7 @@ impl Session {
         windows: &[Arc<dyn RemoteWindow>],
     ) -> Result<u64, RdmaError> {
         let request = Request::Attach {
-            client: self.client,
+            secret: self.secret,
             label: &self.options.label,
             subtree: &self.options.subtree,
         };

@@ -8,8 +8,9 @@
 //! `apply` (DESIGN section 5).
 
 use super::early::EarlyOffer;
+use super::session_secret::SessionSecret;
 use crate::attr::{Attr, FileKind, SetAttr};
-use crate::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey, SlotIndex};
+use crate::ids::{FileKey, FilePage, FileSlot, InodeNo, NAME_MAX, Rkey, SlotIndex};
 use crate::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use crate::region::{Extent, MagicPattern, PageSet};
 use crate::status::Status;
@@ -222,8 +223,8 @@ pub enum TestedLock {
 pub enum Request<'a> {
     /// First message on every connection: opens or joins the client's session.
     Attach {
-        /// The client's identity.
-        client: ClientId,
+        /// Whose: the client's id is a hash of it.
+        secret: SessionSecret,
         /// For people: host name and mount point.
         label: &'a str,
         /// Directory of the export to see as root; empty: the export's root.

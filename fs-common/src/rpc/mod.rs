@@ -11,6 +11,7 @@ mod early;
 mod header;
 mod inodes;
 mod message;
+mod session_secret;
 
 pub use early::{
     EARLY_ANSWER_LEN, EARLY_HEADER_LEN, EARLY_RING_DEPTH, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX,
@@ -19,3 +20,4 @@ pub use early::{
 };
 pub use header::{HEADER_LEN, HeaderError, PROTOCOL_VERSION, ReplyHeader, RequestHeader};
 pub use message::*;
+pub use session_secret::{SESSION_SECRET_LEN, SessionSecret};

@@ -6,12 +6,12 @@
 
 use crate::{joined, room};
 use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, Rkey, SlotIndex};
+use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
     Allocate, NewNode, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights, SeekFor,
-    Sink, SyncScope, Unanswered, XattrMode,
+    SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
 };
 
 /// How many kinds of request there are.
@@ -76,8 +76,8 @@ fn cases() -> Vec<(Request<'static>, Vec<u8>)> {
 fn connection() -> Vec<(Request<'static>, Vec<u8>)> {
     vec![
         (
-            Request::Attach { client: ClientId(300), label: "pc:/m", subtree: b"a/b" },
-            joined(&[&[0], &[0xac, 0x02], b"\x05pc:/m", b"\x03a/b"]),
+            Request::Attach { secret: SessionSecret([0x5e; 16]), label: "pc:/m", subtree: b"a/b" },
+            joined(&[&[0], &[0x5e; 16], b"\x05pc:/m", b"\x03a/b"]),
         ),
         (Request::Heartbeat, vec![1]),
         (Request::Detach, vec![2]),

@@ -3,14 +3,14 @@
 //! Messages borrow their names and data, so what is drawn is leaked: a few hundred short buffers a test run.
 
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
     Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling,
-    SeekFor, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
+    SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -212,8 +212,12 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
     let seek_for = || select(vec![SeekFor::Data, SeekFor::Hole]);
     let reclaim = || (ino(), rights()).prop_map(|(ino, rights)| Reclaim { ino, rights });
     Union::new(vec![
-        (any::<u128>(), text(), bytes())
-            .prop_map(|(client, label, subtree)| Request::Attach { client: ClientId(client), label, subtree })
+        (any::<[u8; 16]>(), text(), bytes())
+            .prop_map(|(secret, label, subtree)| Request::Attach {
+                secret: SessionSecret(secret),
+                label,
+                subtree,
+            })
             .boxed(),
         select(vec![Request::Heartbeat, Request::Detach, Request::StatFs, Request::Status]).boxed(),
         buffer().prop_map(|buffer| Request::ShareCounters { buffer }).boxed(),

@@ -5,7 +5,8 @@ use super::execute::{fail, owe};
 use super::ring::{Job, Ring};
 use crate::server::Server;
 use cuttlefs_common::ids::ClientId;
-use cuttlefs_common::rpc::durable::{Executed, Request, Service, ServiceFuture, Work};
+use cuttlefs_common::rdma::PeerIdentity;
+use cuttlefs_common::rpc::durable::{Executed, Request, SenderIdentity, Service, ServiceFuture, Work};
 use cuttlefs_common::rpc::{EarlyWrite, RINGS_PER_CLIENT, ring_client};
 use cuttlefs_common::status::Status;
 use std::future::ready;
@@ -66,16 +67,18 @@ impl Service for EarlyService {
         EarlyWrite::parse(body).map_or(0, |write| ring_client(write.client, write.ring).0 as u64)
     }
 
-    fn admit(&self, id: ClientId) -> Result<(), String> {
+    fn admit(&self, sender: &SenderIdentity, peer: &PeerIdentity) -> Result<(), String> {
         let server = &self.server;
         if server.drain.is_stopping() {
             return Err("the server is stopping".to_owned());
         }
-        let owner = (0..RINGS_PER_CLIENT).find_map(|number| {
-            let client = ClientId(id.0.wrapping_sub(1 + u128::from(number)));
-            server.sessions.of(client).map(|_| (client, number))
-        });
-        let (client, number) = owner.ok_or("a ring of no client that has a session")?;
+        let client = sender.secret.client();
+        let session = server.sessions.of(client).ok_or("a ring of no client that has a session")?;
+        if !session.is_of(peer) {
+            return Err("a ring of another user's session".to_owned());
+        }
+        let number = (0..RINGS_PER_CLIENT).find(|number| ring_client(client, *number) == sender.client);
+        let number = number.ok_or("a ring of another client")?;
         let ring = server.early.known_ring(server, client, number).map_err(|status| status.to_string())?;
         if server.regions.redo().is_none_or(|log| log.figures().failed) {
             return Err("the redo log failed".to_owned());

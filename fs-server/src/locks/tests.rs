@@ -2,6 +2,7 @@ use super::table::Table;
 use super::*;
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::locks::{LOCK_END, LockMode};
+use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
 use cuttlefs_common::rpc::SETTLED_LOCKS_MAX;
 use cuttlefs_common::world::{ManualClock, SeededRandom};
 use proptest::prelude::*;
@@ -211,7 +212,9 @@ fn an_ended_session_gets_no_locks() {
         &[(ClientId(1), true)],
     );
     let locks = Locks::new(sessions.is_grace_period());
-    let (session, _) = sessions.attach(ClientId(1), "a", InodeNo::ROOT).expect("attach");
+    let (session, _) = sessions
+        .attach(ClientId(1), PeerIdentity::Local(LocalPeer::root()), "a", InodeNo::ROOT)
+        .expect("attach");
     let wanted = lock(1, LockRange::WHOLE, Exclusive);
     assert!(sessions.may_reclaim(ClientId(1)) && !sessions.may_reclaim(ClientId(2)));
     assert_eq!(locks.reclaim(&session, INO, &wanted, true), Ok(true));
@@ -224,7 +227,9 @@ fn an_ended_session_gets_no_locks() {
     assert_eq!(locks.reclaim(&session, INO, &wanted, true).map(|_| Asked::Granted), expired);
     assert_eq!(locks.figures(), LockFigures::default());
     assert!(futures_lite::future::block_on(locks.settled(&session)).is_empty());
-    let (other, _) = sessions.attach(ClientId(1), "a", InodeNo::ROOT).expect("attach");
+    let (other, _) = sessions
+        .attach(ClientId(1), PeerIdentity::Local(LocalPeer::root()), "a", InodeNo::ROOT)
+        .expect("attach");
     locks.stop();
     assert!(
         futures_lite::future::block_on(locks.settled(&other)).is_empty(),

@@ -66,8 +66,8 @@ async fn answer(
 ) {
     let result = match &request {
         // These two need no session, and an attach is idempotent by itself.
-        Request::Attach { client, label, subtree } => {
-            handlers::attach(context, connection, *client, label, subtree)
+        Request::Attach { secret, label, subtree } => {
+            handlers::attach(context, connection, secret, label, subtree)
         }
         Request::Status => handlers::status(context),
         _ => {

@@ -93,6 +93,7 @@ impl Sessions {
 mod tests {
     use super::*;
     use cuttlefs_common::ids::ClientId;
+    use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
     use cuttlefs_common::world::{ManualClock, SeededRandom};
     use std::time::Duration;
 
@@ -104,7 +105,12 @@ mod tests {
         let clock = Arc::new(ManualClock::default());
         let sessions =
             Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &[]);
-        let attach = |client| sessions.attach(ClientId(client), "x", InodeNo::ROOT).expect("attach").0;
+        let attach = |client| {
+            sessions
+                .attach(ClientId(client), PeerIdentity::Local(LocalPeer::root()), "x", InodeNo::ROOT)
+                .expect("attach")
+                .0
+        };
         let (first, second) = (attach(1), attach(2));
         let keep = |session: &Session, wanted: &[(u16, InodeNo)]| {
             sessions.keep(session, &wanted.iter().map(|(slot, ino)| (SlotIndex(*slot), *ino)).collect())

@@ -1,10 +1,11 @@
 //! Sessions: who the clients are, how long they may be silent, and which requests they have already made.
 //!
-//! After NFSv4.1 (RFC 8881 section 2.10): a client draws an id and attaches; each connection uses its own slot;
+//! After NFSv4.1 (RFC 8881 section 2.10): a client draws a secret, whose hash is its id (`SessionSecret`), and attaches; each connection uses its own slot;
 //! a slot has one request in flight; a retransmission carries the same sequence number and gets the first answer.
 //!
 //! # Invariants
 //! * A mutation runs once for each (session, slot, seq).
+//! * Each of a session's connections was made by the user who made the session, and said the client's secret.
 //! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
 //!
 //! What a request did and that it was done are one batch of metadata (`RequestId`), so a slot's last mutation is known
@@ -34,7 +35,7 @@ mod slot;
 pub use slot::{Admission, Slot};
 
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
-use cuttlefs_common::rdma::RegionOwner;
+use cuttlefs_common::rdma::{PeerIdentity, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
@@ -54,6 +55,8 @@ pub const MAX_ABSENT: usize = 1024;
 pub struct Session {
     number: RegionOwner,
     client: ClientId,
+    /// Who made it.
+    peer: PeerIdentity,
     label: String,
     root: InodeNo,
     slots: Vec<Mutex<Slot>>,
@@ -86,6 +89,11 @@ impl Session {
     /// The client's identity.
     pub fn client(&self) -> ClientId {
         self.client
+    }
+
+    /// Whether a connection with this peer may be one of the session's.
+    pub fn is_of(&self, peer: &PeerIdentity) -> bool {
+        self.peer.is_same_user(peer)
     }
 
     /// Host and mount point, for people.
@@ -226,18 +234,24 @@ impl Sessions {
         self.lease
     }
 
-    /// The client's session and whether it is a new one. A client keeps the root it first attached with.
+    /// The client's session and whether it is a new one. Whose secret the client's id was made of, he has proven by saying
+    /// it; whoever made the session is to be the same user, too. A client keeps the root it first attached with.
     ///
     /// # Errors
-    /// `Busy` beyond `MAX_SESSIONS`.
+    /// `Denied` to another user, `Busy` beyond `MAX_SESSIONS`.
     pub fn attach(
         &self,
         client: ClientId,
+        peer: PeerIdentity,
         label: &str,
         root: InodeNo,
     ) -> Result<(Arc<Session>, bool), Status> {
         let mut by_client = self.by_client.lock();
         if let Some(session) = by_client.get(&client) {
+            if !session.is_of(&peer) {
+                tracing::warn!(?peer, owner = ?session.peer, "refusing a connection: its session is another user's");
+                return Err(Status::Denied);
+            }
             session.touch(self.clock.monotonic());
             return Ok((session.clone(), false));
         }
@@ -248,6 +262,7 @@ impl Sessions {
         let session = Arc::new(Session {
             number: RegionOwner(self.random.next_u64() | 1),
             client,
+            peer,
             label: label.chars().take(256).collect(),
             root,
             slots: (0..SLOTS_PER_SESSION).map(|_| Mutex::new(Slot::default())).collect(),
@@ -260,7 +275,7 @@ impl Sessions {
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());
         self.absent.lock().retain(|known| *known != client);
-        tracing::info!(client = %format_args!("{:032x}", client.0), %label, "client attached");
+        tracing::info!(%label, "client attached");
         Ok((session, true))
     }
 
@@ -338,7 +353,13 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cuttlefs_common::rdma::LocalPeer;
     use cuttlefs_common::world::{ManualClock, SeededRandom};
+    use std::num::NonZeroI32;
+
+    fn user(uid: u32, pid: i32) -> PeerIdentity {
+        PeerIdentity::Local(LocalPeer { uid, gid: uid, groups: Arc::default(), pid: NonZeroI32::new(pid) })
+    }
 
     fn sessions(clock: &Arc<ManualClock>) -> Sessions {
         Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &[])
@@ -348,8 +369,8 @@ mod tests {
     fn a_client_has_one_session_until_its_lease_runs_out() {
         let clock = Arc::new(ManualClock::default());
         let sessions = sessions(&clock);
-        let first = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
-        let again = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
+        let first = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
+        let again = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
         assert_eq!(first.number(), again.number());
         clock.advance(Duration::from_secs(9));
         sessions.note_request(&first).expect("alive");
@@ -358,8 +379,19 @@ mod tests {
         clock.advance(Duration::from_secs(2));
         assert_eq!(sessions.expire().len(), 1);
         assert_eq!(sessions.note_request(&first), Err(Status::SessionExpired));
-        let new = sessions.attach(ClientId(7), "a", InodeNo::ROOT).expect("attach").0;
+        let new = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
         assert_ne!(first.number(), new.number());
+    }
+
+    #[test]
+    fn a_session_is_its_users() {
+        let sessions = sessions(&Arc::new(ManualClock::default()));
+        let join = |peer| sessions.attach(ClientId(7), peer, "a", InodeNo::ROOT).map(|(_, is_new)| is_new);
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
+        assert_eq!(join(user(7, 1)), Ok(true));
+        assert_eq!(join(user(7, 2)), Ok(false), "another process of the user");
+        assert_eq!(join(user(8, 1)), Err(Status::Denied));
+        assert_eq!(join(PeerIdentity::Remote(address)), Err(Status::Denied));
     }
 
     #[test]
@@ -373,7 +405,7 @@ mod tests {
         all_back.recovered(ClientId(1));
         all_back.recovered(ClientId(3));
         assert!(all_back.is_grace_period());
-        let (session, is_new) = all_back.attach(ClientId(2), "b", InodeNo::ROOT).expect("attach");
+        let (session, is_new) = all_back.attach(ClientId(2), user(7, 1), "b", InodeNo::ROOT).expect("attach");
         assert!(is_new && all_back.is_grace_period(), "it may have more to reclaim");
         all_back.end(&session);
         assert!(!all_back.is_grace_period());
@@ -392,7 +424,7 @@ mod tests {
         let clients = || (0..MAX_ABSENT as u128).map(ClientId);
         let anybody = &|_| false;
         assert_eq!(sessions.note_absent(clients(), anybody), []);
-        sessions.attach(ClientId(0), "back", InodeNo::ROOT).expect("attach");
+        sessions.attach(ClientId(0), user(7, 1), "back", InodeNo::ROOT).expect("attach");
         assert_eq!(sessions.note_absent([ClientId(5000)], anybody), []);
         assert_eq!(sessions.note_absent([ClientId(5001)], anybody), [ClientId(1)]);
         let owed = &|client| client == ClientId(2);
@@ -404,8 +436,11 @@ mod tests {
     fn sessions_are_bounded() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
         for client in 0..MAX_SESSIONS as u128 {
-            sessions.attach(ClientId(client), "x", InodeNo::ROOT).expect("room");
+            sessions.attach(ClientId(client), user(7, 1), "x", InodeNo::ROOT).expect("room");
         }
-        assert!(matches!(sessions.attach(ClientId(u128::MAX), "x", InodeNo::ROOT), Err(Status::Busy)));
+        assert!(matches!(
+            sessions.attach(ClientId(u128::MAX), user(7, 1), "x", InodeNo::ROOT),
+            Err(Status::Busy)
+        ));
     }
 }

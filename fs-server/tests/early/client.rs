@@ -8,13 +8,13 @@ use cuttlefs_common::rdma::{
     QueuePair, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use cuttlefs_common::region::{PageSet, divide};
-use cuttlefs_common::rpc::durable::{Sender, SenderError, Ticket, Wants};
+use cuttlefs_common::rpc::durable::{Sender, SenderError, SenderIdentity, Ticket, Wants};
 use cuttlefs_common::rpc::{
     EarlyOffer, EarlyWrite, EarlyWritten, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, Payload, Reply, ReplyHeader,
-    Request, RequestHeader, Rights, Sink, early_settings, ring_client, ring_of,
+    Request, RequestHeader, Rights, SessionSecret, Sink, early_settings, ring_client, ring_of,
 };
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::{Random, SystemRandom};
+use cuttlefs_common::world::SystemRandom;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 pub struct Client {
     pub id: ClientId,
+    pub secret: SessionSecret,
     pub offer: Option<EarlyOffer>,
     endpoint: Endpoint,
     device: Arc<SoftDevice>,
@@ -34,12 +35,11 @@ pub struct Client {
 
 impl Client {
     pub fn new(endpoint: &Endpoint) -> Self {
-        let random = SystemRandom;
-        Self::with_id(endpoint, ClientId(u128::from(random.next_u64()) << 64 | u128::from(random.next_u64())))
+        Self::with_secret(endpoint, SessionSecret::draw(&SystemRandom))
     }
 
     /// The same client again, after its server went.
-    pub fn with_id(endpoint: &Endpoint, id: ClientId) -> Self {
+    pub fn with_secret(endpoint: &Endpoint, secret: SessionSecret) -> Self {
         let device = SoftDevice::new(SoftOptions::default());
         let pd = device.alloc_pd();
         let cq = device.create_cq(16).expect("a queue");
@@ -48,8 +48,10 @@ impl Client {
         let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
         let options = ConnectOptions { qp, receives: vec![receive(&*region)], timeout: PATIENCE };
         let qp = pd.connect(endpoint, options).expect("connected").qp;
-        let mut client = Self { id, offer: None, endpoint: endpoint.clone(), device, cq, qp, region, seq: 0 };
-        let attach = Request::Attach { client: id, label: "test", subtree: &[] };
+        let id = secret.client();
+        let (endpoint, offer) = (endpoint.clone(), None);
+        let mut client = Self { id, secret, offer, endpoint, device, cq, qp, region, seq: 0 };
+        let attach = Request::Attach { secret, label: "test", subtree: &[] };
         let offer = client.call(&attach, |reply| match reply {
             Reply::Attached(attached) => {
                 assert!(attached.durable_answers);
@@ -173,11 +175,12 @@ impl Client {
         self.ring_as(ring_client(self.id, ring), ring, last)
     }
 
-    /// The same under any name.
+    /// The same under any name, with this client's secret.
     pub fn ring_as(&self, name: ClientId, ring: u16, last: u64) -> Result<Ring, SenderError> {
         let EarlyOffer { kind, door } = self.offer.expect("offered");
         let endpoint = door.endpoint(&self.endpoint).expect("a door of this link");
-        let mut sender = Sender::connect(self.device.clone(), &endpoint, name, early_settings(kind))?;
+        let who = SenderIdentity { client: name, secret: self.secret };
+        let mut sender = Sender::connect(self.device.clone(), &endpoint, who, early_settings(kind))?;
         if last > 0 {
             sender.count_from(last);
         }

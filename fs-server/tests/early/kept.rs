@@ -132,7 +132,7 @@ fn what_cannot_be_executed_is_kept_until_it_can() {
     client.ring(1, 0).expect("another ring is none the worse");
     let ino = failing.ino;
     let (_site, running) = failing.mend();
-    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut client = Client::with_secret(&running.endpoint, client.secret);
     let found = client.read(ino);
     assert!(found[..4000] == [b'.'; 4000] && &found[4000..4004] == b"kept");
     assert_eq!(client.read(other), b"as well");
@@ -169,7 +169,7 @@ fn a_file_that_owes_a_write_is_closed_to_everybody() {
     let also = second.write(ino, Some(4096), b"too").expect("persistent");
     assert_eq!(second.answer(also), Err(Status::Io));
     let (_site, running) = failing.mend();
-    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut client = Client::with_secret(&running.endpoint, client.secret);
     let found = client.read(ino);
     assert_eq!((found.len(), &found[3999..4005], &found[4095..4100]), (8192, &b".kept."[..], &b".too."[..]));
     assert_eq!(client.read(behind), b"behind");
@@ -249,7 +249,7 @@ fn who_comes_back_is_owed_as_before() {
     let mut ring = client.ring(0, 0).expect("a ring");
     failing.break_ring(&mut ring);
     client.call(&Request::Detach, |_| ()).expect("detached");
-    let mut client = Client::with_id(&failing.running.endpoint, client.id);
+    let mut client = Client::with_secret(&failing.running.endpoint, client.secret);
     assert!(matches!(client.ring(0, 1).err(), Some(SenderError::Refused)));
     let withheld = status(&mut client)["pool"]["withheld_pages"].as_u64().expect("a number");
     assert_eq!(withheld, cuttlefs_server::early::RING_PAGES, "its space is kept as well");

@@ -6,12 +6,14 @@ mod server;
 
 use client::Client;
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{ClientId, InodeNo};
+use cuttlefs_common::ids::{ClientId, FileKey, InodeNo};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::LinkKind;
 use cuttlefs_common::rpc::durable::{Kind, SenderError, Wants};
 use cuttlefs_common::rpc::{
-    Allocate, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX, EarlyWrite, Reply, Request, ring_client, ring_of,
+    Allocate, EARLY_UNANSWERED_MAX, EARLY_WRITE_MAX, EarlyWrite, ReclaimLock, Reply, Request, SessionSecret,
+    ring_client, ring_of,
 };
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom, SystemRandom};
@@ -40,6 +42,7 @@ suite!(
     what_others_wrote_later_stays,
     numbers_are_executed_once_over_connections,
     who_sends_nonsense_ends_its_own_connection_only,
+    who_knows_an_id_neither_joins_nor_ends_its_session,
     a_client_that_says_good_bye_leaves_no_ring,
     a_session_that_ends_has_its_rings_executed,
 );
@@ -157,7 +160,7 @@ fn a_killed_server_has_every_acknowledged_write_once(site: Site) {
             site.start_and_kill(Duration::from_millis(below(400)));
         }
         running = site.start();
-        client = Client::with_id(&running.endpoint, client.id);
+        client = Client::with_secret(&running.endpoint, client.secret);
         other = client.open(other_ino);
         for (ino, bytes) in files.iter().zip(&expected) {
             let found = client.read(*ino);
@@ -226,7 +229,7 @@ fn numbers_are_executed_once_over_connections(site: Site) {
         if round == 3 {
             running.kill();
             running = site.start();
-            client = Client::with_id(&running.endpoint, client.id);
+            client = Client::with_secret(&running.endpoint, client.secret);
         }
         let mut ring = client.ring(1, round).expect("a ring");
         let ticket = ring.write(ino, None, &bytes).expect("persistent");
@@ -256,6 +259,11 @@ fn who_sends_nonsense_ends_its_own_connection_only(site: Site) {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
+    // Somebody else's, whose client's id it knows: neither opened nor, which ends the connection before, let go.
+    let of_another = hostile.ring_as(ring_client(client.id, 2), 2, 0);
+    assert!(matches!(of_another.err(), Some(SenderError::Refused)));
+    let ticket = ring.write(ino, Some(0), b"hers").expect("her connection stands");
+    ring.answer(ticket).expect("executed");
     let mut nonsense = hostile.ring(0, 0).expect("a ring");
     nonsense.sender.post(b"nonsense", Wants::Answer).expect("posted");
     assert!(ended(&mut nonsense));
@@ -275,6 +283,65 @@ fn who_sends_nonsense_ends_its_own_connection_only(site: Site) {
     let mut client = Client::new(&running.endpoint);
     assert_eq!(client.read(ino), b"mine");
     running.stop();
+}
+
+/// What is shown of sessions opens none: not in this life of the server, and not in the next, where a session is taken up.
+fn who_knows_an_id_neither_joins_nor_ends_its_session(site: Site) {
+    let running = site.start();
+    let mut client = Client::new(&running.endpoint);
+    let (ino, filekey) = client.create("file");
+    lock(&mut client, filekey).expect("locked");
+    let id = client.id.0;
+    let known = [id.to_le_bytes(), id.to_be_bytes()];
+    let ends_only_its_own = |running: &server::Running| {
+        for known in known {
+            let mut hostile = Client::with_secret(&running.endpoint, SessionSecret(known));
+            let seen = status(&mut hostile);
+            let shown = seen.to_string();
+            for word in [format!("{id:032x}"), id.to_string()] {
+                assert!(!shown.contains(&word), "an id in {shown}");
+            }
+            let locks =
+                hostile.call(&Request::ReclaimLocks { locks: vec![lock_of(ino)] }, |reply| match reply {
+                    Reply::LocksReclaimed(held) => held,
+                    other => panic!("{other:?}"),
+                });
+            assert_eq!(locks, Ok(vec![false]), "another client's lock");
+            hostile.call(&Request::Detach, |_| ()).expect("its own ends");
+        }
+    };
+    ends_only_its_own(&running);
+    assert_eq!(status(&mut client)["sessions"]["count"], 1);
+    assert_eq!(status(&mut client)["locks"]["held"], 1);
+    client.call(&Request::Heartbeat, |_| ()).expect("its session goes on");
+    running.kill();
+
+    let running = site.start();
+    ends_only_its_own(&running);
+    let mut client = Client::with_secret(&running.endpoint, client.secret);
+    let again = client.call(&Request::ReclaimLocks { locks: vec![lock_of(ino)] }, |reply| match reply {
+        Reply::LocksReclaimed(held) => held,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(again, Ok(vec![true]), "its own lock");
+    running.stop();
+}
+
+const LOCK: Lock = Lock {
+    space: LockSpace::Whole,
+    owner: LockOwner(1),
+    range: LockRange::WHOLE,
+    mode: LockMode::Exclusive,
+    pid: 1,
+};
+
+fn lock_of(ino: InodeNo) -> ReclaimLock {
+    ReclaimLock { ino, lock: LOCK }
+}
+
+fn lock(client: &mut Client, filekey: FileKey) -> Result<(), Status> {
+    let request = Request::SetLock { filekey, lock: LOCK, wait: WaitId(1), blocking: false };
+    client.call(&request, |_| ())
 }
 
 fn a_client_that_says_good_bye_leaves_no_ring(site: Site) {
@@ -306,7 +373,7 @@ fn a_session_that_ends_has_its_rings_executed(site: Site) {
     assert_eq!(Client::new(&running.endpoint).read(ino), b"before");
     wait_until("its connection ended", || ring.sender.is_slowed().is_err());
     // It comes back, not knowing what became of its last write, and is told.
-    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut client = Client::with_secret(&running.endpoint, client.secret);
     let mut ring = client.ring(0, ticket.number() - 1).expect("a ring");
     for _ in 0..2 {
         let ticket = ring.write(ino, None, b"before").expect("persistent");
@@ -422,7 +489,7 @@ fn a_rotten_page_costs_itself_only() {
     running.kill();
     let running = site.start();
     assert!(running.log.contains("write is lost"), "{}", running.log);
-    let mut client = Client::with_id(&running.endpoint, client.id);
+    let mut client = Client::with_secret(&running.endpoint, client.secret);
     assert_eq!(client.read(other), b"onetwo");
     let mut ring = client.ring(0, last).expect("a ring");
     // Whole, it is cured.

@@ -31,7 +31,7 @@ use super::Early;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::RdmaError;
-use cuttlefs_common::rpc::durable::{Sender, SenderError, Settings, Ticket, Wants};
+use cuttlefs_common::rpc::durable::{Sender, SenderError, SenderIdentity, Settings, Ticket, Wants};
 use cuttlefs_common::rpc::{
     EARLY_UNANSWERED_MAX, EarlyOffer, EarlyWrite, EarlyWritten, early_settings, ring_client,
 };
@@ -230,12 +230,12 @@ impl Ring {
             .ok_or(SenderError::Protocol("the rings' door does not fit the link"))?;
         let depth = session.options.ring_depth;
         let settings = Settings { patience: PATIENCE, depth, ..early_settings(offer.kind) };
-        let client = ring_client(session.client, self.index);
+        let who = SenderIdentity { client: ring_client(session.client, self.index), secret: session.secret };
         let mut sender = Sender::connect_by(
             session.options.clock.clone(),
             session.device.clone(),
             &endpoint,
-            client,
+            who,
             settings,
         )?;
         sender.count_from(state.number);

@@ -13,7 +13,7 @@
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::receiver::{CONNECTIONS_MAX, ReceiverOptions};
 use super::rings::RingStore;
-use super::service::Service;
+use super::service::{SenderIdentity, Service};
 use super::settler::Settling;
 use super::wire::{MESSAGE_LEN, Message};
 use crate::ids::{ClientId, QpNumber};
@@ -309,7 +309,8 @@ impl Core {
         let mut bytes = [0; MESSAGE_LEN];
         region.memory().read(0, &mut bytes);
         let hello = Message::parse(&bytes).map_err(|error| error.to_string())?;
-        let Message::Hello { client, capacity, stride, answers, slots, slot_len, kind } = hello else {
+        let Message::Hello { client, secret, capacity, stride, answers, slots, slot_len, kind } = hello
+        else {
             return Err("the first message is no hello".to_owned());
         };
         if slot_len > SLOT_MAX || u64::from(slot_len) * u64::from(slots) > ANSWERS_MAX_BYTES {
@@ -322,7 +323,7 @@ impl Core {
         }
         let Common { service, executed, recovered, .. } = &*self.common;
         let _alone = self.opening.lock().await;
-        service.admit(client)?;
+        service.admit(&SenderIdentity { client, secret }, &qp.peer())?;
         self.retire(client).await;
         let opened = self.store.open(client, geometry, &**service).await;
         let (ring, found) = opened.map_err(|error| error.to_string())?;

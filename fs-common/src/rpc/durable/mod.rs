@@ -49,7 +49,7 @@ pub use receiver::{CONNECTIONS_MAX, Receiver, ReceiverFigures, ReceiverOptions};
 pub use ring_place::RingPlace;
 pub use rings::{FoundRing, RingStore, RingStoreError};
 pub use sender::{Resumed, Sender, SenderError, SenderFigures, Ticket, Wants};
-pub use service::{Executed, Request, Service, ServiceFuture};
+pub use service::{Executed, Request, SenderIdentity, Service, ServiceFuture};
 pub use sim_rings::SimRings;
 pub use stepped::{Beside, Stepper};
 pub use wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, MESSAGE_LEN, Message, MessageError};

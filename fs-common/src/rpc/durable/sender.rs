@@ -16,8 +16,9 @@
 
 use super::kind::Settings;
 use super::sender_link::{Buffers, Dialling, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
+use super::service::SenderIdentity;
 use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
-use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
+use crate::ids::{LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
     Capabilities, Device, Endpoint, LinkKind, Placement, RdmaError, Remote, SendOp, SendWr, Sge, WrId,
@@ -142,7 +143,7 @@ struct Sent {
 pub struct Sender {
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
-    client: ClientId,
+    who: SenderIdentity,
     settings: Settings,
     buffers: Buffers,
     link: Link,
@@ -184,10 +185,10 @@ impl Sender {
     pub fn connect(
         device: Arc<dyn Device>,
         endpoint: &Endpoint,
-        client: ClientId,
+        who: impl Into<SenderIdentity>,
         settings: Settings,
     ) -> Result<Self, SenderError> {
-        Self::connect_by(Arc::new(SystemClock::new()), device, endpoint, client, settings)
+        Self::connect_by(Arc::new(SystemClock::new()), device, endpoint, who, settings)
     }
 
     /// As `connect`; patience is measured by `clock`.
@@ -198,7 +199,7 @@ impl Sender {
         clock: Arc<dyn Clock>,
         device: Arc<dyn Device>,
         endpoint: &Endpoint,
-        client: ClientId,
+        who: impl Into<SenderIdentity>,
         settings: Settings,
     ) -> Result<Self, SenderError> {
         let capabilities: Capabilities = device.capabilities();
@@ -217,12 +218,13 @@ impl Sender {
             endpoint: "a sender".to_owned(),
             source,
         })?;
-        let who = Dialling { device: &*device, clock: &*clock, client };
-        let (link, welcomed, regions) = Link::connect(who, endpoint, &settings, geometry, &buffers)?;
+        let who = who.into();
+        let dialling = Dialling { device: &*device, clock: &*clock, who };
+        let (link, welcomed, regions) = Link::connect(dialling, endpoint, &settings, geometry, &buffers)?;
         let mut sender = Self {
             device,
             clock,
-            client,
+            who,
             buffers,
             link,
             ring: welcomed.ring,
@@ -327,7 +329,7 @@ impl Sender {
         let record = Record {
             kind: RecordKind::Request,
             lsn: LogSeq(0),
-            client: self.client,
+            client: self.who.client,
             slot: SlotIndex(0),
             seq: ticket.0,
             data: &self.data,
@@ -585,9 +587,9 @@ impl Sender {
     pub fn resume(&mut self, endpoint: &Endpoint) -> Result<Resumed, SenderError> {
         self.link.qp.close();
         let geometry = self.writer.geometry();
-        let who = Dialling { device: &*self.device, clock: &*self.clock, client: self.client };
+        let dialling = Dialling { device: &*self.device, clock: &*self.clock, who: self.who };
         let (link, welcomed, regions) =
-            Link::connect(who, endpoint, &self.settings, geometry, &self.buffers)?;
+            Link::connect(dialling, endpoint, &self.settings, geometry, &self.buffers)?;
         let mut resumed = Resumed { kept: self.take_back(welcomed.past)?, resent: 0 };
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
         (self.log_device, self.last_done) = (welcomed.device, welcomed.done);

@@ -2,8 +2,9 @@
 
 use super::kind::Settings;
 use super::sender::SenderError;
+use super::service::SenderIdentity;
 use super::wire::{ANSWER_HEADER_LEN, MESSAGE_LEN, Message};
-use crate::ids::{ClientId, LogSeq, Rkey};
+use crate::ids::{LogSeq, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
@@ -89,13 +90,13 @@ pub(super) enum Event {
 pub(super) struct Dialling<'d> {
     pub(super) device: &'d dyn Device,
     pub(super) clock: &'d dyn Clock,
-    pub(super) client: ClientId,
+    pub(super) who: SenderIdentity,
 }
 
 impl Link {
     /// Connects and says hello; returns once welcomed, with the mirror's and the answers' registrations.
     pub(super) fn connect(
-        Dialling { device, clock, client }: Dialling<'_>,
+        Dialling { device, clock, who }: Dialling<'_>,
         endpoint: &Endpoint,
         settings: &Settings,
         geometry: Geometry,
@@ -117,7 +118,8 @@ impl Link {
         let connected = pd.connect(endpoint, options)?;
         let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };
         let hello = Message::Hello {
-            client,
+            client: who.client,
+            secret: who.secret,
             capacity: geometry.capacity(),
             stride: geometry.stride(),
             answers: answers.rkey(),

@@ -2,7 +2,9 @@
 
 use super::connection::Work;
 use crate::ids::{ClientId, LogSeq};
+use crate::rdma::PeerIdentity;
 use crate::redo::LogId;
+use crate::rpc::SessionSecret;
 use std::future::{Future, ready};
 use std::pin::Pin;
 
@@ -19,6 +21,22 @@ pub struct Request<'a> {
     pub seq: u64,
     /// What is to be done.
     pub body: &'a [u8],
+}
+
+/// Who asks for a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderIdentity {
+    /// Names the ring.
+    pub client: ClientId,
+    /// What proves that it is this sender's, to services that ask for that.
+    pub secret: SessionSecret,
+}
+
+impl From<ClientId> for SenderIdentity {
+    /// Of who need not prove anything.
+    fn from(client: ClientId) -> Self {
+        Self { client, secret: SessionSecret::NONE }
+    }
 }
 
 /// What became of a request.
@@ -49,11 +67,11 @@ pub trait Service: Send + Sync {
         Box::pin(ready(self.execute(&request, &mut Vec::new())))
     }
 
-    /// Whether a client may have a ring. Says why not.
+    /// Whether a sender may have the ring it names, over a connection with this peer. Says why not.
     ///
     /// # Errors
     /// The reason, for the log.
-    fn admit(&self, _client: ClientId) -> Result<(), String> {
+    fn admit(&self, _sender: &SenderIdentity, _peer: &PeerIdentity) -> Result<(), String> {
         Ok(())
     }
 

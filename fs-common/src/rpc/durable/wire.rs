@@ -14,7 +14,8 @@
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
 //! | 60     | 4     | sixth   | RPC kind | 1: slow down | |
 //! | 64     | 8     | seventh | | last request done | |
-//! | 72     | 24    | reserved | zero in all |||
+//! | 72     | 16    | secret  | what proves who, where the service asks | | |
+//! | 88     | 8     | reserved | zero in all |||
 //!
 //! An answer is written into a slot of the sender's with the slot's number as immediate:
 //!
@@ -33,6 +34,7 @@ use super::kind::Kind;
 use crate::ids::{ClientId, LogSeq, Rkey};
 use crate::persist::LogDeviceKind;
 use crate::redo::LogId;
+use crate::rpc::{SESSION_SECRET_LEN, SessionSecret};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -45,8 +47,8 @@ pub const ENVELOPE_LEN: usize = 8;
 /// Most answer slots.
 pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
-/// 1: the first. 2: a welcome may ask to slow down. 3: it says which request was done last.
-const VERSION: u16 = 3;
+/// 1: the first. 2: a welcome may ask to slow down. 3: it says which request was done last. 4: secrets.
+const VERSION: u16 = 4;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
@@ -66,6 +68,8 @@ pub enum Message {
     Hello {
         /// Who.
         client: ClientId,
+        /// What proves it.
+        secret: SessionSecret,
         /// The ring it wants.
         capacity: u64,
         /// Its stride.
@@ -138,7 +142,8 @@ struct Raw {
     fifth: U32,
     sixth: U32,
     seventh: U64,
-    reserved: [u8; 24],
+    secret: [u8; SESSION_SECRET_LEN],
+    reserved: [u8; 8],
 }
 const _: () = assert!(size_of::<Raw>() == MESSAGE_LEN);
 
@@ -157,9 +162,10 @@ impl Message {
         raw.magic = MAGIC;
         raw.version = VERSION.into();
         match *self {
-            Self::Hello { client, capacity, stride, answers, slots, slot_len, kind } => {
+            Self::Hello { client, secret, capacity, stride, answers, slots, slot_len, kind } => {
                 raw.kind = 1.into();
                 raw.client = client.0.into();
+                raw.secret = secret.0;
                 (raw.first, raw.second) = (capacity.into(), stride.into());
                 raw.rkey = answers.0.into();
                 (raw.fourth, raw.fifth, raw.sixth) = (slots.into(), slot_len.into(), kind.number().into());
@@ -200,6 +206,7 @@ impl Message {
         let message = match (raw.kind.get(), raw.fourth.get()) {
             (1, slots) => Self::Hello {
                 client: ClientId(raw.client.get()),
+                secret: SessionSecret(raw.secret),
                 capacity: raw.first.get(),
                 stride: raw.second.get(),
                 answers: Rkey(raw.rkey.get()),
@@ -309,7 +316,7 @@ mod tests {
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> [u8; MESSAGE_LEN] {
         let mut bytes = [0; MESSAGE_LEN];
-        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 3, 0, kind, 0]);
+        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 4, 0, kind, 0]);
         for (at, value) in fields {
             bytes[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -320,6 +327,7 @@ mod tests {
     fn golden_bytes() {
         let hello = Message::Hello {
             client: ClientId(0x0102),
+            secret: SessionSecret([0x5e; SESSION_SECRET_LEN]),
             capacity: 0x0304,
             stride: 5,
             answers: Rkey(0x0a0b),
@@ -342,7 +350,16 @@ mod tests {
                 hello,
                 golden(
                     1,
-                    &[(8, &[2, 1]), (24, &[4, 3]), (32, &[5]), rkey, (52, &[6]), (56, &[8, 7]), (60, &[2])],
+                    &[
+                        (8, &[2, 1]),
+                        (24, &[4, 3]),
+                        (32, &[5]),
+                        rkey,
+                        (52, &[6]),
+                        (56, &[8, 7]),
+                        (60, &[2]),
+                        (72, &[0x5e; 16]),
+                    ],
                 ),
             ),
             (

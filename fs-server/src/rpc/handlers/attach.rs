@@ -5,8 +5,10 @@ use crate::export;
 use crate::region::policy::Exposure;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
-use cuttlefs_common::ids::{ClientId, FileKey};
-use cuttlefs_common::rpc::{Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION, Unanswered};
+use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::rpc::{
+    Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION, SessionSecret, Unanswered,
+};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 pub fn attach(
     context: &Rc<WorkerContext>,
     connection: &Arc<Connection>,
-    client: ClientId,
+    secret: &SessionSecret,
     label: &str,
     subtree: &[u8],
 ) -> Result<Body, Status> {
@@ -23,7 +25,8 @@ pub fn attach(
     let lookup = |parent, name: &[u8]| server.meta.lookup(parent, name);
     let below = export::components(subtree)?;
     let root = export::walk(server.export_root, &below, lookup)?;
-    let (session, is_new) = server.sessions.attach(client, label, root)?;
+    let client = secret.client();
+    let (session, is_new) = server.sessions.attach(client, connection.qp().peer(), label, root)?;
     if is_new {
         server.remember(client)?;
     }

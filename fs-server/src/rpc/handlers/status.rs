@@ -46,7 +46,6 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         .take(MAX_LISTED)
         .map(|session| {
             json!({
-                "client": format!("{:032x}", session.client().0),
                 "label": session.label(),
                 "connections": session.connections(),
             })
