@@ -17,6 +17,8 @@ pub mod locks;
 pub mod memory;
 /// Which names a directory entry may have.
 pub mod name;
+/// A panic ends the process.
+pub mod panic_ends;
 /// What makes bytes outlive a crash.
 pub mod persist;
 /// The verbs-shaped API and its providers.

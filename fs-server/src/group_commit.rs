@@ -14,6 +14,7 @@
 //! other tasks go on, as beside a thread.
 
 use crate::pool::LocalFuture;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
@@ -58,7 +59,9 @@ impl GroupCommit {
     ) -> std::io::Result<Self> {
         let commit = Self::by_hand(work);
         let (shared, work) = (commit.shared.clone(), commit.work.clone());
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&work, &shared))?;
+        let place = name.to_owned();
+        let run = move || run(&place, &work, &shared);
+        let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
         *commit.thread.lock() = Some(thread);
         Ok(commit)
     }
@@ -115,9 +118,10 @@ impl GroupCommit {
     }
 }
 
-fn run(work: &Work, shared: &Shared) {
+fn run(place: &str, work: &Work, shared: &Shared) {
     let mut state = shared.state.lock();
     loop {
+        panic_ends::plant(place);
         if state.asked == state.done {
             if state.stop {
                 return;

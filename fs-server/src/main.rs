@@ -3,5 +3,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    cuttlefs_common::panic_ends::install("cuttlefsd");
     cuttlefs_server::cli::run()
 }

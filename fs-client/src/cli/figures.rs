@@ -11,6 +11,7 @@
 use super::run_state;
 use crate::file::volume::Volume;
 use anyhow::{Context, bail};
+use cuttlefs_common::panic_ends;
 use serde_json::{Map, Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -76,7 +77,10 @@ impl FiguresSocket {
                         return;
                     }
                     match connection {
-                        Ok(connection) => answer(connection, &mountpoint, volume.as_ref()),
+                        Ok(connection) => {
+                            panic_ends::plant("figures");
+                            answer(connection, &mountpoint, volume.as_ref());
+                        }
                         Err(error) => {
                             tracing::warn!(%error, "cannot accept a question for figures");
                             std::thread::sleep(ACCEPT_AGAIN);

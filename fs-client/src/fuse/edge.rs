@@ -34,6 +34,7 @@ use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use fuser::{
@@ -134,6 +135,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
 }
 
 fn caller(req: &Request) -> Caller {
+    panic_ends::plant("fuse");
     Caller::new(req.uid(), req.gid(), TraceId(req.unique().0))
 }
 

@@ -12,6 +12,7 @@ use super::{After, Session};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{Request, SyncScope};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -51,6 +52,7 @@ fn run_control(weak: &Weak<Session>) {
         if session.is_shut_down() {
             return;
         }
+        panic_ends::plant("control");
         let mut lane = session.control_lane();
         let now = Instant::now();
         if now >= next_heartbeat || !lane.is_connected() {
@@ -103,6 +105,7 @@ fn run_control(weak: &Weak<Session>) {
 
 fn run_closer(session: &Session) {
     while session.open_files().wait_for_closes() {
+        panic_ends::plant("closer");
         std::thread::sleep(CLOSE_GATHER);
         for batch in session.open_files().take_closes().chunks(CLOSE_BATCH) {
             if close_batch(session, batch.to_vec()).is_err() {

@@ -12,6 +12,7 @@
 
 use super::{Persistence, SyncFailed, WhenPersistent};
 use crate::memory::SharedMemory;
+use crate::panic_ends;
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -80,6 +81,7 @@ impl Shared {
                 }
                 (std::mem::take(&mut state.waiting), state.failed)
             };
+            panic_ends::plant("cuttlefs-persist");
             if !failed && let Err(error) = rustix::fs::fdatasync(&self.file) {
                 tracing::error!(%error, "the log could not be synced; it takes nothing more");
                 failed = true;

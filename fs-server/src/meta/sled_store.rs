@@ -11,7 +11,7 @@
 //! * A crash while it writes a snapshot leaves `snap.*.generating`, which the next start mistakes for a whole
 //!   snapshot and refuses to open. The file is renamed only after it is synced, so one that still has that name
 //!   was never relied upon, and is removed before opening.
-//! * It panics on some damage; opening is therefore guarded.
+//! * It panics on some damage; opening is therefore guarded (`panic_ends::survive`), here and nowhere else.
 //! * Its newest records are in the process's memory only: `sled_tail` keeps them for when the process is killed.
 //! * What it recovers ends where its log's checksums do: rot in the middle of the log looks like an end. `sled_flushed`
 //!   knows how far it must go.
@@ -24,10 +24,10 @@ use super::sled_flushed::Flushed;
 use super::sled_journal::{self, INLINE_MAX_BYTES, JournalError};
 use super::sled_tail::Tail;
 use super::store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES, Visitor};
+use cuttlefs_common::panic_ends;
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -132,7 +132,7 @@ impl SledStore {
             .mode(sled::Mode::HighThroughput)
             // Durability is asked for, by fsync or once a second, and never assumed.
             .flush_every_ms(None);
-        let db = catch_unwind(AssertUnwindSafe(|| config.open()))
+        let db = panic_ends::survive(|| config.open())
             .map_err(|_| backend("open", "sled panicked on what it found; restore meta/ from a backup"))?
             .map_err(|e| backend("open", e))?;
         let open = |path: &Path| File::open(path).map_err(|e| backend("open", e));

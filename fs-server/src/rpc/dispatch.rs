@@ -10,6 +10,7 @@ use super::handlers;
 use super::reply::{Body, Message};
 use super::worker::WorkerContext;
 use crate::session::Admission;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
 use cuttlefs_common::status::Status;
 use std::cell::Cell;
@@ -42,6 +43,7 @@ pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, inde
                     return;
                 }
                 context.server.counters.count_rpc(&request);
+                panic_ends::plant("request");
                 answer(&context, &connection, &header, request).await;
                 context.server.drain.end();
                 connection.repost(index);

@@ -3,6 +3,7 @@
 use super::{Door, join};
 use crate::rpc::connection::Connection;
 use crate::server::Server;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
 use cuttlefs_common::rpc::EarlyOffer;
 use std::sync::Arc;
@@ -36,7 +37,9 @@ impl Acceptor {
             let (listener, server, pd) = (listener.clone(), server.clone(), pd.clone());
             move || {
                 loop {
-                    match listener.accept() {
+                    let accepted = listener.accept();
+                    panic_ends::plant("acceptor");
+                    match accepted {
                         Ok(incoming) => {
                             let index = NEXT_WORKER.fetch_add(1, Ordering::Relaxed) % doors.len();
                             admit(incoming, &server, pd.as_ref(), &doors[index], offer);

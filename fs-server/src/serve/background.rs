@@ -5,6 +5,7 @@ use crate::region;
 use crate::rpc::worker::WorkerContext;
 use crate::tier::{self, Scrub, ScrubOptions, Timer};
 use crate::worker::{Spawner, Worker};
+use cuttlefs_common::panic_ends;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
@@ -75,6 +76,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         let period = task.server.sessions.lease() / LEASE_CHECKS;
         loop {
             timer.sleep(period).await;
+            panic_ends::plant("leases");
             let gone = task.server.sessions.expire();
             // At once: others wait for these.
             gone.iter().for_each(|session| task.server.locks.end_session(session.number()));

@@ -76,7 +76,8 @@ impl WorkerThread {
                 return;
             }
             if let Err(error) = worker.run(|completion| context.on_completion(completion)) {
-                tracing::error!(%error, index, "a worker failed; its clients reconnect to others");
+                // Its tasks hold locks, slots and what was taken for write-backs: as with a panic, nothing goes on.
+                panic!("worker {index}: {error}");
             }
             if index == 0 {
                 finish(&worker, &context, disk);

@@ -22,6 +22,7 @@ use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use crate::pool::sums::{SummedDisk, Verdict};
 use crate::region::Regions;
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -343,6 +344,7 @@ pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &Atomi
 pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Acquire) {
         timer.sleep(SWEEP_INTERVAL).await;
+        panic_ends::plant("sweep");
         if let Err(error) = disk.sweep().await {
             tracing::error!(%error, "write intents could not be swept; they stay");
         }

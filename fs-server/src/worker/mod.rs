@@ -17,7 +17,8 @@
 //!
 //! # Failure
 //! A ring or a `poll` that fails is an error of `run`: the server must stop, its IOs cannot complete. A task that
-//! panics takes its worker with it: a panic is a broken invariant.
+//! panics takes its worker with it (`Panics`): a panic is a broken invariant. In the server's process it has ended all by then
+//! (`panic_ends`); in a test it is the test's.
 
 mod signal;
 mod spawner;
@@ -31,12 +32,13 @@ pub use timers::Sleep;
 
 use crate::pool::UringDisk;
 use async_executor::LocalExecutor;
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{Completion, CompletionQueue};
 use cuttlefs_common::spin::{self, SpinBudget};
 use cuttlefs_common::world::Clock;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal::Signal;
-use spawner::Shared;
+use spawner::{Panics, Shared};
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
@@ -78,6 +80,7 @@ pub struct Worker {
     /// First field: tasks go before the disk their futures wait for.
     executor: Rc<LocalExecutor<'static>>,
     timers: Rc<Timers>,
+    panics: Rc<Panics>,
     shared: Arc<Shared>,
     cq: Option<Arc<dyn CompletionQueue>>,
     disk: Option<Rc<UringDisk>>,
@@ -103,6 +106,7 @@ impl Worker {
         Ok(Self {
             executor: Rc::new(LocalExecutor::new()),
             timers: Rc::new(Timers::new(clock)),
+            panics: Rc::default(),
             shared: Arc::new(Shared::new(Arc::new(signal))),
             cq,
             disk,
@@ -116,12 +120,12 @@ impl Worker {
 
     /// For this thread's tasks: spawn and sleep.
     pub fn spawner(&self) -> Spawner {
-        Spawner::new(&self.executor, self.timers.clone())
+        Spawner::new(&self.executor, self.timers.clone(), self.panics.clone())
     }
 
     /// Starts a task that nobody waits for.
     pub fn spawn_local(&self, future: impl Future<Output = ()> + 'static) {
-        self.executor.spawn(future).detach();
+        self.executor.spawn(self.panics.clone().hear(future)).detach();
     }
 
     /// Resolves after `duration`.
@@ -152,6 +156,7 @@ impl Worker {
         let budget = SpinBudget::new();
         let mut idle_since: Option<Instant> = None;
         while !done() {
+            panic_ends::plant("worker");
             if self.pass(&mut completions, &mut on_completion)? {
                 idle_since = None;
                 continue;
@@ -212,7 +217,7 @@ impl Worker {
     /// # Errors
     /// If the ring fails.
     pub fn step(&self, on_completion: &mut dyn FnMut(Completion)) -> Result<bool, WorkerError> {
-        if self.run_jobs(1) || self.executor.try_tick() {
+        if self.run_jobs(1) || self.run_task() {
             return Ok(true);
         }
         if self.poll_completions(&mut Vec::new(), 1, on_completion) || self.turn_disk()? {
@@ -229,7 +234,7 @@ impl Worker {
     ) -> Result<bool, WorkerError> {
         let mut any = self.run_jobs(JOBS_A_PASS);
         for _ in 0..TASKS_A_PASS {
-            if !self.executor.try_tick() {
+            if !self.run_task() {
                 break;
             }
             any = true;
@@ -238,6 +243,13 @@ impl Worker {
         any |= self.turn_disk()?;
         any |= self.timers.fire();
         Ok(any)
+    }
+
+    /// Runs a task that is ready, if there is one.
+    fn run_task(&self) -> bool {
+        let ran = self.executor.try_tick();
+        self.panics.take_up();
+        ran
     }
 
     fn run_jobs(&self, most: usize) -> bool {
@@ -287,6 +299,7 @@ impl Worker {
         let waker = Waker::from(signal.clone());
         let mut tick = pin!(self.executor.tick());
         if let Poll::Ready(()) = tick.as_mut().poll(&mut Context::from_waker(&waker)) {
+            self.panics.take_up();
             return Ok(());
         }
         if self.shared.is_stopped() || self.shared.has_jobs() {

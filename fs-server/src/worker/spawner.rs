@@ -4,7 +4,11 @@ use super::signal::Signal;
 use super::timers::{Sleep, Timers};
 use async_executor::{LocalExecutor, Task};
 use crossbeam::queue::ArrayQueue;
+use futures_lite::FutureExt;
+use std::any::Any;
+use std::cell::RefCell;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,29 +125,62 @@ impl WorkerHandle {
     }
 }
 
+/// What a task panicked with. The executor would keep it for whoever awaits the task, which mostly is nobody, and go on.
+#[derive(Default)]
+pub(super) struct Panics(RefCell<Option<Box<dyn Any + Send>>>);
+
+impl std::fmt::Debug for Panics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Panics").field(&self.0.borrow().is_some()).finish()
+    }
+}
+
+impl Panics {
+    /// Runs a task whose panic `take_up` is to hear of.
+    pub(super) async fn hear<T>(self: Rc<Self>, task: impl Future<Output = T>) -> T {
+        match AssertUnwindSafe(task).catch_unwind().await {
+            Ok(result) => result,
+            Err(panic) => {
+                *self.0.borrow_mut() = Some(panic);
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Goes on with the panic of the task that ran last, if it panicked.
+    pub(super) fn take_up(&self) {
+        if self.0.borrow().is_some()
+            && let Some(panic) = self.0.take()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
 /// A worker, for its own tasks. Holding one does not keep the worker.
 #[derive(Clone, Debug)]
 pub struct Spawner {
     executor: Weak<LocalExecutor<'static>>,
     timers: Rc<Timers>,
+    panics: Rc<Panics>,
 }
 
 impl Spawner {
-    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>, timers: Rc<Timers>) -> Self {
-        Self { executor: Rc::downgrade(executor), timers }
+    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>, timers: Rc<Timers>, panics: Rc<Panics>) -> Self {
+        Self { executor: Rc::downgrade(executor), timers, panics }
     }
 
     /// Starts a task that nobody waits for. While the worker is being dropped, the future is dropped instead.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         if let Some(executor) = self.executor.upgrade() {
-            executor.spawn(future).detach();
+            executor.spawn(self.panics.clone().hear(future)).detach();
         }
     }
 
     /// Starts a task whose result can be awaited; dropping the `Task` cancels it. `None` while the worker is being
     /// dropped.
     pub fn spawn_join<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<Task<T>> {
-        self.executor.upgrade().map(|executor| executor.spawn(future))
+        self.executor.upgrade().map(|executor| executor.spawn(self.panics.clone().hear(future)))
     }
 
     /// Resolves after `duration`.

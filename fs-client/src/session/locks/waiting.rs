@@ -7,6 +7,7 @@
 use super::Session;
 use crate::file::volume::FsError;
 use cuttlefs_common::locks::WaitId;
+use cuttlefs_common::panic_ends;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -55,6 +56,7 @@ fn ends(weak: &Weak<Session>) {
             return;
         }
         if session.locks.wait_for_waits(SLEEP) {
+            panic_ends::plant("lock-ends");
             match session.await_locks(HOLD) {
                 Ok(()) => {}
                 Err(FsError::ShutDown) => return,

@@ -19,6 +19,7 @@ use super::service::Service;
 use super::settler::WhenRetired;
 use super::stepped::{Beside, Stepper};
 use crate::ids::ClientId;
+use crate::panic_ends;
 use crate::rdma::{Device, Endpoint, HELLO_WAIT, Listener, RdmaError};
 use crate::world::Clock;
 use crossbeam::channel::{Receiver as Queue, unbounded};
@@ -250,7 +251,9 @@ impl Drop for Receiver {
 impl Core {
     fn accept(&self, listener: &dyn Listener) {
         loop {
-            match listener.accept() {
+            let accepted = listener.accept();
+            panic_ends::plant("durable-accept");
+            match accepted {
                 Ok(incoming) => self.take_in(incoming),
                 Err(RdmaError::Closed) => return,
                 Err(error) => tracing::warn!(%error, "a sender could not connect"),
@@ -262,6 +265,7 @@ impl Core {
         let mut taking = Taking::default();
         let mut look_at = self.clock.monotonic();
         while !self.stopping.load(Ordering::Acquire) {
+            panic_ends::plant("durable-poll");
             let greet = &mut |hello| block_on(self.greet(hello));
             let now = self.clock.monotonic();
             let taken = self.take_some(&mut taking, COMPLETIONS_AT_ONCE, greet);

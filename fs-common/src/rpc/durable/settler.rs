@@ -11,6 +11,7 @@
 
 use super::core::Core;
 use crate::ids::ClientId;
+use crate::panic_ends;
 use futures_lite::future::block_on;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering;
@@ -101,6 +102,7 @@ impl Core {
     /// The thread.
     pub(super) fn settle(&self) {
         while let Some(retire) = self.common.settling.wait() {
+            panic_ends::plant("durable-settle");
             block_on(self.settle_once(retire));
         }
     }

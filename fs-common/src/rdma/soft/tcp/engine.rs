@@ -8,6 +8,7 @@
 
 use super::connection::TcpQp;
 use super::faults::Faults;
+use crate::panic_ends;
 use crate::rdma::soft::queue::LinkQp;
 use crate::rdma::soft::sys;
 use crate::spin::{self, SpinBudget};
@@ -132,11 +133,10 @@ impl Engine {
             let events = match waited {
                 Ok((events, _)) => &*events,
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => {
-                    tracing::error!(%error, "the NIC engine cannot wait for its sockets and stops");
-                    break;
-                }
+                // All connections would stand still without a word.
+                Err(error) => panic!("the NIC engine cannot wait for its sockets: {error}"),
             };
+            panic_ends::plant("cuttlefs-nic");
             for event in events {
                 let number = event.data.u64();
                 if number == BELL_TOKEN {

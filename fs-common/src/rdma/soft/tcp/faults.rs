@@ -18,6 +18,7 @@
 
 use super::engine::Engine;
 use crate::ids::FileKey;
+use crate::panic_ends;
 use crate::rdma::verbs::{FileTarget, RegionOwner};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -84,6 +85,7 @@ impl Faults {
         // A target may wait for microseconds; the usual slack of 50 would double that. Without it, only times differ.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while let Some(fault) = self.next() {
+            panic_ends::plant("cuttlefs-fault");
             if let Some(qp) = engine.queue_pair(fault.number) {
                 qp.finish_fault(&fault);
             }

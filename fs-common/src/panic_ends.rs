@@ -1,0 +1,123 @@
+//! A panic ends the process, whichever thread or task it is in.
+//!
+//! A panic is a broken invariant: what the process holds in memory is not to be believed. Its threads and tasks are many, and most
+//! of them nobody waits for, so a panic that ended only one of them would leave slots busy, locks held and background work undone,
+//! without a word. A process that ends at once is the case that clients and disks are made for: a kill.
+//!
+//! # How it works
+//! `install` puts a hook before all others: it runs at the panic, before anything unwinds, so that no `catch_unwind` of a library can
+//! swallow it. It prints what Rust prints of a panic (thread, place, message), then aborts: SIGABRT.
+//!
+//! # The one exception
+//! sled panics on some damage of a database that is opened. That is a finding and no broken invariant, and nothing runs yet:
+//! `survive` lets a call panic, in its own thread and in threads whose names begin as sled's do.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+thread_local! {
+    static SURVIVES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls of `survive` under way, whose helpers' panics are let be. Release and acquire: one begins before its helpers do.
+static SURVIVING: AtomicUsize = AtomicUsize::new(0);
+
+/// How names of the helper threads begin that a call of `survive` may use: sled's pool.
+const HELPERS: &str = "sled-";
+
+/// From now on a panic ends this process. First thing in `main`; `program` is what it calls itself.
+pub fn install(program: &'static str) {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        if is_survived() {
+            return;
+        }
+        // Not by tracing: whoever panicked may be in the midst of it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "{program}: ends here, as if it was killed: the panic above is a fault of {program}"
+        );
+        std::process::abort();
+    }));
+}
+
+fn is_survived() -> bool {
+    let is_helper = || {
+        SURVIVING.load(Ordering::Acquire) > 0
+            && std::thread::current().name().is_some_and(|name| name.starts_with(HELPERS))
+    };
+    SURVIVES.get() || is_helper()
+}
+
+/// Calls what may panic on what it finds, and is to be survived.
+///
+/// # Errors
+/// What it panicked with.
+pub fn survive<T>(call: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+    struct Surviving(bool);
+    impl Drop for Surviving {
+        fn drop(&mut self) {
+            SURVIVES.set(self.0);
+            SURVIVING.fetch_sub(1, Ordering::Release);
+        }
+    }
+    SURVIVING.fetch_add(1, Ordering::Release);
+    let _surviving = Surviving(SURVIVES.replace(true));
+    catch_unwind(AssertUnwindSafe(call))
+}
+
+/// Panics here if a test asked for it: `CUTTLEFS_TEST_PANIC=PLACE:FILE` names the place, and the file that must be there by then. Each
+/// kind of thread and of task has its place; tests see the process end with each. Not in release builds.
+#[inline]
+pub fn plant(place: &str) {
+    #[cfg(debug_assertions)]
+    planted::look(place);
+    #[cfg(not(debug_assertions))]
+    let _ = place;
+}
+
+#[cfg(debug_assertions)]
+mod planted {
+    use std::path::PathBuf;
+    use std::sync::OnceLock;
+
+    static ASKED: OnceLock<Option<(String, PathBuf)>> = OnceLock::new();
+
+    pub(super) fn look(place: &str) {
+        let asked = ASKED.get_or_init(|| {
+            let asked = std::env::var("CUTTLEFS_TEST_PANIC").ok()?;
+            let (place, file) = asked.split_once(':')?;
+            Some((place.to_owned(), file.into()))
+        });
+        if let Some((asked, file)) = asked
+            && asked == place
+            && file.exists()
+        {
+            panic!("planted by a test in {place}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_survived_is_told_and_others_are_not() {
+        assert!(!is_survived());
+        assert_eq!(survive(|| 7).ok(), Some(7));
+        let panicked = survive(|| {
+            assert!(is_survived());
+            let elsewhere = std::thread::spawn(is_survived).join().expect("no panic");
+            assert!(!elsewhere, "another thread's panic is not this call's");
+            let helper = std::thread::Builder::new().name("sled-io-1".to_owned()).spawn(is_survived);
+            assert!(helper.expect("a thread").join().expect("no panic"));
+            panic!("on purpose");
+        });
+        assert!(panicked.is_err() && !is_survived());
+    }
+}
