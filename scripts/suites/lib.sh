@@ -294,6 +294,8 @@ suite_cleanup() {
     for pid in $(jobs -p); do kill -KILL "$pid" 2>/dev/null; done
     wait 2>/dev/null
     # --one-file-system: should a mount still be there, its files are not ours to delete.
+    # What a suite mounted by itself below its directory.
+    ! declare -F suite_leave >/dev/null || suite_leave
     if [[ -n ${CUTTLEFS_SUITE_KEEP:-} ]]; then
         say "kept: $WORK"
     else

@@ -249,6 +249,32 @@ impl SimDisk {
         self.medium.lock().current(page).to_vec()
     }
 
+    /// All that a power loss now may leave of this page, each sector by itself as in one of these: what is durable, and each
+    /// write since, those in flight included.
+    pub fn possible(&self, page: u64) -> Vec<Vec<u8>> {
+        let medium = self.medium.lock();
+        let mut possible = match medium.content.get(&page) {
+            Some(history) => {
+                let durable =
+                    history.durable.as_ref().map_or(vec![UNWRITTEN_BYTE; PAGE_SIZE], |bytes| bytes.to_vec());
+                std::iter::once(durable)
+                    .chain(history.versions.iter().map(|version| version.bytes.to_vec()))
+                    .collect()
+            }
+            None => vec![vec![UNWRITTEN_BYTE; PAGE_SIZE]],
+        };
+        for pending in &medium.pending {
+            if let Pending::Io { request, frames, .. } = pending
+                && request.kind == IoKind::Write
+                && medium.check(request).is_ok()
+            {
+                let written = pages_of(request, frames).filter(|(other, _)| *other == page);
+                possible.extend(written.map(|(_, bytes)| bytes.to_vec()));
+            }
+        }
+        possible
+    }
+
     /// Changes a page behind everyone's back (bit rot); durable at once.
     pub fn poke(&self, page: u64, bytes: &[u8; PAGE_SIZE]) {
         let mut medium = self.medium.lock();
@@ -261,8 +287,8 @@ impl SimDisk {
     pub fn format(&self, layout: &SumLayout) {
         (layout.pages()..layout.all_pages()).for_each(|page| self.poke(page, &[0; PAGE_SIZE]));
         let mut bytes = [0; PAGE_SIZE];
-        for (number, block) in layout.intent_blocks().enumerate() {
-            intent::encode(&intent::NO_BITS, number as u64, &mut bytes);
+        for block in layout.intent_blocks() {
+            intent::encode(&intent::NO_BITS, block.number, &mut bytes);
             block.copies.iter().for_each(|page| self.poke(*page, &bytes));
         }
     }

@@ -10,13 +10,16 @@
 //! meanwhile and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
 //!
 //! # Failure
-//! A file with a page that could not be written is left out of the commit and stays on the list. A failed data sync is
+//! A file with a page that could not be written is left out of the commit and stays on the list. So does all that was taken and
+//! not committed, also if the future is dropped or its task dies (`Taken`, `Listed`): no later fsync finds nothing to do and says
+//! "done". A failed data sync is
 //! final: what is on SSD is unknown, so no write-back succeeds any more until the server is restarted.
 
 use crate::pool::disk::{Disk, LocalFuture};
-use crate::region::range_table::PieceState;
+use crate::region::range_table::{Piece, PieceState, RangeTable};
 use crate::region::{DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions};
 use cuttlefs_common::ids::{FilePage, PoolPage};
+use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,73 +42,101 @@ pub trait Timer {
     fn sleep(&self, duration: Duration) -> LocalFuture<'static, ()>;
 }
 
-/// What of one file a group makes durable.
-struct Snapshot {
+/// What of one file a group makes durable, taken from the file. However the group ends, what was not committed goes back: a later
+/// write-back of the file finds it, and does not say "done" of what nobody wrote.
+struct Taken<'a> {
+    regions: &'a Regions,
+    file: &'a Arc<FileRegion>,
     commit: DataCommit,
     /// The fresh ranges the commit covers.
     fresh: Vec<(u64, u64)>,
     dirty: BTreeMap<FilePage, PoolPage>,
+    is_committed: bool,
 }
 
-fn snapshot(file: &FileRegion) -> Option<Snapshot> {
-    // The mapping first, then the dirty list: a page is on the list before the mapping shows it.
-    let (commit, fresh) = file.change_bookkeeping(|state| {
-        let fresh = state.table.fresh();
-        if !state.uncommitted && fresh.is_empty() {
-            return None;
-        }
-        state.uncommitted = false;
-        let mut ranges: Vec<RangeUpdate> = Vec::new();
-        for piece in &fresh {
-            let mut piece = *piece;
-            // With its written neighbours it is one extent in the store as well.
-            if let Some(before) = state.table.written_before(&piece) {
-                piece.first = before.first;
-                piece.pool = before.pool;
-                piece.len += before.len;
+impl<'a> Taken<'a> {
+    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has the file settled.
+    fn from(regions: &'a Regions, file: &'a Arc<FileRegion>) -> Option<Self> {
+        // The mapping first, then the dirty list: a page is on the list before the mapping shows it.
+        let (commit, fresh) = file.change_bookkeeping(|state| {
+            let fresh = state.table.fresh();
+            if !state.uncommitted && fresh.is_empty() {
+                return None;
             }
-            if let Some(after) = state.table.written_after(&piece) {
-                piece.len += after.len;
+            state.uncommitted = false;
+            let ranges = ranges_of(&state.table, &fresh);
+            let done = std::mem::take(&mut state.done).into_values().collect();
+            let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done };
+            Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
+        })?;
+        let dirty = std::mem::take(&mut *file.dirty.lock());
+        Some(Self { regions, file, commit, fresh, dirty, is_committed: false })
+    }
+
+    /// The store has it.
+    fn committed(&mut self) {
+        self.is_committed = true;
+        self.file.change_bookkeeping(|state| {
+            for (first, end) in &self.fresh {
+                state.table.set_state(*first, *end, PieceState::Written);
             }
-            match ranges.last_mut() {
-                // Two fresh pieces around one written piece claim it both.
-                Some(last) if last.end.0 > piece.first => {
-                    let overlap = last.end.0 - piece.first;
-                    let extent = last.extents.last_mut().expect("each range here has its extent");
-                    extent.len_pages += piece.len - overlap;
-                    last.end = FilePage(piece.end());
-                }
-                _ => ranges.push(RangeUpdate {
-                    first: FilePage(piece.first),
-                    end: FilePage(piece.end()),
-                    extents: vec![piece.extent()],
-                }),
-            }
-        }
-        let done = std::mem::take(&mut state.done).into_values().collect();
-        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done };
-        Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
-    })?;
-    let dirty = std::mem::take(&mut *file.dirty.lock());
-    Some(Snapshot { commit, fresh, dirty })
+            state.durable_size = self.commit.size;
+        });
+    }
 }
 
-/// Undoes the snapshot of a file that could not be committed.
-fn put_back(regions: &Regions, file: &Arc<FileRegion>, snapshot: Snapshot) {
-    {
-        let mut dirty = file.dirty.lock();
-        for (page, pool) in snapshot.dirty {
-            dirty.entry(page).or_insert(pool);
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.is_committed {
+            return;
+        }
+        {
+            let mut dirty = self.file.dirty.lock();
+            for (page, pool) in std::mem::take(&mut self.dirty) {
+                dirty.entry(page).or_insert(pool);
+            }
+        }
+        self.file.change_bookkeeping(|state| {
+            state.uncommitted = true;
+            for done in std::mem::take(&mut self.commit.done) {
+                // A later one of the slot says that this one was answered.
+                state.done.entry((done.request.client, done.request.slot)).or_insert(done);
+            }
+        });
+        self.regions.list_dirty(self.file);
+    }
+}
+
+/// Fresh pieces as the store is told of them.
+fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
+    let mut ranges: Vec<RangeUpdate> = Vec::new();
+    for piece in fresh {
+        let mut piece = *piece;
+        // With its written neighbours it is one extent in the store as well.
+        if let Some(before) = table.written_before(&piece) {
+            piece.first = before.first;
+            piece.pool = before.pool;
+            piece.len += before.len;
+        }
+        if let Some(after) = table.written_after(&piece) {
+            piece.len += after.len;
+        }
+        match ranges.last_mut() {
+            // Two fresh pieces around one written piece claim it both.
+            Some(last) if last.end.0 > piece.first => {
+                let overlap = last.end.0 - piece.first;
+                let extent = last.extents.last_mut().expect("each range here has its extent");
+                extent.len_pages += piece.len - overlap;
+                last.end = FilePage(piece.end());
+            }
+            _ => ranges.push(RangeUpdate {
+                first: FilePage(piece.first),
+                end: FilePage(piece.end()),
+                extents: vec![piece.extent()],
+            }),
         }
     }
-    file.change_bookkeeping(|state| {
-        state.uncommitted = true;
-        for done in snapshot.commit.done {
-            // A later one of the slot says that this one was answered.
-            state.done.entry((done.request.client, done.request.slot)).or_insert(done);
-        }
-    });
-    regions.list_dirty(file);
+    ranges
 }
 
 /// Makes everything written to these files so far durable in the store's batches, and with `flush` on its disk.
@@ -142,48 +173,27 @@ async fn write_back_group(
     for file in files {
         settled.push(file.settle.lock().await);
     }
-    let mut group: Vec<(&Arc<FileRegion>, Snapshot)> =
-        files.iter().filter_map(|file| Some((file, snapshot(file)?))).collect();
+    // Declared after `settled`, so that what goes back does so before anybody else settles these files.
+    let mut group: Vec<Taken<'_>> = files.iter().filter_map(|file| Taken::from(regions, file)).collect();
     if group.is_empty() {
         return Ok(());
     }
-    let pages = group.iter().flat_map(|(_, snapshot)| snapshot.dirty.values().copied()).collect();
+    let pages = group.iter().flat_map(|taken| taken.dirty.values().copied()).collect();
     let mut failed = regions.write_out(disk, pages).await;
     failed.sort_unstable();
-    let mut result = Ok(());
-    if !failed.is_empty() {
-        result = Err(Status::Io);
-        let (bad, good) = group.into_iter().partition(|(_, snapshot)| {
-            snapshot.dirty.values().any(|page| failed.binary_search(page).is_ok())
-        });
-        group = good;
-        let bad: Vec<_> = bad;
-        bad.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
-    }
+    let result = if failed.is_empty() { Ok(()) } else { Err(Status::Io) };
+    group.retain(|taken| !taken.dirty.values().any(|page| failed.binary_search(page).is_ok()));
     if regions.data_sync.sync(disk).await.is_err() {
-        group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
         return Err(Status::Io);
     }
-    let commits: Vec<DataCommit> = group.iter().map(|(_, snapshot)| snapshot.commit.clone()).collect();
-    let commit = async {
-        // What the batch says was done can be found in the log.
-        if let Some(log) = regions.redo() {
-            log.committed().await?;
-        }
-        regions.meta.commit_data(&commits)
-    };
-    if let Err(status) = commit.await {
-        group.into_iter().for_each(|(file, snapshot)| put_back(regions, file, snapshot));
-        return Err(status);
+    let commits: Vec<DataCommit> = group.iter().map(|taken| taken.commit.clone()).collect();
+    // What the batch says was done can be found in the log.
+    if let Some(log) = regions.redo() {
+        log.committed().await?;
     }
-    for (file, snapshot) in &group {
-        file.change_bookkeeping(|state| {
-            for (first, end) in &snapshot.fresh {
-                state.table.set_state(*first, *end, PieceState::Written);
-            }
-            state.durable_size = snapshot.commit.size;
-        });
-    }
+    regions.meta.commit_data(&commits)?;
+    group.iter_mut().for_each(Taken::committed);
+    drop(group);
     drop(settled);
     result
 }
@@ -197,9 +207,9 @@ pub async fn write_back_all(regions: &Regions, disk: &dyn Disk) -> Result<(), St
     // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
     let swept = regions.sweep.write().await;
     let mark = regions.redo().map(|log| (log, log.mark()));
-    let listed = take_listed(regions, usize::MAX);
-    let mut result = write_back(regions, disk, &listed, true).await;
-    relist(regions, listed);
+    let listed = Listed::take(regions, usize::MAX);
+    let mut result = write_back(regions, disk, &listed.files, true).await;
+    drop(listed);
     drop(swept);
     regions.trim_active();
     if let Some((log, mark)) = mark {
@@ -211,25 +221,34 @@ pub async fn write_back_all(regions: &Regions, disk: &dyn Disk) -> Result<(), St
     result
 }
 
-/// Takes files off the list, those with the lowest numbers first.
-fn take_listed(regions: &Regions, most: usize) -> Vec<Arc<FileRegion>> {
-    let mut list = regions.dirty_files.lock();
-    let mut taken = Vec::new();
-    while taken.len() < most
-        && let Some((_, file)) = list.pop_first()
-    {
-        // Cleared before anybody looks at the file: whoever changes it from now on lists it again.
-        file.listed.store(false, Ordering::Release);
-        taken.push(file);
-    }
-    taken
+/// Files that were taken off the list. However their write-back ends, whatever is not clean then is listed again.
+struct Listed<'a> {
+    regions: &'a Regions,
+    files: Vec<Arc<FileRegion>>,
 }
 
-/// Whatever is not clean goes on the list again, so that a failure is not forgotten.
-fn relist(regions: &Regions, files: Vec<Arc<FileRegion>>) {
-    for file in files {
-        if !file.is_clean() && !file.is_reaped() {
-            regions.list_dirty(&file);
+impl<'a> Listed<'a> {
+    /// Those with the lowest numbers first.
+    fn take(regions: &'a Regions, most: usize) -> Self {
+        let mut list = regions.dirty_files.lock();
+        let mut files = Vec::new();
+        while files.len() < most
+            && let Some((_, file)) = list.pop_first()
+        {
+            // Cleared before anybody looks at the file: whoever changes it from now on lists it again.
+            file.listed.store(false, Ordering::Release);
+            files.push(file);
+        }
+        Self { regions, files }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        for file in &self.files {
+            if !file.is_clean() && !file.is_reaped() {
+                self.regions.list_dirty(file);
+            }
         }
     }
 }
@@ -260,10 +279,9 @@ pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk) {
     }
     if regions.dirty_files.lock().len() > MAX_DIRTY_FILES {
         let _swept = regions.sweep.read().await;
-        let listed = take_listed(regions, MAX_GROUP_FILES);
-        // A failure was logged, and the files are on the list again.
-        let _ = write_back(regions, disk, &listed, false).await;
-        relist(regions, listed);
+        let listed = Listed::take(regions, MAX_GROUP_FILES);
+        // A failure was logged, and the files will be on the list again.
+        let _ = write_back(regions, disk, &listed.files, false).await;
     }
 }
 
@@ -277,6 +295,7 @@ pub async fn run_write_back(regions: &Regions, disk: &dyn Disk, timer: &dyn Time
             }
             None => timer.sleep(WRITE_BACK_INTERVAL).await,
         }
+        panic_ends::plant("write-back");
         if let Err(status) = write_back_all(regions, disk).await {
             tracing::error!(%status, "write-back failed; it is tried again in a second");
         }

@@ -13,6 +13,7 @@
 //! A block that cannot be read fails what needs it; one that cannot be written stays changed, and the sync fails.
 
 use super::layout::SUMS_PER_BLOCK;
+use super::turn::Turns;
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{Disk, IoBuffer, IoDone, IoKind, IoRequest};
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
@@ -82,8 +83,8 @@ pub struct Blocks {
     /// Told when a block was loaded, or could not be.
     loaded: Event,
     changed: Mutex<BTreeMap<u64, Arc<SumBlock>>>,
-    /// Held by who writes changed blocks.
-    flushing: async_lock::Mutex<()>,
+    /// One writes changed blocks.
+    flushing: Turns,
     bound: usize,
 }
 
@@ -145,7 +146,7 @@ impl Blocks {
     /// An empty cache of so many blocks.
     pub fn new(bound: usize) -> Self {
         let bound = bound.max(1);
-        let flushing = async_lock::Mutex::new(());
+        let flushing = Turns::of("checksums");
         Self { slots: Mutex::default(), loaded: Event::new(), changed: Mutex::default(), flushing, bound }
     }
 
@@ -231,7 +232,7 @@ impl Blocks {
     /// If one could not be written; it stays changed.
     pub async fn flush(&self, disk: &dyn Disk) -> io::Result<()> {
         // One after another: what another flush took before this one began is on disk when this one has its turn.
-        let _turn = self.flushing.lock().await;
+        let mut turn = self.flushing.take().await;
         let mut flush = Flush { blocks: self, taken: std::mem::take(&mut *self.changed.lock()) };
         let numbers: Vec<u64> = flush.taken.keys().copied().collect();
         let mut result = Ok(());
@@ -253,15 +254,15 @@ impl Blocks {
                     }
                 })
                 .collect();
-            let done = disk.submit(batch).await;
+            let done = turn.write(disk, batch).await?;
             for ((number, changes), done) in chunk.iter().zip(changes).zip(done) {
-                match done.result {
+                match done {
                     Ok(()) => {
                         // If it was changed again, whoever did put it back into `changed`.
                         let block = flush.taken.remove(number).expect("a block is taken once");
                         block.state.lock().written = changes;
                     }
-                    Err(error) => result = result.and(Err(error.source)),
+                    Err(error) => result = result.and(Err(error)),
                 }
             }
         }

@@ -9,6 +9,7 @@
 //! As in `sums`. Whoever writes a page keeps everybody else from it (its block lock), so bytes and sum move together.
 
 use super::blocks::Held;
+use super::final_sync::FinalSync;
 use super::{PageSums, RottenPages, UNKNOWN, add, page_sum};
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
@@ -43,7 +44,7 @@ pub struct SummedDisk {
 }
 
 struct Core {
-    inner: Rc<dyn Disk>,
+    inner: FinalSync,
     frames: Arc<SharedMemory>,
     sums: Arc<PageSums>,
 }
@@ -51,6 +52,7 @@ struct Core {
 impl SummedDisk {
     /// Over a disk that has `all_pages` of the sums' layout, and whose IOs name frames of `frames`.
     pub fn new(inner: Rc<dyn Disk>, frames: Arc<SharedMemory>, sums: Arc<PageSums>) -> Self {
+        let inner = FinalSync::new(inner, sums.clone());
         Self { core: Rc::new(Core { inner, frames, sums }) }
     }
 
@@ -64,7 +66,7 @@ impl SummedDisk {
     /// # Errors
     /// A device error, or `IntentsDamaged` within `InvalidData`.
     pub async fn start(&self) -> io::Result<()> {
-        self.core.sums.read_intents(&*self.core.inner).await
+        self.core.sums.read_intents(&self.core.inner).await
     }
 
     /// Clears marks of regions that are not being written any more; to be called every few seconds.
@@ -76,7 +78,7 @@ impl SummedDisk {
         if self.core.sums.marks.wants_sync() {
             self.core.sync().await?;
         }
-        self.core.sums.marks.sweep(&*self.core.inner, false).await
+        self.core.sums.marks.sweep(&self.core.inner, false).await
     }
 
     /// A clean end: all sums durable, no region marked but those still to be recovered.
@@ -86,7 +88,7 @@ impl SummedDisk {
     pub async fn finish(&self) -> io::Result<()> {
         self.start().await?;
         self.core.sync().await?;
-        self.core.sums.marks.sweep(&*self.core.inner, true).await?;
+        self.core.sums.marks.sweep(&self.core.inner, true).await?;
         self.core.inner.sync().await
     }
 
@@ -108,7 +110,7 @@ impl SummedDisk {
     /// A device error.
     pub async fn forget_intents(&self, write: bool) -> io::Result<()> {
         if write {
-            self.core.sums.marks.clear(&*self.core.inner).await?;
+            self.core.sums.marks.clear(&self.core.inner).await?;
         }
         self.core.sums.is_read.store(true, Ordering::Release);
         Ok(())
@@ -262,7 +264,7 @@ impl Core {
             };
             abouts.push(About { kind: request.kind, pages, sums });
         }
-        if let Err(error) = self.sums.read_intents(&*self.inner).await {
+        if let Err(error) = self.sums.read_intents(&self.inner).await {
             return fail_all(batch, &abouts, &error);
         }
         let blocks = self.sums.blocks_of(abouts.iter().flat_map(|about| about.pages.clone()));
@@ -271,7 +273,7 @@ impl Core {
         if !writes {
             return self.read(batch, &abouts, &blocks, held).await;
         }
-        if let Err(error) = self.sums.blocks.hold(&*self.inner, &blocks, &mut held).await {
+        if let Err(error) = self.sums.blocks.hold(&self.inner, &blocks, &mut held).await {
             return fail_all(batch, &abouts, &error);
         }
         self.write(batch, abouts, held).await
@@ -292,7 +294,7 @@ impl Core {
         let mut loaded = loads.finish(done.by_ref().take(count), &mut held);
         if loaded.is_ok() {
             // Those that others were reading.
-            loaded = self.sums.blocks.hold(&*self.inner, blocks, &mut held).await;
+            loaded = self.sums.blocks.hold(&self.inner, blocks, &mut held).await;
         }
         let results = abouts.iter().zip(done);
         results.map(|(about, done)| self.verify(about, done, &held, loaded.as_ref().err())).collect()
@@ -333,7 +335,7 @@ impl Core {
         let settled = pages.iter().filter(|page| self.sums.is_settled(PoolPage(**page)));
         let regions: BTreeSet<u64> = settled.map(|page| self.sums.layout.region(PoolPage(*page))).collect();
         if !regions.is_empty()
-            && let Err(error) = self.sums.marks.begin(&*self.inner, &regions).await
+            && let Err(error) = self.sums.marks.begin(&self.inner, &regions).await
         {
             return fail_all(batch, &abouts, &error);
         }
@@ -355,7 +357,7 @@ impl Core {
         drop(writing);
         drop(held);
         if self.sums.blocks.are_mostly_changed()
-            && let Err(error) = self.sums.blocks.flush(&*self.inner).await
+            && let Err(error) = self.sums.blocks.flush(&self.inner).await
         {
             // They are tried again by the next sync, which fails if they cannot be written.
             tracing::error!(%error, "sums could not be written");
@@ -364,9 +366,9 @@ impl Core {
     }
 
     async fn sync(&self) -> io::Result<()> {
-        self.sums.read_intents(&*self.inner).await?;
+        self.sums.read_intents(&self.inner).await?;
         let covered = self.sums.marks.before_sync();
-        self.sums.blocks.flush(&*self.inner).await?;
+        self.sums.blocks.flush(&self.inner).await?;
         self.inner.sync().await?;
         self.sums.marks.after_sync(covered);
         Ok(())
@@ -374,10 +376,10 @@ impl Core {
 
     /// Reads pages, one by one if they cannot be read together, and judges them.
     async fn look(&self, pages: Range<u64>) -> io::Result<(Vec<(Verdict, u32)>, Held)> {
-        self.sums.read_intents(&*self.inner).await?;
+        self.sums.read_intents(&self.inner).await?;
         let mut held = Held::new();
         let blocks = self.sums.blocks_of(pages.clone());
-        self.sums.blocks.hold(&*self.inner, &blocks, &mut held).await?;
+        self.sums.blocks.hold(&self.inner, &blocks, &mut held).await?;
         let read = |pages: Range<u64>| IoRequest {
             kind: IoKind::Read,
             offset: pages.start * PAGE_SIZE_U64,

@@ -84,6 +84,8 @@ pub struct SumPlace {
 /// A place of an intent sector: page number of its block in one copy and the other, and which sector of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntentBlock {
+    /// Number among the blocks of its data file.
+    pub number: u64,
     /// In copy A and copy B.
     pub copies: [u64; 2],
     /// The first region it is about.
@@ -155,6 +157,7 @@ impl SumLayout {
             let (regions, blocks) = (part.pages.div_ceil(REGION_PAGES), intent_blocks(part.pages));
             let copy = part.first_extra + sum_blocks(part.pages);
             (0..blocks).map(move |block| IntentBlock {
+                number: block,
                 copies: [copy + block, copy + blocks + block],
                 first_region: part.first_region + block * REGIONS_PER_BLOCK,
                 regions: (regions - block * REGIONS_PER_BLOCK).min(REGIONS_PER_BLOCK),

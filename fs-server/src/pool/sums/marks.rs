@@ -8,18 +8,29 @@
 //!
 //! | a region is | on disk | a page there whose sum does not match |
 //! | --- | --- | --- |
-//! | unmarked | clear | is rot |
+//! | unmarked | clear, or still set | is rot |
 //! | marked, not durably | clear or set | is rot: no write began |
-//! | marked | set | is rot while the server runs; after a crash, see the next row |
+//! | marked, durably | set | is rot while the server runs; after a crash, see the next row |
 //! | recovering | set | was being written: accepted, and given a new sum |
 //!
+//! **What is durable** is not noted for each region: it follows from numbers. Each change of a bit is an `Edit`. A write of the
+//! blocks takes every one that differs from what is on disk, so once it and a sync after it are done, all edits up to its
+//! beginning are durable (`State::durable`), and a mark is durable when the edit that set its bit is among them. Many writers
+//! of one region wait for the same edit, whoever of them writes it; nothing is left to be cleared up behind those who waited.
+//!
 //! # Invariants
-//! * A bit is set durably before a write relies on it (`write`), and cleared on disk only when page and sum of every write
-//!   are durable (`synced`).
-//! * Intent blocks are written one after another (`writing`), so the newest write of a block is the one that counts.
+//! * A bit is set durably before a write relies on it (`make_durable`), and cleared on disk only when page and sum of every
+//!   write are durable (`synced`).
+//! * A region that somebody begins to write, or writes, stays marked (`in_flight`).
+//! * Intent blocks are written one after another (`Turns`), so the newest write of a block is the one that counts.
+//!
+//! # Failure
+//! A write of the blocks that fails or is given up moves neither `Block::written` nor `State::durable`. What began for it has
+//! ended then, and whoever comes next writes it. After a sync that failed nothing becomes durable any more (`FinalSync`).
 
 use super::intent::{self, BlockBits, NO_BITS};
 use super::layout::{IntentBlock, SumLayout};
+use super::turn::{Turn, Turns};
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
@@ -31,17 +42,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Sweeps a region stays marked without a write.
 const IDLE_SWEEPS: u64 = 2;
 
+/// Numbers the changes of bits since the start; the first is 1, and what was read from disk is older than all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Edit(u64);
+
 #[derive(Debug)]
 struct Block {
     place: IntentBlock,
-    /// Number among the blocks of its data file.
-    number: u64,
     bits: BlockBits,
+    /// The edit that changed it last.
+    edited: Edit,
+    /// The last edit of all when what is on disk of it was taken.
+    written: Edit,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    is_durable: bool,
+    /// What set its bit.
+    set_by: Edit,
     is_recovering: bool,
     in_flight: u32,
     /// When a write to it ended last: as counted by `ended`, and by sweeps.
@@ -53,10 +71,10 @@ struct Mark {
 struct State {
     blocks: Vec<Block>,
     regions: BTreeMap<u64, Mark>,
-    /// Regions whose mark is not durable.
-    pending: BTreeSet<u64>,
-    /// Blocks that differ from what is on disk.
-    changed: BTreeSet<usize>,
+    /// The last edit.
+    last_edit: Edit,
+    /// All edits up to this one are durable.
+    durable: Edit,
     /// Writes that ended.
     ended: u64,
     /// Of them, those that a sync covers.
@@ -68,7 +86,7 @@ struct State {
 #[derive(Debug)]
 pub struct Marks {
     state: Mutex<State>,
-    writing: async_lock::Mutex<()>,
+    writing: Turns,
     /// Regions that are recovering. Written under `state`, read by anyone.
     recovering: AtomicU64,
     /// Times a write had to wait until a mark was durable.
@@ -91,29 +109,20 @@ pub struct IntentsDamaged {
 impl Marks {
     /// Nothing is marked.
     pub fn new(layout: &SumLayout) -> Self {
-        let mut number = 0;
-        let blocks = layout
-            .intent_blocks()
-            .scan(None, |before: &mut Option<IntentBlock>, place| {
-                // A data file's blocks are neighbours, and the next file's are not.
-                let goes_on = before.is_some_and(|before| before.copies[0] + 1 == place.copies[0]);
-                number = if goes_on { number + 1 } else { 0 };
-                *before = Some(place);
-                Some(Block { place, number, bits: NO_BITS })
-            })
-            .collect();
+        let block = |place| Block { place, bits: NO_BITS, edited: Edit(0), written: Edit(0) };
+        let blocks = layout.intent_blocks().map(block).collect();
         let state = State {
             blocks,
             regions: BTreeMap::new(),
-            pending: BTreeSet::new(),
-            changed: BTreeSet::new(),
+            last_edit: Edit(0),
+            durable: Edit(0),
             ended: 0,
             synced: 0,
             sweeps: 0,
         };
         Self {
             state: Mutex::new(state),
-            writing: async_lock::Mutex::new(()),
+            writing: Turns::of("write intents"),
             recovering: AtomicU64::new(0),
             waits: AtomicU64::new(0),
         }
@@ -141,7 +150,7 @@ impl Marks {
                 _ => None,
             };
             let mut state = self.state.lock();
-            let joined = intent::join([copy(0), copy(1)], state.blocks[index].number);
+            let joined = intent::join([copy(0), copy(1)], place.number);
             let Some((bits, damaged)) = joined else {
                 let last_region = place.first_region + place.regions - 1;
                 let error = IntentsDamaged { first_region: place.first_region, last_region };
@@ -150,11 +159,11 @@ impl Marks {
             damaged_in_all += damaged;
             state.blocks[index].bits = bits;
             if damaged > 0 {
-                state.changed.insert(index);
+                state.edit(index);
             }
             for region in 0..place.regions {
                 if intent::bit(&bits, region as usize) {
-                    let mark = Mark { is_durable: true, is_recovering: true, ..Mark::default() };
+                    let mark = Mark { is_recovering: true, ..Mark::default() };
                     if state.regions.insert(place.first_region + region, mark).is_none() {
                         self.recovering.fetch_add(1, Ordering::Relaxed);
                     }
@@ -173,16 +182,17 @@ impl Marks {
     /// # Errors
     /// A device error.
     pub async fn clear(&self, disk: &dyn Disk) -> io::Result<()> {
-        let _turn = self.writing.lock().await;
+        let mut turn = self.writing.take().await;
         {
             let mut state = self.state.lock();
             state.regions.clear();
             self.recovering.store(0, Ordering::Relaxed);
-            state.changed = (0..state.blocks.len()).collect();
-            state.blocks.iter_mut().for_each(|block| block.bits = NO_BITS);
+            for index in 0..state.blocks.len() {
+                state.blocks[index].bits = NO_BITS;
+                state.edit(index);
+            }
         }
-        self.write(disk).await?;
-        disk.sync().await
+        self.make_durable(disk, &mut turn).await
     }
 
     /// Writes begin in these regions (distinct). When this returns they are marked durably.
@@ -190,75 +200,58 @@ impl Marks {
     /// # Errors
     /// The mark could not be made durable: the writes must not begin, and have ended.
     pub async fn begin(&self, disk: &dyn Disk, regions: &BTreeSet<u64>) -> io::Result<()> {
-        {
-            let mut state = self.state.lock();
-            for region in regions {
-                let mark = state.regions.entry(*region).or_default();
-                mark.in_flight += 1;
-                if !mark.is_durable {
-                    state.pending.insert(*region);
-                    state.set(*region, true);
-                }
-            }
-        }
+        let set_by = self.state.lock().mark(regions);
         let begun = Begun { marks: self, regions };
-        if !self.are_durable(regions) {
+        if !self.is_durable(set_by) {
             self.waits.fetch_add(1, Ordering::Relaxed);
-            let _turn = self.writing.lock().await;
-            // Whoever had the turn before may have marked these as well.
-            if !self.are_durable(regions) {
-                self.write_pending(disk).await?;
+            let mut turn = self.writing.take().await;
+            // Whoever had the turn before may have written these as well.
+            if !self.is_durable(set_by) {
+                self.make_durable(disk, &mut turn).await?;
             }
         }
         std::mem::forget(begun);
         Ok(())
     }
 
-    /// Makes all marks durable that are asked for. The caller has the turn.
-    async fn write_pending(&self, disk: &dyn Disk) -> io::Result<()> {
-        let regions = std::mem::take(&mut self.state.lock().pending);
-        let mut pending = Pending { marks: self, regions };
-        self.write(disk).await?;
+    fn is_durable(&self, edit: Edit) -> bool {
+        self.state.lock().durable >= edit
+    }
+
+    /// Makes all edits durable that were made before the call.
+    async fn make_durable(&self, disk: &dyn Disk, turn: &mut Turn<'_>) -> io::Result<()> {
+        let written = self.write(disk, turn).await?;
         disk.sync().await?;
         let mut state = self.state.lock();
-        for region in &pending.regions {
-            state.regions.get_mut(region).expect("a mark is cleared only when it is durable").is_durable =
-                true;
-        }
-        drop(state);
-        pending.regions.clear();
+        state.durable = state.durable.max(written);
         Ok(())
     }
 
-    fn are_durable(&self, regions: &BTreeSet<u64>) -> bool {
-        let state = self.state.lock();
-        regions.iter().all(|region| state.regions.get(region).is_some_and(|mark| mark.is_durable))
-    }
-
-    /// Writes blocks that changed. The caller has the turn.
-    async fn write(&self, disk: &dyn Disk) -> io::Result<()> {
-        let (changed, batch) = {
-            let mut state = self.state.lock();
-            let changed = std::mem::take(&mut state.changed);
+    /// Writes blocks that differ from what is on disk; gives the last edit that is there now.
+    async fn write(&self, disk: &dyn Disk, turn: &mut Turn<'_>) -> io::Result<Edit> {
+        let (last_edit, blocks, batch) = {
+            let state = self.state.lock();
+            let differing = (0..state.blocks.len())
+                .filter(|index| state.blocks[*index].edited > state.blocks[*index].written);
+            let blocks: Vec<usize> = differing.collect();
             let mut batch = Vec::new();
-            for index in &changed {
-                let block = &state.blocks[*index];
+            for block in blocks.iter().map(|index| &state.blocks[*index]) {
                 for page in block.place.copies {
                     let mut buffer = AlignedBuf::unfilled(PAGE_SIZE);
-                    intent::encode(&block.bits, block.number, buffer.as_mut_slice());
+                    intent::encode(&block.bits, block.place.number, buffer.as_mut_slice());
                     let (offset, buffer) = (page * PAGE_SIZE_U64, IoBuffer::Owned(buffer));
                     batch.push(IoRequest { kind: IoKind::Write, offset, buffer });
                 }
             }
-            (changed, batch)
+            (state.last_edit, blocks, batch)
         };
-        // Until it is known that they are on disk, they are not.
-        let mut unwritten = Unwritten { marks: self, blocks: changed };
-        for done in disk.submit(batch).await {
-            done.result.map_err(|error| error.source)?;
+        turn.write(disk, batch).await?.into_iter().collect::<io::Result<()>>()?;
+        let mut state = self.state.lock();
+        for index in blocks {
+            // Edits made meanwhile are not among what was written.
+            state.blocks[index].written = last_edit;
         }
-        unwritten.blocks.clear();
-        Ok(())
+        Ok(last_edit)
     }
 
     /// Writes in these regions ended, and what they changed is told to whoever syncs.
@@ -297,7 +290,7 @@ impl Marks {
     /// # Errors
     /// A device error: the regions may be marked on disk for longer.
     pub async fn sweep(&self, disk: &dyn Disk, all: bool) -> io::Result<usize> {
-        let _turn = self.writing.lock().await;
+        let mut turn = self.writing.take().await;
         let cleared = {
             let mut state = self.state.lock();
             state.sweeps += 1;
@@ -305,8 +298,7 @@ impl Marks {
                 .regions
                 .iter()
                 .filter(|(_, mark)| {
-                    mark.is_durable
-                        && mark.in_flight == 0
+                    mark.in_flight == 0
                         && !mark.is_recovering
                         && mark.last_end <= state.synced
                         && (all || state.is_idle(mark))
@@ -317,13 +309,10 @@ impl Marks {
                 state.regions.remove(region);
                 state.set(*region, false);
             }
-            if state.changed.is_empty() {
-                return Ok(0);
-            }
             idle.len()
         };
         // Needs no sync: a mark that is on disk for longer is harmless.
-        self.write(disk).await?;
+        self.write(disk, &mut turn).await?;
         Ok(cleared)
     }
 
@@ -359,11 +348,33 @@ impl Marks {
 }
 
 impl State {
-    fn set(&mut self, region: u64, value: bool) {
+    /// Marks regions that are being written from now on; the last edit their marks stand for.
+    fn mark(&mut self, regions: &BTreeSet<u64>) -> Edit {
+        let mut set_by = Edit(0);
+        for region in regions {
+            if !self.regions.contains_key(region) {
+                let mark = Mark { set_by: self.set(*region, true), ..Mark::default() };
+                self.regions.insert(*region, mark);
+            }
+            let mark = self.regions.get_mut(region).expect("it is marked by now");
+            mark.in_flight += 1;
+            set_by = set_by.max(mark.set_by);
+        }
+        set_by
+    }
+
+    fn set(&mut self, region: u64, value: bool) -> Edit {
         let index = self.blocks.partition_point(|block| block.place.first_region <= region) - 1;
         let block = &mut self.blocks[index];
         intent::set_bit(&mut block.bits, (region - block.place.first_region) as usize, value);
-        self.changed.insert(index);
+        self.edit(index)
+    }
+
+    /// A block was changed.
+    fn edit(&mut self, block: usize) -> Edit {
+        self.last_edit.0 += 1;
+        self.blocks[block].edited = self.last_edit;
+        self.last_edit
     }
 
     fn is_idle(&self, mark: &Mark) -> bool {
@@ -380,29 +391,5 @@ struct Begun<'a> {
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
         self.marks.end(self.regions);
-    }
-}
-
-/// Blocks whose write did not end well.
-struct Unwritten<'a> {
-    marks: &'a Marks,
-    blocks: BTreeSet<usize>,
-}
-
-impl Drop for Unwritten<'_> {
-    fn drop(&mut self) {
-        self.marks.state.lock().changed.append(&mut self.blocks);
-    }
-}
-
-/// Marks that are being made durable; not done, they are asked for again.
-struct Pending<'a> {
-    marks: &'a Marks,
-    regions: BTreeSet<u64>,
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        self.marks.state.lock().pending.append(&mut self.regions);
     }
 }

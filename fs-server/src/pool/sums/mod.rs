@@ -27,15 +27,18 @@
 //!
 //! # Failure
 //! A page whose sum does not match is an `IoError` that says so (`IoError::is_rot`) and names the page, so that its
-//! neighbours of the same IO can be told apart (`IoError::concerns`).
+//! neighbours of the same IO can be told apart (`IoError::concerns`). A sync that failed, whoever's it was, is final
+//! (`final_sync`).
 
 mod blocks;
 mod disk;
+mod final_sync;
 /// Intents on disk.
 pub mod intent;
 /// Where sums and intents lie.
 pub mod layout;
 mod marks;
+mod turn;
 
 pub use disk::{SummedDisk, Verdict};
 pub use layout::{REGION_PAGES, SUMS_PER_BLOCK, SumLayout};
@@ -121,6 +124,8 @@ pub struct PageSums {
     settled: Box<[AtomicU64]>,
     is_read: AtomicBool,
     reading: async_lock::Mutex<()>,
+    /// Set once, with release, by whoever's sync failed; read with acquire behind every sync.
+    sync_failed: AtomicBool,
     counters: Counters,
 }
 
@@ -136,6 +141,7 @@ impl PageSums {
             settled,
             is_read: AtomicBool::new(false),
             reading: async_lock::Mutex::new(()),
+            sync_failed: AtomicBool::new(false),
             counters: Counters::default(),
         };
         written.into_iter().flatten().for_each(|page| sums.set_settled(PoolPage(page), true));
@@ -224,5 +230,7 @@ fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
+#[cfg(test)]
+mod marks_tests;
 #[cfg(test)]
 mod tests;

@@ -8,3 +8,4 @@ mod promotion;
 mod reference;
 mod scenarios;
 mod scrub;
+mod several_writers;

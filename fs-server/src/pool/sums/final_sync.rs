@@ -1,0 +1,49 @@
+//! The device below the checksums, whose first failed sync is final.
+//!
+//! A device reports once that it lost something, to whoever syncs next: that may be a mark's sync, or a sweep's, and what it lost
+//! other writers' pages. The sync after it would say that they are well. So nobody's succeeds any more, on any worker's disk,
+//! until the server is restarted. (`DataSync` shares one sync among those who commit, and knows of no other.)
+
+use super::PageSums;
+use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A sync failed before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a sync of the data files failed before; nothing is durable any more until the server is restarted")]
+pub struct SyncFailedBefore;
+
+pub(super) struct FinalSync {
+    device: Rc<dyn Disk>,
+    sums: Arc<PageSums>,
+}
+
+impl FinalSync {
+    pub fn new(device: Rc<dyn Disk>, sums: Arc<PageSums>) -> Self {
+        Self { device, sums }
+    }
+}
+
+impl Disk for FinalSync {
+    fn submit(&self, batch: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>> {
+        self.device.submit(batch)
+    }
+
+    fn sync(&self) -> LocalFuture<'static, io::Result<()>> {
+        let (sync, sums) = (self.device.sync(), self.sums.clone());
+        Box::pin(async move {
+            let result = sync.await;
+            // Looked at behind the sync: of two at once, one may be told of what the other lost.
+            if result.is_err() {
+                sums.sync_failed.store(true, Ordering::Release);
+            }
+            if sums.sync_failed.load(Ordering::Acquire) {
+                return result.and(Err(io::Error::other(SyncFailedBefore)));
+            }
+            Ok(())
+        })
+    }
+}
