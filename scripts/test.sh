@@ -129,6 +129,7 @@ full        240 quick
 twomounts   240 quick
 locks       240 quick
 race-writers 240 quick
+interrupts  300 quick
 zerocpu     240 quick
 mounts      240 quick
 fio-verify  480 full

@@ -32,9 +32,10 @@ impl LockWaiter for Waiter {
         false
     }
 
-    fn answer(&self, result: Result<GrantedLock, FsError>) {
+    fn answer(&self, result: Result<GrantedLock, FsError>) -> bool {
         *self.1.lock() = result.as_ref().is_ok_and(|granted| granted.is_stale);
         assert_eq!(self.0.lock().replace(result.map(|_| ())), None, "answered once");
+        true
     }
 }
 

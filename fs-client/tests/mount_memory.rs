@@ -121,7 +121,7 @@ fn setattr_takes_everything() {
     );
     assert_eq!(fs::metadata(&path).expect("stat").blocks(), 16, "two pages are held");
 
-    // Nanoseconds, and times before 1970: a fuser that gets these right fails here, and `from_fuser_time` must go.
+    // Nanoseconds, and times before 1970.
     for (secs, nanos) in [
         (1_700_000_000, 123_456_789),
         (0, 1),

@@ -178,7 +178,7 @@ fn regression_a_page_read_while_an_asynchronous_direct_write_is_under_way_is_not
             let open = matches!(look, Look::Read).then(|| File::open(&path).expect("open"));
             for value in 2..5u8 {
                 let page = Box::new(Page([value; PAGE]));
-                m.volume.hold_writes(true);
+                m.volume.hold(Some("write"));
                 let writes = m.volume.calls("write");
                 aio.write(&writer, &page, 0);
                 wait_for("the write arrives", || m.volume.calls("write") > writes);
@@ -202,7 +202,7 @@ fn regression_a_page_read_while_an_asynchronous_direct_write_is_under_way_is_not
                         }
                     }
                 }
-                m.volume.hold_writes(false);
+                m.volume.hold(None);
                 aio.wait();
                 for file in open.iter().chain([&File::open(&path).expect("open")]) {
                     assert_eq!(first_byte(file), value, "{look:?} beside a writer that is {direct:?}");

@@ -46,14 +46,23 @@ path, rounds = sys.argv[1], int(sys.argv[2])
 with open(path, "wb") as file:
     file.write(bytes(LENGTH))
 direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
-cached = os.open(path, os.O_RDONLY)
+
+
+def read_all():
+    """As programs do it that know nothing of each other: nobody has the file open all the time."""
+    cached = os.open(path, os.O_RDONLY)
+    seen = os.pread(cached, LENGTH, 0)
+    os.close(cached)
+    return seen
+
+
 # Processes, so that nothing of this one holds them up.
 readers = []
 for _ in range(3):
     pid = os.fork()
     if pid == 0:
         while True:
-            os.pread(cached, LENGTH, 0)
+            read_all()
     readers.append(pid)
 stale = 0
 # Aligned, as O_DIRECT wants it.
@@ -62,7 +71,7 @@ for number in range(1, rounds + 1):
     pattern = bytes([number % 251 + 1])
     page[:] = pattern * LENGTH
     write_asynchronously(direct, page)
-    stale += os.pread(cached, LENGTH, 0) != pattern * LENGTH
+    stale += read_all() != pattern * LENGTH
 for pid in readers:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

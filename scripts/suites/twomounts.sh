@@ -106,4 +106,8 @@ appends() {
     }
 }
 check "O_APPEND from two mounts loses nothing" appends
+
+# Records of all sizes, from memory that begins anywhere, in one part or many: each is there, whole.
+check "records of two mounts' writers are whole" \
+    python3 "$(dirname "$0")/appends.py" "${CUTTLEFS_APPENDS:-60}" "$MNT/records" "$OTHER/records"
 suite_end

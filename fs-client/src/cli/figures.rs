@@ -29,6 +29,9 @@ const MAX_ANSWER_BYTES: u64 = 64 * 1024;
 /// Pause after a failed accept, so that a lasting failure (no descriptors) does not spin.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// What the FUSE session has done, by name.
+pub(super) type Figures = Box<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+
 /// Answers for a mount until it is dropped.
 pub(super) struct FiguresSocket {
     path: PathBuf,
@@ -42,15 +45,15 @@ pub(super) struct FiguresSocket {
 
 impl FiguresSocket {
     /// Starts answering; `None`, and a line in the log, if that is not possible.
-    pub(super) fn start(mountpoint: &Path, volume: Arc<dyn Volume>) -> Option<Self> {
-        Self::try_start(mountpoint, volume)
+    pub(super) fn start(mountpoint: &Path, volume: Arc<dyn Volume>, edge: Figures) -> Option<Self> {
+        Self::try_start(mountpoint, volume, edge)
             .inspect_err(|error| {
                 tracing::warn!("`cuttlefs status` will not show this mount's figures: {error:#}")
             })
             .ok()
     }
 
-    fn try_start(mountpoint: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
+    fn try_start(mountpoint: &Path, volume: Arc<dyn Volume>, edge: Figures) -> anyhow::Result<Self> {
         let path = socket_of(mountpoint)?;
         let (listener, made) = run_state::locked(|| {
             // Of a process that was killed or is ending: the mount point was free, or we would not be here.
@@ -79,7 +82,7 @@ impl FiguresSocket {
                     match connection {
                         Ok(connection) => {
                             panic_ends::plant("figures");
-                            answer(connection, &mountpoint, volume.as_ref());
+                            answer(connection, &mountpoint, volume.as_ref(), &edge);
                         }
                         Err(error) => {
                             tracing::warn!(%error, "cannot accept a question for figures");
@@ -117,9 +120,13 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
     std::fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-fn answer(mut connection: UnixStream, mountpoint: &Path, volume: &dyn Volume) {
-    let figures: Map<String, Value> =
-        volume.figures().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+fn answer(mut connection: UnixStream, mountpoint: &Path, volume: &dyn Volume, edge: &Figures) {
+    let figures: Map<String, Value> = volume
+        .figures()
+        .into_iter()
+        .chain(edge())
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
     let mut all = json!({ "mountpoint": mountpoint.to_string_lossy(), "pid": std::process::id() });
     if let Value::Object(all) = &mut all {
         all.extend(figures);

@@ -124,9 +124,7 @@ fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// fuser tells of each answer that the kernel does not want any more as of an error: with every signal to a process that
-/// waits for a lock.
-const DEFAULT_FILTER: &str = "warn,fuser::reply=off";
+const DEFAULT_FILTER: &str = "warn";
 
 fn start_logging() {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));

@@ -117,7 +117,7 @@ impl ServedMount {
         let volume = backend.connect_volume(server, &options.volume(mountpoint))?;
         let mounted = mount(std::sync::Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
             .inspect_err(|_| volume.shut_down())?;
-        let figures = FiguresSocket::start(mountpoint, volume);
+        let figures = FiguresSocket::start(mountpoint, volume, Box::new(mounted.figures()));
         Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures })
     }
 

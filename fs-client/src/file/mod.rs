@@ -1,6 +1,7 @@
 //! POSIX semantics of a mount, without FUSE types: what a handle is, what may be cached, how a read and a write go.
 
 mod handles;
+pub mod interrupt;
 mod open_file;
 mod read;
 mod remote;

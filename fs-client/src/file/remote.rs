@@ -3,6 +3,7 @@
 //! after all.
 
 use super::handles::{HandleState, HandleTable};
+use super::interrupt::Whole;
 use super::open_file::OpenFile;
 use super::read;
 use super::volume::{
@@ -127,6 +128,8 @@ impl RemoteVolume {
         bytes: &[u8],
     ) -> Result<(Option<u64>, u32, bool), FsError> {
         let file = &state.file;
+        // From when on it may have been done.
+        let mut whole = None;
         // In a ring nobody checks rights, or that the file was found again after a restart.
         if state.how.write && !file.is_gone() {
             let at = (!append).then_some(offset);
@@ -148,6 +151,7 @@ impl RemoteVolume {
             // durable they were not written once more, but what this mount had written there before them was. Where they
             // go is known by now.
             (offset, append) = (at, false);
+            whole.get_or_insert_with(Whole::begin);
         }
     }
 
@@ -544,8 +548,14 @@ impl Volume for RemoteVolume {
     ) {
         match self.handles.get(handle) {
             Ok(state) => self.session.set_lock(caller, handle, &state.file, lock, blocking, waiter),
-            Err(error) => waiter.answer(Err(error)),
+            Err(error) => {
+                let _told = waiter.answer(Err(error));
+            }
         }
+    }
+
+    fn lock_waits_interrupted(&self) {
+        self.session.lock_waits_interrupted();
     }
 
     fn unlock(

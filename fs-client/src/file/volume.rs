@@ -50,6 +50,9 @@ pub enum FsError {
     /// The mount is ending, or the session was ended for good.
     #[error("the mount is shutting down")]
     ShutDown,
+    /// Who asked does not want to wait any more, and nothing was done.
+    #[error("who asked does not wait any more")]
+    Interrupted,
 }
 
 /// How to open a file.
@@ -104,10 +107,12 @@ pub struct GrantedLock {
 
 /// Who asked for a lock. He may be answered long after the call that asked, from any thread.
 pub trait LockWaiter: Send + Sync {
-    /// Whether he does not want to wait any more. May be asked again and again.
+    /// Whether he does not want to wait any more; once he does not, [`Volume::lock_waits_interrupted`] is called.
     fn is_interrupted(&self) -> bool;
-    /// The lock is held, or it will not be. Called once; must not wait for the volume.
-    fn answer(&self, result: Result<GrantedLock, FsError>);
+    /// The lock is held, or it will not be. Called once; must not wait for the volume. `false`: he has been told something
+    /// else, and a lock is to be given up again.
+    #[must_use]
+    fn answer(&self, result: Result<GrantedLock, FsError>) -> bool;
 }
 
 /// A mounted cuttlefs volume.
@@ -206,8 +211,10 @@ pub trait Volume: Send + Sync + 'static {
         _blocking: bool,
         waiter: Arc<dyn LockWaiter>,
     ) {
-        waiter.answer(Err(FsError::Server(Status::Unsupported)));
+        let _refused = waiter.answer(Err(FsError::Server(Status::Unsupported)));
     }
+    /// Some who wait for locks do not want to any more. Does not wait for the server.
+    fn lock_waits_interrupted(&self) {}
     /// Gives locks up.
     fn unlock(
         &self,

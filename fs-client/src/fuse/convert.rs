@@ -1,12 +1,11 @@
 //! Attributes, times, kinds and flags, from and to FUSE's.
 
+use super::kernel::{self, FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow, WriteFlags};
 use crate::file::volume::{OpenHow, WriteHow};
-use cuttlefs_common::attr::{Attr, FileKind, SetTime, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, SetTime};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::{Allocate, NewNode, RenameMode, SeekFor, XattrMode};
-use fuser::{FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow, WriteFlags};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// `st_blksize`: what stdio and `cp` take for their buffers. A page would make each buffer of a `FILE` a FUSE
 /// request; 64 KiB makes it one in sixteen and still fits a reader that seeks about.
@@ -43,10 +42,9 @@ pub(super) fn to_file_attr(root: InodeNo, attr: &Attr) -> FileAttr {
         ino: to_fuse_ino(root, attr.ino),
         size: attr.size,
         blocks: attr.allocated_bytes.div_ceil(STAT_BLOCK_BYTES),
-        atime: to_system_time(attr.atime),
-        mtime: to_system_time(attr.mtime),
-        ctime: to_system_time(attr.ctime),
-        crtime: to_system_time(attr.btime),
+        atime: attr.atime,
+        mtime: attr.mtime,
+        ctime: attr.ctime,
         kind: to_file_type(attr.kind),
         perm: attr.mode & 0o7777,
         nlink: attr.nlink,
@@ -58,60 +56,10 @@ pub(super) fn to_file_attr(root: InodeNo, attr: &Attr) -> FileAttr {
     }
 }
 
-/// Attributes of nothing: with inode number 0 an entry reply says "no such name", and for how long.
-pub(super) fn no_attr() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
-        flags: 0,
-    }
-}
-
-/// Times that `SystemTime` cannot hold become the epoch: they come from a server, and must not end the mount.
-pub(super) fn to_system_time(time: Timestamp) -> SystemTime {
-    let whole = Duration::from_secs(time.secs.unsigned_abs());
-    let nanos = Duration::from_nanos(u64::from(time.nanos));
-    let seconds = if time.secs >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
-    seconds.and_then(|t| t.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
-}
-
-/// What a kernel's (seconds, nanoseconds) was before fuser made a `SystemTime` of it.
-///
-/// fuser 0.18 takes the nanoseconds of a time before 1970 away where they should be added: (-2, 800 ms), which is
-/// 1.2 s before the epoch, arrives as 2.8 s before it. No bit is lost, so it can be undone. A regression test in
-/// `tests/mount_memory.rs` watches for the day fuser does it right.
-pub(super) fn from_fuser_time(time: SystemTime) -> Timestamp {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => Timestamp {
-            secs: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-            nanos: since.subsec_nanos(),
-        },
-        Err(before) => {
-            let before = before.duration();
-            Timestamp {
-                secs: i64::try_from(before.as_secs()).map_or(i64::MIN, |secs| -secs),
-                nanos: before.subsec_nanos(),
-            }
-        }
-    }
-}
-
 pub(super) fn to_set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(from_fuser_time(time)),
+        TimeOrNow::SpecificTime(time) => SetTime::At(time),
     }
 }
 
@@ -213,7 +161,7 @@ pub(super) fn lock_range(start: u64, end: u64) -> Option<LockRange> {
 /// A lock that the kernel asks for; `None` if it is none.
 pub(super) fn lock(
     space: LockSpace,
-    owner: fuser::LockOwner,
+    owner: kernel::LockOwner,
     start: u64,
     end: u64,
     typ: i32,
@@ -228,7 +176,7 @@ pub(super) fn lock(
 }
 
 /// The owner of a lock.
-pub(super) fn lock_owner(owner: fuser::LockOwner) -> LockOwner {
+pub(super) fn lock_owner(owner: kernel::LockOwner) -> LockOwner {
     LockOwner(owner.0)
 }
 
@@ -243,7 +191,7 @@ pub(super) fn lock_type(mode: LockMode) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::attr::InodeFlags;
+    use cuttlefs_common::attr::{InodeFlags, Timestamp};
 
     #[test]
     fn the_root_is_one_and_back() {
@@ -252,36 +200,6 @@ mod tests {
         assert_eq!(from_fuse_ino(root, INodeNo::ROOT), root);
         assert_eq!(from_fuse_ino(root, to_fuse_ino(root, InodeNo(5))), InodeNo(5));
         assert_eq!(from_fuse_ino(InodeNo::ROOT, INodeNo::ROOT), InodeNo::ROOT);
-    }
-
-    #[test]
-    fn times_before_1970_and_far_away() {
-        let time = Timestamp { secs: -2, nanos: 800_000_000 };
-        assert_eq!(to_system_time(time), UNIX_EPOCH - Duration::from_millis(1200));
-        let late = Timestamp { secs: 4_102_444_800, nanos: 999_999_999 };
-        assert_eq!(
-            to_system_time(late).duration_since(UNIX_EPOCH).expect("after 1970"),
-            Duration::new(4_102_444_800, 999_999_999)
-        );
-        // Nothing panics, whatever a server sends.
-        for secs in [i64::MIN, i64::MIN + 1, -1, 0, 1, i64::MAX] {
-            for nanos in [0, 1, 999_999_999, u32::MAX] {
-                let _ = to_system_time(Timestamp { secs, nanos });
-            }
-        }
-    }
-
-    #[test]
-    fn what_fuser_makes_of_a_kernel_time_is_undone() {
-        // fuser: UNIX_EPOCH - Duration::new(-secs, nanos) for negative seconds.
-        for (secs, nanos) in [(-1i64, 0u32), (-1, 1), (-2, 800_000_000), (-4_000_000_000, 999_999_999)] {
-            let given = UNIX_EPOCH - Duration::new(secs.unsigned_abs(), nanos);
-            assert_eq!(from_fuser_time(given), Timestamp { secs, nanos });
-        }
-        for (secs, nanos) in [(0i64, 0u32), (0, 1), (1_700_000_000, 123_456_789)] {
-            let given = UNIX_EPOCH + Duration::new(secs.unsigned_abs(), nanos);
-            assert_eq!(from_fuser_time(given), Timestamp { secs, nanos });
-        }
     }
 
     #[test]
@@ -327,7 +245,7 @@ mod tests {
 
     #[test]
     fn locks_that_there_can_be() {
-        let owner = fuser::LockOwner(7);
+        let owner = kernel::LockOwner(7);
         let asked = |start, end, typ| lock(LockSpace::Ranges, owner, start, end, typ, 1);
         let whole = asked(0, i64::MAX as u64, libc::F_WRLCK).expect("a lock");
         assert_eq!((whole.range, whole.mode), (LockRange::WHOLE, LockMode::Exclusive));

@@ -1,4 +1,4 @@
-//! `fuser::Filesystem` over a [`Volume`]: one method a request, each a span, a call and a reply.
+//! [`Filesystem`] over a [`Volume`]: one method a request, each a span, a call and a reply.
 //!
 //! # What is decided here, and why
 //! * **`create` never opens what exists.** The kernel sends CREATE only for a name it takes for missing, and then
@@ -16,44 +16,46 @@
 //! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
 //!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **Whether a write appends is asked of the write**, not of the open: see `convert::write_how`.
-//! * **A reply's lifetime for a created file is one for name and attributes** (fuser has one): the shorter.
+//! * **A reply's lifetime for a created file is one for name and attributes**: the shorter.
+//! * **An open file that nobody wants any more is closed here**: who asked for it was killed meanwhile, and the kernel will not close it.
 //!
 //! # Failure
 //! A method that cannot do what is asked replies with an errno of the table; it never panics on what the kernel
-//! or the volume says. fuser replies EIO for a reply that was dropped.
+//! or the volume says. A reply that is dropped is EIO.
 
+use super::kernel::{
+    CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
+    LockKind, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
 use super::kernel_cache::KernelCache;
-use super::lock_flags::{KnownLock, LockFlags};
 use super::lock_wait::LockRequest;
 use super::privileges::Unprivileged;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::settings::FuseSettings;
 use super::xattr_names;
-use super::{convert, directory, session};
+use super::{convert, directory};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
-use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::attr::{SetAttr, Timestamp};
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
-use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Directories carry no state here: a listing goes on from its cookie alone.
 const DIRECTORY_HANDLE: FileHandle = FileHandle(0);
 /// Largest count a copy's reply can carry, kept page aligned so that the next part starts aligned too.
 const MAX_COPY_BYTES: u64 = (u32::MAX as u64) & !(PAGE_SIZE as u64 - 1);
+
+/// What the kernel has to do for locks to be the volume's.
+pub(super) const LOCKS: InitFlags = InitFlags::FUSE_POSIX_LOCKS.union(InitFlags::FUSE_FLOCK_LOCKS);
 
 /// One span a request; costs one load when debug logging is off.
 macro_rules! request {
@@ -68,35 +70,34 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) root: InodeNo,
     pub(super) settings: FuseSettings,
     unprivileged: Unprivileged,
-    /// The kernel can map files that are open past the page cache. Set once, by `init`.
+    /// The kernel can map files that are open past the page cache.
     direct_io_maps: bool,
     /// Whether a close waits for what was written.
     flushes: bool,
-    /// Locks are the volume's. Set once, by `init`: else the kernel keeps them.
+    /// Locks are the volume's; else the kernel keeps them.
     keeps_locks: bool,
-    lock_flags: LockFlags,
     cache: Arc<KernelCache>,
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
-    /// The volume as a FUSE file system.
-    pub fn new(volume: Arc<V>, settings: FuseSettings) -> Self {
+    /// The volume as a FUSE file system, for a session that has been agreed upon.
+    pub(super) fn new(volume: Arc<V>, settings: FuseSettings, agreed: InitFlags, notifier: Notifier) -> Self {
+        let direct_io_maps = agreed.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        if settings.uncached && !direct_io_maps {
+            tracing::warn!(
+                "this kernel cannot map uncached files: cache=none keeps pages between open and close"
+            );
+        }
         Self {
             root: volume.root(),
             flushes: volume.flushes(),
             volume,
             unprivileged: Unprivileged::new(settings.attr_cache),
             settings,
-            direct_io_maps: false,
-            keeps_locks: false,
-            lock_flags: LockFlags::new(),
-            cache: Arc::default(),
+            direct_io_maps,
+            keeps_locks: agreed.contains(LOCKS),
+            cache: Arc::new(KernelCache::new(notifier)),
         }
-    }
-
-    /// What the kernel has cached of this mount.
-    pub(super) fn cache(&self) -> Arc<KernelCache> {
-        self.cache.clone()
     }
 
     fn ino(&self, ino: INodeNo) -> InodeNo {
@@ -149,17 +150,8 @@ fn handle(fh: FileHandle) -> Handle {
 }
 
 impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        session::kernel_settings(config, &self.settings);
-        self.keeps_locks =
-            self.settings.cluster_locks && self.volume.has_locks() && session::ask_for_locks(config);
-        self.direct_io_maps = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        if self.settings.uncached && !self.direct_io_maps {
-            tracing::warn!(
-                "this kernel cannot map uncached files: cache=none keeps pages between open and close"
-            );
-        }
-        Ok(())
+    fn lock_waits_interrupted(&self) {
+        self.volume.lock_waits_interrupted();
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -167,8 +159,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes()) {
             Err(FsError::Server(Status::NotFound)) if !self.settings.negative_cache.is_zero() => {
                 // An entry with inode number 0 is ENOENT with a lifetime.
-                let missing = convert::no_attr();
-                reply.entry_with_ttls(&Duration::ZERO, &self.settings.negative_cache, &missing, GENERATION);
+                let ttl = &self.settings.negative_cache;
+                reply.entry_with_ttls(&Duration::ZERO, ttl, &FileAttr::NONE, GENERATION);
             }
             found => self.reply_entry(found, reply),
         }
@@ -189,12 +181,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        ctime: Option<SystemTime>,
+        ctime: Option<Timestamp>,
         fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
         let _span = request!("setattr", req, ino = ino.0, fh = ?fh, size = ?size, mode = ?mode);
@@ -205,7 +193,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             size,
             atime: atime.map(convert::to_set_time),
             mtime: mtime.map(convert::to_set_time),
-            ctime: ctime.map(convert::from_fuser_time),
+            ctime,
             flags: None,
         };
         let ino = self.ino(ino);
@@ -297,7 +285,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
             Ok(opened) => {
                 let (handle, how) = self.opened(flags.0, &opened);
-                reply.opened(handle, how);
+                if !reply.opened(handle, how) {
+                    self.volume.release(opened.handle);
+                }
             }
             Err(error) => reply.error(refused(&error)),
         }
@@ -322,7 +312,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 let attr = convert::to_file_attr(self.root, &attr);
                 let (handle, how) = self.opened(flags, &opened);
                 let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
-                reply.created(&lifetime, &attr, GENERATION, handle, how)
+                if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
+                    self.volume.release(opened.handle);
+                }
             }
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
@@ -457,6 +449,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         req: &Request,
         ino: INodeNo,
         fh: FileHandle,
+        kind: LockKind,
         lock_owner: LockOwner,
         start: u64,
         end: u64,
@@ -466,8 +459,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyEmpty,
     ) {
         let _span = request!("setlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
-        let known = KnownLock { unique: req.unique().0, fh: fh.0, owner: lock_owner.0, start, end, typ, pid };
-        let space = self.lock_flags.space_of(req, &known);
+        let space = match kind {
+            LockKind::Flock => LockSpace::Whole,
+            LockKind::Posix => LockSpace::Ranges,
+        };
         if typ == libc::F_UNLCK {
             let Some(range) = convert::lock_range(start, end) else {
                 return reply.error(Errno::EINVAL);
@@ -478,14 +473,14 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let Some(lock) = convert::lock(space, lock_owner, start, end, typ, pid) else {
             return reply.error(Errno::EINVAL);
         };
-        let waiter = LockRequest::new(ino, req.pid(), &self.cache, reply);
+        let waiter = LockRequest::new(ino, &self.cache, reply);
         self.volume.set_lock(&caller(req), handle(fh), lock, sleep, waiter);
     }
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("opendir", req, ino = ino.0);
         // No FOPEN_CACHE_DIR: nothing tells us when another client changes the directory.
-        reply.opened(DIRECTORY_HANDLE, FopenFlags::empty());
+        let _nothing_to_close = reply.opened(DIRECTORY_HANDLE, FopenFlags::empty());
     }
 
     fn readdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -626,7 +621,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyIoctl,
     ) {
         let _span = request!("ioctl", req, ino = ino.0, fh = fh.0, cmd = cmd);
-        // fuser's default, ENOSYS, is no errno an application expects of ioctl(2).
+        // ENOSYS is no errno an application expects of ioctl(2).
         reply.error(Errno::ENOTTY);
     }
 

@@ -1,8 +1,8 @@
 //! The one place where errors become errno.
 
+use super::kernel::Errno;
 use crate::file::volume::FsError;
 use cuttlefs_common::status::Status;
-use fuser::Errno;
 
 /// What an application sees for a volume's error.
 pub(super) fn of(error: &FsError) -> Errno {
@@ -11,6 +11,7 @@ pub(super) fn of(error: &FsError) -> Errno {
         FsError::BadHandle => Errno::EBADF,
         // Not ENOTCONN: that is what the kernel says when this process has died, and people act on it.
         FsError::ShutDown => Errno::ESHUTDOWN,
+        FsError::Interrupted => Errno::EINTR,
     }
 }
 

@@ -22,11 +22,11 @@
 //! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. It must never be asked
 //! for a write *through* the cache, whose pages stay locked until it is answered.
 
-use fuser::{INodeNo, Notifier, ReplyEmpty, ReplyWrite};
+use super::kernel::{INodeNo, Notifier, ReplyClaimed, ReplyWrite};
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
 
 /// Direct writes of a file without a page filled in between, upon which all of its pages are dropped. A reader beside a direct writer
 /// keeps the pages that are not written; a writer alone pays for a few.
@@ -38,7 +38,7 @@ const FILES_MAX: usize = 65_536;
 /// An answer that waits until bytes are forgotten.
 #[derive(Debug)]
 enum Waiting {
-    Lock(ReplyEmpty),
+    Lock(ReplyClaimed),
     Write(ReplyWrite, u32),
 }
 
@@ -125,26 +125,24 @@ impl Filled {
     }
 }
 
-/// Makes the kernel forget what it has cached of a file. Usable once the mount has begun.
-#[derive(Debug, Default)]
+/// Makes the kernel forget what it has cached of a file.
+#[derive(Debug)]
 pub(super) struct KernelCache {
-    notifier: OnceLock<Notifier>,
+    notifier: Notifier,
     stale: Mutex<Option<Sender<Stale>>>,
     filled: Arc<Mutex<Filled>>,
 }
 
 impl KernelCache {
-    /// The mount begins.
-    pub(super) fn begin(&self, notifier: Notifier) {
-        let _ = self.notifier.set(notifier);
+    /// Nothing is cached yet.
+    pub(super) fn new(notifier: Notifier) -> Self {
+        Self { notifier, stale: Mutex::default(), filled: Arc::default() }
     }
 
     /// Attributes, so that they are asked for before they are used again.
     pub(super) fn forget_attributes(&self, ino: INodeNo) {
-        if let Some(notifier) = self.notifier.get() {
-            // A negative offset: no bytes. An inode the kernel does not know (any more) is no error worth telling.
-            let _ = notifier.inval_inode(ino, -1, 0);
-        }
+        // A negative offset: no bytes. An inode the kernel does not know (any more) is no error worth telling.
+        let _ = self.notifier.inval_inode(ino, -1, 0);
     }
 
     /// A request that fills pages begins. To be told before the volume is asked for their bytes.
@@ -153,7 +151,7 @@ impl KernelCache {
     }
 
     /// Answers a request for a lock when no byte of before is cached any more.
-    pub(super) fn answer_without_bytes(&self, ino: INodeNo, reply: ReplyEmpty) {
+    pub(super) fn answer_without_bytes(&self, ino: INodeNo, reply: ReplyClaimed) {
         self.forget_bytes(Stale {
             ino,
             range: Range::Bytes { offset: 0, len: 0 },
@@ -176,7 +174,7 @@ impl KernelCache {
         let mut stale = self.stale.lock();
         let sender = stale.get_or_insert_with(|| {
             let (sender, receiver) = channel::<Stale>();
-            let notifier = self.notifier.get().cloned();
+            let notifier = self.notifier.clone();
             let filled = self.filled.clone();
             let forget = move || {
                 for Stale { ino, range, waiting } in receiver {
@@ -185,9 +183,7 @@ impl KernelCache {
                         Range::Bytes { offset, len } => (offset, len),
                         Range::All { .. } => (0, 0),
                     };
-                    if let Some(notifier) = &notifier {
-                        let _ = notifier.inval_inode(ino, offset, len);
-                    }
+                    let _ = notifier.inval_inode(ino, offset, len);
                     if let Range::All { fills } = range {
                         filled.lock().forgotten(ino, fills);
                     }

@@ -3,12 +3,13 @@
 //! Owns everything that is FUSE: errno, FUSE inode numbers, `/dev/fuse`, what the kernel may cache. What a
 //! file system *does* is behind [`Volume`](crate::file::volume::Volume); here is only translation.
 //!
-//! * `edge` is the `fuser::Filesystem`: a thin method for each request, one span each; `reply` its answers.
+//! * `kernel` is the protocol: `/dev/fuse`, its messages, interrupts, threads.
+//! * `edge` is the `Filesystem` over a volume: a thin method for each request, one span each; `reply` its answers.
 //! * `convert` turns attributes, times, kinds and flags into FUSE's and back.
 //! * `errno` is the one table of errors.
 //! * `directory` adds `.` and `..` to listings.
 //! * `kernel_cache` makes the kernel forget what it has cached.
-//! * `lock_flags` tells flock from fcntl; `lock_wait` is who waits for a lock.
+//! * `lock_wait` is who waits for a lock.
 //! * `xattr_names` says which extended attributes exist here.
 //! * `privileges` takes set-id bits and capabilities from files that are written, and remembers which have none.
 //! * `settings` is what a mount can be told; `session` mounts with it; `mount_table` reads what is mounted.
@@ -28,8 +29,9 @@ mod convert;
 mod directory;
 mod edge;
 mod errno;
+/// The kernel's side of FUSE.
+pub mod kernel;
 mod kernel_cache;
-mod lock_flags;
 mod lock_wait;
 mod mount_table;
 mod privileges;
@@ -38,7 +40,6 @@ mod session;
 mod settings;
 mod xattr_names;
 
-pub use edge::CuttleFuse;
 pub use mount_table::{MountEntry, MountTable, resolve_mountpoint};
-pub use session::{MountError, Mounted, kernel_settings, mount, session_settings};
+pub use session::{MountError, Mounted, agreement, mount, mount_options};
 pub use settings::{FuseSettings, MAX_THREADS};

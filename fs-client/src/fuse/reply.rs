@@ -1,11 +1,11 @@
 //! Answers to the kernel: an attribute, an entry, a value or an errno, with the lifetimes the mount was told.
 
 use super::edge::CuttleFuse;
+use super::kernel::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use super::{convert, directory, errno};
 use crate::file::volume::{Caller, FsError, Volume};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::rpc::DirEntry;
-use fuser::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 
 /// Inode numbers are never reused, so every inode is of generation 0.
 pub(super) const GENERATION: Generation = Generation(0);
@@ -30,15 +30,15 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// Attributes of an entry for readdirplus; `None` if it is gone. fuser has one inode number for the name and for
-    /// the attributes, so an entry cannot be listed without them (0 would hide the name).
+    /// Attributes of an entry for readdirplus; `None` if it is gone. The kernel has one inode number for the name and
+    /// for the attributes, so an entry cannot be listed without them (0 would hide the name).
     pub(super) fn listed_attr(&self, caller: &Caller, entry: &DirEntry<'_>) -> Option<FileAttr> {
         if directory::is_dot(entry.name) {
             // The kernel takes the number and the type of these and nothing else.
             return Some(FileAttr {
                 ino: convert::to_fuse_ino(self.root, entry.ino),
                 kind: convert::to_file_type(entry.kind),
-                ..convert::no_attr()
+                ..FileAttr::NONE
             });
         }
         let attr = match entry.attr {
@@ -57,7 +57,9 @@ pub(super) fn refused(error: &FsError) -> Errno {
 
 pub(super) fn reply_done(result: Result<(), FsError>, reply: ReplyEmpty) {
     match result {
-        Ok(()) => reply.ok(),
+        Ok(()) => {
+            reply.ok();
+        }
         Err(error) => reply.error(refused(&error)),
     }
 }

@@ -4,16 +4,15 @@
 //! whomever, and the volume is shut down. Unmounting is the kernel's business (`cli/unmount.rs`), not a method here:
 //! a mount may be busy, and may end without us.
 
-use super::edge::CuttleFuse;
+use super::edge::{CuttleFuse, LOCKS};
+use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};
 use super::mount_table::{MountTable, SUBTYPE};
 use super::settings::FuseSettings;
 use crate::file::volume::Volume;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
-use fuser::{BackgroundSession, Config, InitFlags, KernelConfig, MountOption, Session, SessionACL};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,15 +39,18 @@ pub enum MountError {
 /// How long requests may go on after the mount is gone. Nobody waits for them any more; but what an application
 /// closed just before is better finished than broken off.
 const LAST_REQUESTS_LIMIT: Duration = Duration::from_secs(5);
+/// Pages a request may have. One write(2) of `MAX_TRANSFER_BYTES` is to be one request, wherever in memory it is: 256 pages, one more
+/// because it may begin within one, and two for each part of a writev(2) (IOV_MAX of them), which may begin and end within one.
+const REQUEST_PAGES: u16 = 256 + 1 + 2 * 1024;
+/// How many the kernel lets a session ask for.
+const PAGE_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
 /// How often a session is looked at that has ended without the kernel's doing.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A mount that is being served.
 pub struct Mounted {
     mountpoint: PathBuf,
-    /// Never dropped: fuser 0.18 would unmount once more, by the mount point's path, after the mount has ended, and
-    /// so might take away what someone else has mounted there since.
-    session: ManuallyDrop<BackgroundSession>,
+    serving: Arc<Serving>,
     /// Polls as an error once the kernel has ended the connection.
     device: OwnedFd,
     shut_down: Box<dyn Fn() + Send + Sync>,
@@ -58,6 +60,15 @@ impl Mounted {
     /// Where.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// What the session has done so far, by name, for `cuttlefs status`.
+    pub fn figures(&self) -> impl Fn() -> Vec<(&'static str, u64)> + Send + Sync + 'static {
+        let serving = self.serving.clone();
+        move || {
+            let figures = serving.figures();
+            vec![("fuse_interrupted", figures.interrupted), ("fuse_spare_requests", figures.spare)]
+        }
     }
 
     /// Waits until the file system is unmounted, then shuts the volume down.
@@ -70,12 +81,12 @@ impl Mounted {
     pub fn wait(self) -> Result<(), MountError> {
         self.wait_for_disconnect();
         let disconnected = Instant::now();
-        while !self.session.guard.is_finished() && disconnected.elapsed() < LAST_REQUESTS_LIMIT {
+        while !self.serving.is_finished() && disconnected.elapsed() < LAST_REQUESTS_LIMIT {
             std::thread::sleep(Duration::from_millis(1));
         }
         (self.shut_down)();
         // Being shut down, the volume refuses what still waits; the session's threads come back from it.
-        while !self.session.guard.is_finished() {
+        while !self.serving.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
         if self.is_connected() { Err(MountError::Session(self.mountpoint)) } else { Ok(()) }
@@ -93,7 +104,7 @@ impl Mounted {
     fn wait_for_disconnect(&self) {
         let limit = Timespec::try_from(LOOK_AGAIN).ok();
         let table = std::fs::File::open("/proc/self/mountinfo");
-        while !self.session.guard.is_finished() && self.is_connected() {
+        while !self.serving.is_finished() && self.is_connected() {
             let changed = match &table {
                 // The kernel tells a change of the table as priority data.
                 Ok(table) => poll(&mut [PollFd::new(table, PollFlags::PRI)], limit.as_ref()).map(|_| ()),
@@ -116,66 +127,44 @@ pub fn mount<V: Volume + ?Sized>(
     mountpoint: &Path,
     settings: &FuseSettings,
 ) -> Result<Mounted, MountError> {
-    let edge = CuttleFuse::new(Arc::clone(&volume), settings.clone());
-    let cache = edge.cache();
-    let session = Session::new(edge, mountpoint, &session_settings(source, SUBTYPE, settings))
+    let asks_for_locks = settings.cluster_locks && volume.has_locks();
+    raise_page_limit();
+    let options = mount_options(source, SUBTYPE, settings);
+    let session = Session::new(mountpoint, &options, &agreement(settings, asks_for_locks))
         .map_err(|source| MountError::Mount { mountpoint: mountpoint.to_owned(), source })?;
-    let device = session.as_fd().try_clone_to_owned().map_err(MountError::Thread)?;
-    let session = ManuallyDrop::new(session.spawn().map_err(MountError::Thread)?);
-    cache.begin(session.notifier());
+    if asks_for_locks && !session.agreed().contains(LOCKS) {
+        tracing::warn!("this kernel's FUSE keeps locks itself: they are those of this mount only");
+    }
+    let device = session.device().try_clone_to_owned().map_err(MountError::Thread)?;
+    let edge = CuttleFuse::new(Arc::clone(&volume), settings.clone(), session.agreed(), session.notifier());
+    let serving = Arc::new(session.serve(Arc::new(edge), settings.threads).map_err(MountError::Thread)?);
     raise_readahead(mountpoint, settings.readahead_bytes);
     Ok(Mounted {
         mountpoint: mountpoint.to_owned(),
-        session,
+        serving,
         device,
         shut_down: Box::new(move || volume.shut_down()),
     })
 }
 
-/// The mount options and threads of a session. `/proc/mounts` will show `source`, and the type `fuse.SUBTYPE`.
-pub fn session_settings(source: &str, subtype: &str, settings: &FuseSettings) -> Config {
-    let either = |on, yes, no| if on { yes } else { no };
-    let mut options = vec![
-        // mount(2) takes commas for the end of an option.
-        MountOption::FSName(source.replace(',', "_")),
-        MountOption::Subtype(subtype.to_owned()),
-        MountOption::DefaultPermissions,
-        either(settings.read_only, MountOption::RO, MountOption::RW),
-        either(settings.suid, MountOption::Suid, MountOption::NoSuid),
-        either(settings.dev, MountOption::Dev, MountOption::NoDev),
-        either(settings.exec, MountOption::Exec, MountOption::NoExec),
-    ];
-    if rustix::process::geteuid().is_root() {
-        // fuser gives fusermount's options only to fusermount; without this the type would be plain `fuse`.
-        options.push(MountOption::CUSTOM(format!("subtype={subtype}")));
+/// How a session is mounted. `/proc/mounts` will show `source`, and the type `fuse.SUBTYPE`.
+pub fn mount_options(source: &str, subtype: &str, settings: &FuseSettings) -> MountOptions {
+    MountOptions {
+        source: source.to_owned(),
+        subtype: subtype.to_owned(),
+        read_only: settings.read_only,
+        suid: settings.suid,
+        dev: settings.dev,
+        exec: settings.exec,
+        no_atime: settings.no_atime,
+        allow_other: settings.allow_other,
+        max_read: MAX_TRANSFER_BYTES,
     }
-    if settings.no_atime {
-        options.push(MountOption::NoAtime);
-    }
-    let mut config = Config::default();
-    config.mount_options = options;
-    config.acl = if settings.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(settings.threads);
-    config.clone_fd = settings.clone_fd;
-    config
 }
 
-/// What is agreed with the kernel when a session starts. Capabilities an old kernel lacks are left out.
-pub fn kernel_settings(config: &mut KernelConfig, settings: &FuseSettings) {
-    // Nearest possible value instead of an error: `Err` carries it.
-    if let Err(nearest) = config.set_max_write(MAX_TRANSFER_BYTES) {
-        let _ = config.set_max_write(nearest);
-    }
-    if let Err(nearest) = config.set_max_readahead(settings.readahead_bytes) {
-        let _ = config.set_max_readahead(nearest);
-    }
-    if let Err(nearest) = config.set_max_background(settings.max_background) {
-        let _ = config.set_max_background(nearest);
-    }
-    if let Err(nearest) = config.set_time_granularity(Duration::from_nanos(1)) {
-        let _ = config.set_time_granularity(nearest);
-    }
-    for wanted in [
+/// What is asked of the kernel when a session starts. What an old kernel lacks is left out.
+pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
+    let wanted = [
         InitFlags::FUSE_ASYNC_READ,
         InitFlags::FUSE_ASYNC_DIO,
         InitFlags::FUSE_PARALLEL_DIROPS,
@@ -187,21 +176,27 @@ pub fn kernel_settings(config: &mut KernelConfig, settings: &FuseSettings) {
         // Safe without any lifetime: a symlink's target never changes, and its number is never reused.
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-    ] {
-        if let Err(missing) = config.add_capabilities(wanted) {
-            tracing::info!(?missing, "this kernel's FUSE does without");
-        }
+    ];
+    let wanted = wanted.into_iter().fold(InitFlags::empty(), InitFlags::union);
+    Agreement {
+        wanted: if asks_for_locks { wanted | LOCKS } else { wanted },
+        max_write: MAX_TRANSFER_BYTES,
+        max_pages: REQUEST_PAGES,
+        max_readahead: settings.readahead_bytes,
+        max_background: settings.max_background,
     }
 }
 
-/// Has the kernel ask for locks instead of keeping them itself; whether it will.
-pub(super) fn ask_for_locks(config: &mut KernelConfig) -> bool {
-    let wanted = InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS;
-    let added = config.add_capabilities(wanted);
-    if let Err(missing) = added {
-        tracing::warn!(?missing, "this kernel's FUSE keeps locks itself: they are those of this mount only");
+/// Lets sessions have [`REQUEST_PAGES`]. The kernel's limit is one for all of FUSE; it is only raised. Needs root, and Linux 6.13;
+/// otherwise requests have 256 pages, and records in more of them are more than one append.
+fn raise_page_limit() {
+    let limit: Option<u32> =
+        std::fs::read_to_string(PAGE_LIMIT).ok().and_then(|limit| limit.trim().parse().ok());
+    if limit.is_some_and(|limit| limit < u32::from(REQUEST_PAGES))
+        && let Err(error) = std::fs::write(PAGE_LIMIT, format!("{REQUEST_PAGES}\n"))
+    {
+        tracing::debug!(%error, "requests stay at the kernel's limit of pages");
     }
-    added.is_ok()
 }
 
 /// Raises the kernel's readahead, which FUSE's handshake can only lower from 128 KiB. Needs root; without it

@@ -51,8 +51,6 @@ pub struct FuseSettings {
     pub max_background: u16,
     /// Threads reading `/dev/fuse`.
     pub threads: usize,
-    /// Give each thread its own `/dev/fuse` descriptor.
-    pub clone_fd: bool,
     /// Bytes the kernel reads ahead.
     pub readahead_bytes: u32,
 }
@@ -74,7 +72,6 @@ impl Default for FuseSettings {
             no_atime: false,
             max_background: DEFAULT_MAX_BACKGROUND,
             threads: DEFAULT_THREADS,
-            clone_fd: true,
             readahead_bytes: DEFAULT_READAHEAD_BYTES,
         }
     }

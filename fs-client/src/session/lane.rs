@@ -7,6 +7,7 @@
 //! The data part is where large writes are pulled from and where fetches and one-sided reads land.
 
 use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, RECOVERY_SLOT, Session};
+use crate::file::interrupt;
 use crate::file::volume::{Caller, FsError};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, SlotIndex};
 use cuttlefs_common::memory::SharedMemory;
@@ -141,12 +142,15 @@ impl Lane {
         Ok(())
     }
 
-    /// Connects, trying until it works or the mount ends.
-    pub(super) fn connect(&mut self, session: &Session) -> Result<(), FsError> {
+    /// Connects, trying until it works, the mount ends, or, if it `may_end`, nobody waits for it.
+    fn connect(&mut self, session: &Session, may_end: bool) -> Result<(), FsError> {
         let mut backoff = BACKOFF_FIRST;
         loop {
             if session.is_shut_down() {
                 return Err(FsError::ShutDown);
+            }
+            if may_end && interrupt::is_interrupted() {
+                return Err(FsError::Interrupted);
             }
             match self.connect_once(session) {
                 Ok(()) => {
@@ -164,7 +168,7 @@ impl Lane {
     }
 
     /// Makes sure that a connection to the session that open files are reclaimed for stands.
-    fn ensure(&mut self, session: &Session) -> Result<(), FsError> {
+    fn ensure(&mut self, session: &Session, may_end: bool) -> Result<(), FsError> {
         loop {
             match &self.connection {
                 Some(connection) if connection.qp.state() == QpState::ReadyToSend => {
@@ -174,7 +178,7 @@ impl Lane {
                     }
                     self.disconnect();
                 }
-                _ => self.connect(session)?,
+                _ => self.connect(session, may_end)?,
             }
         }
     }
@@ -377,6 +381,9 @@ impl<'s> LaneGuard<'s> {
     }
 
     /// As [`Session::call`]; `build` and `take` also get the lane's data buffer.
+    ///
+    /// It ends with `Interrupted` only while nothing was sent. Afterwards the server may have done it: then the number is used up, and the
+    /// lane with it until there is an answer, whoever wants that.
     pub(crate) fn call<'r, T>(
         &mut self,
         caller: &Caller,
@@ -385,9 +392,14 @@ impl<'s> LaneGuard<'s> {
     ) -> Result<T, FsError> {
         let buffer = self.data();
         let _asking = self.session.note_asking(self.lane.slot, self.lane.seq);
+        let mut was_sent = false;
         loop {
-            self.lane.ensure(self.session)?;
+            if !was_sent && interrupt::is_interrupted() {
+                return Err(FsError::Interrupted);
+            }
+            self.lane.ensure(self.session, !was_sent)?;
             let request = build(&buffer);
+            was_sent = true;
             let numbered = !request.needs_no_slot();
             let place = match numbered {
                 true => Place { slot: self.lane.slot, seq: self.lane.seq },

@@ -27,6 +27,7 @@ mod unsynced;
 pub(crate) use early::{After, Early};
 pub(crate) use lane::{DataBuffer, LaneGuard};
 
+use crate::file::interrupt;
 use crate::file::volume::{Caller, FsError};
 use crate::file::{OpenFile, OpenFiles, SeenChanges};
 use arc_swap::ArcSwapOption;
@@ -58,6 +59,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a
 /// slow disk take, as long as a silent host is noticed by TCP's keepalive.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a request waits for a lane before it looks whether somebody still waits for the request.
+const LANE_SLICE: Duration = Duration::from_millis(100);
 /// First and longest pause between attempts to reconnect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
@@ -402,10 +405,10 @@ impl Session {
     /// this way. Whoever has a lane asks for no other one.
     ///
     /// # Errors
-    /// `ShutDown` if the mount ends meanwhile.
+    /// `ShutDown` if the mount ends meanwhile; `Interrupted` if nobody waits for the request any more.
     pub(crate) fn borrow_lane(&self, after: After) -> Result<LaneGuard<'_>, FsError> {
         self.settle(after)?;
-        Ok(self.any_lane())
+        self.any_lane()
     }
 
     /// A lane begins to ask; until what this gives is dropped it has no answer.
@@ -422,8 +425,8 @@ impl Session {
         asked.filter(|request| request.seq != 0).collect()
     }
 
-    /// The calling thread's own lane if that is free, else any.
-    fn any_lane(&self) -> LaneGuard<'_> {
+    /// The calling thread's own lane if that is free, else any. Fails only if the request is given up meanwhile.
+    fn any_lane(&self) -> Result<LaneGuard<'_>, FsError> {
         thread_local! {
             static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
         }
@@ -437,10 +440,17 @@ impl Session {
         }) % callers;
         for step in 0..callers {
             if let Some(lane) = self.lanes[(preferred + step) % callers].try_lock() {
-                return LaneGuard::new(self, lane);
+                return Ok(LaneGuard::new(self, lane));
             }
         }
-        LaneGuard::new(self, self.lanes[preferred].lock())
+        loop {
+            if let Some(lane) = self.lanes[preferred].try_lock_for(LANE_SLICE) {
+                return Ok(LaneGuard::new(self, lane));
+            }
+            if interrupt::is_interrupted() {
+                return Err(FsError::Interrupted);
+            }
+        }
     }
 
     /// The control thread's lane.
@@ -465,8 +475,9 @@ impl Session {
         }
         if self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed) {
             self.end_early_writes();
-            let mut lane = self.any_lane();
-            if lane.is_connected() {
+            if let Ok(mut lane) = self.any_lane()
+                && lane.is_connected()
+            {
                 // Best effort: if it is lost, the lease ends the session.
                 let _ = lane.call_once(&self.own_caller(), &Request::Detach);
             }

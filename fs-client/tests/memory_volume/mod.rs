@@ -29,7 +29,7 @@ pub struct MemoryVolume {
     /// The server is away: reads wait until the mount is shut down.
     stalled: AtomicBool,
     ended: Condvar,
-    /// Told when writes are held no longer.
+    /// Told when other operations are held than before.
     changed: Condvar,
 }
 
@@ -39,8 +39,8 @@ struct State {
     next_handle: u64,
     calls: BTreeMap<&'static str, u64>,
     shut_down: bool,
-    /// Writes wait before they change anything.
-    held_writes: bool,
+    /// Operations of this name wait before they do anything.
+    held: Option<&'static str>,
     /// Opens find that nobody but this mount has changed the file.
     keeps_cache: bool,
 }
@@ -54,16 +54,16 @@ impl MemoryVolume {
             next_handle: 1,
             calls: BTreeMap::new(),
             shut_down: false,
-            held_writes: false,
+            held: None,
             keeps_cache: false,
         };
         let (ended, changed) = (Condvar::new(), Condvar::new());
         Self { root, state: Mutex::new(state), stalled: AtomicBool::new(false), ended, changed }
     }
 
-    /// From now on writes wait, or do so no longer.
-    pub fn hold_writes(&self, hold: bool) {
-        self.state.lock().held_writes = hold;
+    /// From now on these operations wait, as if the server were away, and no others.
+    pub fn hold(&self, operation: Option<&'static str>) {
+        self.state.lock().held = operation;
         self.changed.notify_all();
     }
 
@@ -100,6 +100,7 @@ impl MemoryVolume {
     fn enter(&self, operation: &'static str) -> parking_lot::MutexGuard<'_, State> {
         let mut state = self.state.lock();
         *state.calls.entry(operation).or_default() += 1;
+        self.changed.wait_while(&mut state, |state| state.held == Some(operation) && !state.shut_down);
         state
     }
 }
@@ -297,7 +298,6 @@ impl Volume for MemoryVolume {
         how: WriteHow,
     ) -> Result<Written, FsError> {
         let mut state = self.enter("write");
-        self.changed.wait_while(&mut state, |state| state.held_writes && !state.shut_down);
         let (ino, opened) = state.handle(handle)?;
         if !opened.write {
             return Err(Status::Denied.into());

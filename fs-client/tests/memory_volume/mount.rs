@@ -38,6 +38,11 @@ impl Mount {
         self.dir.path().join(name)
     }
 
+    /// The mount.
+    pub fn mounted(&self) -> &Mounted {
+        self.mounted.as_ref().expect("it is mounted until `end`")
+    }
+
     /// Unmounts, and waits until everything is closed.
     pub fn end(mut self) {
         // The kernel does not wait for the answer to a close, nor unmounting for those that are on their way.

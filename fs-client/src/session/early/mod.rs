@@ -23,6 +23,7 @@ mod ring;
 mod unexecuted;
 
 use super::Session;
+use crate::file::interrupt::Whole;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::rpc::{EARLY_WRITE_MAX, RINGS_PER_CLIENT, Reply, Request, ring_of};
@@ -138,6 +139,7 @@ impl Session {
 
     /// Asks the server something, so that the attachment is to the one that is there now.
     fn ask_server(&self) -> Result<(), FsError> {
+        let _whole = Whole::begin();
         let caller = self.own_caller();
         self.call_after(After::Nothing, &caller, || Request::Heartbeat, |_| Ok(()))
     }
@@ -145,6 +147,7 @@ impl Session {
     /// Has the server execute what one of our rings holds, whose connection is gone. Gives the last number that was executed:
     /// nothing that was posted before will be any more.
     fn let_ring_go(&self, ring: u16) -> Result<u64, FsError> {
+        let _whole = Whole::begin();
         let caller = self.own_caller();
         let take = |reply: Reply<'_>| match reply {
             Reply::RingGone { done } => Ok(done),

@@ -3,7 +3,7 @@
 //! # How it works
 //! A lock is asked for in one request. If it has to be waited for, the server says so at once; the thread that asked goes on to
 //! other work, and who asked stays in [`OwnLocks`]. Two threads of the mount look after all who wait ([`waiting`]): one asks the
-//! server how waits ended, one looks who does not want to wait any more. They start with the first wait.
+//! server how waits ended, one gives up the waits of who does not want to wait any more, once it is told of such. They start with the first wait.
 //!
 //! What is granted is noted, and reclaimed from the next server before any other request goes out. A mount that was
 //! silent for longer than its lease has lost its locks: the next thing their owner does with them fails once
@@ -68,11 +68,17 @@ impl Session {
     ) {
         let owned = Owned { ino: file.ino(), space: lock.space, owner: lock.owner };
         if self.locks.take_lost(owned) {
-            return waiter.answer(Err(FsError::Server(Status::Io)));
+            let _told = waiter.answer(Err(FsError::Server(Status::Io)));
+            return;
         }
         let id = self.locks.begin(Wait { file: file.clone(), handle, lock, blocking, waiter, queued: false });
         match self.ask_for_lock(caller, id, file, lock, blocking) {
-            Ok(true) => waiting::start(self),
+            Ok(true) => {
+                waiting::start(self);
+                // It may have been before anybody could find the wait.
+                self.lock_waits_interrupted();
+            }
+            Ok(false) if self.locks.has_unwanted() => waiting::start(self),
             Ok(false) => {}
             Err(error) => self.end_wait(id, Err(error)),
         }
@@ -125,7 +131,9 @@ impl Session {
         let (noted, wait) = self.locks.granted(id, session);
         if let Some(wait) = wait {
             let is_stale = attr.is_none_or(|attr| !self.seen.opened(attr.ino, attr.change));
-            wait.waiter.answer(Ok(GrantedLock { is_stale }));
+            if !wait.waiter.answer(Ok(GrantedLock { is_stale })) {
+                self.locks.unwanted(wait.owned(), wait.lock.range);
+            }
         }
         noted
     }
@@ -133,7 +141,7 @@ impl Session {
     /// A wait ended without the lock, or who waited gave up.
     fn end_wait(&self, id: WaitId, result: Result<GrantedLock, FsError>) {
         if let Some(wait) = self.locks.forget(id) {
-            wait.waiter.answer(result);
+            let _told = wait.waiter.answer(result);
         }
     }
 
@@ -316,6 +324,21 @@ impl Session {
         }
     }
 
+    /// Some who wait do not want to any more. Does not wait for the server.
+    pub(crate) fn lock_waits_interrupted(&self) {
+        self.locks.interrupted();
+    }
+
+    /// Gives up what was granted to somebody who had been told otherwise: he was killed meanwhile.
+    fn release_unwanted(&self) {
+        for (Owned { ino, space, owner }, range) in self.locks.take_unwanted() {
+            match self.unlock(&self.own_caller(), ino, space, owner, range) {
+                Ok(()) | Err(FsError::ShutDown) => {}
+                Err(error) => tracing::warn!(%ino, %error, "a lock that nobody wants could not be given up"),
+            }
+        }
+    }
+
     /// Who waits does not want to any more.
     ///
     /// # Errors
@@ -344,7 +367,7 @@ impl Session {
     /// The mount ends: nobody waits any longer.
     pub(super) fn end_lock_waits(&self) {
         for wait in self.locks.end() {
-            wait.waiter.answer(Err(FsError::ShutDown));
+            let _told = wait.waiter.answer(Err(FsError::ShutDown));
         }
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    fn owned(&self) -> Owned {
+    pub(super) fn owned(&self) -> Owned {
         Owned { ino: self.file.ino(), space: self.lock.space, owner: self.lock.owner }
     }
 }
@@ -65,6 +65,10 @@ struct State {
     next_wait: u64,
     /// Closes under way that give locks up.
     releasing: usize,
+    /// Somebody who waits may not want to any more.
+    interrupted: bool,
+    /// Granted to who had been told otherwise.
+    unwanted: Vec<(Owned, LockRange)>,
     ended: bool,
 }
 
@@ -272,6 +276,35 @@ impl OwnLocks {
         !self.changed.wait_while_for(&mut state, nobody, time).timed_out()
     }
 
+    /// Somebody who waits may not want to any more.
+    pub(super) fn interrupted(&self) {
+        self.state().interrupted = true;
+        self.changed.notify_all();
+    }
+
+    /// Whoever was granted this does not know of it.
+    pub(super) fn unwanted(&self, owned: Owned, range: LockRange) {
+        self.state().unwanted.push((owned, range));
+        self.changed.notify_all();
+    }
+
+    pub(super) fn has_unwanted(&self) -> bool {
+        !self.state().unwanted.is_empty()
+    }
+
+    pub(super) fn take_unwanted(&self) -> Vec<(Owned, LockRange)> {
+        std::mem::take(&mut self.state().unwanted)
+    }
+
+    /// Waits until somebody may not want to wait any more or a lock is unwanted, or for `time`. Whether one of the two is.
+    pub(super) fn wait_for_interrupts(&self, time: Duration) -> bool {
+        let nothing = |state: &mut State| !state.ended && !state.interrupted && state.unwanted.is_empty();
+        let mut state = self.state();
+        let is_told = !self.changed.wait_while_for(&mut state, nothing, time).timed_out();
+        state.interrupted = false;
+        is_told
+    }
+
     /// The mount ends. Gives who waits.
     pub(super) fn end(&self) -> Vec<Wait> {
         let mut state = self.state();
@@ -302,7 +335,9 @@ mod tests {
             false
         }
 
-        fn answer(&self, _: Result<GrantedLock, FsError>) {}
+        fn answer(&self, _: Result<GrantedLock, FsError>) -> bool {
+            true
+        }
     }
 
     fn begin(locks: &OwnLocks, handle: u64) -> WaitId {

@@ -1,25 +1,18 @@
 //! The two threads that look after those who wait for locks.
 //!
 //! *lock-ends* asks the server how waits ended, one question after the other, each held by the server until there is an answer.
-//! *lock-signals* looks who does not want to wait any more. Both start with the first wait of a mount and end with it; while
+//! *lock-signals* gives up the waits of who does not want to wait any more, when it is told that there are such. Both start with the first wait of a mount and end with it; while
 //! nobody waits they sleep.
 
 use super::Session;
 use crate::file::volume::FsError;
-use cuttlefs_common::locks::WaitId;
 use cuttlefs_common::panic_ends;
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the server holds a question: far below a lane's patience, so that a lost answer is noticed soon.
 const HOLD: Duration = Duration::from_secs(5);
-/// How often it is looked who gave up. Twice that, and a signal ends a wait: it must be seen in two looks, for one that another
-/// thread of the process takes is seen for a moment, too.
-const LOOK_PERIOD: Duration = Duration::from_millis(15);
-/// Of the time, looking takes one part in so many at most.
-const LOOK_SHARE: u32 = 50;
 /// Sleeps are no longer, so that the threads of a session nobody has any more end.
 const SLEEP: Duration = Duration::from_secs(1);
 
@@ -70,27 +63,21 @@ fn ends(weak: &Weak<Session>) {
 }
 
 fn signals(weak: &Weak<Session>) {
-    let mut seen: HashSet<WaitId> = HashSet::new();
     while let Some(session) = weak.upgrade() {
         if session.is_shut_down() {
             return;
         }
-        if !session.locks.wait_for_waits(SLEEP) {
-            seen.clear();
+        if !session.locks.wait_for_interrupts(SLEEP) {
             continue;
         }
-        let began = Instant::now();
-        let waiters = session.locks.waiters();
-        let now = waiters.into_iter().filter(|(_, waiter)| waiter.is_interrupted()).map(|(id, _)| id);
-        let now: HashSet<WaitId> = now.collect();
-        for &id in now.intersection(&seen) {
+        session.release_unwanted();
+        let interrupted = session.locks.waiters().into_iter().filter(|(_, waiter)| waiter.is_interrupted());
+        for (id, _) in interrupted {
             match session.cancel_lock(id) {
                 Ok(()) => {}
                 Err(FsError::ShutDown) => return,
                 Err(error) => tracing::warn!(%error, "a wait for a lock could not be given up"),
             }
         }
-        seen = now;
-        session.pause(LOOK_PERIOD.max(began.elapsed() * LOOK_SHARE));
     }
 }

@@ -1,0 +1,82 @@
+//! Whether the program that the calling thread works for still waits.
+//!
+//! A request is handled by one thread from beginning to end, and while the server is away it waits in many places. Where nothing has
+//! been sent yet that the server may have done, it need not: [`is_interrupted`] says so, and the request ends with
+//! `Interrupted`. What was sent goes on until its answer is there, whoever wants that: a request of a slot is asked for again
+//! until it is answered, or the slot would be lost and nobody would know what was done.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+/// A request that may be given up.
+pub trait Interruptible: Send + Sync {
+    /// Whether who asked does not want to wait any more. Once it is, it stays so.
+    fn is_interrupted(&self) -> bool;
+}
+
+thread_local! {
+    static REQUEST: RefCell<Option<Arc<dyn Interruptible>>> = const { RefCell::new(None) };
+    static WHOLE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread works for this request meanwhile.
+pub fn handling<T>(request: Arc<dyn Interruptible>, handle: impl FnOnce() -> T) -> T {
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            REQUEST.set(None);
+        }
+    }
+    REQUEST.set(Some(request));
+    let _done = Done;
+    handle()
+}
+
+/// Whether the calling thread's request may end here, if it is given up.
+pub(crate) fn is_interrupted() -> bool {
+    WHOLE.get() == 0
+        && REQUEST.with_borrow(|request| request.as_ref().is_some_and(|request| request.is_interrupted()))
+}
+
+/// As long as this lives, what the calling thread does is not given up: a part of it is done.
+pub(crate) struct Whole(());
+
+impl Whole {
+    pub(crate) fn begin() -> Self {
+        WHOLE.set(WHOLE.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        WHOLE.set(WHOLE.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct GivenUp;
+
+    impl Interruptible for GivenUp {
+        fn is_interrupted(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn only_the_request_of_this_thread_counts_and_what_is_begun_is_finished() {
+        assert!(!is_interrupted());
+        handling(Arc::new(GivenUp), || {
+            assert!(is_interrupted());
+            let whole = Whole::begin();
+            assert!(!is_interrupted());
+            drop(whole);
+            assert!(is_interrupted());
+            std::thread::spawn(|| assert!(!is_interrupted())).join().expect("another thread");
+        });
+        assert!(!is_interrupted());
+    }
+}

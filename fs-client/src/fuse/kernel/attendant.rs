@@ -1,0 +1,323 @@
+//! Looks after who does not want to wait, and after a session whose threads all wait.
+//!
+//! # Interrupts
+//! The kernel tells of a signal once, whatever it is: a child that ended, a stop, SIGKILL. The program cannot handle it until its system
+//! call ends; for one that is being killed that is a reply, too. What the attendant does about it ([`judge`]):
+//!
+//! | signal | request | |
+//! | --- | --- | --- |
+//! | ends the process | any | EINTR at once, which nobody sees |
+//! | will be handled | wait for a lock | the wait is given up at once, if the server has said that there is one |
+//! | will be handled | READ, OPEN, FSYNC | EINTR when the request has lasted [`PATIENCE`] longer: nothing is done twice by asking again |
+//! | will be handled | WRITE, CREATE, SETATTR, FALLOCATE | EINTR after that, if nothing was sent to the server yet |
+//! | will be handled | any other | goes on: POSIX knows no EINTR of it |
+//! | cannot be seen (another process namespace) | any | as one that ends the process, after `PATIENCE` |
+//! | stops, is ignored, went to another thread | any | goes on |
+//!
+//! Which it is `/proc/THREAD/status` says. The kernel does not tell of a second signal, so an interrupted request is looked at again each
+//! [`LOOK_PERIOD`] until it is answered; no other is ever looked at.
+//!
+//! The thread that handles a request which was ended goes on until it may stop (`file::interrupt`); its answer is dropped, and what the
+//! answer handed over is taken back.
+//!
+//! # When all threads wait
+//! Then nobody would read the next interrupt. So after [`STUCK_PERIOD`] without a message read a spare thread reads on, and gives each
+//! request a thread of its own, [`SPARE_THREADS_MAX`] at most. Beyond those requests wait in the kernel, where SIGKILL ends them.
+
+use super::abi::opcode;
+use super::dispatch::{self, Header, Kind};
+use super::filesystem::Filesystem;
+use super::requests::{Connection, Pending};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How much longer than its signal a request may last before the caller hears EINTR. Signals are common (timers, children), slow
+/// disks too; EINTR is for servers that are away.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often interrupted requests are looked at.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+/// Of the time, looking takes one part in so many at most.
+const LOOK_SHARE: u32 = 20;
+/// How long no thread reads a message before somebody else does.
+const STUCK_PERIOD: Duration = Duration::from_millis(20);
+/// How long the attendant goes on looking whether all threads wait, after they did.
+const WATCH: Duration = Duration::from_secs(1);
+/// Threads with one request each.
+pub(super) const SPARE_THREADS_MAX: usize = 256;
+
+/// Signals that stop a process, where it does not handle them.
+const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// What a caller that was interrupted is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// End.
+    Ends,
+    /// Handle a signal.
+    Handles,
+    /// Nothing that needs its system call to end.
+    Waits,
+    /// Nobody here can tell.
+    Unseen,
+}
+
+/// What becomes of an interrupted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It goes on.
+    GoesOn,
+    /// What can still be given up is.
+    GiveUp,
+    /// Its caller hears EINTR now.
+    End,
+}
+
+fn judge(operation: u32, caller: Caller, waited: Duration) -> Verdict {
+    let patient = waited < PATIENCE;
+    match (caller, operation) {
+        (Caller::Ends, _) => Verdict::End,
+        (Caller::Waits, _) => Verdict::GoesOn,
+        (Caller::Handles | Caller::Unseen, opcode::SETLKW) => Verdict::GiveUp,
+        _ if patient => Verdict::GoesOn,
+        (Caller::Unseen, _)
+        | (Caller::Handles, opcode::READ | opcode::OPEN | opcode::FSYNC | opcode::FSYNCDIR) => Verdict::End,
+        (Caller::Handles, opcode::WRITE | opcode::CREATE | opcode::SETATTR | opcode::FALLOCATE) => {
+            Verdict::GiveUp
+        }
+        (Caller::Handles, _) => Verdict::GoesOn,
+    }
+}
+
+fn look_at(thread: u32) -> Caller {
+    if thread == 0 {
+        return Caller::Unseen;
+    }
+    match std::fs::read_to_string(format!("/proc/{thread}/status")) {
+        Ok(status) => caller_with(&status),
+        Err(_) => Caller::Unseen,
+    }
+}
+
+/// What a thread with this status is about to do. The kernel makes SIGKILL of each signal that ends a process.
+fn caller_with(status: &str) -> Caller {
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(line.trim_start_matches(':').trim(), 16).ok()
+    };
+    let (Some(own), Some(shared), Some(blocked), Some(ignored), Some(caught)) =
+        (set("SigPnd"), set("ShdPnd"), set("SigBlk"), set("SigIgn"), set("SigCgt"))
+    else {
+        return Caller::Unseen;
+    };
+    let bit = |signal: i32| 1u64 << (signal - 1);
+    let stops = STOP_SIGNALS.iter().fold(0, |stops, signal| stops | bit(*signal)) & !caught;
+    let pending = (own | shared) & !ignored & !stops;
+    if pending & bit(libc::SIGKILL) != 0 {
+        Caller::Ends
+    } else if pending & !blocked != 0 {
+        // Those that dump core end the process too, but by its own hand.
+        if pending & !blocked & !caught != 0 { Caller::Ends } else { Caller::Handles }
+    } else {
+        Caller::Waits
+    }
+}
+
+/// Starts the attendant and the spare reader.
+pub(super) fn start<F: Filesystem>(
+    connection: &Arc<Connection>,
+    file_system: &Arc<F>,
+    buffer_len: usize,
+) -> io::Result<()> {
+    let (c, f) = (connection.clone(), file_system.clone());
+    std::thread::Builder::new().name("fuse-attendant".to_owned()).spawn(move || attend(&c, &*f))?;
+    let (c, f) = (connection.clone(), file_system.clone());
+    std::thread::Builder::new()
+        .name("fuse-spare".to_owned())
+        .spawn(move || read_while_stuck(&c, &f, buffer_len))?;
+    Ok(())
+}
+
+fn attend<F: Filesystem>(connection: &Connection, file_system: &F) {
+    let mut taken_before = None;
+    let mut watched_since = Instant::now();
+    let mut looked = Instant::now();
+    let mut look_pause = Duration::ZERO;
+    loop {
+        let (none_idle, taken) = connection.progress();
+        if none_idle {
+            watched_since = Instant::now();
+        }
+        let mut attention = connection.attention.lock();
+        if attention.has_ended {
+            return;
+        }
+        let is_stuck = none_idle && taken_before == Some(taken);
+        taken_before = Some(taken);
+        if is_stuck && !attention.is_stuck {
+            attention.is_stuck = true;
+            connection.spare.notify_all();
+        }
+        if attention.interrupted.is_empty() {
+            if watched_since.elapsed() < WATCH {
+                connection.attend.wait_for(&mut attention, STUCK_PERIOD);
+                continue;
+            }
+            connection.attendant_sleeps.store(true, Ordering::SeqCst);
+            if !connection.progress().0 {
+                connection.attend.wait(&mut attention);
+            }
+            connection.attendant_sleeps.store(false, Ordering::SeqCst);
+            watched_since = Instant::now();
+            look_pause = Duration::ZERO;
+            continue;
+        }
+        if looked.elapsed() < look_pause {
+            connection.attend.wait_for(&mut attention, STUCK_PERIOD);
+            continue;
+        }
+        attention.interrupted.retain(|(pending, _)| !pending.is_answered());
+        let interrupted = attention.interrupted.clone();
+        drop(attention);
+        looked = Instant::now();
+        look_at_each(connection, file_system, &interrupted);
+        look_pause = LOOK_PERIOD.max(looked.elapsed() * LOOK_SHARE);
+    }
+}
+
+fn look_at_each<F: Filesystem>(
+    connection: &Connection,
+    file_system: &F,
+    interrupted: &[(Arc<Pending>, Instant)],
+) {
+    let mut is_lock_given_up = false;
+    for (pending, since) in interrupted {
+        let verdict = judge(pending.opcode, look_at(pending.thread), since.elapsed());
+        match verdict {
+            Verdict::GoesOn => continue,
+            Verdict::GiveUp => pending.interrupt(),
+            Verdict::End => connection.end_interrupted(pending),
+        }
+        is_lock_given_up |= pending.opcode == opcode::SETLKW;
+    }
+    if is_lock_given_up {
+        file_system.lock_waits_interrupted();
+    }
+}
+
+fn read_while_stuck<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, buffer_len: usize) {
+    loop {
+        let mut attention = connection.attention.lock();
+        while !attention.has_ended && (!attention.is_stuck || attention.spare_threads >= SPARE_THREADS_MAX) {
+            connection.spare.wait(&mut attention);
+        }
+        if attention.has_ended {
+            return;
+        }
+        drop(attention);
+        // Kept no longer than the state lasts.
+        let mut buffer = vec![0; buffer_len];
+        while read_one(connection, file_system, &mut buffer) {}
+    }
+}
+
+/// Reads one message, and gives it a thread. `false`: somebody else reads, or no thread is left.
+fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, buffer: &mut [u8]) -> bool {
+    let Some(len) = connection.receive(buffer) else {
+        connection.end();
+        return false;
+    };
+    let message = &buffer[..len];
+    match Header::parse(message).map(|(header, _)| dispatch::kind_of(&header)) {
+        Ok(Kind::Request) => {
+            connection.spare_requests.fetch_add(1, Ordering::Relaxed);
+            let (c, f, copy) = (connection.clone(), file_system.clone(), message.to_vec());
+            connection.attention.lock().spare_threads += 1;
+            let handle = move || {
+                dispatch::handle(&c, &*f, &copy);
+                let mut attention = c.attention.lock();
+                attention.spare_threads -= 1;
+                c.spare.notify_all();
+            };
+            if let Err(error) = std::thread::Builder::new().name("fuse-request".to_owned()).spawn(handle) {
+                tracing::error!(%error, "a thread for a request could not be started");
+                connection.attention.lock().spare_threads -= 1;
+                let header = Header::parse(message).map(|(header, _)| header);
+                if let Ok(Header { opcode, unique, .. }) = header {
+                    connection.answer(&connection.note(unique, opcode, 0), libc::ENOMEM, &[]);
+                }
+            }
+        }
+        // Neither waits.
+        _ => {
+            if !dispatch::handle(connection, &**file_system, message) {
+                connection.end();
+                return false;
+            }
+        }
+    }
+    let mut attention = connection.attention.lock();
+    if !connection.progress().0 {
+        attention.is_stuck = false;
+        // Whether they all wait again is for the attendant to see.
+        connection.attend.notify_all();
+    }
+    attention.is_stuck && attention.spare_threads < SPARE_THREADS_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn who_is_killed_waits_for_nothing_and_who_handles_a_signal_as_posix_says() {
+        for operation in [opcode::READ, opcode::WRITE, opcode::MKDIR, opcode::LOOKUP, opcode::SETLKW] {
+            assert_eq!(judge(operation, Caller::Ends, Duration::ZERO), Verdict::End);
+            assert_eq!(judge(operation, Caller::Waits, PATIENCE * 100), Verdict::GoesOn);
+        }
+        for (operation, verdict) in [
+            (opcode::READ, Verdict::End),
+            (opcode::OPEN, Verdict::End),
+            (opcode::FSYNC, Verdict::End),
+            (opcode::WRITE, Verdict::GiveUp),
+            (opcode::CREATE, Verdict::GiveUp),
+            (opcode::MKDIR, Verdict::GoesOn),
+            (opcode::RENAME2, Verdict::GoesOn),
+            (opcode::GETATTR, Verdict::GoesOn),
+        ] {
+            assert_eq!(judge(operation, Caller::Handles, SOON), Verdict::GoesOn, "{operation}");
+            assert_eq!(judge(operation, Caller::Handles, PATIENCE), verdict, "{operation}");
+            assert_eq!(judge(operation, Caller::Unseen, SOON), Verdict::GoesOn, "{operation}");
+            assert_eq!(judge(operation, Caller::Unseen, PATIENCE), Verdict::End, "{operation}");
+        }
+        assert_eq!(judge(opcode::SETLKW, Caller::Handles, Duration::ZERO), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn what_a_caller_is_about_to_do() {
+        let status = |own: u64, shared: u64, blocked: u64, ignored: u64, caught: u64| {
+            caller_with(&format!(
+                "Name:\tflock\nSigQ:\t0/7\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n\
+                 SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n"
+            ))
+        };
+        let bit = |signal: i32| 1u64 << (signal - 1);
+        let (term, stop) = (bit(libc::SIGTERM), bit(libc::SIGTSTP));
+        assert_eq!(status(0, 0, 0, 0, term), Caller::Waits);
+        assert_eq!(status(term, 0, 0, 0, term), Caller::Handles);
+        assert_eq!(status(0, term, 0, 0, term), Caller::Handles);
+        assert_eq!(status(term, 0, 0, 0, 0), Caller::Ends);
+        assert_eq!(status(bit(libc::SIGKILL), 0, 0, 0, 0), Caller::Ends);
+        assert_eq!(status(bit(libc::SIGKILL), term, term, 0, term), Caller::Ends);
+        assert_eq!(status(term, 0, term, 0, term), Caller::Waits);
+        assert_eq!(status(0, term, 0, term, 0), Caller::Waits);
+        assert_eq!(status(0, stop, 0, 0, 0), Caller::Waits, "it only stops");
+        assert_eq!(status(0, stop, 0, 0, stop), Caller::Handles);
+        assert_eq!(caller_with("Name:\tgone\n"), Caller::Unseen);
+        assert_eq!(caller_with(&std::fs::read_to_string("/proc/self/status").expect("proc")), Caller::Waits);
+        assert_eq!(look_at(0), Caller::Unseen);
+    }
+}
