@@ -13,7 +13,7 @@ use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
-use cuttlefs_server::export::Export;
+use cuttlefs_server::rights::ExportRule;
 use std::rc::Rc;
 use std::time::Duration;
 use world::contents::{CALLER, read};
@@ -135,7 +135,7 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
         whole.session().sync_all(&CALLER).expect("sync");
         whole.shut_down();
         world.kill();
-        world.set_export(Export { subtree: vec![b"in".to_vec()], ..Export::default() });
+        world.set_export(ExportRule { path: vec![b"in".to_vec()], ..ExportRule::default() });
         world.start();
         let volume = world.client();
         let root = volume.root();

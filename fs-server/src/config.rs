@@ -6,6 +6,7 @@
 
 use crate::early::{EarlyChoice, RingDevice};
 use crate::pool::PoolUuid;
+use crate::rights::{Account, ExportRule, PeerPattern};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::size::ByteSize;
 use serde::{Deserialize, Deserializer};
@@ -35,9 +36,9 @@ pub struct Config {
     /// How it is served.
     #[serde(default)]
     pub server: ServerConfig,
-    /// To whom, and with which rights.
-    #[serde(default)]
-    pub export: ExportConfig,
+    /// To whom, and with which rights: the first that is for a peer counts.
+    #[serde(default = "to_everybody", deserialize_with = "exports")]
+    pub export: Vec<ExportConfig>,
 }
 
 /// What the pool is made of. Written by `format`.
@@ -101,26 +102,25 @@ impl std::fmt::Display for Durability {
     }
 }
 
-/// What clients may do.
+/// What some clients may do.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExportConfig {
+    /// Which: any of these.
+    #[serde(rename = "for", deserialize_with = "peers")]
+    pub peers: Vec<PeerPattern>,
+    /// The directory they see as the root.
+    pub path: String,
     /// Nothing can be changed.
     pub read_only: bool,
-    /// As whom clients' root acts; `None`: as root.
-    #[serde(deserialize_with = "optional_squash")]
-    pub root_squash: Option<Squash>,
-    /// The directory clients see as the root.
-    pub subtree: String,
-}
-
-/// A user and group that stand for root.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Squash {
-    /// User.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
+    /// As whom their root acts; `None`: as root.
+    #[serde(deserialize_with = "optional_account")]
+    pub root_squash: Option<Account>,
+    /// As whom everybody acts; `None`: as themselves.
+    #[serde(deserialize_with = "optional_account")]
+    pub all_squash: Option<Account>,
+    /// Whether they say for whom each request is. `None`: root, the server's own user and other machines do.
+    pub speaks_for_others: Option<bool>,
 }
 
 impl Default for ServerConfig {
@@ -140,7 +140,51 @@ impl Default for ServerConfig {
 
 impl Default for ExportConfig {
     fn default() -> Self {
-        Self { read_only: false, root_squash: None, subtree: "/".to_owned() }
+        Self {
+            peers: vec![PeerPattern::Anybody],
+            path: "/".to_owned(),
+            read_only: false,
+            root_squash: None,
+            all_squash: None,
+            speaks_for_others: None,
+        }
+    }
+}
+
+fn to_everybody() -> Vec<ExportConfig> {
+    vec![ExportConfig::default()]
+}
+
+impl ExportConfig {
+    /// As the server takes it.
+    pub fn rule(&self) -> ExportRule {
+        let parts = self.path.split('/').filter(|part| !part.is_empty() && *part != ".");
+        ExportRule {
+            peers: self.peers.clone(),
+            path: parts.map(|part| part.as_bytes().to_vec()).collect(),
+            read_only: self.read_only,
+            root_squash: self.root_squash,
+            all_squash: self.all_squash,
+            speaks_for_others: self.speaks_for_others,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let path = &self.path;
+        let goes_up = path.split('/').any(|part| part == "..");
+        if !path.starts_with('/') || goes_up || path.contains('\0') {
+            return Err(format!("the path of an [[export]] is {path:?}; give one from /, without `..`"));
+        }
+        if self.peers.is_empty() {
+            return Err("an [[export]] is for nobody; give it `for = [\"*\"]`".to_owned());
+        }
+        let is_one = self.speaks_for_others == Some(false) && self.all_squash.is_none();
+        match self.peers.iter().find(|peer| is_one && peer.is_remote()) {
+            Some(peer) => Err(format!(
+                "the [[export]] for {peer} says that it does not speak for others; say who it is with all_squash = \"UID:GID\""
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -179,7 +223,7 @@ pub enum ConfigError {
 impl Config {
     /// A pool's configuration with everything else as usual.
     pub fn new(pool: PoolConfig) -> Self {
-        Self { pool, server: ServerConfig::default(), export: ExportConfig::default() }
+        Self { pool, server: ServerConfig::default(), export: to_everybody() }
     }
 
     /// Reads and checks a file.
@@ -220,11 +264,7 @@ impl Config {
         if !(LEAST_LEASE_MS..=MOST_LEASE_MS).contains(&lease) {
             return Err(format!("server.lease_ms is {lease}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}"));
         }
-        let subtree = &self.export.subtree;
-        let goes_up = subtree.split('/').any(|part| part == "..");
-        if !subtree.starts_with('/') || goes_up || subtree.contains('\0') {
-            return Err(format!("export.subtree is {subtree:?}; give a path from /, without `..`"));
-        }
+        self.export.iter().try_for_each(ExportConfig::check)?;
         Ok(())
     }
 
@@ -247,10 +287,6 @@ impl Config {
                 format!("ring_dir = {}", quoted(text))
             }
             None => "# ring_dir = \"rings\"".to_owned(),
-        };
-        let squash = match self.export.root_squash {
-            Some(squash) => format!("root_squash = {}", quoted(&squash.to_string())),
-            None => "# root_squash = \"65534:65534\"".to_owned(),
         };
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -277,10 +313,7 @@ impl Config {
              {ring_dir} # relative to this directory\n\
              ring_device = \"{ring_device}\" # auto, pmem, pmem-emulated, file\n\
              \n\
-             [export]\n\
-             read_only = {read_only} # nothing can be changed\n\
-             {squash} # as which uid:gid clients' root acts; without it, as root\n\
-             subtree = {subtree} # the directory clients see as the root\n",
+             # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
             uuid = quoted(&self.pool.uuid.to_string()),
             size = quoted(&exact(self.pool.size)),
             data = list(data),
@@ -291,29 +324,37 @@ impl Config {
             log_size = quoted(&exact(self.server.log_size)),
             early = self.server.early,
             ring_device = self.server.ring_device,
-            read_only = self.export.read_only,
-            subtree = quoted(&self.export.subtree),
         );
-        Ok(text)
-    }
-}
-
-impl std::fmt::Display for Squash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.uid, self.gid)
-    }
-}
-
-impl FromStr for Squash {
-    type Err = String;
-
-    fn from_str(input: &str) -> Result<Self, Self::Err> {
-        let parts = input.split_once(':').map(|(uid, gid)| (uid.parse(), gid.parse()));
-        match parts {
-            // 2^32 - 1 is no user: chown takes it as "leave it".
-            Some((Ok(uid), Ok(gid))) if uid != u32::MAX && gid != u32::MAX => Ok(Self { uid, gid }),
-            _ => Err(format!("`{input}` is no UID:GID; write two numbers, such as 65534:65534")),
+        for export in &self.export {
+            let peers = export.peers.iter().map(|peer| quoted(&peer.to_string())).collect();
+            let account = |key: &str, account: Option<Account>| match account {
+                Some(account) => format!("{key} = {}", quoted(&account.to_string())),
+                None => format!("# {key} = \"65534:65534\""),
+            };
+            let speaks = match export.speaks_for_others {
+                Some(speaks) => format!("speaks_for_others = {speaks}"),
+                None => "# speaks_for_others = false".to_owned(),
+            };
+            let _ = write!(
+                text,
+                "\n\
+                 [[export]]\n\
+                 for = {peers} # \"uid:1000\" (on this machine), \"key:NAME\", \"addr:10.0.0.0/8\", \"*\"\n\
+                 path = {path} # the directory they see as the root\n\
+                 read_only = {read_only} # nothing can be changed\n\
+                 {root_squash} # as which uid:gid their root acts; without it, as root\n\
+                 {all_squash} # as which uid:gid everybody acts; without it, as themselves\n\
+                 # whether they say for whom each request is, as a mount must that serves several users; without it, root,\n\
+                 # the server's own user and other machines may, and every other user of this machine is who it is\n\
+                 {speaks}\n",
+                peers = list(peers),
+                path = quoted(&export.path),
+                read_only = export.read_only,
+                root_squash = account("root_squash", export.root_squash),
+                all_squash = account("all_squash", export.all_squash),
+            );
         }
+        Ok(text)
     }
 }
 
@@ -354,8 +395,21 @@ fn endpoints<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Endpoint>
     texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
 }
 
-fn optional_squash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Squash>, D::Error> {
+fn optional_account<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Account>, D::Error> {
     parsed(deserializer).map(Some)
+}
+
+fn peers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PeerPattern>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    texts.iter().map(|text| text.parse().map_err(serde::de::Error::custom)).collect()
+}
+
+fn exports<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ExportConfig>, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    if value.is_table() {
+        return Err(serde::de::Error::custom("there may be several; write [[export]], in two brackets"));
+    }
+    value.try_into().map_err(serde::de::Error::custom)
 }
 
 #[cfg(test)]
@@ -384,11 +438,15 @@ mod tests {
         odd.server.early = EarlyChoice::Kind(cuttlefs_common::rpc::durable::Kind::WRFlush);
         odd.server.ring_dir = Some("/mnt/pmem/rings".into());
         odd.server.ring_device = RingDevice::Kind(cuttlefs_common::persist::LogDeviceKind::Pmem);
-        odd.export = ExportConfig {
+        let first = ExportConfig {
+            peers: vec![PeerPattern::User(5), PeerPattern::Addresses([10, 0, 0, 0].into(), 8)],
             read_only: true,
-            root_squash: Some(Squash { uid: 1, gid: 2 }),
-            subtree: "/a b".into(),
+            root_squash: Some(Account { uid: 1, gid: 2 }),
+            all_squash: Some(Account { uid: 3, gid: 4 }),
+            path: "/a b".into(),
+            speaks_for_others: Some(false),
         };
+        odd.export.insert(0, first);
         assert_eq!(parse(&odd.render().expect("UTF-8")).expect("its own text"), odd);
         use std::os::unix::ffi::OsStrExt;
         odd.pool.data = vec![std::ffi::OsStr::from_bytes(b"\xff").into()];
@@ -400,10 +458,10 @@ mod tests {
         let pool =
             "[pool]\nuuid = \"30313233-3435-3637-3839-616263646566\"\nsize = 8589934592\ndata = [\"data\"]\n";
         assert_eq!(parse(pool).expect("enough"), example());
-        let partial = format!("{pool}[server]\nlease_ms = 5000\n[export]\nread_only = true\n");
+        let partial = format!("{pool}[server]\nlease_ms = 5000\n[[export]]\nread_only = true\n");
         let config = parse(&partial).expect("enough");
         assert_eq!((config.server.lease_ms, config.server.memory), (5000, 1 << 30));
-        assert!(config.export.read_only);
+        assert!(config.export[0].read_only && config.export[0].peers == [PeerPattern::Anybody]);
     }
 
     #[test]
@@ -418,13 +476,18 @@ mod tests {
             ("durability = \"fsync\"", "durability = \"always\"", "always"),
             ("early = \"auto\"", "early = \"on\"", "w-rflush"),
             ("ring_device = \"auto\"", "ring_device = \"ssd\"", "pmem-emulated"),
-            ("subtree = \"/\"", "subtree = \"a/b\"", "export.subtree"),
-            ("subtree = \"/\"", "subtree = \"/a/../b\"", "export.subtree"),
+            ("path = \"/\"", "path = \"a/b\"", "[[export]]"),
+            ("path = \"/\"", "path = \"/a/../b\"", "[[export]]"),
+            ("for = [\"*\"]", "for = [\"root\"]", "uid:1000"),
+            ("for = [\"*\"]", "for = []", "for nobody"),
+            ("# speaks_for_others", "speaks_for_others", "all_squash"),
+            ("# all_squash = \"65534:65534\"", "all_squash = \"65534\"", "UID:GID"),
             ("listen = []", "listen = [\"http://x\"]", "no endpoint"),
             ("# root_squash = \"65534:65534\"", "root_squash = \"nobody\"", "UID:GID"),
             ("data = [\"data\"]", "data = []", "pool.data"),
             ("uuid = \"3031", "uuid = \"303", "no UUID"),
-            ("[export]", "[exports]", "exports"),
+            ("[[export]]", "[[exports]]", "exports"),
+            ("[[export]]", "[export]", "[[export]]"),
             ("[pool]", "[pool", "pool"),
         ];
         for (from, to, named) in changes {

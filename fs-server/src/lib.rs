@@ -12,7 +12,7 @@ pub mod config;
 pub mod counters;
 /// Small writes that are acknowledged before they are executed.
 pub mod early;
-/// What the server enforces whatever a client's kernel thinks.
+/// Paths of what is exported.
 pub mod export;
 /// Checking a pool that nobody serves.
 pub mod fsck;
@@ -28,6 +28,8 @@ pub mod meta;
 pub mod pool;
 /// Frames, residency, mappings of files, filekeys.
 pub mod region;
+/// Who may do what.
+pub mod rights;
 /// Decode, admit, call, reply.
 pub mod rpc;
 /// Threads, links, start and stop.

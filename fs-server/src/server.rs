@@ -6,20 +6,19 @@
 
 use crate::counters::ServerCounters;
 use crate::early::Early;
-use crate::export::{Export, Identity};
 use crate::locks::Locks;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome, RequestId};
 use crate::pool::{Disk, PageSums};
 use crate::region::{ClosedRegion, Regions};
+use crate::rights::{CAPABILITY, Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::session::{Session, Sessions};
 use crate::tier::{self, ScrubFigures};
-use crate::veil::Veil;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage, SlotIndex};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
-use cuttlefs_common::rpc::{Sampling, Unanswered};
+use cuttlefs_common::rpc::{Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
@@ -36,12 +35,10 @@ pub struct Server {
     pub sessions: Sessions,
     /// Their connections.
     pub connections: Connections,
-    /// Rules.
-    pub export: Export,
-    /// The directory clients see at most.
-    pub export_root: InodeNo,
-    /// The numbers clients know inodes by, where they are not to reach all of the pool.
-    pub veil: Option<Veil>,
+    /// To whom, and with which rights.
+    pub exports: Exports,
+    /// How clients prove that they had files open.
+    pub tickets: Tickets,
     /// Differs at each start.
     pub epoch: u64,
     /// Time.
@@ -67,13 +64,55 @@ pub struct Server {
 }
 
 impl Server {
-    /// Runs an operation on metadata. A file that loses its last name always becomes an orphan first: whether it
-    /// may go is decided by `settle` under the region's own locks.
+    /// Runs an operation on metadata, if who asks may do it; `owner` is the session. A file that loses its last name always
+    /// becomes an orphan first: whether it may go is decided by `settle` under the region's own locks.
     ///
     /// # Errors
     /// As POSIX says.
-    pub fn execute(&self, who: &Identity, operation: &Operation<'_>) -> Result<Outcome, Status> {
-        self.meta.execute(caller(who), operation, &|_| true)
+    pub fn execute(
+        &self,
+        who: &Identity,
+        owner: RegionOwner,
+        operation: &Operation<'_>,
+    ) -> Result<Outcome, Status> {
+        if !who.checked {
+            return self.meta.execute(caller(who), operation, &|_| true);
+        }
+        let judge = Judge { meta: &self.meta, who };
+        let writes = Rights { read: false, write: true };
+        self.meta.execute_judged(caller(who), operation, &|_| true, &|operation| {
+            judge.may_change(operation, |ino| self.regions.has_open(owner, ino, writes))
+        })
+    }
+
+    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it: set-id bits and
+    /// capabilities.
+    ///
+    /// # Errors
+    /// `Stale`, `Io`.
+    pub fn take_privileges(&self, who: &Identity, ino: InodeNo) -> Result<(), Status> {
+        let judge = Judge { meta: &self.meta, who };
+        if judge.mode_after_write(&self.meta.attr(ino)?).is_some() {
+            let set = Operation::SetAttr { ino, set: SetAttr::default(), commit: None };
+            self.meta.execute_judged(Caller::default(), &set, &|_| true, &|_| {
+                let mode = judge.mode_after_write(&self.meta.attr(ino)?);
+                let set = SetAttr { mode, ..SetAttr::default() };
+                Ok(Some(Operation::SetAttr { ino, set, commit: None }))
+            })?;
+        }
+        let taken = match self.meta.xattr(ino, CAPABILITY) {
+            Ok(_) => self.meta.execute(
+                Caller::default(),
+                &Operation::RemoveXattr { ino, name: CAPABILITY },
+                &|_| true,
+            ),
+            Err(Status::NoAttribute) => return Ok(()),
+            Err(status) => return Err(status),
+        };
+        match taken {
+            Ok(_) | Err(Status::NoAttribute) => Ok(()),
+            Err(status) => Err(status),
+        }
     }
 
     /// Changes attributes; `data` is what a truncation does to the durable mapping.
@@ -83,11 +122,13 @@ impl Server {
     pub fn set_attr(
         &self,
         who: &Identity,
+        owner: RegionOwner,
         ino: InodeNo,
         set: &SetAttr,
         data: Option<DataCommit>,
     ) -> Result<Attr, Status> {
-        self.meta.set_attr(caller(who), ino, set, data)
+        let operation = Operation::SetAttr { ino, set: *set, commit: data };
+        self.execute(who, owner, &operation)?.attr.ok_or(Status::Io)
     }
 
     /// Changes a file's length, and the other attributes of `set` in the same batch.
@@ -98,6 +139,7 @@ impl Server {
         &self,
         disk: &dyn Disk,
         who: &Identity,
+        owner: RegionOwner,
         ino: InodeNo,
         size: u64,
         set: &SetAttr,
@@ -107,7 +149,7 @@ impl Server {
         let mtime = set.mtime.filter(|mtime| *mtime != SetTime::Now);
         let others = SetAttr { size: None, mtime, ..*set };
         let request = who.request.filter(|_| others == SetAttr::default());
-        let commit = |data| self.set_attr(who, ino, set, Some(data));
+        let commit = |data| self.set_attr(who, owner, ino, set, Some(data));
         tier::truncate_for(&self.regions, disk, &file, size, request, commit).await
     }
 

@@ -1,16 +1,19 @@
-//! The numbers clients of an exported subtree know inodes by.
+//! The numbers that clients which are not to reach every inode know inodes by.
 //!
 //! A client names inodes by number, and numbers are small and dense: one that is confined to a subtree could try them
-//! all and reach files outside. Walking up from each named inode would not help, for a file has no one directory. So a
-//! server that exports a subtree shows its clients other numbers: a keyed permutation of the 64-bit numbers, a Feistel
+//! all and reach files outside, and one that may not search a directory could reach what is in it. Walking up from each named
+//! inode would not help, for a file has no one directory. So the sessions of such clients (`rights::Grant`) are shown other
+//! numbers: a keyed permutation of the 64-bit numbers, a Feistel
 //! network of six rounds of SipHash-2-4 under the pool's secret. A client can use the numbers it was told; of those it
 //! was not told, one in 2^64 divided by the number of inodes is any inode at all.
+//!
+//! Who may list a directory and not search it is told numbers, too, as `d_ino` wants; those are no permutation, and lead nowhere.
 //!
 //! The numbers depend on the pool's secret and the exported directory only: they stay over restarts, as `st_ino` must.
 //!
 //! # Invariants
-//! `hide` and `reveal` are inverse on every number but 0 and 1, which no inode in a subtree has, and which FUSE keeps for
-//! itself; neither ever gives them for another.
+//! `hide` and `reveal` are inverse on every number but 0, and 1, which FUSE keeps for itself: it is the exported directory if
+//! that is the pool's root, and no inode elsewhere. Neither ever gives them for another.
 
 use crate::meta::HashKey;
 use crate::rpc::reply::{Body, body};
@@ -34,8 +37,12 @@ impl Veil {
     }
 
     fn round(&self, round: u8, half: u32) -> u32 {
+        self.hash(*b"veil", round, half)
+    }
+
+    fn hash(&self, what: [u8; 4], round: u8, half: u32) -> u32 {
         let mut input = [0; 17];
-        input[..4].copy_from_slice(b"veil");
+        input[..4].copy_from_slice(&what);
         input[4] = round;
         input[5..13].copy_from_slice(&self.root.0.to_le_bytes());
         input[13..].copy_from_slice(&half.to_le_bytes());
@@ -60,6 +67,9 @@ impl Veil {
 
     /// What clients call an inode.
     pub fn hide(&self, ino: InodeNo) -> InodeNo {
+        if ino == InodeNo::ROOT && self.root == InodeNo::ROOT {
+            return ino;
+        }
         // Walking the cycle past 0 and 1 keeps it a permutation of the others.
         let mut number = self.permute(ino.0);
         while number <= 1 {
@@ -70,6 +80,9 @@ impl Veil {
 
     /// The inode clients call so; 0, which never is one, for numbers no client was told.
     pub fn reveal(&self, ino: InodeNo) -> InodeNo {
+        if ino == InodeNo::ROOT && self.root == InodeNo::ROOT {
+            return ino;
+        }
         if ino.0 <= 1 {
             return InodeNo(0);
         }
@@ -78,6 +91,15 @@ impl Veil {
             number = self.permute_back(number);
         }
         InodeNo(number)
+    }
+
+    /// A number for an inode that a client may know to be there, and no more. Each inode has its own, as far as anybody is
+    /// going to see.
+    pub fn number_only(&self, ino: InodeNo) -> InodeNo {
+        let half = |round| {
+            self.hash(*b"only", round, (ino.0 >> 32) as u32 ^ self.hash(*b"low ", round, ino.0 as u32))
+        };
+        InodeNo(u64::from(half(0)) << 32 | u64::from(half(1)) | 2)
     }
 
     /// Inode numbers of a request, as the server has them.
@@ -117,6 +139,24 @@ mod tests {
         assert!(seen.iter().filter(|shown| shown.0 < 1 << 40).count() == 0, "dense numbers stay dense");
         assert_eq!(veil.reveal(InodeNo(0)), InodeNo(0));
         assert_eq!(veil.reveal(InodeNo::ROOT), InodeNo(0));
+    }
+
+    #[test]
+    fn the_pools_root_keeps_its_number_where_it_is_exported() {
+        let veil = veil(1);
+        assert_eq!((veil.hide(InodeNo::ROOT), veil.reveal(InodeNo::ROOT)), (InodeNo::ROOT, InodeNo::ROOT));
+        for number in 2..5000 {
+            assert_eq!(veil.reveal(veil.hide(InodeNo(number))), InodeNo(number));
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_only_a_number_leads_nowhere() {
+        let veil = veil(1);
+        let shown: std::collections::HashSet<_> =
+            (2..5000).map(|ino| veil.number_only(InodeNo(ino))).collect();
+        assert_eq!(shown.len(), 4998);
+        assert!(shown.into_iter().all(|ino| ino.0 > 1 && veil.reveal(ino).0 > 1 << 20));
     }
 
     #[test]

@@ -5,9 +5,9 @@ use crate::region::{CachedLayout, PageBitmap};
 use crate::session::LaneGuard;
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
-use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Opened, Rights};
+use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, OpenTicket, Opened, Reclaim, Rights};
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -23,6 +23,7 @@ pub(crate) struct OpenFile {
     number: u64,
     ino: InodeNo,
     rights: Rights,
+    ticket: OpenTicket,
     /// Written by recovery alone; read by every request. Relaxed: a request with an old key fails at the server
     /// and is built again after recovery.
     filekey: AtomicU64,
@@ -40,9 +41,9 @@ impl OpenFile {
         self.ino
     }
 
-    /// As it was opened.
-    pub(crate) fn rights(&self) -> Rights {
-        self.rights
+    /// To have it again from the next server.
+    pub(crate) fn reclaim(&self) -> Reclaim {
+        Reclaim { ino: self.ino, rights: self.rights, ticket: Some(self.ticket) }
     }
 
     /// Its key in the current session.
@@ -116,10 +117,23 @@ struct Closing {
     ended: bool,
 }
 
+/// How files that are, or were, open for writing are reclaimed: what was written through one that is closed since may have
+/// to be written again.
+#[derive(Debug, Default)]
+struct Written {
+    by_inode: BTreeMap<InodeNo, Reclaim>,
+    /// When there are more, those are looked for that are needed no more.
+    looked_at: usize,
+}
+
+/// Files that were open for writing, before it is looked which are needed no more.
+const WRITTEN_MANY: usize = 1024;
+
 /// All open files of a session, for recovery, bitmap pulls and closing.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     files: Mutex<BTreeMap<u64, Arc<OpenFile>>>,
+    written: Mutex<Written>,
     next: AtomicU64,
     closing: Mutex<Closing>,
     /// Told when the first close waits, and when there is room again.
@@ -130,6 +144,7 @@ impl Default for OpenFiles {
     fn default() -> Self {
         Self {
             files: Mutex::default(),
+            written: Mutex::default(),
             next: AtomicU64::new(1),
             closing: Mutex::default(),
             closing_changed: Condvar::new(),
@@ -144,6 +159,7 @@ impl OpenFiles {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             ino: opened.attr.ino,
             rights,
+            ticket: opened.ticket,
             filekey: AtomicU64::new(NO_KEY),
             slot: AtomicU64::new(NO_SLOT),
             layout: ArcSwapOption::empty(),
@@ -152,8 +168,29 @@ impl OpenFiles {
             was_read: AtomicBool::new(false),
         });
         file.rebind(Some(opened));
+        if rights.write {
+            self.written.lock().by_inode.insert(file.ino, file.reclaim());
+        }
         self.files.lock().insert(file.number, file.clone());
         file
+    }
+
+    /// How a file is reclaimed that is, or was, open for writing.
+    pub(crate) fn reclaim_written(&self, ino: InodeNo) -> Option<Reclaim> {
+        self.written.lock().by_inode.get(&ino).copied()
+    }
+
+    /// Forgets how files are reclaimed that nobody has open and that owe nothing, where there are many. `owing` gives those
+    /// that may have to be written again.
+    pub(crate) fn forget_written(&self, owing: impl FnOnce() -> Vec<InodeNo>) {
+        let mut written = self.written.lock();
+        if written.by_inode.len() <= written.looked_at.max(WRITTEN_MANY) {
+            return;
+        }
+        let mut needed: HashSet<InodeNo> = owing().into_iter().collect();
+        needed.extend(self.files.lock().values().map(|file| file.ino));
+        written.by_inode.retain(|ino, _| needed.contains(ino));
+        written.looked_at = 2 * written.by_inode.len();
     }
 
     /// Every open file.

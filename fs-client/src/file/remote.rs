@@ -83,6 +83,7 @@ impl RemoteVolume {
     fn opened(&self, opened: &Opened, rights: Rights, how: OpenHow) -> OpenedFile {
         let keep_cache = self.session.seen().opened(opened.attr.ino, opened.attr.change);
         let file = self.session.open_files().add(opened, rights);
+        self.session.open_files().forget_written(|| self.session.unsynced().files());
         OpenedFile { handle: self.handles.insert(file, how), keep_cache }
     }
 

@@ -511,21 +511,12 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     ) {
         let _span = request!("readdirplus", req, ino = ino.0, offset = offset);
         let ttl = self.settings.attr_cache.min(self.settings.entry_cache);
-        let listed = directory::list(
-            &*self.volume,
-            &caller(req),
-            self.ino(ino),
-            offset,
-            true,
-            &mut |entry| match self.listed_attr(&caller(req), entry) {
-                Some(attr) => {
-                    let name = OsStr::from_bytes(entry.name);
-                    !reply.add(attr.ino, entry.cookie, name, &ttl, &attr, GENERATION)
-                }
-                // Removed while it was listed.
-                None => true,
-            },
-        );
+        let listed =
+            directory::list(&*self.volume, &caller(req), self.ino(ino), offset, true, &mut |entry| {
+                let (attr, is_known) = self.listed_attr(&caller(req), entry);
+                let ttl = if is_known { ttl } else { Duration::ZERO };
+                !reply.add(attr.ino, entry.cookie, OsStr::from_bytes(entry.name), &ttl, &attr, GENERATION)
+            });
         match listed {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(refused(&error)),

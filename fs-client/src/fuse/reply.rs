@@ -30,22 +30,21 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    /// Attributes of an entry for readdirplus; `None` if it is gone. The kernel has one inode number for the name and
-    /// for the attributes, so an entry cannot be listed without them (0 would hide the name).
-    pub(super) fn listed_attr(&self, caller: &Caller, entry: &DirEntry<'_>) -> Option<FileAttr> {
+    /// Attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and
+    /// for the attributes, so an entry cannot be listed without them (0 would hide the name). Where they may not be known, in a
+    /// directory that may be read and not searched, there are the number and the type, for no time.
+    pub(super) fn listed_attr(&self, caller: &Caller, entry: &DirEntry<'_>) -> (FileAttr, bool) {
+        let bare = || FileAttr {
+            ino: convert::to_fuse_ino(self.root, entry.ino),
+            kind: convert::to_file_type(entry.kind),
+            ..FileAttr::NONE
+        };
         if directory::is_dot(entry.name) {
             // The kernel takes the number and the type of these and nothing else.
-            return Some(FileAttr {
-                ino: convert::to_fuse_ino(self.root, entry.ino),
-                kind: convert::to_file_type(entry.kind),
-                ..FileAttr::NONE
-            });
+            return (bare(), true);
         }
-        let attr = match entry.attr {
-            Some(attr) => attr,
-            None => self.volume.get_attr(caller, entry.ino).ok()?,
-        };
-        Some(convert::to_file_attr(self.root, &attr))
+        let attr = entry.attr.map_or_else(|| self.volume.get_attr(caller, entry.ino).ok(), Some);
+        attr.map_or_else(|| (bare(), false), |attr| (convert::to_file_attr(self.root, &attr), true))
     }
 }
 

@@ -37,6 +37,13 @@ impl Session {
             Err(Status::NotFound) => {
                 return Err(refused("the subtree to mount does not exist in the export".to_owned()));
             }
+            Err(Status::Denied) => {
+                return Err(refused(
+                    "it exports nothing to this user or address, or not this subtree; an [[export]] of its cuttlefs.toml \
+                     would have to be for it"
+                        .to_owned(),
+                ));
+            }
             Err(status) => return Err(refused(status.to_string())),
         };
         let number = attached.session;
@@ -101,7 +108,7 @@ impl Session {
         let files = self.open_files.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
         for batch in files.chunks(RECLAIM_FILES_MAX) {
-            let wanted = batch.iter().map(|f| Reclaim { ino: f.ino(), rights: f.rights() }).collect();
+            let wanted = batch.iter().map(|file| file.reclaim()).collect();
             let request = Request::Reclaim { files: wanted };
             let Some(Ok(reply)) = lane.call_recovering(self, &request, &mut recovered.seq) else {
                 return Ok(false);
@@ -151,12 +158,10 @@ impl Session {
     /// order without leases.
     fn write_again(&self, lane: &mut Lane, ino: InodeNo, seq: &mut u64) -> Option<()> {
         // Each with a key of its own: whoever wrote may have closed the file.
-        let rights = Rights { read: false, write: true };
-        let opened = match lane.call_recovering(
-            self,
-            &Request::Reclaim { files: vec![Reclaim { ino, rights }] },
-            seq,
-        )? {
+        // What was never open here was cut by its name.
+        let cut = Reclaim { ino, rights: Rights { read: false, write: true }, ticket: None };
+        let files = vec![self.open_files.reclaim_written(ino).unwrap_or(cut)];
+        let opened = match lane.call_recovering(self, &Request::Reclaim { files }, seq)? {
             Ok(body) => match Reply::parse(body) {
                 Ok(Reply::Reclaimed(opened)) => opened.first().copied().flatten(),
                 _ => return None,

@@ -380,7 +380,7 @@ impl Unsynced {
     }
 
     /// Files with writes that recovery has to look at.
-    pub(super) fn files(&self) -> Vec<InodeNo> {
+    pub(crate) fn files(&self) -> Vec<InodeNo> {
         self.state.lock().files.keys().copied().collect()
     }
 

@@ -20,6 +20,7 @@ use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStor
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::{LogParts, Parts, RunningServer, ServeOptions, StartError};
 use cuttlefs_server::tier::ScrubOptions;
 use std::path::{Path, PathBuf};
@@ -141,6 +142,15 @@ fn redo_log(directory: &Path) -> LogParts {
 
 /// Serves the pool in a directory.
 pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError> {
+    serve_by(vec![ExportRule::default()], directory, serve)
+}
+
+/// The same by these rules.
+pub fn serve_by(
+    exports: Vec<ExportRule>,
+    directory: &Path,
+    serve: Serve,
+) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
@@ -157,6 +167,7 @@ pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError
     };
     let options = ServeOptions {
         workers: 2,
+        exports,
         policy: serve.policy,
         hotspots: serve.hotspots,
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
@@ -179,16 +190,26 @@ pub fn connect_with(
     background: bool,
     early_writes: bool,
 ) -> RemoteVolume {
-    let options = SessionOptions {
+    let options = SessionOptions { lanes, early_writes, background, ..options(endpoint, label) };
+    let device = SoftDevice::new(SoftOptions::default());
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+}
+
+/// A client that a server may refuse.
+pub fn try_connect(endpoint: &Endpoint) -> Result<RemoteVolume, RdmaError> {
+    let device = SoftDevice::new(SoftOptions::default());
+    Session::connect(device, options(endpoint, "refused"), &SystemRandom).map(RemoteVolume::new)
+}
+
+fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {
+    SessionOptions {
         endpoint: endpoint.clone(),
         label: label.into(),
         subtree: Vec::new(),
-        lanes,
-        early_writes,
+        lanes: 1,
+        early_writes: false,
         ring_depth: EARLY_RING_DEPTH,
         clock: Arc::new(SystemClock::new()),
-        background,
-    };
-    let device = SoftDevice::new(SoftOptions::default());
-    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+        background: false,
+    }
 }

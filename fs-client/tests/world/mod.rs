@@ -20,12 +20,12 @@ use cuttlefs_common::rpc::durable::{Kind, RingStore, SimRings};
 use cuttlefs_common::rpc::{EARLY_RING_DEPTH, EarlyDoor, Request, Sampling};
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
 use cuttlefs_server::early::SteppedRings;
-use cuttlefs_server::export::Export;
 use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, StoreLie};
 use cuttlefs_server::pool::{SimDisk, SimMode, SumLayout};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
 use cuttlefs_server::serve::{LogParts, ServeOptions};
 use cuttlefs_server::server::Server;
@@ -144,7 +144,7 @@ struct Inner {
     log: Option<SimLog>,
     rings: Option<Arc<SimRings>>,
     server: RefCell<Option<OneThreadServer>>,
-    export: RefCell<Export>,
+    export: RefCell<ExportRule>,
     /// The server dies with the next cut, and another one starts.
     dies_at_cut: Cell<Option<Death>>,
     has_died: Cell<bool>,
@@ -273,7 +273,7 @@ impl World {
     }
 
     /// What the next server exports.
-    pub fn set_export(&self, export: Export) {
+    pub fn set_export(&self, export: ExportRule) {
         *self.inner.export.borrow_mut() = export;
     }
 
@@ -541,7 +541,7 @@ impl Inner {
             listen: vec![endpoint()],
             workers: 1,
             lease: LEASE,
-            export: self.export.borrow().clone(),
+            exports: vec![self.export.borrow().clone()],
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },

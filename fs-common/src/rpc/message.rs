@@ -160,6 +160,11 @@ pub enum NewNode<'a> {
     },
 }
 
+/// Proves to a later life of the server that a client has opened a file with these rights. Only the server makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OpenTicket(pub u64);
+
 /// An open file a client reclaims after the server restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
@@ -167,6 +172,8 @@ pub struct Reclaim {
     pub ino: InodeNo,
     /// As it was opened.
     pub rights: Rights,
+    /// What `Opened` gave for it. Without, it is opened anew, if it may be.
+    pub ticket: Option<OpenTicket>,
 }
 
 /// A request that its client has no answer to, and asks again after the server restarted.
@@ -575,6 +582,8 @@ pub struct Opened {
     pub slot: Option<FileSlot>,
     /// Attributes at open.
     pub attr: Attr,
+    /// To reclaim it with.
+    pub ticket: OpenTicket,
 }
 
 /// One directory entry.

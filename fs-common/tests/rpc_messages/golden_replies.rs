@@ -7,8 +7,8 @@ use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, Wa
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, HEADER_LEN, Layout, OneSidedReads, Opened,
-    RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, ReclaimLock, Reply, Request, SETTLED_LOCKS_MAX, Sampling,
+    Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, HEADER_LEN, Layout, OneSidedReads, OpenTicket,
+    Opened, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, ReclaimLock, Reply, Request, SETTLED_LOCKS_MAX, Sampling,
     SettledLock, Space, TestedLock,
 };
 use cuttlefs_common::status::Status;
@@ -76,7 +76,9 @@ fn attr_bytes() -> Vec<u8> {
     ])
 }
 
-const OPENED: Opened = Opened { filekey: FileKey(300), slot: Some(FileSlot(2)), attr: ATTR };
+const OPENED: Opened =
+    Opened { filekey: FileKey(300), slot: Some(FileSlot(2)), attr: ATTR, ticket: OpenTicket(301) };
+const TICKET: &[u8] = &[0xad, 2];
 
 fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
     let attr = attr_bytes();
@@ -121,10 +123,13 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 &[1, 3, 0, 0x8f, 0x3e], // offered: its kind, a port
             ]),
         ),
-        (Reply::Reclaimed(vec![None, Some(OPENED)]), joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr])),
+        (
+            Reply::Reclaimed(vec![None, Some(OPENED)]),
+            joined(&[&[2], &[2], &[0], &[1, 0xac, 2, 1, 2], &attr, TICKET]),
+        ),
         (Reply::Attr(ATTR), joined(&[&[3], &attr])),
-        (Reply::Opened(OPENED), joined(&[&[4], &[0xac, 2], &[1, 2], &attr])),
-        (Reply::Opened(Opened { slot: None, ..OPENED }), joined(&[&[4], &[0xac, 2], &[0], &attr])),
+        (Reply::Opened(OPENED), joined(&[&[4], &[0xac, 2], &[1, 2], &attr, TICKET])),
+        (Reply::Opened(Opened { slot: None, ..OPENED }), joined(&[&[4], &[0xac, 2], &[0], &attr, TICKET])),
         (Reply::Bytes(b"user.a\0"), joined(&[&[5], b"\x07user.a\0"])),
         (Reply::Entries { entries: Vec::new(), end: true }, vec![6, 0, 1]),
         (
@@ -206,7 +211,8 @@ fn the_longest_answer_to_a_reclaim_fits_one_message() {
         flags: InodeFlags(u32::MAX),
         ..ATTR
     };
-    let opened = Opened { filekey: FileKey(u64::MAX), slot: Some(FileSlot(u32::MAX)), attr };
+    let (filekey, slot, ticket) = (FileKey(u64::MAX), Some(FileSlot(u32::MAX)), OpenTicket(u64::MAX));
+    let opened = Opened { filekey, slot, attr, ticket };
     let reply = Reply::Reclaimed(vec![Some(opened); RECLAIM_FILES_MAX]);
     assert!(reply.encode(&mut room()[HEADER_LEN..]).is_ok());
 }

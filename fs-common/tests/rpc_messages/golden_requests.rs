@@ -10,8 +10,8 @@ use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights, SeekFor,
-    SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights,
+    SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
 };
 
 /// How many kinds of request there are.
@@ -84,11 +84,15 @@ fn connection() -> Vec<(Request<'static>, Vec<u8>)> {
         (
             Request::Reclaim {
                 files: vec![
-                    Reclaim { ino: InodeNo(5), rights: READ_ONLY },
-                    Reclaim { ino: InodeNo(200), rights: Rights { read: false, write: true } },
+                    Reclaim { ino: InodeNo(5), rights: READ_ONLY, ticket: None },
+                    Reclaim {
+                        ino: InodeNo(200),
+                        rights: Rights { read: false, write: true },
+                        ticket: Some(OpenTicket(300)),
+                    },
                 ],
             },
-            joined(&[&[3], &[2], &[5, 1, 0], &[0xc8, 0x01, 0, 1]]),
+            joined(&[&[3], &[2], &[5, 1, 0, 0], &[0xc8, 0x01, 0, 1, 1, 0xac, 0x02]]),
         ),
         (Request::StatFs, vec![28]),
         (Request::Status, vec![29]),

@@ -9,8 +9,8 @@ use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
-    Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights, Sampling,
-    SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
+    OpenTicket, Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights,
+    Sampling, SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -134,10 +134,10 @@ fn attr() -> impl Strategy<Value = Attr> {
 }
 
 fn opened() -> impl Strategy<Value = Opened> {
-    (filekey(), any::<Option<u32>>(), attr()).prop_map(|(filekey, slot, attr)| Opened {
-        filekey,
-        slot: slot.map(FileSlot),
-        attr,
+    let parts = (filekey(), any::<Option<u32>>(), attr(), any::<u64>());
+    parts.prop_map(|(filekey, slot, attr, ticket)| {
+        let (slot, ticket) = (slot.map(FileSlot), OpenTicket(ticket));
+        Opened { filekey, slot, attr, ticket }
     })
 }
 
@@ -210,7 +210,10 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
     };
     let xattr_mode = || select(vec![XattrMode::Any, XattrMode::Create, XattrMode::Replace]);
     let seek_for = || select(vec![SeekFor::Data, SeekFor::Hole]);
-    let reclaim = || (ino(), rights()).prop_map(|(ino, rights)| Reclaim { ino, rights });
+    let reclaim = || {
+        let parts = (ino(), rights(), any::<Option<u64>>());
+        parts.prop_map(|(ino, rights, ticket)| Reclaim { ino, rights, ticket: ticket.map(OpenTicket) })
+    };
     Union::new(vec![
         (any::<[u8; 16]>(), text(), bytes())
             .prop_map(|(secret, label, subtree)| Request::Attach {

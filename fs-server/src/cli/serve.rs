@@ -1,8 +1,7 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
-use crate::config::{Durability, LEAST_MEMORY_BYTES};
+use crate::config::{Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::early::{EarlyChoice, RingDevice, RingOptions};
-use crate::export::{self, Export};
 use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{Meta, SledOptions, SledStore};
 use crate::pool;
@@ -176,18 +175,12 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         log,
         rings: Some(rings),
     };
-    let subtree = export::components(config.export.subtree.as_bytes())
-        .map_err(|_| anyhow::anyhow!("`subtree` in cuttlefs.toml must not contain `..`"))?;
     let options = ServeOptions {
         memory_bytes: memory,
         listen,
         workers,
         lease: Duration::from_millis(config.server.lease_ms),
-        export: Export {
-            read_only: config.export.read_only,
-            root_squash: config.export.root_squash.map(|squash| (squash.uid, squash.gid)),
-            subtree,
-        },
+        exports: config.export.iter().map(ExportConfig::rule).collect(),
         policy,
         hotspots: args.hotspots,
         sampling,

@@ -171,10 +171,6 @@ impl Early {
             );
             return Ok(none);
         }
-        if server.export.is_restricted() {
-            tracing::warn!("writes are not acknowledged early: the export is restricted");
-            return Ok(none);
-        }
         if let Some(kind) = explicit.filter(|kind| !kind.is_possible(&device.capabilities())) {
             return Err(EarlyStartError::Impossible { kind, device: device.name().to_owned() });
         }

@@ -269,6 +269,26 @@ impl Meta {
             .map_err(|e| self.fail(name_of(operation), e))
     }
 
+    /// As `execute`, if `judge` lets it pass, which sees what is there when it is done: no other change comes between. What it
+    /// gives is done instead. It is asked under the writer's mutex: it may look things up here (`attr`, `lookup`), and must
+    /// not call what takes that.
+    ///
+    /// # Errors
+    /// As `execute`, and `judge`'s.
+    pub fn execute_judged<'o>(
+        &self,
+        caller: Caller,
+        operation: &Operation<'o>,
+        is_open: &dyn Fn(InodeNo) -> bool,
+        judge: &dyn Fn(&Operation<'o>) -> Result<Option<Operation<'o>>, Status>,
+    ) -> Result<Outcome, Status> {
+        let mut writer = self.writer.lock();
+        let instead = judge(operation)?;
+        let operation = instead.as_ref().unwrap_or(operation);
+        self.execute_locked(&mut writer, caller, operation, is_open)
+            .map_err(|e| self.fail(name_of(operation), e))
+    }
+
     pub(super) fn execute_locked(
         &self,
         writer: &mut Writer,

@@ -7,7 +7,7 @@
 //! An unknown key and a key of another owner are the same to the caller (`Stale`): nobody learns whose keys exist.
 
 use super::file_region::FileRegion;
-use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::rpc::Rights;
 use cuttlefs_common::status::Status;
@@ -81,6 +81,16 @@ impl FileKeys {
         }
     }
 
+    /// Whether an owner has a file open with at least these rights.
+    pub fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
+        let tables = self.tables.read();
+        let bindings = tables.of_owner.get(&owner).into_iter().flatten();
+        bindings.filter_map(|key| tables.bindings.get(key)).any(|binding| {
+            let has = binding.rights;
+            binding.file.ino() == ino && has.read >= rights.read && has.write >= rights.write
+        })
+    }
+
     /// Ends a key and returns its file.
     ///
     /// # Errors
@@ -118,7 +128,6 @@ impl FileKeys {
 mod tests {
     use super::*;
     use crate::region::range_table::RangeTable;
-    use cuttlefs_common::ids::InodeNo;
     use cuttlefs_common::world::SeededRandom;
 
     fn file() -> Arc<FileRegion> {
@@ -134,6 +143,10 @@ mod tests {
         let key = keys.bind(&random, mine, rights, file()).expect("bound");
         assert_eq!(keys.resolve(mine, key).expect("mine").1, rights);
         assert_eq!(keys.resolve(other, key).expect_err("foreign"), Status::Stale);
+        let (ino, write) = (InodeNo(9), Rights { read: false, write: true });
+        assert!(keys.has_open(mine, ino, rights) && keys.has_open(mine, ino, Rights::default()));
+        assert!(!keys.has_open(mine, ino, write) && !keys.has_open(mine, InodeNo(8), rights));
+        assert!(!keys.has_open(other, ino, rights));
         assert_eq!(keys.unbind(other, key).expect_err("foreign"), Status::Stale);
         assert!(keys.unbind(mine, key).is_ok());
         assert_eq!(keys.resolve(mine, key).expect_err("ended"), Status::Stale);

@@ -525,6 +525,11 @@ impl Regions {
         self.keys.resolve(owner, filekey)
     }
 
+    /// Whether an owner has a file open with at least these rights.
+    pub fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
+        self.keys.has_open(owner, ino, rights)
+    }
+
     /// Ends a filekey. If that was the last open of an inode without names, reap it.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! requests running on one connection, whatever it sends. Any worker may answer on any connection: a request that
 //! was sent again after a reconnect is answered where it came in last.
 
+use crate::rights::Grant;
 use crate::session::Session;
 use async_lock::{Semaphore, SemaphoreGuardArc};
 use cuttlefs_common::memory::SharedMemory;
@@ -68,7 +69,7 @@ pub struct Connection {
     number: u64,
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    session: OnceLock<Arc<Session>>,
+    session: OnceLock<(Arc<Session>, Grant)>,
     /// What a client that came through the same door may be offered.
     offer: Option<EarlyOffer>,
     replies: Arc<Semaphore>,
@@ -145,14 +146,19 @@ impl Connection {
 
     /// The session it is attached to.
     pub fn session(&self) -> Option<&Arc<Session>> {
-        self.session.get()
+        self.session.get().map(|(session, _)| session)
+    }
+
+    /// What its requests may do, once it is attached.
+    pub fn grant(&self) -> Option<&Grant> {
+        self.session.get().map(|(_, grant)| grant)
     }
 
     /// Attaches it, once. `false` if it was attached to another session before.
-    pub fn attach(&self, session: &Arc<Session>) -> bool {
-        let attached = self.session.get_or_init(|| {
+    pub fn attach(&self, session: &Arc<Session>, grant: Grant) -> bool {
+        let (attached, _) = self.session.get_or_init(|| {
             session.note_connection(true);
-            session.clone()
+            (session.clone(), grant)
         });
         if !Arc::ptr_eq(attached, session) {
             return false;
@@ -252,7 +258,7 @@ impl Drop for ReplyBuffer {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.qp.close();
-        if let Some(session) = self.session.get() {
+        if let Some(session) = self.session() {
             session.note_connection(false);
         }
     }

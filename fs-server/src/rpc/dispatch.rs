@@ -10,6 +10,7 @@ use super::handlers;
 use super::reply::{Body, Message};
 use super::worker::WorkerContext;
 use crate::session::Admission;
+use crate::veil::Veil;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
 use cuttlefs_common::status::Status;
@@ -18,24 +19,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Who sent a request, as far as handlers care.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestCaller {
-    /// User, after squashing.
-    pub uid: u32,
-    /// Group, after squashing.
-    pub gid: u32,
-    /// Whether root was squashed: then the server checks permissions itself.
-    pub squashed: bool,
-}
-
 /// Serves the message in a connection's receive buffer.
 pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
     let message = connection.message(index, len);
     match RequestHeader::parse(&message) {
         Ok((header, bytes)) => match Request::parse(bytes) {
             Ok(mut request) => {
-                if let Some(veil) = &context.server.veil {
+                if let Some(veil) = veil_of(&connection) {
                     veil.reveal_request(&mut request);
                 }
                 if !context.server.drain.begin() {
@@ -69,7 +59,7 @@ async fn answer(
     let result = match &request {
         // These two need no session, and an attach is idempotent by itself.
         Request::Attach { secret, label, subtree } => {
-            handlers::attach(context, connection, secret, label, subtree)
+            handlers::attach(context, connection, header, secret, label, subtree)
         }
         Request::Status => handlers::status(context),
         _ => {
@@ -100,7 +90,7 @@ async fn answer(
             if mutates && result.is_ok() {
                 result = context.server.acknowledge().await.and(result);
             }
-            let reply = reply_to(context, header, result);
+            let reply = reply_to(connection, header, result);
             // What is not answered runs again when it is sent again.
             let kept = (once && !unanswered.get()).then(|| Arc::from(reply.to_vec()));
             let (answer_to, let_go) = match session.slot(header.slot) {
@@ -129,12 +119,17 @@ async fn answer(
             return;
         }
     };
-    reply_to(context, header, result).send(connection).await;
+    reply_to(connection, header, result).send(connection).await;
+}
+
+/// What hides inode numbers from a connection's client.
+fn veil_of(connection: &Connection) -> Option<&Veil> {
+    connection.grant()?.veil.as_deref()
 }
 
 /// The message a handler's result makes, with the inode numbers clients know.
-fn reply_to(context: &WorkerContext, header: &RequestHeader, result: Result<Body, Status>) -> Message {
-    let result = match (&context.server.veil, result) {
+fn reply_to(connection: &Connection, header: &RequestHeader, result: Result<Body, Status>) -> Message {
+    let result = match (veil_of(connection), result) {
         (Some(veil), Ok(Body::Encoded(encoded))) => veil.hide_reply(&encoded[HEADER_LEN..]),
         // A fetch's reply names no inode.
         (_, result) => result,

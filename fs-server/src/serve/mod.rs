@@ -20,22 +20,21 @@ mod worker_thread;
 use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
 use crate::early::{Early, EarlyStartError, Ring, RingOptions};
-use crate::export::{self, Export};
 use crate::locks::Locks;
 use crate::meta::Meta;
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::region::policy::{Access, Exposure, RegionPolicy};
 use crate::region::{Hotspots, Regions, RegionsConfig};
+use crate::rights::{Accounts, ExportRule, Exports, Tickets};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
 use crate::tier::{ScrubFigures, ScrubOptions};
-use crate::veil::Veil;
 use crate::worker::WorkerHandle;
 pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
-use cuttlefs_common::ids::{ClientId, InodeNo};
+use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError, WindowId};
 use cuttlefs_common::region::ExtentState;
@@ -105,8 +104,8 @@ pub struct ServeOptions {
     pub workers: usize,
     /// How long a client may be silent.
     pub lease: Duration,
-    /// What clients may see and do.
-    pub export: Export,
+    /// To whom, and with which rights: the first rule that is for a peer counts.
+    pub exports: Vec<ExportRule>,
     /// How file regions are served.
     pub policy: RegionPolicy,
     /// What is promoted.
@@ -127,7 +126,7 @@ impl ServeOptions {
             listen,
             workers: 1,
             lease: Duration::from_secs(600),
-            export: Export::default(),
+            exports: vec![ExportRule::default()],
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },
@@ -147,8 +146,15 @@ pub enum StartError {
     #[error("the pool's metadata is damaged: {0}; restore the pool from a copy")]
     Space(#[from] SpaceError),
     /// The exported directory does not exist.
-    #[error("the exported subtree does not exist ({0}); correct `subtree` in cuttlefs.toml")]
-    Subtree(Status),
+    #[error(
+        "the directory {path:?} of an [[export]] does not exist ({status}); correct its `path` in cuttlefs.toml"
+    )]
+    Path {
+        /// As the rule has it.
+        path: String,
+        /// What is wrong with it.
+        status: Status,
+    },
     /// Memory, threads or the ring could not be had.
     #[error("cannot {action}: {source}")]
     System {
@@ -408,23 +414,21 @@ fn build(
     for id in WindowId::ALL.into_iter().filter(|_| !faults) {
         device.export_window(id, regions.window(id));
     }
-    let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
-    let export_root =
-        export::walk(InodeNo::ROOT, &options.export.subtree, lookup).map_err(StartError::Subtree)?;
+    let exports = Exports::new(options.exports, &meta, Accounts::default())
+        .map_err(|(path, status)| StartError::Path { path, status })?;
     let before = meta.clients().map_err(StartError::Meta)?;
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
     let forgotten = sessions.note_absent([], &|_| false);
     let locks = Locks::new(sessions.is_grace_period());
-    let veil = (export_root != InodeNo::ROOT).then(|| Veil::new(meta.hash_key(), export_root));
+    let tickets = Tickets::new(meta.hash_key());
     let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
-        veil,
         meta,
         regions,
         sessions,
         connections: Connections::default(),
-        export: options.export,
-        export_root,
+        exports,
+        tickets,
         epoch: random.next_u64(),
         clock,
         counters: ServerCounters::default(),

@@ -7,14 +7,15 @@
 //! * Changes of recovery are not logged: the log begins its new life afterwards.
 
 use crate::early;
-use crate::export::Identity;
 use crate::log::{Again, Contents, FileChanges, FileLog, LogDevice, LogError, RedoLog};
 use crate::pool::Disk;
 use crate::region::FileRegion;
+use crate::rights::Identity;
 use crate::server::Server;
 use crate::tier::{self, Source, WriteAt};
 use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES};
 use cuttlefs_common::status::Status;
@@ -142,7 +143,9 @@ async fn do_again(
             Again::Length(size) | Again::AtLeast(size) => {
                 let (size_set, mtime) = (Some(size), Some(SetTime::At(mtime)));
                 let set = SetAttr { size: size_set, mtime, ctime: Some(ctime), ..SetAttr::default() };
-                server.truncate(disk, &Identity::ROOT, file.ino(), size, &set).await?;
+                server
+                    .truncate(disk, &Identity::server(), RegionOwner::default(), file.ino(), size, &set)
+                    .await?;
             }
             Again::Reserve { offset, len } => {
                 let how = Allocate::Reserve { keep_size: true };

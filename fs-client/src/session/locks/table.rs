@@ -322,7 +322,7 @@ mod tests {
     use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
     use cuttlefs_common::ids::FileKey;
     use cuttlefs_common::locks::LockMode;
-    use cuttlefs_common::rpc::{Opened, Rights};
+    use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
 
     const OWNER: LockOwner = LockOwner(7);
     const INO: InodeNo = InodeNo(9);
@@ -359,7 +359,7 @@ mod tests {
             change: 0,
             flags: InodeFlags::default(),
         };
-        let opened = Opened { filekey: FileKey(1), slot: None, attr };
+        let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
         let range = LockRange { first: 10, last: 19 };
         let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode: LockMode::Exclusive, pid: 1 };
         let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });

@@ -3,11 +3,13 @@
 use super::{Body, Call, body, done};
 use crate::export;
 use crate::region::policy::Exposure;
+use crate::rights::Judge;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rpc::{
-    Attached, OneSidedReads, Reclaim, Reply, SLOTS_PER_SESSION, SessionSecret, Unanswered,
+    Attached, OneSidedReads, Opened, Reclaim, Reply, RequestHeader, SLOTS_PER_SESSION, SessionSecret,
+    Unanswered,
 };
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
@@ -17,20 +19,28 @@ use std::sync::Arc;
 pub fn attach(
     context: &Rc<WorkerContext>,
     connection: &Arc<Connection>,
+    header: &RequestHeader,
     secret: &SessionSecret,
     label: &str,
     subtree: &[u8],
 ) -> Result<Body, Status> {
     let server = &context.server;
-    let lookup = |parent, name: &[u8]| server.meta.lookup(parent, name);
+    let peer = connection.qp().peer();
+    let grant = server.exports.grant(&peer).ok_or(Status::Denied)?;
+    let who = grant.identify(header, None);
+    let judge = Judge { meta: &server.meta, who: &who };
     let below = export::components(subtree)?;
-    let root = export::walk(server.export_root, &below, lookup)?;
+    let root = export::walk(grant.root, &below, |parent, name| {
+        judge.directory(parent)?;
+        server.meta.lookup(parent, name)
+    })?;
     let client = secret.client();
-    let (session, is_new) = server.sessions.attach(client, connection.qp().peer(), label, root)?;
+    let (session, is_new) = server.sessions.attach(client, peer, label, root)?;
     if is_new {
         server.remember(client)?;
     }
-    if !connection.attach(&session) {
+    let (read_only, is_unrestricted) = (grant.read_only, grant.is_unrestricted());
+    if !connection.attach(&session, grant) {
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
     }
@@ -42,7 +52,7 @@ pub fn attach(
         slots: SLOTS_PER_SESSION,
         root: session.root(),
         magic: server.regions.magic(),
-        read_only: server.export.read_only,
+        read_only,
         clean_predecessor: server.meta.clean_predecessor(),
         one_sided: match policy.exposure {
             Exposure::Magic => OneSidedReads::Magic,
@@ -51,24 +61,35 @@ pub fn attach(
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
         durable_answers: server.regions.redo().is_some(),
-        early: connection.offer().filter(|_| server.early.is_running()),
+        // What is in a ring is executed by number, without a look at rights.
+        early: connection.offer().filter(|_| is_unrestricted && server.early.is_running()),
     }))
 }
 
 /// Opens files again that were open before the server restarted or the session expired. What an attempt before this
 /// one opened is closed, once this one holds what it wants: a file without a name must not go in between.
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
-    let meta = &call.context.server.meta;
     let mut opened = Vec::with_capacity(files.len());
     for file in files {
-        let bound = meta.attr(file.ino).and_then(|attr| call.bind(&attr, file.rights));
-        opened.push(match bound {
+        opened.push(match reclaim_one(call, file) {
             Ok(bound) => call.load(bound, file.rights).await.ok(),
             Err(_) => None,
         });
     }
     close_attempt_before(call, opened.iter().flatten().map(|opened| opened.filekey)).await;
     body(&Reply::Reclaimed(opened))
+}
+
+/// Who has a ticket had it open, and has it again, whatever its mode is by now. Who has none opens it.
+fn reclaim_one(call: &Call<'_>, file: &Reclaim) -> Result<Opened, Status> {
+    let server = &call.context.server;
+    let attr = server.meta.attr(file.ino)?;
+    let client = call.session.client();
+    let is_good = |ticket| server.tickets.is_good(ticket, client, file.ino, file.rights);
+    if !file.ticket.is_some_and(is_good) {
+        call.judge().check_rights(&attr, file.rights)?;
+    }
+    call.bind(&attr, file.rights)
 }
 
 async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = FileKey>) {

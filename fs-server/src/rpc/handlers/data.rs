@@ -34,6 +34,15 @@ impl Call<'_> {
         self.context.server.counters.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it. A trusted client's kernel
+    /// has it done before it writes.
+    fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
+        if self.who.is_privileged() {
+            return Ok(());
+        }
+        self.context.server.take_privileges(&self.who, ino)
+    }
+
     fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
         let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
         if rights.read { Ok(file) } else { Err(Status::Denied) }
@@ -139,6 +148,7 @@ pub(super) async fn write(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let file = call.writable(filekey)?;
+    call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
     let written = match payload {
@@ -202,6 +212,7 @@ pub(super) async fn allocate(
     how: Allocate,
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
+    call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
     tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
@@ -220,6 +231,7 @@ pub(super) async fn copy_range(
     len: u64,
 ) -> Result<Body, Status> {
     let (from, to) = (call.readable(from)?, call.writable(to)?);
+    call.take_privileges(to.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));

@@ -1,7 +1,6 @@
 //! Requests about open files: filekeys begin and end here.
 
 use super::{Body, Call, body, done};
-use crate::export::{Identity, Need};
 use crate::meta::Operation;
 use crate::region::policy::Exposure;
 use crate::tier;
@@ -13,16 +12,6 @@ use cuttlefs_common::status::Status;
 /// Extents in one layout reply at most; as many as fit a message with the largest varints.
 const MAX_LAYOUT_EXTENTS: usize = 2048;
 
-fn check_rights(who: &Identity, attr: &Attr, rights: Rights) -> Result<(), Status> {
-    if rights.read {
-        who.check(attr, Need::Read)?;
-    }
-    if rights.write {
-        who.check(attr, Need::Write)?;
-    }
-    Ok(())
-}
-
 impl Call<'_> {
     /// Binds a filekey; `attr` is the file's as of now.
     pub(super) fn bind(&self, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
@@ -33,7 +22,8 @@ impl Call<'_> {
         }
         let server = &self.context.server;
         let opened = server.regions.open(self.session.number(), attr.ino, rights)?;
-        Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr })
+        let ticket = server.tickets.issue(self.session.client(), attr.ino, rights);
+        Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr, ticket })
     }
 
     /// Brings what was just opened for reading into memory, where the policy wants all of it there. If that fails,
@@ -64,13 +54,10 @@ pub(super) async fn create(
     rights: Rights,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    if call.who.squashed && server.meta.lookup(parent, name).is_err() {
-        call.who.check(&server.meta.attr(parent)?, Need::ChangeEntries)?;
-    }
     let outcome = call.execute(&Operation::Create { parent, name, mode, exclusive })?;
     let attr = outcome.attr.ok_or(Status::Io)?;
     if !outcome.created {
-        check_rights(&call.who, &attr, rights)?;
+        call.judge().check_rights(&attr, rights)?;
         server.regions.check_contents(attr.ino)?;
     }
     body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
@@ -84,14 +71,13 @@ pub(super) async fn open(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let attr = server.meta.attr(ino)?;
-    check_rights(&call.who, &attr, rights)?;
     // Also so that no client goes on with what its cache holds of the file.
     server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
     if truncate && attr.size > 0 {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let disk = call.context.disk.as_ref();
-        match server.truncate(disk, &call.who, ino, 0, &set).await {
+        match server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await {
             Ok(attr) => opened.attr = attr,
             Err(status) => {
                 server.close(call.session.number(), &[opened.filekey]).await;

@@ -3,8 +3,8 @@
 use super::{Body, Call, body, done};
 use crate::locks::{Asked, Cancelled};
 use cuttlefs_common::ids::{FileKey, InodeNo};
-use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
-use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, ReclaimLock, Reply};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, ReclaimLock, Reply, Rights};
 use cuttlefs_common::status::Status;
 use std::time::Duration;
 
@@ -13,6 +13,17 @@ impl Call<'_> {
     fn locked_file(&self, filekey: FileKey) -> Result<InodeNo, Status> {
         let (file, _) = self.context.server.regions.resolve(self.session.number(), filekey)?;
         Ok(file.ino())
+    }
+
+    /// The same, open as fcntl(2) wants it for a lock of a range.
+    fn lockable_file(&self, filekey: FileKey, lock: &Lock) -> Result<InodeNo, Status> {
+        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        let is_open_for = match (lock.space, lock.mode) {
+            (LockSpace::Whole, _) => true,
+            (LockSpace::Ranges, LockMode::Shared) => rights.read,
+            (LockSpace::Ranges, LockMode::Exclusive) => rights.write,
+        };
+        if is_open_for { Ok(file.ino()) } else { Err(Status::Denied) }
     }
 }
 
@@ -24,7 +35,7 @@ pub(super) fn set(
     blocking: bool,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    let ino = call.locked_file(filekey)?;
+    let ino = call.lockable_file(filekey, lock)?;
     match server.locks.set(call.session, ino, lock, wait, blocking)? {
         // As it is now: whoever had the lock before has written until he gave it up.
         Asked::Granted => match server.meta.attr(ino) {
@@ -78,7 +89,10 @@ pub(super) fn cancel(call: &Call<'_>, wait: WaitId) -> Result<Body, Status> {
 pub(super) fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, Status> {
     let server = &call.context.server;
     let recovering = server.sessions.may_reclaim(call.session.client());
+    // Of a file that nobody of this client has open any more the lock is let go next; others' files it has no say in.
+    let may_hold = |ino| !call.who.checked || call.has_open(ino, Rights::default());
     let take = |held: &ReclaimLock| match server.meta.attr(held.ino) {
+        Ok(_) if !may_hold(held.ino) => Ok(false),
         Ok(_) => server.locks.reclaim(call.session, held.ino, &held.lock, recovering),
         Err(_) => Ok(false),
     };

@@ -18,10 +18,11 @@ use super::connection::Connection;
 use super::reply::{Body, body};
 use super::turns::Turn;
 use super::worker::WorkerContext;
-use crate::export::Identity;
 use crate::meta::RequestId;
+use crate::rights::{Grant, Identity, Judge};
 use crate::session::Session;
-use cuttlefs_common::rpc::{Reply, Request, RequestHeader};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{Reply, Request, RequestHeader, Rights};
 use cuttlefs_common::status::Status;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,12 +33,23 @@ pub(super) struct Call<'c> {
     pub(super) context: &'c Rc<WorkerContext>,
     pub(super) connection: &'c Arc<Connection>,
     pub(super) session: &'c Arc<Session>,
+    pub(super) grant: &'c Grant,
     pub(super) who: Identity,
     /// Set when the request is not to be answered, and nothing was changed: its connection ended, or the server stops.
     pub(super) unanswered: &'c Cell<bool>,
 }
 
 impl Call<'_> {
+    /// Decides what whoever asks may do.
+    pub(super) fn judge(&self) -> Judge<'_> {
+        Judge { meta: &self.context.server.meta, who: &self.who }
+    }
+
+    /// Whether the session has an inode open with at least these rights.
+    pub(super) fn has_open(&self, ino: InodeNo, rights: Rights) -> bool {
+        self.context.server.regions.has_open(self.session.number(), ino, rights)
+    }
+
     /// A turn to move file bytes: those who read or write the SSD take one before any lock or buffer.
     async fn turn(&self) -> Turn {
         self.context.turns.take(self.session.number().0).await
@@ -63,17 +75,13 @@ pub async fn run(
     unanswered: &Cell<bool>,
 ) -> Result<Body, Status> {
     admit::check(&request)?;
-    let export = &context.server.export;
-    if export.read_only && admit::is_mutation(&request) {
+    let grant = connection.grant().ok_or(Status::SessionExpired)?;
+    if grant.read_only && admit::is_mutation(&request) {
         return Err(Status::ReadOnly);
     }
     let id = RequestId { client: session.client(), slot: header.slot, seq: header.seq };
-    let who = Identity {
-        umask: header.umask,
-        drops_privileges: header.drops_privileges,
-        ..export.identify(header.uid, header.gid, Some(id))
-    };
-    let call = Call { context, connection, session, who, unanswered };
+    let who = grant.identify(header, Some(id));
+    let call = Call { context, connection, session, grant, who, unanswered };
     let mut request = if may_be_done {
         match repeat::look(&call, request).await? {
             repeat::Repeated::Run(request) => request,
@@ -83,6 +91,7 @@ pub async fn run(
         request
     };
     grace::decided(&call, &mut request).await?;
+    call.judge().may_ask(&request, |ino| call.has_open(ino, Rights { read: false, write: true }))?;
     match request {
         Request::Attach { .. } | Request::Status => Err(Status::Malformed),
         Request::Heartbeat => done(),

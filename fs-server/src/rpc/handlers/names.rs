@@ -1,8 +1,8 @@
 //! Requests about names and attributes: they go to metadata, one batch each.
 
 use super::{Body, Call, body, done};
-use crate::export::Need;
 use crate::meta::{Operation, Outcome};
+use crate::rights::Need;
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{DirEntry, MAX_MESSAGE_BYTES, NewNode, RenameMode, Reply, XattrMode};
@@ -23,39 +23,19 @@ fn attr_reply(outcome: &Outcome) -> Result<Body, Status> {
 }
 
 impl Call<'_> {
-    /// A squashed caller must be allowed to change the directory's entries.
-    fn check_directory(&self, parent: InodeNo) -> Result<(), Status> {
-        if self.who.squashed {
-            self.who.check(&self.context.server.meta.attr(parent)?, Need::ChangeEntries)?;
-        }
-        Ok(())
-    }
-
-    /// A squashed caller must be allowed to remove this entry.
-    fn check_removal(&self, parent: InodeNo, name: &[u8]) -> Result<(), Status> {
-        if self.who.squashed {
-            let meta = &self.context.server.meta;
-            let directory = meta.attr(parent)?;
-            self.who.check(&directory, Need::ChangeEntries)?;
-            self.who.check_sticky(&directory, &meta.lookup(parent, name)?)?;
-        }
-        Ok(())
-    }
-
-    fn check_inode(&self, ino: InodeNo, need: Need) -> Result<(), Status> {
-        if self.who.squashed {
-            self.who.check(&self.context.server.meta.attr(ino)?, need)?;
-        }
-        Ok(())
-    }
-
     pub(super) fn execute(&self, operation: &Operation<'_>) -> Result<Outcome, Status> {
-        self.context.server.execute(&self.who, operation)
+        self.context.server.execute(&self.who, self.session.number(), operation)
+    }
+}
+
+impl Call<'_> {
+    /// What stands for an inode's number where it is not to be reached by it.
+    fn number_only(&self, ino: InodeNo) -> InodeNo {
+        self.grant.veil.as_ref().map_or(ino, |veil| veil.number_only(ino))
     }
 }
 
 pub(super) fn lookup(call: &Call<'_>, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    call.check_inode(parent, Need::Search)?;
     body(&Reply::Attr(call.context.server.meta.lookup(parent, name)?))
 }
 
@@ -64,13 +44,10 @@ pub(super) fn get_attr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
 }
 
 pub(super) async fn set_attr(call: &Call<'_>, ino: InodeNo, set: &SetAttr) -> Result<Body, Status> {
-    let server = &call.context.server;
-    if call.who.squashed {
-        call.who.check_change(&server.meta.attr(ino)?, set)?;
-    }
+    let (server, owner) = (&call.context.server, call.session.number());
     let attr = match set.size {
-        Some(size) => server.truncate(call.context.disk.as_ref(), &call.who, ino, size, set).await?,
-        None => server.set_attr(&call.who, ino, set, None)?,
+        Some(size) => server.truncate(call.context.disk.as_ref(), &call.who, owner, ino, size, set).await?,
+        None => server.set_attr(&call.who, owner, ino, set, None)?,
     };
     body(&Reply::Attr(attr))
 }
@@ -82,27 +59,20 @@ pub(super) fn make(
     node: NewNode<'_>,
     mode: u16,
 ) -> Result<Body, Status> {
-    call.check_directory(parent)?;
-    if let NewNode::Special { kind, .. } = node {
-        call.who.check_kind(kind)?;
-    }
     attr_reply(&call.execute(&Operation::Make { parent, name, node, mode })?)
 }
 
 pub(super) fn link(call: &Call<'_>, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    call.check_directory(parent)?;
     attr_reply(&call.execute(&Operation::Link { ino, parent, name })?)
 }
 
 pub(super) async fn unlink(call: &Call<'_>, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    call.check_removal(parent, name)?;
     let outcome = call.execute(&Operation::Unlink { parent, name })?;
     call.context.server.settle(outcome).await;
     done()
 }
 
 pub(super) async fn rmdir(call: &Call<'_>, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    call.check_removal(parent, name)?;
     let outcome = call.execute(&Operation::Rmdir { parent, name })?;
     call.context.server.settle(outcome).await;
     done()
@@ -114,12 +84,6 @@ pub(super) async fn rename(
     (new_parent, new_name): (InodeNo, &[u8]),
     mode: RenameMode,
 ) -> Result<Body, Status> {
-    call.check_removal(parent, name)?;
-    match call.check_removal(new_parent, new_name) {
-        // Nothing is there to be replaced.
-        Err(Status::NotFound) => call.check_directory(new_parent)?,
-        other => other?,
-    }
     let operation = Operation::Rename { parent, name, new_parent, new_name, mode };
     let outcome = call.execute(&operation)?;
     call.context.server.settle(outcome).await;
@@ -137,7 +101,9 @@ pub(super) fn read_dir(
     max_bytes: u32,
     plus: bool,
 ) -> Result<Body, Status> {
-    call.check_inode(ino, Need::Read)?;
+    // Who may not search it is told names, and no numbers by which to reach what they name.
+    let is_searched = call.judge().check_inode(ino, Need::Search).is_ok();
+    let plus = plus && is_searched;
     let room = (max_bytes as usize).min(MAX_ENTRIES_BYTES);
     let each = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
     let mut found = Vec::new();
@@ -148,7 +114,8 @@ pub(super) fn read_dir(
         if used > room && !found.is_empty() {
             return false;
         }
-        found.push((entry.name.to_vec(), DirEntry { name: &[], ..*entry }));
+        let ino = if is_searched { entry.ino } else { call.number_only(entry.ino) };
+        found.push((entry.name.to_vec(), DirEntry { name: &[], ino, ..*entry }));
         true
     })?;
     let entries = found.iter().map(|(name, entry)| DirEntry { name, ..entry.clone() }).collect();
@@ -160,7 +127,12 @@ pub(super) fn get_xattr(call: &Call<'_>, ino: InodeNo, name: &[u8]) -> Result<Bo
 }
 
 pub(super) fn list_xattr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
-    body(&Reply::Bytes(&call.context.server.meta.xattr_names(ino)?))
+    let mut names = call.context.server.meta.xattr_names(ino)?;
+    if call.who.checked {
+        let known = names.split_inclusive(|byte| *byte == 0).filter(|name| call.judge().may_know_xattr(name));
+        names = known.flatten().copied().collect();
+    }
+    body(&Reply::Bytes(&names))
 }
 
 pub(super) fn set_xattr(
@@ -170,13 +142,11 @@ pub(super) fn set_xattr(
     value: &[u8],
     mode: XattrMode,
 ) -> Result<Body, Status> {
-    call.check_inode(ino, Need::Write)?;
     call.execute(&Operation::SetXattr { ino, name, value, mode })?;
     done()
 }
 
 pub(super) fn remove_xattr(call: &Call<'_>, ino: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    call.check_inode(ino, Need::Write)?;
     call.execute(&Operation::RemoveXattr { ino, name })?;
     done()
 }

@@ -92,7 +92,12 @@ async fn again<'a>(
             attr => attr.and_then(|attr| body(&Reply::Attr(attr))),
         },
         Request::Create { rights, .. } => {
-            let opened = attr().and_then(|attr| call.bind(&attr, rights))?;
+            let attr = attr()?;
+            if attr.uid != call.who.uid {
+                // It was no create that left this record, or somebody owns by now what was made.
+                call.judge().check_rights(&attr, rights)?;
+            }
+            let opened = call.bind(&attr, rights)?;
             body(&Reply::Opened(call.load(opened, rights).await?))
         }
         // It was cut; what has been written since stays.

@@ -5,6 +5,7 @@ use crate::config::Durability;
 use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::pool::sums::REGION_PAGES;
 use crate::region::MAX_UNITS;
+use crate::rights::{Account, ExportRule};
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
 use crate::rpc::connection::RECEIVES;
 use crate::rpc::connections::MAX_CONNECTIONS;
@@ -32,6 +33,16 @@ fn pass(found: &PassFigures) -> Value {
         "rotten": found.rotten,
         "healed": found.healed,
         "unreadable": found.unreadable,
+    })
+}
+
+fn export(rule: &ExportRule) -> Value {
+    let squash = |account: Option<Account>| account.map(|account| account.to_string());
+    json!({
+        "for": rule.peers.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "read_only": rule.read_only,
+        "root_squash": squash(rule.root_squash),
+        "all_squash": squash(rule.all_squash),
     })
 }
 
@@ -68,7 +79,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "uptime_seconds": server.clock.monotonic().as_secs(),
         "provider": "soft",
         "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "export": { "read_only": server.export.read_only, "root_squash": server.export.root_squash },
+        "exports": server.exports.rules().map(export).collect::<Vec<_>>(),
         "durability": if log.is_some() { Durability::Ack } else { Durability::Fsync }.to_string(),
         "redo_log": log.map(|log| {
             json!({

@@ -1,0 +1,98 @@
+//! Which groups a user is in, by the server's own user database, for users that others speak for and the server checks.
+//!
+//! NSS is asked (files, LDAP, whatever the machine has), which may take a while where it goes over a network: so answers are
+//! remembered, and asked for once in `KEPT_FOR`.
+//!
+//! # Failure
+//! A user the database does not know, or that cannot be asked for, is in no group but the one its request names.
+
+use nix::unistd::{Uid, User, getgrouplist};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an answer counts: a user who was put into a group waits so long at most.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+/// Users remembered; with one more all are forgotten.
+const REMEMBERED: usize = 4096;
+
+/// Looks a user up: its groups.
+type Look = Box<dyn Fn(u32) -> Vec<u32> + Send + Sync>;
+
+/// Groups, and when they were looked up.
+type Known = (Arc<[u32]>, Instant);
+
+/// The groups of users.
+pub struct Accounts {
+    look: Look,
+    known: Mutex<HashMap<u32, Known>>,
+}
+
+impl Default for Accounts {
+    /// By this machine's user database.
+    fn default() -> Self {
+        Self::by(Box::new(|uid| {
+            let found = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            let groups = found.and_then(|user| {
+                let name = CString::new(user.name).ok()?;
+                getgrouplist(&name, user.gid).ok()
+            });
+            groups.unwrap_or_default().into_iter().map(|gid| gid.as_raw()).collect()
+        }))
+    }
+}
+
+impl Accounts {
+    /// By another database.
+    pub fn by(look: Look) -> Self {
+        Self { look, known: Mutex::default() }
+    }
+
+    /// The groups of a user.
+    pub fn groups_of(&self, uid: u32) -> Arc<[u32]> {
+        if let Some((groups, when)) = self.known.lock().get(&uid)
+            && when.elapsed() < KEPT_FOR
+        {
+            return groups.clone();
+        }
+        // Not under the lock: others are known meanwhile.
+        let groups: Arc<[u32]> = (self.look)(uid).into();
+        let mut known = self.known.lock();
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(uid, (groups.clone(), Instant::now()));
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn users_are_looked_up_once_and_not_too_many_are_kept() {
+        let looked = Arc::new(AtomicUsize::new(0));
+        let count = looked.clone();
+        let accounts = Accounts::by(Box::new(move |uid| {
+            count.fetch_add(1, Ordering::Relaxed);
+            vec![uid + 1]
+        }));
+        assert_eq!((&*accounts.groups_of(5), &*accounts.groups_of(5)), (&[6][..], &[6][..]));
+        assert_eq!(looked.load(Ordering::Relaxed), 1);
+        for uid in 0..2 * REMEMBERED as u32 {
+            accounts.groups_of(uid);
+            assert!(accounts.known.lock().len() <= REMEMBERED);
+        }
+    }
+
+    #[test]
+    fn root_is_in_its_group_and_nobody_knows_a_stranger() {
+        let accounts = Accounts::default();
+        assert!(accounts.groups_of(0).contains(&0));
+        assert!(accounts.groups_of(u32::MAX - 7).is_empty());
+    }
+}

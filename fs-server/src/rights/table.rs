@@ -1,0 +1,217 @@
+//! The table: which right each request and each change of metadata needs. No wildcards: what is new does not compile before
+//! somebody has said who may do it.
+//!
+//! | request | what an identity needs that the server checks |
+//! | --- | --- |
+//! | Lookup | search on the directory |
+//! | ReadDir | read on the directory; without search on it, it is told names and kinds, and no number that leads anywhere |
+//! | GetAttr, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
+//! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |
+//! | Open | read, write as asked; write to cut it |
+//! | Create | of a name that is there: as Open; else search and write on the directory |
+//! | Make | search and write on the directory; root for devices |
+//! | Link | search and write on the directory; to own the inode, or read and write on a file without set-id bits |
+//! | Unlink, Rmdir | search and write on the directory; if that is sticky, to own the entry or the directory |
+//! | Rename | as Unlink for both names; write on a directory that gets another parent |
+//! | SetAttr | mode: to own it; owner: nobody's right; marks: to own it, root for immutable and append-only; group: to own it and be in the group; size: write, or to have it open for writing; times: to own it, or write if both are now |
+//! | SetXattr, RemoveXattr | `user.*`: write; access lists: to own it; all else: root (`security.capability` goes with write) |
+//! | Reclaim | to have opened it before, by its `OpenTicket`; else as Open |
+//! | ReclaimLocks | to have the file open |
+//! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
+//! | Layout, Fetch, Write, Allocate, Seek, CopyRange, one-sided reads | the rights its file was opened with |
+//! | Close, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, LetRingGo, ShareCounters, Heartbeat | the session they are about |
+//! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
+//! | Sync, StatFs, Status | nothing |
+//!
+//! Changes are judged under the metadata's writer, with the change that follows in one turn: what is judged is what is changed.
+//! All else is judged when it is asked; from then on a filekey carries the rights it was given.
+
+use super::permission::{Judge, Need};
+use crate::meta::Operation;
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{NewNode, RenameMode, Request, Rights};
+use cuttlefs_common::status::Status;
+
+impl Judge<'_> {
+    /// Whether a file may be opened so.
+    ///
+    /// # Errors
+    /// `Denied`.
+    pub fn check_rights(&self, attr: &Attr, rights: Rights) -> Result<(), Status> {
+        if rights.read {
+            self.check(attr, Need::Read)?;
+        }
+        if rights.write {
+            self.check(attr, Need::Write)?;
+        }
+        Ok(())
+    }
+
+    /// Judges a request before anything is done for it. `has_open`: whether an inode is open for writing in its session.
+    ///
+    /// # Errors
+    /// Why it may not; what is wrong with an inode it names.
+    pub fn may_ask(&self, request: &Request<'_>, has_open: impl Fn(InodeNo) -> bool) -> Result<(), Status> {
+        if !self.who.checked {
+            return Ok(());
+        }
+        match request {
+            Request::Lookup { parent, name: _ } => self.directory(*parent).map(|_| ()),
+            Request::ReadDir { ino, .. } => self.check_inode(*ino, Need::Read),
+            Request::GetXattr { ino, name } => self.read_xattr(*ino, name),
+            Request::Open { ino, rights, truncate } => {
+                let write = rights.write || *truncate;
+                self.check_rights(&self.meta.attr(*ino)?, Rights { read: rights.read, write })
+            }
+            // What a truncation does to contents comes before its change of metadata.
+            Request::SetAttr { ino, set: set @ SetAttr { size: Some(_), .. } } => {
+                let attr = self.meta.attr(*ino)?;
+                match attr.kind {
+                    FileKind::File => self.changed(&attr, set, has_open(*ino)).map(|_| ()),
+                    FileKind::Directory => Err(Status::IsDirectory),
+                    _ => Err(Status::Invalid),
+                }
+            }
+            // By the change of metadata each is: `may_change`.
+            Request::SetAttr { .. }
+            | Request::Make { .. }
+            | Request::Create { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. } => Ok(()),
+            // By the inode's number, which only who has looked it up knows.
+            Request::GetAttr { .. } | Request::ReadLink { .. } | Request::ListXattr { .. } => Ok(()),
+            // By the rights of their filekeys, in their handlers.
+            Request::Layout { .. }
+            | Request::Fetch { .. }
+            | Request::Write { .. }
+            | Request::Allocate { .. }
+            | Request::Seek { .. }
+            | Request::CopyRange { .. }
+            | Request::SetLock { .. }
+            | Request::TestLock { .. } => Ok(()),
+            // By each entry, in their handlers.
+            Request::Attach { .. } | Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Ok(()),
+            // About the session they come in.
+            Request::Heartbeat
+            | Request::Detach
+            | Request::Recovered { .. }
+            | Request::ShareCounters { .. }
+            | Request::Close { .. }
+            | Request::Unlock { .. }
+            | Request::AwaitLocks { .. }
+            | Request::CancelLock { .. }
+            | Request::LetRingGo { .. } => Ok(()),
+            Request::Sync(_) | Request::StatFs | Request::Status => Ok(()),
+        }
+    }
+
+    /// Judges a change of metadata, under the metadata's writer. Gives what is to be done instead, if that is not quite the
+    /// same.
+    ///
+    /// # Errors
+    /// Why it may not; what is wrong with an inode or a name it names.
+    pub fn may_change<'o>(
+        &self,
+        operation: &Operation<'o>,
+        has_open: impl Fn(InodeNo) -> bool,
+    ) -> Result<Option<Operation<'o>>, Status> {
+        match operation {
+            Operation::Make { parent, name, node, mode } => {
+                let directory = self.directory(*parent)?;
+                if self.find(*parent, name)?.is_some() {
+                    return Err(Status::Exists);
+                }
+                self.check(&directory, Need::ChangeEntries)?;
+                if let NewNode::Special { kind, rdev } = node {
+                    self.check_device(*kind, *rdev)?;
+                }
+                let new_mode = match node {
+                    NewNode::Directory => *mode,
+                    _ => self.new_mode(&directory, *mode),
+                };
+                let amended = Operation::Make { parent: *parent, name, node: *node, mode: new_mode };
+                Ok((new_mode != *mode).then_some(amended))
+            }
+            Operation::Create { parent, name, mode, exclusive } => {
+                let directory = self.directory(*parent)?;
+                if self.find(*parent, name)?.is_some() {
+                    // Whether it may be opened is judged when it is.
+                    return Ok(None);
+                }
+                self.check(&directory, Need::ChangeEntries)?;
+                let new_mode = self.new_mode(&directory, *mode);
+                let (parent, exclusive) = (*parent, *exclusive);
+                let amended = Operation::Create { parent, name, mode: new_mode, exclusive };
+                Ok((new_mode != *mode).then_some(amended))
+            }
+            Operation::Link { ino, parent, name } => {
+                let directory = self.directory(*parent)?;
+                let attr = self.meta.attr(*ino)?;
+                if self.find(*parent, name)?.is_some() {
+                    return Err(Status::Exists);
+                }
+                self.check_link(&attr)?;
+                self.check(&directory, Need::ChangeEntries).map(|()| None)
+            }
+            Operation::Unlink { parent, name } | Operation::Rmdir { parent, name } => {
+                let directory = self.directory(*parent)?;
+                let entry = self.find(*parent, name)?.ok_or(Status::NotFound)?;
+                self.check_removal(&directory, &entry).map(|()| None)
+            }
+            Operation::Rename { parent, name, new_parent, new_name, mode } => {
+                self.may_rename((*parent, name), (*new_parent, new_name), *mode).map(|()| None)
+            }
+            Operation::SetAttr { ino, set, commit } => {
+                let changed = self.changed(&self.meta.attr(*ino)?, set, has_open(*ino))?;
+                let amended = || Operation::SetAttr { ino: *ino, set: changed, commit: commit.clone() };
+                Ok((changed != *set).then(amended))
+            }
+            Operation::SetXattr { ino, name, .. } => self.change_xattr(*ino, name, false).map(|()| None),
+            Operation::RemoveXattr { ino, name } => self.change_xattr(*ino, name, true).map(|()| None),
+            // The server's own.
+            Operation::CommitData { .. }
+            | Operation::ReapOrphan { .. }
+            | Operation::PutClient { .. }
+            | Operation::EndSession { .. }
+            | Operation::RemoveClient { .. } => Ok(None),
+        }
+    }
+
+    fn may_rename(
+        &self,
+        (parent, name): (InodeNo, &[u8]),
+        (new_parent, new_name): (InodeNo, &[u8]),
+        mode: RenameMode,
+    ) -> Result<(), Status> {
+        let (from, to) = (self.directory(parent)?, self.directory(new_parent)?);
+        let source = self.find(parent, name)?.ok_or(Status::NotFound)?;
+        let target = self.find(new_parent, new_name)?;
+        match (&target, mode) {
+            (Some(_), RenameMode::NoReplace | RenameMode::NoReplaceWhiteout) => return Err(Status::Exists),
+            (None, RenameMode::Exchange) => return Err(Status::NotFound),
+            // Two names of one inode: nothing is done.
+            (Some(target), _) if target.ino == source.ino => return Ok(()),
+            _ => {}
+        }
+        self.check_removal(&from, &source)?;
+        match &target {
+            Some(target) => self.check_removal(&to, target)?,
+            None => self.check(&to, Need::ChangeEntries)?,
+        }
+        // Its `..` is written.
+        let moved = |entry: &Attr| {
+            let moves = parent != new_parent && entry.kind == FileKind::Directory;
+            if moves { self.check(entry, Need::Write) } else { Ok(()) }
+        };
+        moved(&source)?;
+        match target.filter(|_| mode == RenameMode::Exchange) {
+            Some(target) => moved(&target),
+            None => Ok(()),
+        }
+    }
+}
