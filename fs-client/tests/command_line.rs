@@ -59,7 +59,7 @@ impl Backend for InMemory {
         Ok(Arc::new(volume))
     }
 
-    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String> {
+    fn server_status(&self, server: &Endpoint, _: Option<&Path>) -> anyhow::Result<String> {
         match server {
             Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}"),
             Endpoint::Tcp { host, .. } if host == "leaves" => bail!("cannot reach {server}"),

@@ -1,14 +1,16 @@
 //! Latencies of the software RNIC next to what the machine can do at best.
 //!
-//! `cargo run --release -p cuttlefs-common --example rdma_bench`
+//! `cargo run --release -p cuttlefs-common --example rdma_bench [LINK,...]`: shm, tcp, tcp+tls, unix; all without
 
+use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead, FileTarget,
     MemoryRegion, QpConfig, QueuePair, RecvWr, RegionOwner, Remote, SendOp, SendWr, WcStatus, WrId,
 };
+use cuttlefs_common::world::SystemRandom;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -71,9 +73,9 @@ fn measure(name: &str, rounds: u32, mut one: impl FnMut()) {
     report(name, &mut times);
 }
 
-fn pair(endpoint: &Endpoint) -> (Half, Half, [Arc<SoftDevice>; 2]) {
+fn pair(endpoint: &Endpoint, tcp: &TcpSecurity) -> (Half, Half, [Arc<SoftDevice>; 2]) {
     let make = || {
-        let device = SoftDevice::new(SoftOptions::default());
+        let device = SoftDevice::new(SoftOptions { tcp: tcp.clone() });
         let pd = device.alloc_pd();
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("bench", 1 << 21).expect("memory"));
@@ -108,10 +110,8 @@ fn ask(half: &Half) {
     half.qp.post_send(&[SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false }]).expect("send");
 }
 
-fn link(endpoint: &Endpoint) {
-    let name = endpoint.to_string();
-    let scheme = name.split(':').next().unwrap_or_default();
-    let (client, server, _devices) = pair(endpoint);
+fn link(endpoint: &Endpoint, scheme: &str, tcp: &TcpSecurity) {
+    let (client, server, _devices) = pair(endpoint, tcp);
     let mut out = Vec::new();
     for (how, sleepy, gap_us) in [("sleeping between", true, 50), ("waiting", true, 0), ("polling", false, 0)]
     {
@@ -205,8 +205,21 @@ fn main() {
     let dir = std::env::temp_dir().join(format!("cuttlefs-rdma-bench-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("directory");
     raw_loopback();
-    link(&Endpoint::Shm(dir.join("shm.sock")));
-    link(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 });
-    link(&Endpoint::Unix(dir.join("unix.sock")));
+    let plain = TcpSecurity::Loopback;
+    let key = ClusterKey::generate("bench", &SystemRandom).expect("a key");
+    let keys = TcpSecurity::Keys(ClusterKeys::new(vec![key]).expect("keys"));
+    let tcp = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
+    let only = std::env::args().nth(1);
+    let wanted = |name: &str| only.as_deref().is_none_or(|only| only.split(',').any(|one| one == name));
+    for (name, endpoint, tcp) in [
+        ("shm", &Endpoint::Shm(dir.join("shm.sock")), &plain),
+        ("tcp", &tcp, &plain),
+        ("tcp+tls", &tcp, &keys),
+        ("unix", &Endpoint::Unix(dir.join("unix.sock")), &plain),
+    ] {
+        if wanted(name) {
+            link(endpoint, name, tcp);
+        }
+    }
     std::fs::remove_dir_all(&dir).expect("clean");
 }

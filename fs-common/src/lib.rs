@@ -5,6 +5,8 @@
 
 /// Inode attributes as they cross the wire.
 pub mod attr;
+/// Keys that servers and clients share, and by which they know each other.
+pub mod cluster_key;
 /// Errors as people read them.
 pub mod explain;
 /// Newtypes for every number that crosses a boundary.

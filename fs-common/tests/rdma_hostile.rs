@@ -1,20 +1,23 @@
 //! Peers that do not keep to the protocol: their connection ends, everybody else's goes on.
 
+use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::persist::{Persistence, WhenPersistent};
 use cuttlefs_common::rdma::soft::shm::wire::ShmMessage;
+use cuttlefs_common::rdma::soft::tcp::KeyedStream;
 use cuttlefs_common::rdma::soft::tcp::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, build, header_checksum, hello_payload,
 };
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Listener, MemoryRegion,
     ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus,
     WrId,
 };
+use cuttlefs_common::world::SeededRandom;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,10 +29,41 @@ struct Served {
     accepted: Receiver<Arc<dyn QueuePair>>,
     cq: Arc<dyn CompletionQueue>,
     device: Arc<SoftDevice>,
+    trust: Trust,
 }
 
-fn serve(endpoint: &Endpoint) -> Served {
-    let device = SoftDevice::new(SoftOptions::default());
+/// What protects `tcp`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    Plain,
+    /// The hostile peer has the key, too.
+    Keyed,
+}
+
+fn keys(seed: u64) -> ClusterKeys {
+    let key = ClusterKey::generate("hostile", &SeededRandom::new(seed)).expect("a key");
+    ClusterKeys::new(vec![key]).expect("keys")
+}
+
+macro_rules! with_and_without_keys {
+    ($($name:ident),* $(,)?) => {
+        mod plain { $(#[test] fn $name() { super::$name(super::Trust::Plain) })* }
+        mod keyed { $(#[test] fn $name() { super::$name(super::Trust::Keyed) })* }
+    };
+}
+
+with_and_without_keys!(
+    broken_frames_end_their_connection_only,
+    a_frame_in_many_pieces_is_one_frame,
+    a_refused_request_is_named_and_what_follows_is_not_executed,
+    the_owners_bytes_are_not_written,
+    replies_that_wait_for_a_flush_are_bounded,
+    a_peer_that_asks_and_never_reads_is_held_back,
+);
+
+fn serve(endpoint: &Endpoint, trust: Trust) -> Served {
+    let tcp = if trust == Trust::Keyed { TcpSecurity::Keys(keys(1)) } else { TcpSecurity::Loopback };
+    let device = SoftDevice::new(SoftOptions { tcp });
     let pd = device.alloc_pd();
     let cq = device.create_cq(16).expect("cq");
     let memory = Arc::new(SharedMemory::new("server", 65536).expect("memory"));
@@ -55,7 +89,7 @@ fn serve(endpoint: &Endpoint) -> Served {
             }
         }
     });
-    Served { pd, mr, listener, accepted, cq, device }
+    Served { pd, mr, listener, accepted, cq, device, trust }
 }
 
 impl Drop for Served {
@@ -91,8 +125,48 @@ fn next(cq: &dyn CompletionQueue) -> Completion {
     out[0]
 }
 
-fn tcp() -> Served {
-    serve(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 })
+fn tcp(trust: Trust) -> Served {
+    serve(&Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }, trust)
+}
+
+/// A byte stream to a server, as it goes over there.
+enum Raw {
+    Plain(TcpStream),
+    Keyed(KeyedStream),
+}
+
+impl Raw {
+    fn set_write_timeout(&mut self, timeout: Duration) {
+        match self {
+            Self::Plain(stream) => stream.set_write_timeout(Some(timeout)).expect("timeout"),
+            Self::Keyed(stream) => stream.set_patience(timeout),
+        }
+    }
+}
+
+impl Read for Raw {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(into),
+            Self::Keyed(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Raw {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Keyed(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Keyed(stream) => stream.flush(),
+        }
+    }
 }
 
 fn raw(served: &Served) -> TcpStream {
@@ -103,8 +177,14 @@ fn raw(served: &Served) -> TcpStream {
 }
 
 /// A raw connection that has shaken hands.
-fn greeted(served: &Served) -> (TcpStream, Arc<dyn QueuePair>) {
-    let mut stream = raw(served);
+fn greeted(served: &Served) -> (Raw, Arc<dyn QueuePair>) {
+    let stream = raw(served);
+    let mut stream = match served.trust {
+        Trust::Plain => Raw::Plain(stream),
+        Trust::Keyed => {
+            Raw::Keyed(KeyedStream::open(stream, &keys(1), Duration::from_secs(10)).expect("proven"))
+        }
+    };
     stream.write_all(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())).expect("hello");
     let mut welcome = vec![0; FRAME_HEADER_LEN + hello_payload().len()];
     stream.read_exact(&mut welcome).expect("welcome");
@@ -131,9 +211,8 @@ fn seal_again(frame: &mut [u8]) {
     header[FRAME_HEADER_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
 }
 
-#[test]
-fn broken_frames_end_their_connection_only() {
-    let served = tcp();
+fn broken_frames_end_their_connection_only(trust: Trust) {
+    let served = tcp(trust);
     let client_cq = served.device.create_cq(16).expect("cq");
     let good = served.connect_with(&client_cq);
     let _good_server = served.accepted();
@@ -191,9 +270,8 @@ fn broken_frames_end_their_connection_only() {
     }
 }
 
-#[test]
-fn a_frame_in_many_pieces_is_one_frame() {
-    let served = tcp();
+fn a_frame_in_many_pieces_is_one_frame(trust: Trust) {
+    let served = tcp(trust);
     let (mut stream, _qp) = greeted(&served);
     let frames =
         [build(read(1, served.mr.rkey().0, 8), b""), build(read(2, served.mr.rkey().0, 4), b"")].concat();
@@ -208,9 +286,8 @@ fn a_frame_in_many_pieces_is_one_frame() {
     }
 }
 
-#[test]
-fn a_refused_request_is_named_and_what_follows_is_not_executed() {
-    let served = tcp();
+fn a_refused_request_is_named_and_what_follows_is_not_executed(trust: Trust) {
+    let served = tcp(trust);
     let (mut stream, qp) = greeted(&served);
     let write = FrameHeader { key: served.mr.rkey().0.into(), ..FrameHeader::new(FrameKind::Write, 2) };
     stream.write_all(&[build(read(1, 99, 8), b""), build(write, b"never")].concat()).expect("write");
@@ -229,9 +306,8 @@ fn a_refused_request_is_named_and_what_follows_is_not_executed() {
 }
 
 /// What an owner keeps at the beginning of a region is read and not written.
-#[test]
-fn the_owners_bytes_are_not_written() {
-    let served = tcp();
+fn the_owners_bytes_are_not_written(trust: Trust) {
+    let served = tcp(trust);
     let memory = Arc::new(SharedMemory::new("owned", 8192).expect("memory"));
     memory.write(0, b"the owner's own.");
     let access = Access { own_bytes: 4096, ..Access::ALL };
@@ -262,8 +338,7 @@ fn the_owners_bytes_are_not_written() {
 
 /// Flushes that wait for a device, each with a READ behind it: the replies are owed, and at some point the engine reads
 /// no further. The device is let go at the end, and everything comes in order.
-#[test]
-fn replies_that_wait_for_a_flush_are_bounded() {
+fn replies_that_wait_for_a_flush_are_bounded(trust: Trust) {
     struct Never(Mutex<Vec<WhenPersistent>>);
     impl Persistence for Never {
         fn by_cache_lines(&self) -> bool {
@@ -274,7 +349,7 @@ fn replies_that_wait_for_a_flush_are_bounded() {
             self.0.lock().expect("no panic").push(done);
         }
     }
-    let served = tcp();
+    let served = tcp(trust);
     let domain = Arc::new(Never(Mutex::default()));
     let memory = Arc::new(SharedMemory::new("large", 1 << 20).expect("memory"));
     let large = served.pd.register_persistent(memory, Access::ALL, domain.clone()).expect("register");
@@ -316,13 +391,12 @@ fn replies_that_wait_for_a_flush_are_bounded() {
     releasing.join().expect("thread");
 }
 
-#[test]
-fn a_peer_that_asks_and_never_reads_is_held_back() {
-    let served = tcp();
+fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
+    let served = tcp(trust);
     let memory = Arc::new(SharedMemory::new("large", 1 << 20).expect("memory"));
     let large = served.pd.register(memory, Access::ALL).expect("register");
     let (mut stream, qp) = greeted(&served);
-    stream.set_write_timeout(Some(Duration::from_millis(500))).expect("timeout");
+    stream.set_write_timeout(Duration::from_millis(500));
     // Asks for far more than any bound allows to be buffered; the engine stops reading at some point.
     for sequence in 1..200 {
         if stream.write_all(&build(read(sequence, large.rkey().0, 1 << 20), b"")).is_err() {
@@ -351,7 +425,7 @@ fn a_peer_that_asks_and_never_reads_is_held_back() {
 
 #[test]
 fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
-    let served = tcp();
+    let served = tcp(Trust::Plain);
     let _silent: Vec<_> = (0..70).map(|_| raw(&served)).collect();
     let mut version = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
     version[4] = 9;
@@ -374,11 +448,131 @@ fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
     assert_eq!(qp.state(), QpState::ReadyToSend);
 }
 
+fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
+    let device = SoftDevice::new(SoftOptions { tcp });
+    let (pd, cq) = (device.alloc_pd(), device.create_cq(16).expect("cq"));
+    let mr = pd.register(Arc::new(SharedMemory::new("peer", 4096).expect("memory")), Access::ALL)?;
+    let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
+    let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
+    let qp = pd.connect(endpoint, options)?.qp;
+    Ok(Peer { qp, cq, mr, _device: device })
+}
+
+struct Peer {
+    qp: Arc<dyn QueuePair>,
+    cq: Arc<dyn CompletionQueue>,
+    mr: Arc<dyn MemoryRegion>,
+    _device: Arc<SoftDevice>,
+}
+
+/// Who has no key, or another, hears what to do; nobody who has a key goes on without.
+#[test]
+fn who_has_not_the_key_is_told_and_nothing_else() {
+    let (keyed, plain) = (tcp(Trust::Keyed), tcp(Trust::Plain));
+    for (served, tcp, why) in [
+        (&keyed, TcpSecurity::Loopback, "mount with --key FILE"),
+        (&keyed, TcpSecurity::Keys(keys(2)), "does not know this key"),
+        (&plain, TcpSecurity::Keys(keys(1)), "takes no keys"),
+    ] {
+        match connect(&served.listener.endpoint(), tcp) {
+            Err(RdmaError::Refused { reason, .. }) => assert!(reason.contains(why), "{reason}"),
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("it should be: {why}"),
+        }
+    }
+    // What answers in plain is not believed, whatever it says.
+    let impostor = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let endpoint =
+        Endpoint::Tcp { host: "127.0.0.1".into(), port: impostor.local_addr().expect("bound").port() };
+    let welcomes = std::thread::spawn(move || {
+        let (mut stream, _) = impostor.accept().expect("accepted");
+        let _ = stream.read(&mut [0; 4096]);
+        stream.write_all(&build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload())).expect("welcome");
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty(), "something was said in plain: {rest:?}");
+    });
+    let refused = connect(&endpoint, TcpSecurity::Keys(keys(1))).err().expect("not believed");
+    assert!(refused.to_string().contains("takes no keys"), "{refused}");
+    welcomes.join().expect("thread");
+    connect(&keyed.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("who has the key");
+}
+
+/// Somebody between the two turns one bit over, in each direction, at many places: the connection ends or stands still, and
+/// nothing but what was said is ever done.
+#[test]
+fn what_is_changed_on_its_way_ends_the_connection() {
+    let served = tcp(Trust::Keyed);
+    let Endpoint::Tcp { port, .. } = served.listener.endpoint() else { panic!("tcp") };
+    for (at, to_server) in (0..40).flat_map(|step| [(step * 37, true), (step * 37, false)]) {
+        let between = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let endpoint =
+            Endpoint::Tcp { host: "127.0.0.1".into(), port: between.local_addr().expect("bound").port() };
+        let tampers = std::thread::spawn(move || {
+            let (here, _) = between.accept().expect("accepted");
+            let there = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+            let ways = [
+                (here.try_clone().expect("fd"), there.try_clone().expect("fd"), to_server),
+                (there, here, !to_server),
+            ];
+            let pumps = ways
+                .map(|(from, to, tampers)| std::thread::spawn(move || pump(from, to, tampers.then_some(at))));
+            pumps.into_iter().for_each(|pump| pump.join().expect("thread"));
+        });
+        if let Ok(peer) = connect(&endpoint, TcpSecurity::Keys(keys(1))) {
+            let remote = Remote::Memory { rkey: served.mr.rkey(), offset: 0 };
+            for _ in 0..20 {
+                let local = peer.mr.sge(0, 8);
+                if peer
+                    .qp
+                    .post_send(&[SendWr { wr_id: WrId(1), op: SendOp::Read(remote), local, signaled: true }])
+                    .is_err()
+                {
+                    break;
+                }
+                let mut out = Vec::new();
+                peer.cq.wait(Duration::from_millis(500));
+                peer.cq.poll(&mut out, 1);
+                // A record that says it is longer than it is waits for the rest, as if the rest was held back.
+                if out.first().is_none_or(|completion| completion.status != WcStatus::Success) {
+                    break;
+                }
+                let mut found = [0; 8];
+                peer.mr.memory().read(0, &mut found);
+                assert_eq!(found, [7; 8]);
+            }
+            peer.qp.close();
+        }
+        drop(served.accepted.try_recv());
+        tampers.join().expect("thread");
+    }
+    let mut bytes = [0; 8];
+    served.mr.memory().read(0, &mut bytes);
+    assert_eq!(bytes, [7; 8]);
+    connect(&served.listener.endpoint(), TcpSecurity::Keys(keys(1))).expect("others go on");
+}
+
+/// Passes bytes on, but for one bit of the byte with this number.
+fn pump(mut from: TcpStream, mut to: TcpStream, tampered: Option<usize>) {
+    let (mut passed, mut buffer) = (0, [0; 4096]);
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if let Some(at) = tampered.filter(|at| (passed..passed + count).contains(at)) {
+            buffer[at - passed] ^= 0x10;
+        }
+        passed += count;
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(std::net::Shutdown::Both);
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
 #[test]
 fn shm_refuses_nonsense_and_serves_the_next() {
     let dir = tempfile::tempdir().expect("dir");
     let path = dir.path().join("shm.sock");
-    let served = serve(&Endpoint::Shm(path.clone()));
+    let served = serve(&Endpoint::Shm(path.clone()), Trust::Plain);
     let hello = ShmMessage::Hello { page_len: 4096 }.encode();
     // Without descriptors, with too short a message, with another size, with garbage.
     for bytes in

@@ -65,6 +65,8 @@ pub struct ServerConfig {
     /// Endpoints to listen on.
     #[serde(deserialize_with = "endpoints")]
     pub listen: Vec<Endpoint>,
+    /// Files of the keys that tcp takes; relative to the pool's directory. None: `key` there, made if there is none.
+    pub keys: Vec<PathBuf>,
     /// How long a client may be silent, in milliseconds.
     pub lease_ms: u64,
     /// When an operation is durable.
@@ -128,6 +130,7 @@ impl Default for ServerConfig {
         Self {
             memory: 1 << 30,
             listen: Vec::new(),
+            keys: Vec::new(),
             lease_ms: 20_000,
             durability: Durability::Fsync,
             log_size: DEFAULT_LOG_BYTES,
@@ -281,6 +284,11 @@ impl Config {
             data.push(quoted(text));
         }
         let listen = self.server.listen.iter().map(|one| quoted(&one.to_string())).collect();
+        let mut keys = Vec::new();
+        for path in &self.server.keys {
+            let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
+            keys.push(quoted(text));
+        }
         let ring_dir = match &self.server.ring_dir {
             Some(path) => {
                 let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
@@ -302,6 +310,7 @@ impl Config {
              [server] # options of `cuttlefsd serve` override these\n\
              memory = {memory} # DRAM for pages\n\
              listen = {listen} # tcp://HOST:PORT, unix:///PATH, shm:///PATH\n\
+             keys = {keys} # files of the keys that tcp takes (`cuttlefsd key new`); none: `key` in this directory\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
              # fsync: data and names are durable when fsync, fdatasync, syncfs or O_SYNC says so;\n\
              # ack: every change is durable when it is answered, through a redo log of log_size\n\
@@ -319,6 +328,7 @@ impl Config {
             data = list(data),
             memory = quoted(&exact(self.server.memory)),
             listen = list(listen),
+            keys = list(keys),
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
             log_size = quoted(&exact(self.server.log_size)),
@@ -435,6 +445,7 @@ mod tests {
         odd.pool.size = (1 << 30) + 4096;
         odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
         odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
+        odd.server.keys = vec!["/etc/cuttlefs/\"a\"".into(), "b".into()];
         odd.server.early = EarlyChoice::Kind(cuttlefs_common::rpc::durable::Kind::WRFlush);
         odd.server.ring_dir = Some("/mnt/pmem/rings".into());
         odd.server.ring_device = RingDevice::Kind(cuttlefs_common::persist::LogDeviceKind::Pmem);

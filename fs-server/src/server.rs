@@ -47,6 +47,8 @@ pub struct Server {
     pub counters: ServerCounters,
     /// Where it listens; filled once links are up.
     pub endpoints: Mutex<Vec<Endpoint>>,
+    /// What protects connections between machines, for people.
+    pub network_security: &'static str,
     /// Worker threads.
     pub workers: usize,
     /// How clients count one-sided reads.

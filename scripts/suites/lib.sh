@@ -116,6 +116,8 @@ start_server() {
         cat "$WORK/format.log" >&2
         die "format failed"
     }
+    # Over tcp it is TLS that is tested. The server makes the key when it starts.
+    export CUTTLEFS_KEY=$POOL/key
     launch_server
 }
 

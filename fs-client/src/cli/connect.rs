@@ -4,12 +4,14 @@ use crate::file::RemoteVolume;
 use crate::file::volume::{FsError, Volume};
 use crate::session::{Session, SessionOptions};
 use anyhow::anyhow;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Endpoint, RdmaError};
 use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Reply, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What a client tells the server when it mounts.
@@ -27,6 +29,8 @@ pub struct VolumeOptions {
     pub threads: usize,
     /// Small writes may be acknowledged before they are executed, if the server offers that.
     pub early_writes: bool,
+    /// The file of the key that is shown over tcp; `None`: in plain.
+    pub key: Option<PathBuf>,
 }
 
 /// Reaches servers; a trait so that the command is tested without one.
@@ -38,11 +42,11 @@ pub trait Backend: Sync {
     /// For people: what could not be reached or was refused, and what to do.
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>>;
 
-    /// The server's status as JSON.
+    /// The server's status as JSON, asked with a key if there is one.
     ///
     /// # Errors
     /// As above.
-    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String>;
+    fn server_status(&self, server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String>;
 }
 
 /// Reaches servers over the software RNIC.
@@ -53,8 +57,8 @@ impl Backend for Network {
         connect_volume(server, options)
     }
 
-    fn server_status(&self, server: &Endpoint) -> anyhow::Result<String> {
-        server_status(server)
+    fn server_status(&self, server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String> {
+        server_status(server, key)
     }
 }
 
@@ -74,7 +78,14 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         clock: Arc::new(SystemClock::new()),
         background,
     };
-    let device = SoftDevice::new(SoftOptions::default());
+    let tcp = match (server, &options.key) {
+        // Over the others the kernel says who is there.
+        (Endpoint::Tcp { .. }, Some(file)) => {
+            TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
+        }
+        _ => TcpSecurity::Loopback,
+    };
+    let device = SoftDevice::new(SoftOptions { tcp });
     Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
         // Nobody is there, as opposed to somebody who does not want us and says why.
         RdmaError::Io { ref source, .. } if source.kind() != ErrorKind::PermissionDenied => {
@@ -87,8 +98,9 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
     })
 }
 
-fn server_status(server: &Endpoint) -> anyhow::Result<String> {
-    let options = VolumeOptions { label: "status".to_owned(), threads: 1, ..VolumeOptions::default() };
+fn server_status(server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String> {
+    let key = key.map(Path::to_owned);
+    let options = VolumeOptions { label: "status".to_owned(), threads: 1, key, ..VolumeOptions::default() };
     let session = connect(server, &options, false)?;
     let status = session.call(
         &session.own_caller(),

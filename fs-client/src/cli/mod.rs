@@ -16,6 +16,7 @@ mod busy;
 mod connect;
 mod down;
 mod figures;
+mod key;
 mod mount;
 mod mount_helper;
 mod mount_options;
@@ -56,6 +57,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 Environment:
   CUTTLEFS_LOG   what is logged, such as debug or cuttlefs_client::fuse=debug
+  CUTTLEFS_KEY   the key file to show over tcp://, where --key and -o key= say none
   CUTTLEFSD      the server's binary, if it is not beside this one or in PATH")]
 struct Cli {
     #[command(subcommand)]

@@ -3,6 +3,7 @@
 use super::background::{Reporter, run_detached};
 use super::connect::Backend;
 use super::figures::FiguresSocket;
+use super::key;
 use super::mount_options::{KNOWN, MountOptions};
 use super::mountpoint;
 use super::process::ProcessId;
@@ -22,14 +23,14 @@ use std::path::{Path, PathBuf};
 #[command(after_help = format!("Options of -o:\n{KNOWN}
 
 Examples:
-  cuttlefs mount tcp://box:7950 /mnt
+  cuttlefs mount tcp://box:7950 /mnt --key /etc/cuttlefs/key
   cuttlefs mount shm:///run/cuttlefs/a.sock /mnt -o ro,attr_cache=5
   cuttlefs mount unix:///run/cuttlefs/b.sock /mnt --foreground
-  mount -t fuse.cuttlefs tcp://box:7950 /mnt -o ro
+  mount -t fuse.cuttlefs tcp://box:7950 /mnt -o ro,key=/etc/cuttlefs/key
   mount -o remount,ro /mnt
 
 Line of /etc/fstab:
-  tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail  0  0"))]
+  tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0"))]
 pub(super) struct MountArgs {
     /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
     pub server: Endpoint,
@@ -38,6 +39,9 @@ pub(super) struct MountArgs {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// The key to show over tcp://, as `-o key=FILE`; from whoever runs the server (cuttlefsd key)
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// Stay until it is unmounted; Ctrl-C unmounts
     #[arg(long)]
     pub foreground: bool,
@@ -68,16 +72,21 @@ pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
+    if let Some(key) = key::chosen([args.key, options.key])? {
+        arguments.extend(["--key".into(), key.into_os_string()]);
+    }
     run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
 }
 
 fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> anyhow::Result<()> {
-    let options = parse_options(&args.options)?;
+    let mut options = parse_options(&args.options)?;
+    options.key = key::chosen([args.key.clone(), options.key])?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     let served = ServedMount::start(backend, &args.server, &mountpoint, &options)?;
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
+        key: options.key.clone(),
         mount: ProcessId::own()?,
         server: None,
         pool: None,

@@ -51,6 +51,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
         server,
         mountpoint: args.mountpoint.clone(),
         options: args.options.clone(),
+        key: None,
         foreground: false,
         detached: false,
     };

@@ -2,7 +2,7 @@
 
 use super::connect::VolumeOptions;
 use crate::fuse::{FuseSettings, MAX_THREADS};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longest cache time that makes sense: more than a year is a typing error, and overflows nothing below it.
@@ -14,6 +14,7 @@ pub(super) const KNOWN: &str =
   cache=none|auto               none: go to the server each time, past the page cache
   early=auto|off                off: no write is acknowledged before the server has executed it
   locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
+  key=FILE                      show this key over tcp:// (cuttlefsd key)
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
@@ -50,6 +51,8 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// Small writes may be acknowledged before they are executed, if the server offers that.
     pub early_writes: bool,
+    /// The file of the key to show over tcp.
+    pub key: Option<PathBuf>,
 }
 
 impl MountOptions {
@@ -58,7 +61,7 @@ impl MountOptions {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
         let fuse =
             FuseSettings { allow_other: is_root, suid: is_root, dev: is_root, ..FuseSettings::default() };
-        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true }
+        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true, key: None }
     }
 
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
@@ -97,6 +100,8 @@ impl MountOptions {
             ("locks", Some("cluster")) => fuse.cluster_locks = true,
             ("locks", Some("local")) => fuse.cluster_locks = false,
             ("locks", Some(_)) => return Err(value_error("write locks=cluster or locks=local")),
+            ("key", Some("")) => return Err(value_error("write the path of a key file")),
+            ("key", Some(value)) => self.key = Some(PathBuf::from(value)),
             ("subdir", Some(value)) => self.subtree = subtree(value).map_err(value_error)?,
             ("max_background", Some(value)) => {
                 fuse.max_background = value
@@ -159,6 +164,7 @@ impl MountOptions {
             uncached: self.fuse.uncached,
             threads: self.fuse.threads,
             early_writes: self.early_writes,
+            key: self.key.clone(),
         }
     }
 }
@@ -199,6 +205,7 @@ mod tests {
         assert_eq!(options.fuse.negative_cache, Duration::ZERO);
         assert_eq!((options.subtree.as_str(), options.fuse.threads), ("a/b", 3));
         assert!(options.fuse.no_atime && options.fuse.allow_other && !options.fuse.read_only);
+        assert_eq!(parse("key=a,key=/b").expect("valid").key, Some("/b".into()));
         assert_eq!(parse("").expect("empty"), MountOptions::new(true));
         assert!(!MountOptions::parse(false, &[]).expect("user").fuse.allow_other);
         assert_eq!(
@@ -242,6 +249,8 @@ mod tests {
             "ro=1",
             "attr_cache",
             "subdir",
+            "key=",
+            "key",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -23,6 +23,8 @@ pub(super) struct RunState {
     pub mountpoint: PathBuf,
     /// The server's endpoint.
     pub source: String,
+    /// The file of the key that is shown there.
+    pub key: Option<PathBuf>,
     /// The process behind the mount.
     pub mount: ProcessId,
     /// The server that `up` started for it.
@@ -137,6 +139,7 @@ mod tests {
         let state = RunState {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
+            key: Some("/etc/key".into()),
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
@@ -157,6 +160,7 @@ mod tests {
         let before = RunState {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
+            key: Some("/etc/key".into()),
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,

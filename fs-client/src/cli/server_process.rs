@@ -78,7 +78,7 @@ impl ServerProcess {
             opened.with_context(|| format!("cannot write {}", log.display()))
         };
         // A server that answers here already would answer for ours, too.
-        if let Ok(status) = backend.server_status(&endpoint) {
+        if let Ok(status) = backend.server_status(&endpoint, None) {
             let who = pid_in(&status).map_or_else(String::new, |pid| format!(" by process {pid}"));
             bail!(
                 "{} is being served already{who}; to mount it here too: cuttlefs mount {endpoint} DIRECTORY",
@@ -121,7 +121,7 @@ impl ServerProcess {
         let started = Instant::now();
         let mut told = false;
         loop {
-            let refusal = match backend.server_status(&self.endpoint) {
+            let refusal = match backend.server_status(&self.endpoint, None) {
                 Ok(status) if pid_in(&status).is_none_or(|pid| pid == i64::from(self.id.pid)) => {
                     return Ok(());
                 }

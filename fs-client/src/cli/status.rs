@@ -4,6 +4,8 @@
 
 use super::connect::Backend;
 use super::figures;
+use super::key;
+use super::run_state::RunState;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -16,10 +18,13 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefs status /mnt
-  cuttlefs status tcp://box:7950 --json | jq .sessions")]
+  cuttlefs status tcp://box:7950 --key /etc/cuttlefs/key --json | jq .sessions")]
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
+    /// The key to show over tcp:// [default: the mount's]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -27,7 +32,12 @@ pub(super) struct StatusArgs {
 
 pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()> {
     let asked = Asked::parse(&args.server_or_mount)?;
-    let answer = backend.server_status(&asked.server).and_then(|text| {
+    let of_mount = match &asked.mountpoint {
+        Some(mountpoint) => RunState::load(mountpoint)?.and_then(|state| state.key),
+        None => None,
+    };
+    let key = key::chosen([args.key.clone(), of_mount])?;
+    let answer = backend.server_status(&asked.server, key.as_deref()).and_then(|text| {
         serde_json::from_str::<Map<String, Value>>(&text).context("the server's status is not a JSON object")
     });
     let mut status = answer.as_ref().cloned().unwrap_or_default();

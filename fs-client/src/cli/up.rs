@@ -113,6 +113,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: server.endpoint().to_string(),
+        key: None,
         mount: ProcessId::own()?,
         server: Some(server.id()),
         pool: Some(pool.clone()),

@@ -612,6 +612,10 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `RdmaError` if the device cannot.
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError>;
+    /// What protects connections between machines, for status.
+    fn network_security(&self) -> &'static str {
+        "none"
+    }
     /// Target side: who serves `Remote::File` and `Remote::Bitmap`.
     fn set_file_target(&self, target: Arc<dyn FileTarget>);
     /// Target side: memory to export whole to peers that may have it.

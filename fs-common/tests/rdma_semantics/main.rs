@@ -2,7 +2,7 @@
 
 use cuttlefs_common::ids::{FileKey, Rkey};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
     FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
@@ -199,6 +199,7 @@ macro_rules! suite {
         mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* }
         mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* }
         mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* }
+        mod tls { $(#[test] fn $name() { super::pair::with_keys(super::$name) })* }
     };
 }
 
@@ -237,7 +238,9 @@ fn listening_beyond_this_machine_needs_a_word() {
     let open = Endpoint::Tcp { host: "0.0.0.0".into(), port: 0 };
     let refused = SoftDevice::new(SoftOptions::default()).alloc_pd().listen(&open).err().expect("refused");
     assert!(refused.to_string().contains("--insecure"), "{refused}");
-    let device = SoftDevice::new(SoftOptions { allow_insecure_listen: true });
+    let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Insecure });
+    assert!(device.alloc_pd().listen(&open).is_ok());
+    let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(pair::keys()) });
     assert!(device.alloc_pd().listen(&open).is_ok());
 }
 

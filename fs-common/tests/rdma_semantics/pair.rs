@@ -1,9 +1,30 @@
 //! Two RNICs of one link, joined by a queue pair: what every test here begins with.
 
 use super::*;
+use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
+use cuttlefs_common::rdma::PeerIdentity;
+use cuttlefs_common::world::SeededRandom;
+use std::cell::Cell;
 
 /// Client's and server's queue pair, and the windows the client got.
 pub(super) type Joined = (Arc<dyn QueuePair>, Arc<dyn QueuePair>, Vec<Arc<dyn RemoteWindow>>);
+
+thread_local! {
+    /// Whether RNICs that this thread makes have a key: `tcp` goes under TLS then.
+    static KEYED: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(super) fn keys() -> ClusterKeys {
+    let key = ClusterKey::generate("pair", &SeededRandom::new(1)).expect("a key");
+    ClusterKeys::new(vec![key]).expect("keys")
+}
+
+/// Runs a test over `tcp`, with keys.
+pub(super) fn with_keys(test: fn(LinkKind)) {
+    KEYED.set(true);
+    test(LinkKind::Tcp);
+    KEYED.set(false);
+}
 
 /// One process's half.
 pub(super) struct Half {
@@ -15,7 +36,8 @@ pub(super) struct Half {
 
 impl Half {
     pub(super) fn new(access: Access) -> Self {
-        let device = SoftDevice::new(SoftOptions::default());
+        let tcp = if KEYED.get() { TcpSecurity::Keys(keys()) } else { TcpSecurity::Loopback };
+        let device = SoftDevice::new(SoftOptions { tcp });
         let pd = device.alloc_pd();
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("half", MEMORY_LEN).expect("memory"));
@@ -125,6 +147,8 @@ impl Pair {
         let receives = first(&client, &server);
         let (client_qp, server_qp, _) = join(&client, &server, &listener, depth, receives);
         assert_eq!((client_qp.link(), server_qp.link()), (link, link));
+        let is_keyed = matches!(server_qp.peer(), PeerIdentity::Key { name, .. } if &*name == "pair");
+        assert_eq!(is_keyed, KEYED.get(), "{}", server_qp.peer());
         Self { client, server, client_qp: Some(client_qp), server_qp: Some(server_qp), listener, _dir: dir }
     }
 

@@ -1,7 +1,8 @@
-//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it, `fsck` checks it.
+//! The `cuttlefsd` command: `format` makes a pool, `serve` serves it, `fsck` checks it; `key` makes keys for clients.
 
 mod format;
 mod fsck;
+mod key;
 mod serve;
 
 use clap::{Parser, Subcommand};
@@ -40,6 +41,8 @@ enum Command {
     /// Check a pool that nobody serves, and repair it. Exit codes: 0 clean, 1 all repaired, 4 errors are left,
     /// 8 nothing could be checked, 16 usage
     Fsck(fsck::FsckArgs),
+    /// Make a key by which clients and server know each other over tcp://, or show which one a file holds
+    Key(key::KeyArgs),
 }
 
 /// Runs the command of this process's arguments.
@@ -67,6 +70,7 @@ pub fn run() -> ExitCode {
         Command::Format(args) => format::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Fsck(args) => return fsck::run(args),
+        Command::Key(args) => key::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -89,7 +89,11 @@ pub(super) struct ServeArgs {
     /// DRAM for checksums; 4K for 4M of file pages that are in use. What is not there is read from SSD
     #[arg(long, default_value = "16M", value_name = "SIZE")]
     checksum_cache: ByteSize,
-    /// Listen on addresses other machines can reach, although clients are not authenticated yet
+    /// A key that tcp:// takes (`cuttlefsd key new`); may be given several times
+    /// [default: `keys` of cuttlefs.toml, else the file `key` in the pool's directory, made if there is none]
+    #[arg(long, value_name = "FILE")]
+    key: Vec<PathBuf>,
+    /// Take anybody over tcp://, without keys and in plain: for networks whose every member is trusted
     #[arg(long)]
     insecure: bool,
     /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
@@ -117,6 +121,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     if listen.is_empty() {
         bail!("nothing to listen on; give --listen, such as --listen tcp://127.0.0.1:7950");
     }
+    let configured = config.server.keys.iter().map(|path| args.pool.join(path));
+    let keys = if args.key.is_empty() && !args.insecure { configured.collect() } else { args.key };
+    let tcp = super::key::tcp_security(&args.pool, &listen, &keys, args.insecure)?;
     let memory = args.memory.map_or(config.server.memory, |size| size.0);
     ensure!(
         memory >= LEAST_MEMORY_BYTES,
@@ -169,7 +176,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions { allow_insecure_listen: args.insecure }),
+        device: SoftDevice::new(SoftOptions { tcp }),
         clock,
         random: Arc::new(SystemRandom),
         log,

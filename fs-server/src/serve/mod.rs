@@ -433,6 +433,7 @@ fn build(
         clock,
         counters: ServerCounters::default(),
         endpoints: Mutex::default(),
+        network_security: device.network_security(),
         workers: options.workers.max(1),
         sampling: options.sampling,
         sums,

@@ -1,8 +1,9 @@
 //! A client without a mount: a session on one connection, and senders for its rings.
 
+use cuttlefs_common::cluster_key::ClusterKeys;
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, QpConfig,
     QueuePair, RecvWr, SendOp, SendWr, WcStatus, WrId,
@@ -40,7 +41,8 @@ impl Client {
 
     /// The same client again, after its server went.
     pub fn with_secret(endpoint: &Endpoint, secret: SessionSecret) -> Self {
-        let device = SoftDevice::new(SoftOptions::default());
+        let keys = ClusterKeys::new(vec![crate::server::key()]).expect("keys");
+        let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(keys) });
         let pd = device.alloc_pd();
         let cq = device.create_cq(16).expect("a queue");
         let memory = SharedMemory::new("client", 2 * MESSAGE).expect("memory");

@@ -1,11 +1,18 @@
 //! `cuttlefsd`, the real program, which can be stopped, frozen and killed.
 
+use cuttlefs_common::cluster_key::ClusterKey;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::{Endpoint, LinkKind};
+use cuttlefs_common::world::SeededRandom;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+/// Whoever knows it may connect.
+pub fn key() -> ClusterKey {
+    ClusterKey::generate("early", &SeededRandom::new(5)).expect("a key")
+}
 
 /// A pool and how it is served.
 pub struct Site {
@@ -20,6 +27,7 @@ impl Site {
     pub fn new(link: LinkKind, device: LogDeviceKind) -> Self {
         let base = tempfile::Builder::new().prefix("early").tempdir_in("/var/tmp").expect("a directory");
         let site = Self { base, link, device, early: "wflush", ring_dir: None };
+        key().create_file(&site.base.path().join("key")).expect("a key file");
         let made = site.cuttlefsd(&["format", "--size", "8M"]).output().expect("it runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         site
@@ -54,6 +62,7 @@ impl Site {
         let mut command =
             self.cuttlefsd(&["serve", "--durability", "ack", "--log-size", "16M", "--memory", "4M"]);
         command.args(["--early", self.early, "--ring-device", self.device.label()]);
+        command.arg("--key").arg(self.base.path().join("key"));
         command.args(["--listen", &self.endpoint()]).stderr(Stdio::piped());
         if let Some(ring_dir) = &self.ring_dir {
             command.arg("--ring-dir").arg(ring_dir);

@@ -135,6 +135,10 @@ impl RegionServer {
         if let Some(workers) = options.workers {
             command.args(["--workers", &workers.to_string()]);
         }
+        if options.link == Link::Tcp {
+            // What is measured is the RNIC. The pool is a scratch one, and listens on this machine only.
+            command.arg("--insecure");
+        }
         let child = command
             .arg("--until-stdin-ends")
             // Held open, and never written to, as long as the child is ours.
@@ -173,7 +177,7 @@ impl RegionServer {
     }
 
     fn status(&self) -> anyhow::Result<Status> {
-        let text = Network.server_status(&self.endpoint)?;
+        let text = Network.server_status(&self.endpoint, None)?;
         serde_json::from_str(&text).context("the server's status is not as expected")
     }
 

@@ -6,8 +6,8 @@
 //! never holds up another.
 
 use super::queue::{QpCore, QpParts};
-use super::tcp::{HelloReader, TcpIncoming};
-use super::{DeviceShared, credentials, shm, sys, tcp};
+use super::tcp::{Channel, HelloReader, TcpIncoming, TlsConfigs};
+use super::{DeviceShared, TcpTrust, credentials, shm, sys, tcp};
 use crate::memory::SharedMemory;
 use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
@@ -49,15 +49,45 @@ impl Setup {
         let windows = self.device.windows.read();
         WindowId::ALL.map(|id| windows.get(&(id as u32)).cloned())
     }
+
+    fn tls(&self) -> Option<&TlsConfigs> {
+        self.device.tcp.configs()
+    }
+
+    /// Who a client is, now that its handshake is over.
+    fn proven(&self, peer: PeerIdentity, greeting: &Greeting) -> PeerIdentity {
+        match (peer, greeting, self.tls()) {
+            (PeerIdentity::Remote(address), Greeting::Tcp(channel, _), Some(tls)) => {
+                let name = channel.client_name(tls).expect("a hello comes behind the proof of a key");
+                PeerIdentity::Key { name, address }
+            }
+            (peer, ..) => peer,
+        }
+    }
 }
 
 enum Greeting {
-    Shm,
-    Tcp(HelloReader),
+    Shm(OwnedFd),
+    Tcp(Channel, HelloReader),
+}
+
+impl Greeting {
+    fn socket(&self) -> &OwnedFd {
+        match self {
+            Self::Shm(socket) => socket,
+            Self::Tcp(channel, _) => channel.socket(),
+        }
+    }
+
+    fn refuse(&self, reason: &str) {
+        match self {
+            Self::Shm(socket) => shm::refuse(socket, reason),
+            Self::Tcp(channel, _) => tcp::refuse(channel, reason),
+        }
+    }
 }
 
 struct Silent {
-    socket: OwnedFd,
     peer: PeerIdentity,
     greeting: Greeting,
     deadline: Instant,
@@ -84,7 +114,7 @@ impl SoftListener {
         let mut bound = endpoint.clone();
         let (socket, link, path) = match endpoint {
             Endpoint::Tcp { host, port } => {
-                let socket = bind_tcp(host, *port, device.options.allow_insecure_listen, endpoint)?;
+                let socket = bind_tcp(host, *port, &device.tcp, endpoint)?;
                 let address = socket.local_addr().map_err(failed)?;
                 bound = Endpoint::Tcp { host: host.clone(), port: address.port() };
                 (OwnedFd::from(socket), LinkKind::Tcp, None)
@@ -160,13 +190,22 @@ impl SoftListener {
             );
             return;
         }
-        let greeting =
-            if self.setup.link == LinkKind::Shm { Greeting::Shm } else { Greeting::Tcp(HelloReader::new()) };
+        let greeting = match (self.setup.link, self.setup.tls()) {
+            (LinkKind::Shm, _) => Greeting::Shm(socket),
+            (LinkKind::Tcp, Some(tls)) => match Channel::tls_server(socket, tls) {
+                Ok(channel) => Greeting::Tcp(channel, HelloReader::new()),
+                Err(reason) => {
+                    tracing::warn!(endpoint = %self.setup.endpoint, "no handshake can be begun: {reason}");
+                    return;
+                }
+            },
+            _ => Greeting::Tcp(Channel::plain(socket), HelloReader::new()),
+        };
         if silent.len() == SILENT_CLIENTS_MAX {
             silent.pop_front();
             tracing::warn!(endpoint = %self.setup.endpoint, "dropped a client that said nothing: too many wait");
         }
-        silent.push_back(Silent { socket, peer, greeting, deadline: Instant::now() + HELLO_WAIT });
+        silent.push_back(Silent { peer, greeting, deadline: Instant::now() + HELLO_WAIT });
     }
 
     /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
@@ -176,18 +215,11 @@ impl SoftListener {
         shm_hello: &mut Option<[OwnedFd; 3]>,
     ) -> Result<Option<bool>, String> {
         match &mut client.greeting {
-            Greeting::Tcp(reader) => reader.read(&client.socket),
-            Greeting::Shm => {
-                *shm_hello = shm::receive_hello(&client.socket)?;
+            Greeting::Tcp(channel, reader) => reader.read(channel),
+            Greeting::Shm(socket) => {
+                *shm_hello = shm::receive_hello(socket)?;
                 Ok(shm_hello.is_some().then_some(true))
             }
-        }
-    }
-
-    fn refuse(&self, socket: &OwnedFd, reason: &str) {
-        match self.setup.link {
-            LinkKind::Shm => shm::refuse(socket, reason),
-            _ => tcp::refuse(socket, reason),
         }
     }
 }
@@ -197,13 +229,15 @@ fn may_share_memory(uid: u32, server_euid: u32) -> bool {
     uid == 0 || uid == server_euid
 }
 
-fn bind_tcp(host: &str, port: u16, insecure: bool, endpoint: &Endpoint) -> Result<TcpListener, RdmaError> {
+fn bind_tcp(host: &str, port: u16, tcp: &TcpTrust, endpoint: &Endpoint) -> Result<TcpListener, RdmaError> {
     let failed = |source| RdmaError::Io { action: "listen on", endpoint: endpoint.to_string(), source };
     let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
-    if !insecure && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip())) {
+    if matches!(tcp, TcpTrust::Loopback)
+        && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip()))
+    {
         return Err(RdmaError::Unsupported(format!(
-            "{endpoint}: {} can be reached from other machines and peers are not authenticated yet; \
-             listen on 127.0.0.1, or pass --insecure if the network is trusted",
+            "{endpoint}: {} can be reached from other machines; give a key (--key FILE), or --insecure if \
+             everybody in the network is trusted",
             open.ip()
         )));
     }
@@ -259,7 +293,7 @@ impl Listener for SoftListener {
             let ready: Vec<bool> = {
                 let mut fds =
                     vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
-                fds.extend(silent.iter().map(|client| PollFd::new(&client.socket, PollFlags::IN)));
+                fds.extend(silent.iter().map(|client| PollFd::new(client.greeting.socket(), PollFlags::IN)));
                 match rustix::event::poll(&mut fds, timeout.as_ref()) {
                     Ok(_) => {}
                     Err(rustix::io::Errno::INTR) => continue,
@@ -283,17 +317,19 @@ impl Listener for SoftListener {
                 };
                 match heard {
                     Ok(Some(_)) => {
+                        let peer = self.setup.proven(client.peer, &client.greeting);
+                        let setup = self.setup.clone();
                         return Ok(Box::new(SoftIncoming {
-                            setup: self.setup.clone(),
-                            socket: client.socket,
-                            peer: client.peer,
+                            setup,
+                            greeting: client.greeting,
+                            peer,
                             shm_hello,
                         }));
                     }
                     Ok(None) => {}
                     Err(reason) => {
                         tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
-                        self.refuse(&client.socket, &reason);
+                        client.greeting.refuse(&reason);
                     }
                 }
             } else if ready[1] {
@@ -325,7 +361,7 @@ impl Drop for SoftListener {
 /// A client that said hello.
 struct SoftIncoming {
     setup: Arc<Setup>,
-    socket: OwnedFd,
+    greeting: Greeting,
     peer: PeerIdentity,
     shm_hello: Option<[OwnedFd; 3]>,
 }
@@ -353,21 +389,23 @@ impl Incoming for SoftIncoming {
     }
 
     fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError> {
-        let Self { setup, socket, peer, shm_hello } = *self;
+        let Self { setup, greeting, peer, shm_hello } = *self;
         let parts: QpParts = setup.device.parts(&setup.registry, qp)?;
         let prepare = post_first(&receives);
-        let link = match shm_hello {
-            Some(descriptors) => {
+        let link = match greeting {
+            Greeting::Shm(socket) => {
+                let descriptors =
+                    shm_hello.expect("a client over shm is incoming once its hello was received");
                 shm::ShmIncoming { socket, peer, descriptors }.accept(&setup, parts, prepare)?
             }
-            None => {
+            Greeting::Tcp(channel, _) => {
                 let endpoint = setup.endpoint.to_string();
                 let engine = setup.device.engine().map_err(|source| RdmaError::Io {
                     action: "start the NIC engine for",
                     endpoint: endpoint.clone(),
                     source,
                 })?;
-                let incoming = TcpIncoming { socket, peer, link: setup.link };
+                let incoming = TcpIncoming { channel, peer, link: setup.link };
                 incoming.accept(&endpoint, parts, prepare, engine, setup.device.file_target.clone())?
             }
         };
@@ -375,10 +413,7 @@ impl Incoming for SoftIncoming {
     }
 
     fn refuse(self: Box<Self>, reason: &str) {
-        match self.setup.link {
-            LinkKind::Shm => shm::refuse(&self.socket, reason),
-            _ => tcp::refuse(&self.socket, reason),
-        }
+        self.greeting.refuse(reason);
     }
 }
 

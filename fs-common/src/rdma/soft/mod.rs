@@ -27,6 +27,7 @@ pub mod shm;
 mod sys;
 pub mod tcp;
 
+use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
@@ -44,14 +45,42 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
-use tcp::FileTargetCell;
 use tcp::engine::Engine;
+use tcp::{FileTargetCell, TlsConfigs};
+
+/// Who is trusted over `tcp`, either way.
+#[derive(Clone, Debug, Default)]
+pub enum TcpSecurity {
+    /// In plain, and listening on loopback only: for tests and benchmarks, whose bytes are nobody's secret.
+    #[default]
+    Loopback,
+    /// In plain, to and from anybody (`--insecure`).
+    Insecure,
+    /// Under TLS, to and from whoever has one of these keys. The first is shown when connecting.
+    Keys(ClusterKeys),
+}
 
 /// How a software RNIC is to behave.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SoftOptions {
-    /// Listen on addresses other machines can reach, although peers are not authenticated (`--insecure`).
-    pub allow_insecure_listen: bool,
+    /// Who may be at the other end of `tcp`.
+    pub tcp: TcpSecurity,
+}
+
+/// `TcpSecurity`, ready for use.
+enum TcpTrust {
+    Loopback,
+    Insecure,
+    Keys(TlsConfigs),
+}
+
+impl TcpTrust {
+    fn configs(&self) -> Option<&TlsConfigs> {
+        match self {
+            Self::Keys(configs) => Some(configs),
+            Self::Loopback | Self::Insecure => None,
+        }
+    }
 }
 
 /// The software RNIC.
@@ -61,7 +90,7 @@ pub struct SoftDevice {
 
 /// What queue pairs and listeners need of their device.
 struct DeviceShared {
-    options: SoftOptions,
+    tcp: TcpTrust,
     last_qp_number: AtomicU32,
     queues: Mutex<Vec<Weak<SoftCq>>>,
     windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
@@ -73,9 +102,14 @@ impl SoftDevice {
     /// A software RNIC. Its one thread starts with the first `tcp` or `unix` listener and ends when the device
     /// is dropped, and with it every connection it drives.
     pub fn new(options: SoftOptions) -> Arc<Self> {
+        let tcp = match &options.tcp {
+            TcpSecurity::Loopback => TcpTrust::Loopback,
+            TcpSecurity::Insecure => TcpTrust::Insecure,
+            TcpSecurity::Keys(keys) => TcpTrust::Keys(TlsConfigs::new(keys)),
+        };
         Arc::new(Self {
             shared: Arc::new(DeviceShared {
-                options,
+                tcp,
                 last_qp_number: AtomicU32::new(0),
                 queues: Mutex::new(Vec::new()),
                 windows: RwLock::new(HashMap::new()),
@@ -141,6 +175,14 @@ impl DeviceShared {
 impl Device for SoftDevice {
     fn name(&self) -> &str {
         "soft"
+    }
+
+    fn network_security(&self) -> &'static str {
+        match self.shared.tcp {
+            TcpTrust::Loopback => "none (loopback only)",
+            TcpTrust::Insecure => "none (INSECURE)",
+            TcpTrust::Keys(_) => "TLS 1.3 with keys",
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -234,7 +276,9 @@ impl ProtectionDomain for SoftPd {
                 (tcp::connect_unix(path, &name, parts, prepare, timeout, file_target)?, Vec::new())
             }
             Endpoint::Tcp { host, port } => {
-                (tcp::connect_tcp((host, *port), &name, parts, prepare, timeout, file_target)?, Vec::new())
+                let tls = self.device.tcp.configs();
+                let address = (host.as_str(), *port);
+                (tcp::connect_tcp(address, &name, tls, parts, prepare, timeout, file_target)?, Vec::new())
             }
         };
         Ok(Connected { qp: Arc::new(SoftQp(link)), windows })

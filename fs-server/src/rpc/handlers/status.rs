@@ -78,6 +78,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "epoch": format!("{:016x}", server.epoch),
         "uptime_seconds": server.clock.monotonic().as_secs(),
         "provider": "soft",
+        "network_security": server.network_security,
         "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "exports": server.exports.rules().map(export).collect::<Vec<_>>(),
         "durability": if log.is_some() { Durability::Ack } else { Durability::Fsync }.to_string(),

@@ -20,6 +20,7 @@ mod input;
 mod output;
 mod target;
 
+use super::channel::Channel;
 use super::engine::Engine;
 use super::frame::{FRAME_HEADER_LEN, FrameError};
 use crate::ids::QpNumber;
@@ -81,7 +82,7 @@ impl From<FrameError> for End {
 pub(in crate::rdma::soft) struct TcpQp {
     this: Weak<TcpQp>,
     core: QpCore,
-    socket: OwnedFd,
+    channel: Channel,
     /// Who reads the socket; `None`: whoever polls the completion queues.
     engine: Option<Arc<Engine>>,
     file_target: FileTargetCell,
@@ -94,14 +95,14 @@ pub(in crate::rdma::soft) struct TcpQp {
 impl TcpQp {
     pub(super) fn new(
         core: QpCore,
-        socket: OwnedFd,
+        channel: Channel,
         engine: Option<Arc<Engine>>,
         file_target: FileTargetCell,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             core,
-            socket,
+            channel,
             engine,
             file_target,
             receive: Mutex::new(Receiving::new()),
@@ -116,18 +117,22 @@ impl TcpQp {
         self.core.become_state(QpState::ReadyToSend);
         let flags = EventFlags::IN | EventFlags::RDHUP;
         match &self.engine {
-            Some(engine) => engine.add(self, flags),
+            Some(engine) => engine.add(self, flags)?,
             None => {
                 for queue in self.core.queues() {
-                    queue.attach(self.clone(), &[(self.socket.as_fd(), flags)])?;
+                    queue.attach(self.clone(), &[(self.socket().as_fd(), flags)])?;
                 }
-                Ok(())
             }
         }
+        if self.channel.holds_input() {
+            // It came with the end of the handshake, and the socket does not tell of it.
+            self.drive(flags);
+        }
+        Ok(())
     }
 
     pub(super) fn socket(&self) -> &OwnedFd {
-        &self.socket
+        self.channel.socket()
     }
 
     /// Ends the connection; outside of all locks.
@@ -167,12 +172,12 @@ impl TcpQp {
         }
         let _ = self.flush_output(sending);
         // Only our direction: closing both could throw away what we sent last, a refusal for instance.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        let _ = rustix::net::shutdown(self.socket(), Shutdown::Write);
         match &self.engine {
             Some(engine) => engine.end(self),
             None => {
                 for queue in self.core.queues() {
-                    queue.detach(self.core.number, &[self.socket.as_fd()]);
+                    queue.detach(self.core.number, &[self.socket().as_fd()]);
                     queue.wake();
                 }
             }
@@ -209,7 +214,7 @@ impl TcpQp {
     pub(super) fn discard_input(&self) -> bool {
         let mut buffer = [0u8; 4096];
         for _ in 0..READS_PER_TURN {
-            match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            match rustix::net::recv(self.socket(), &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return true,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,

@@ -1,17 +1,19 @@
-//! How a `tcp` connection is made: Hello, then Welcome or Refuse.
+//! How a `tcp` connection is made: proof of a key where there are keys (`tls`), then Hello, then Welcome or Refuse.
 
+use super::channel::{Channel, Dialogue, DialogueError, Input, speaks_tls};
 use super::connection::{FileTargetCell, TcpQp};
 use super::engine::Engine;
 use super::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, HELLO_LEN, MAX_REASON_LEN, build, hello_payload, verify,
 };
+use super::tls::TlsConfigs;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::credentials;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::OwnedFd;
-use rustix::net::{RecvFlags, SendFlags, sockopt};
-use std::io::{self, Read, Write};
+use rustix::net::sockopt;
+use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,6 +24,11 @@ use std::time::{Duration, Instant};
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 4;
+/// To a client in plain, where keys are needed.
+const KEY_NEEDED: &str = "the server asks for a key: mount with --key FILE (or -o key=FILE); \
+     whoever runs the server has the file";
+/// To a client that proves a key, where none is taken.
+const NO_KEY_TAKEN: &str = "the server takes no keys (it runs with --insecure); mount without a key if everybody on the way is trusted";
 const FULL_HELLO_LEN: usize = FRAME_HEADER_LEN + HELLO_LEN;
 
 /// Options of a TCP socket, either side.
@@ -51,19 +58,24 @@ fn connect_address(host: &str, port: u16, timeout: Duration) -> io::Result<TcpSt
 pub(in crate::rdma::soft) fn connect_tcp(
     (host, port): (&str, u16),
     endpoint: &str,
+    tls: Option<&TlsConfigs>,
     parts: QpParts,
     prepare: impl FnOnce(&QpCore) -> Result<(), RdmaError>,
     timeout: Duration,
     file_target: FileTargetCell,
 ) -> Result<Arc<dyn LinkQp>, RdmaError> {
     let failed = |source| RdmaError::Io { action: "connect to", endpoint: endpoint.to_owned(), source };
-    let mut stream = connect_address(host, port, timeout).map_err(failed)?;
-    stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(failed)?;
-    greet(&mut stream, endpoint)?;
-    let peer = PeerIdentity::Remote(stream.peer_addr().map_err(failed)?);
+    let deadline = Instant::now() + timeout;
+    let stream = connect_address(host, port, timeout).map_err(failed)?;
+    let address = stream.peer_addr().map_err(failed)?;
+    let peer = match tls {
+        None => PeerIdentity::Remote(address),
+        Some(configs) => PeerIdentity::Key { name: configs.own_name().clone(), address },
+    };
     let socket = OwnedFd::from(stream);
     tune_tcp(&socket).map_err(failed)?;
-    finish(socket, endpoint, QpCore::new(parts, LinkKind::Tcp, peer), prepare, file_target)
+    let channel = greet(socket, tls, deadline, endpoint)?;
+    finish(channel, endpoint, QpCore::new(parts, LinkKind::Tcp, peer), prepare, file_target)
 }
 
 /// Connects to a `unix://` endpoint.
@@ -76,38 +88,64 @@ pub(in crate::rdma::soft) fn connect_unix(
     file_target: FileTargetCell,
 ) -> Result<Arc<dyn LinkQp>, RdmaError> {
     let failed = |source| RdmaError::Io { action: "connect to", endpoint: endpoint.to_owned(), source };
-    let mut stream = UnixStream::connect(path).map_err(failed)?;
-    stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(failed)?;
-    greet(&mut stream, endpoint)?;
-    let socket = OwnedFd::from(stream);
+    let deadline = Instant::now() + timeout;
+    let socket = OwnedFd::from(UnixStream::connect(path).map_err(failed)?);
     let peer = credentials::unix_peer(&socket).map_err(failed)?;
-    finish(socket, endpoint, QpCore::new(parts, LinkKind::Unix, peer), prepare, file_target)
+    let channel = greet(socket, None, deadline, endpoint)?;
+    finish(channel, endpoint, QpCore::new(parts, LinkKind::Unix, peer), prepare, file_target)
 }
 
 /// The client's part of the handshake.
-fn greet(stream: &mut (impl Read + Write), endpoint: &str) -> Result<(), RdmaError> {
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            RdmaError::Handshake { endpoint: endpoint.to_owned(), reason: "no answer in time".to_owned() }
+fn greet(
+    socket: OwnedFd,
+    tls: Option<&TlsConfigs>,
+    deadline: Instant,
+    endpoint: &str,
+) -> Result<Channel, RdmaError> {
+    let failed = |error: DialogueError| {
+        let endpoint = endpoint.to_owned();
+        match error {
+            DialogueError::Io(source) => RdmaError::Io { action: "greet", endpoint, source },
+            DialogueError::Late => RdmaError::Handshake { endpoint, reason: "no answer in time".to_owned() },
+            DialogueError::Closed => {
+                RdmaError::Handshake { endpoint, reason: "the server closed the connection".to_owned() }
+            }
+            DialogueError::Tls(reason) => RdmaError::Refused { endpoint, reason },
+            DialogueError::InPlain(channel) => match answer(&channel, deadline, &endpoint) {
+                Err(refused @ RdmaError::Refused { .. }) => refused,
+                _ => RdmaError::Refused { endpoint, reason: NO_KEY_TAKEN.to_owned() },
+            },
         }
-        io::ErrorKind::UnexpectedEof => RdmaError::Handshake {
-            endpoint: endpoint.to_owned(),
-            reason: "the server closed the connection".to_owned(),
-        },
-        _ => RdmaError::Io { action: "greet", endpoint: endpoint.to_owned(), source },
     };
-    let broken = |reason: String| RdmaError::Handshake { endpoint: endpoint.to_owned(), reason };
+    let channel = Dialogue::open(socket, tls, deadline).map_err(failed)?;
+    let hello = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
     // A server that refuses at once may have closed already; its reason is still there to be read.
-    match stream.write_all(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(failed(error)),
-        _ => {}
+    match Dialogue::new(&channel, deadline).say(&hello) {
+        Err(DialogueError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        result => result.map_err(failed)?,
     }
+    answer(&channel, deadline, endpoint)?;
+    Ok(channel)
+}
+
+/// What the server says to a hello: `Ok` if it is a welcome.
+fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), RdmaError> {
+    let broken = |reason: String| RdmaError::Handshake { endpoint: endpoint.to_owned(), reason };
+    let failed = |error: DialogueError| match error {
+        DialogueError::Io(source) => RdmaError::Io { action: "greet", endpoint: endpoint.to_owned(), source },
+        DialogueError::Late => broken("no answer in time".to_owned()),
+        DialogueError::Tls(reason) => RdmaError::Refused { endpoint: endpoint.to_owned(), reason },
+        DialogueError::Closed | DialogueError::InPlain(_) => {
+            broken("the server closed the connection".to_owned())
+        }
+    };
+    let dialogue = Dialogue::new(channel, deadline);
     let mut frame = vec![0; FRAME_HEADER_LEN];
-    stream.read_exact(&mut frame).map_err(failed)?;
+    dialogue.hear(&mut frame).map_err(failed)?;
     let header = FrameHeader::parse(&frame).map_err(|error| broken(error.to_string()))?;
     // Welcome and Refuse are short: parse has refused longer ones.
     frame.resize(FRAME_HEADER_LEN + header.payload_len as usize, 0);
-    stream.read_exact(&mut frame[FRAME_HEADER_LEN..]).map_err(failed)?;
+    dialogue.hear(&mut frame[FRAME_HEADER_LEN..]).map_err(failed)?;
     verify(&frame).map_err(|error| broken(error.to_string()))?;
     let payload = &frame[FRAME_HEADER_LEN..];
     match header.kind {
@@ -115,23 +153,24 @@ fn greet(stream: &mut (impl Read + Write), endpoint: &str) -> Result<(), RdmaErr
         FrameKind::Welcome => {
             Err(broken("the server has other limits; run the same release on both".to_owned()))
         }
+        // It goes to a terminal, and nothing is proven of who sent it.
         FrameKind::Refuse => Err(RdmaError::Refused {
             endpoint: endpoint.to_owned(),
-            reason: String::from_utf8_lossy(payload).into_owned(),
+            reason: String::from_utf8_lossy(payload).replace(char::is_control, " "),
         }),
         other => Err(broken(format!("the answer is {other:?}"))),
     }
 }
 
 fn finish(
-    socket: OwnedFd,
+    channel: Channel,
     endpoint: &str,
     core: QpCore,
     prepare: impl FnOnce(&QpCore) -> Result<(), RdmaError>,
     file_target: FileTargetCell,
 ) -> Result<Arc<dyn LinkQp>, RdmaError> {
     prepare(&core)?;
-    let qp = TcpQp::new(core, socket, None, file_target);
+    let qp = TcpQp::new(core, channel, None, file_target);
     if let Err(source) = qp.start() {
         qp.fail(None);
         return Err(RdmaError::Io { action: "watch", endpoint: endpoint.to_owned(), source });
@@ -139,25 +178,35 @@ fn finish(
     Ok(qp)
 }
 
-/// Collects a client's Hello as it arrives.
+/// Collects a client's Hello as it arrives, behind its proof of a key where the channel is sealed.
 pub(in crate::rdma::soft) struct HelloReader {
     bytes: [u8; FULL_HELLO_LEN],
     len: usize,
+    /// The peer has said something.
+    begun: bool,
 }
 
 impl HelloReader {
     pub(in crate::rdma::soft) const fn new() -> Self {
-        Self { bytes: [0; FULL_HELLO_LEN], len: 0 }
+        Self { bytes: [0; FULL_HELLO_LEN], len: 0, begun: false }
     }
 
     /// Reads what is there; true once the hello is whole and good. `Ok(None)`: the client went away.
-    pub(in crate::rdma::soft) fn read(&mut self, socket: &OwnedFd) -> Result<Option<bool>, String> {
+    pub(in crate::rdma::soft) fn read(&mut self, channel: &Channel) -> Result<Option<bool>, String> {
+        if !self.begun {
+            match speaks_tls(channel.socket()) {
+                Ok(None) => return Ok(Some(false)),
+                Ok(Some(tls)) if tls == channel.is_sealed() => self.begun = true,
+                Ok(Some(true)) => return Err(NO_KEY_TAKEN.to_owned()),
+                Ok(Some(false)) => return Err(KEY_NEEDED.to_owned()),
+                Err(_) => return Ok(None),
+            }
+        }
         // Never more than the hello: what follows belongs to the connection.
-        match rustix::net::recv(socket, &mut self.bytes[self.len..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Ok(None),
-            Ok((_, count)) => self.len += count,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Some(false)),
-            Err(_) => return Ok(None),
+        match channel.receive(&mut self.bytes[self.len..])? {
+            Input::Closed => return Ok(None),
+            Input::Bytes { count, .. } => self.len += count,
+            Input::Nothing => return Ok(Some(false)),
         }
         if self.len >= FRAME_HEADER_LEN {
             let header = FrameHeader::parse(&self.bytes).map_err(|error| error.to_string())?;
@@ -178,7 +227,7 @@ impl HelloReader {
 
 /// A client that said hello.
 pub(in crate::rdma::soft) struct TcpIncoming {
-    pub(in crate::rdma::soft) socket: OwnedFd,
+    pub(in crate::rdma::soft) channel: Channel,
     pub(in crate::rdma::soft) peer: PeerIdentity,
     pub(in crate::rdma::soft) link: LinkKind,
 }
@@ -198,13 +247,8 @@ impl TcpIncoming {
         let core = QpCore::new(parts, self.link, self.peer);
         prepare(&core)?;
         let welcome = build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload());
-        // The first bytes of a fresh socket: they fit its buffer or the peer is gone.
-        let sent = rustix::net::send(&self.socket, &welcome, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-            .map_err(|error| failed(error.into()))?;
-        if sent != welcome.len() {
-            return Err(failed(io::Error::other("the welcome did not fit the socket's buffer")));
-        }
-        let qp = TcpQp::new(core, self.socket, Some(engine), file_target);
+        self.channel.send_first(&welcome).map_err(failed)?;
+        let qp = TcpQp::new(core, self.channel, Some(engine), file_target);
         if let Err(source) = qp.start() {
             qp.fail(None);
             return Err(failed(source));
@@ -214,12 +258,10 @@ impl TcpIncoming {
 }
 
 /// Tells a client why it may not connect.
-pub(in crate::rdma::soft) fn refuse(socket: &OwnedFd, reason: &str) {
+pub(in crate::rdma::soft) fn refuse(channel: &Channel, reason: &str) {
     let mut end = reason.len().min(MAX_REASON_LEN);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    let frame = build(FrameHeader::new(FrameKind::Refuse, 0), &reason.as_bytes()[..end]);
-    // The client may be gone; there is nobody else to tell.
-    let _ = rustix::net::send(socket, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    channel.send_refusal(&build(FrameHeader::new(FrameKind::Refuse, 0), &reason.as_bytes()[..end]));
 }

@@ -10,13 +10,21 @@
 //! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
 //! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
 //!
+//! Between machines the frames go under TLS (`tls`); `channel` is what both ways have in common.
+//!
 //! A file read for which a page must come from a disk first stalls its queue pair and no other (`faults`).
 
+mod channel;
 mod connection;
 pub(super) mod engine;
 mod faults;
 pub mod frame;
 mod handshake;
+mod keyed_stream;
+mod tls;
 
+pub(super) use channel::Channel;
 pub(super) use connection::FileTargetCell;
 pub(super) use handshake::{HelloReader, TcpIncoming, connect_tcp, connect_unix, refuse, tune_tcp};
+pub use keyed_stream::KeyedStream;
+pub(super) use tls::TlsConfigs;

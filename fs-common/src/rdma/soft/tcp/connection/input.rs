@@ -3,9 +3,8 @@
 use super::output::OUTPUT_SOFT_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
+use crate::rdma::soft::tcp::channel::Input;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, verify};
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
 use std::collections::VecDeque;
 
 /// Input buffer: a page's reply, or an inline write, arrives with one system call.
@@ -56,28 +55,30 @@ impl TcpQp {
         let receiving = &mut *receiving;
         // Frames that were held back while the output was full.
         self.take_frames(receiving)?;
-        for _ in 0..READS_PER_TURN {
+        let mut reads = 0;
+        loop {
+            // What the channel holds has to be taken now: the socket does not tell of it.
+            if reads >= READS_PER_TURN && !self.channel.holds_input() {
+                return Ok(());
+            }
+            reads += 1;
             if !self.core.is_ready() || self.is_held_back() {
                 return Ok(());
             }
             receiving.make_room()?;
-            let room = receiving.buffer.len() - receiving.end;
-            let into = &mut receiving.buffer[receiving.end..];
-            let count = match rustix::net::recv(&self.socket, into, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(End::Cut),
-                Ok((_, count)) => count,
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(_) => return Err(End::Cut),
-            };
-            receiving.end += count;
-            self.take_frames(receiving)?;
-            if count < room {
-                // The socket is empty; if not, epoll says so again.
-                return Ok(());
+            match self.channel.receive(&mut receiving.buffer[receiving.end..]).map_err(End::Broken)? {
+                Input::Bytes { count, more } => {
+                    receiving.end += count;
+                    self.take_frames(receiving)?;
+                    if !more {
+                        // The socket is empty; if not, epoll says so again.
+                        return Ok(());
+                    }
+                }
+                Input::Nothing => return Ok(()),
+                Input::Closed => return Err(End::Cut),
             }
         }
-        Ok(())
     }
 
     /// Whether the peer must read, or a fault must end, before more requests are executed.

@@ -8,6 +8,7 @@ use super::held::HeldReplies;
 use super::initiator::Pending;
 use super::{End, KEEP_LEN, TcpQp};
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
+use crate::rdma::soft::tcp::tls::SEALED_AT_ONCE;
 use crate::rdma::verbs::{SendWr, WrId};
 use rustix::event::epoll::EventFlags;
 use rustix::fd::AsFd;
@@ -73,6 +74,9 @@ impl TcpQp {
     /// Puts a frame on its way: to the socket if nothing waits before it, or behind what waits. `more`: another
     /// follows at once, and the kernel may wait for it.
     pub(super) fn put(&self, sending: &mut Sending, frame: &[u8], more: bool) -> Result<(), End> {
+        if self.channel.is_sealed() {
+            return self.put_sealed(sending, frame);
+        }
         let mut sent = 0;
         let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if more {
@@ -81,7 +85,7 @@ impl TcpQp {
         sending.put_bytes += frame.len() as u64;
         if sending.output.len() == sending.output_at {
             while sent < frame.len() {
-                match rustix::net::send(&self.socket, &frame[sent..], flags) {
+                match rustix::net::send(self.socket(), &frame[sent..], flags) {
                     Ok(count) => sent += count,
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
@@ -91,22 +95,49 @@ impl TcpQp {
         }
         if sent < frame.len() {
             sending.output.extend_from_slice(&frame[sent..]);
-            if sending.waiting() > OUTPUT_HARD_BYTES {
-                return Err(End::Broken(format!(
-                    "{} bytes wait for a peer that does not read",
-                    sending.waiting()
-                )));
-            }
+            self.check_output(sending)?;
             self.watch(sending);
         }
         Ok(())
     }
 
-    /// Sends what waits.
+    /// As `put`, under TLS: the bytes that go over are others, and they are what is counted. Sealed in parts, so that a long
+    /// frame needs no memory of its own while the peer reads.
+    fn put_sealed(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
+        for part in frame.chunks(SEALED_AT_ONCE) {
+            let waited = sending.waiting();
+            let before = sending.output.len();
+            self.channel.seal(part, &mut sending.output).map_err(End::Broken)?;
+            sending.put_bytes += (sending.output.len() - before) as u64;
+            if waited == 0 {
+                self.send_output(sending)?;
+            }
+        }
+        self.check_output(sending)?;
+        self.watch(sending);
+        Ok(())
+    }
+
+    fn check_output(&self, sending: &Sending) -> Result<(), End> {
+        let waiting = sending.waiting();
+        if waiting <= OUTPUT_HARD_BYTES {
+            return Ok(());
+        }
+        Err(End::Broken(format!("{waiting} bytes wait for a peer that does not read")))
+    }
+
+    /// Sends what waits, and does what hangs on that.
     pub(super) fn flush_output(&self, sending: &mut Sending) -> Result<(), End> {
+        self.send_output(sending)?;
+        self.watch(sending);
+        self.complete_sent(sending);
+        Ok(())
+    }
+
+    fn send_output(&self, sending: &mut Sending) -> Result<(), End> {
         while sending.waiting() > 0 {
             let waiting = &sending.output[sending.output_at..];
-            match rustix::net::send(&self.socket, waiting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match rustix::net::send(self.socket(), waiting, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(count) => sending.output_at += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
@@ -123,8 +154,6 @@ impl TcpQp {
             sending.output.drain(..sending.output_at);
             sending.output_at = 0;
         }
-        self.watch(sending);
-        self.complete_sent(sending);
         Ok(())
     }
 
@@ -144,9 +173,10 @@ impl TcpQp {
         sending.watched = flags;
         match &self.engine {
             Some(engine) => engine.watch(self, flags),
-            None => {
-                self.core.queues().for_each(|queue| queue.watch(self.core.number, self.socket.as_fd(), flags))
-            }
+            None => self
+                .core
+                .queues()
+                .for_each(|queue| queue.watch(self.core.number, self.socket().as_fd(), flags)),
         }
     }
 }

@@ -1,0 +1,143 @@
+//! Key files: made for their owner alone, and not read if others could have read them.
+
+use super::{ClusterKey, KeyError};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// How a key file is made.
+pub const KEY_FILE_MODE: u32 = 0o600;
+/// What the mode of one that is read must not have: whatever group and others may do.
+const OTHERS: u32 = 0o077;
+/// Longest file that can be one.
+const FILE_MAX_BYTES: u64 = 4096;
+
+/// Why a key file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// It cannot be made.
+    #[error("cannot make the key file {path}: {source}")]
+    Make {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It cannot be read.
+    #[error("cannot read the key file {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others can read it, or put another key there.
+    #[error(
+        "the key file {path} has mode {mode:04o}: others than its owner can reach the key; if nobody has, \
+         `chmod 600 {path}`, else make a new one"
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Somebody else's file.
+    #[error("the key file {path} belongs to user {owner}; it must be yours or root's")]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Whose.
+        owner: u32,
+    },
+    /// It holds no key.
+    #[error("the key file {path} cannot be used: {source}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: KeyError,
+    },
+}
+
+impl ClusterKey {
+    /// Writes the key to a new file that only its owner can read. Durable when this returns.
+    ///
+    /// # Errors
+    /// `Make`, also if there is such a file: a key is never written over.
+    pub fn create_file(&self, path: &Path) -> Result<(), KeyFileError> {
+        let write = || {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(KEY_FILE_MODE).open(path)?;
+            file.write_all(self.encode().as_bytes())?;
+            file.sync_all()?;
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        write().map_err(|source| KeyFileError::Make { path: path.to_owned(), source })
+    }
+
+    /// Reads a key file.
+    ///
+    /// # Errors
+    /// [`KeyFileError`].
+    pub fn read_file(path: &Path) -> Result<Self, KeyFileError> {
+        let failed = |source| KeyFileError::Read { path: path.to_owned(), source };
+        // What is asked is the opened file, whatever the path names by then. A fifo must not keep us waiting.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(failed(io::Error::other("it is no regular file")));
+        }
+        if found.mode() & OTHERS != 0 {
+            return Err(KeyFileError::Open { path: path.to_owned(), mode: found.mode() & 0o7777 });
+        }
+        let owner = found.uid();
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return Err(KeyFileError::Owner { path: path.to_owned(), owner });
+        }
+        let mut text = String::new();
+        file.take(FILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+        Self::parse(&text).map_err(|source| KeyFileError::Key { path: path.to_owned(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::SeededRandom;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_key_file_is_its_owners_alone() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("key");
+        let key = ClusterKey::generate("a", &SeededRandom::new(1)).expect("a key");
+        key.create_file(&path).expect("made");
+        assert_eq!(path.metadata().expect("there").mode() & 0o7777, KEY_FILE_MODE);
+        assert_eq!(ClusterKey::read_file(&path).expect("read"), key);
+        let again = key.create_file(&path).expect_err("it is there").to_string();
+        assert!(again.contains("exists"), "{again}");
+        for mode in [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o666] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("changed");
+            let error = ClusterKey::read_file(&path).expect_err("others reach it").to_string();
+            assert!(error.contains(&format!("mode {mode:04o}")) && error.contains("chmod 600"), "{error}");
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o400)).expect("changed");
+        ClusterKey::read_file(&path).expect("still its owner's alone");
+        let nothing = ClusterKey::read_file(&directory.path().join("none")).expect_err("none").to_string();
+        assert!(nothing.contains("cannot read the key file"), "{nothing}");
+        let folder = ClusterKey::read_file(directory.path()).expect_err("a directory").to_string();
+        assert!(folder.contains("no regular file"), "{folder}");
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = directory.path().join("key");
+        std::fs::write(&path, "nonsense").expect("written");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("changed");
+        let error = ClusterKey::read_file(&path).expect_err("no key").to_string();
+        assert!(error.contains("cuttlefsd key new"), "{error}");
+    }
+}

@@ -1,0 +1,266 @@
+//! Bytes over one socket, in plain or under TLS. Nothing here blocks but `Dialogue`.
+//!
+//! # Locks
+//! `records` is the last of a connection's locks: it is taken under its receive lock (to open what came) and under its send
+//! lock (to seal what goes), and held over one system call that does not block.
+
+use super::tls::{Records, TlsConfigs, TlsError};
+use crate::rdma::soft::sys;
+use parking_lot::Mutex;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// First byte of a TLS handshake record, and of an alert. No frame begins so.
+const TLS_FIRST_BYTES: [u8; 2] = [0x16, 0x15];
+
+/// What was received.
+pub(super) enum Input {
+    /// So many bytes. `more`: others may be there already.
+    Bytes { count: usize, more: bool },
+    /// Nothing for now.
+    Nothing,
+    /// The peer says no more.
+    Closed,
+}
+
+/// A socket and what protects it.
+pub(in crate::rdma::soft) struct Channel {
+    socket: OwnedFd,
+    /// `None`: in plain.
+    records: Option<Box<Mutex<Records>>>,
+}
+
+impl Channel {
+    /// In plain.
+    pub(in crate::rdma::soft) fn plain(socket: OwnedFd) -> Self {
+        Self { socket, records: None }
+    }
+
+    /// Under TLS, at the side that was connected to.
+    pub(in crate::rdma::soft) fn tls_server(socket: OwnedFd, configs: &TlsConfigs) -> Result<Self, String> {
+        let records = Records::server(configs).map_err(|error| error.to_string())?;
+        Ok(Self { socket, records: Some(Box::new(Mutex::new(records))) })
+    }
+
+    /// Under TLS, at the side that connected.
+    fn tls_client(socket: OwnedFd, configs: &TlsConfigs) -> Result<Self, TlsError> {
+        Ok(Self { socket, records: Some(Box::new(Mutex::new(Records::client(configs)?))) })
+    }
+
+    pub(in crate::rdma::soft) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// The name of the key the peer has proven, at the side that was connected to.
+    pub(in crate::rdma::soft) fn client_name(&self, configs: &TlsConfigs) -> Option<Arc<str>> {
+        self.records.as_ref()?.lock().client_name(configs)
+    }
+
+    /// Whether bytes wait that the socket does not tell of.
+    pub(super) fn holds_input(&self) -> bool {
+        self.records.as_ref().is_some_and(|records| records.lock().holds_plain())
+    }
+
+    /// Takes what the peer said. An error is the end, for the reason given.
+    pub(super) fn receive(&self, into: &mut [u8]) -> Result<Input, String> {
+        let Some(records) = &self.records else {
+            return Ok(match receive(&self.socket, into) {
+                Ok(0) => Input::Closed,
+                Ok(count) => Input::Bytes { count, more: count == into.len() },
+                Err(Errno::AGAIN) => Input::Nothing,
+                Err(_) => Input::Closed,
+            });
+        };
+        let mut records = records.lock();
+        let mut more = true;
+        loop {
+            if records.holds_plain() {
+                let count = records.take_plain(into);
+                return Ok(Input::Bytes { count, more: more || records.holds_plain() });
+            }
+            if records.is_closed() {
+                return Ok(Input::Closed);
+            }
+            match self.take_in(&mut records)? {
+                Input::Bytes { more: others, .. } => more = others,
+                end => return Ok(end),
+            }
+        }
+    }
+
+    /// Takes in what the socket has, once. None of it need be for us: it may be TLS's own.
+    fn take_in(&self, records: &mut Records) -> Result<Input, String> {
+        let room = records.room();
+        let wanted = room.len();
+        let count = match receive(&self.socket, room) {
+            Ok(0) => return Ok(Input::Closed),
+            Ok(count) => count,
+            Err(Errno::AGAIN) => return Ok(Input::Nothing),
+            Err(_) => return Ok(Input::Closed),
+        };
+        let was_established = records.is_established();
+        let arrived = records.arrived(count);
+        if !was_established || arrived.is_err() {
+            self.say(&records.take_outgoing());
+        }
+        arrived.map_err(|error| error.to_string())?;
+        Ok(Input::Bytes { count, more: count == wanted })
+    }
+
+    /// The last words of a handshake, or of a connection: they fit the buffer of a socket or the peer is gone.
+    fn say(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let _ = rustix::net::send(&self.socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }
+
+    /// Appends to `wire` what goes over for a frame.
+    pub(super) fn seal(&self, frame: &[u8], wire: &mut Vec<u8>) -> Result<(), String> {
+        match &self.records {
+            None => wire.extend_from_slice(frame),
+            Some(records) => records.lock().seal(frame, wire).map_err(|error| error.to_string())?,
+        }
+        Ok(())
+    }
+
+    /// Tells the peer why it may not connect, as it can hear it: who speaks in plain to a side with keys, in plain. Whose
+    /// handshake failed has been told by that.
+    pub(in crate::rdma::soft) fn send_refusal(&self, frame: &[u8]) {
+        let in_plain = match &self.records {
+            None => true,
+            Some(records) if records.lock().is_established() => false,
+            Some(_) if speaks_tls(&self.socket) == Ok(Some(false)) => true,
+            Some(_) => return,
+        };
+        // The peer may be gone; there is nobody else to tell.
+        if in_plain {
+            self.say(frame);
+        } else {
+            let _ = self.send_first(frame);
+        }
+    }
+
+    /// Sends a frame of a handshake: it fits a fresh socket's buffer, or the peer is gone.
+    pub(in crate::rdma::soft) fn send_first(&self, frame: &[u8]) -> io::Result<()> {
+        let mut wire = Vec::new();
+        self.seal(frame, &mut wire).map_err(io::Error::other)?;
+        let sent = rustix::net::send(&self.socket, &wire, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+        if sent == wire.len() { Ok(()) } else { Err(io::Error::other("it did not fit the socket's buffer")) }
+    }
+}
+
+fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Errno> {
+    loop {
+        match rustix::net::recv(socket, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((_, count)) => return Ok(count),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the peer's first byte is one of TLS; `None`: it has said nothing.
+pub(in crate::rdma::soft) fn speaks_tls(socket: &OwnedFd) -> Result<Option<bool>, Errno> {
+    let mut first = [0];
+    match rustix::net::recv(socket, &mut first, RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+        Ok((_, 0)) => Err(Errno::CONNRESET),
+        Ok(_) => Ok(Some(TLS_FIRST_BYTES.contains(&first[0]))),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Why a dialogue ends.
+pub(super) enum DialogueError {
+    /// The socket failed.
+    Io(io::Error),
+    /// The peer said nothing for too long.
+    Late,
+    /// The peer closed.
+    Closed,
+    /// TLS failed, for this reason.
+    Tls(String),
+    /// This side has a key, and the peer answers in plain. What it says is not to be believed but as a refusal.
+    InPlain(Channel),
+}
+
+/// A connecting side's words before the connection is live: it waits for each answer, not beyond the deadline.
+pub(super) struct Dialogue<'c> {
+    channel: &'c Channel,
+    deadline: Instant,
+}
+
+impl<'c> Dialogue<'c> {
+    /// Proves to each other who both are, if `configs` says so.
+    pub(super) fn open(
+        socket: OwnedFd,
+        configs: Option<&TlsConfigs>,
+        deadline: Instant,
+    ) -> Result<Channel, DialogueError> {
+        let Some(configs) = configs else {
+            return Ok(Channel::plain(socket));
+        };
+        let channel =
+            Channel::tls_client(socket, configs).map_err(|error| DialogueError::Tls(error.to_string()))?;
+        if let Some(records) = &channel.records {
+            channel.say(&records.lock().take_outgoing());
+            let dialogue = Dialogue::new(&channel, deadline);
+            dialogue.wait()?;
+            // Looked at before rustls does: a server without keys says in plain why it takes no such client.
+            if speaks_tls(&channel.socket) == Ok(Some(false)) {
+                return Err(DialogueError::InPlain(Channel::plain(channel.socket)));
+            }
+            loop {
+                let mut records = records.lock();
+                if records.is_established() {
+                    break;
+                }
+                match channel.take_in(&mut records).map_err(DialogueError::Tls)? {
+                    Input::Bytes { .. } => {}
+                    Input::Nothing => dialogue.wait()?,
+                    Input::Closed => return Err(DialogueError::Closed),
+                }
+            }
+        }
+        Ok(channel)
+    }
+
+    pub(super) fn new(channel: &'c Channel, deadline: Instant) -> Self {
+        Self { channel, deadline }
+    }
+
+    fn wait(&self) -> Result<(), DialogueError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match sys::wait_readable(&self.channel.socket, left) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(DialogueError::Late),
+            Err(error) => Err(DialogueError::Io(error)),
+        }
+    }
+
+    /// Says a frame.
+    pub(super) fn say(&self, frame: &[u8]) -> Result<(), DialogueError> {
+        self.channel.send_first(frame).map_err(DialogueError::Io)
+    }
+
+    /// Takes exactly so many bytes: what follows is the connection's.
+    pub(super) fn hear(&self, into: &mut [u8]) -> Result<(), DialogueError> {
+        let mut len = 0;
+        while len < into.len() {
+            match self.channel.receive(&mut into[len..]).map_err(DialogueError::Tls)? {
+                Input::Bytes { count, .. } => len += count,
+                Input::Closed => return Err(DialogueError::Closed),
+                Input::Nothing => self.wait()?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! What rustls is told: which keys, and nothing but TLS 1.3.
+
+use super::super::frame::FRAME_VERSION;
+use crate::cluster_key::{ClusterKey, ClusterKeys, Role};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
+use rustls::crypto::ring::{cipher_suite, default_provider, kx_group, sign::any_eddsa_type};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A PKCS#8 private key of Ed25519 (RFC 8410 section 7) is this, and the seed.
+const ED25519_PKCS8_HEAD: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+/// Behind the fingerprint, so that it is a name. Reserved: no such host can be (RFC 6761).
+const NAME_TAIL: &str = ".key.invalid";
+
+/// The frame protocol both sides must mean.
+fn application_protocol() -> Vec<u8> {
+    format!("cuttlefs/{FRAME_VERSION}").into_bytes()
+}
+
+/// AES first: machines that have SSDs and RNICs have instructions for it.
+fn provider() -> CryptoProvider {
+    CryptoProvider {
+        cipher_suites: vec![
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+            cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+        ],
+        kx_groups: vec![kx_group::X25519],
+        ..default_provider()
+    }
+}
+
+/// The key pair of a role, with its public half as TLS shows it.
+fn key_pair(key: &ClusterKey, role: Role) -> Arc<CertifiedKey> {
+    let pkcs8 = [&ED25519_PKCS8_HEAD[..], &key.seed(role)].concat();
+    let signing = any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8)).expect("any 32 bytes are an Ed25519 seed");
+    let public = signing.public_key().expect("an Ed25519 key tells its public half");
+    let shown = CertificateDer::from(public.as_ref().to_vec());
+    Arc::new(CertifiedKey::new(vec![shown], signing))
+}
+
+/// What a role shows.
+fn public_half(key: &ClusterKey, role: Role) -> CertificateDer<'static> {
+    key_pair(key, role).cert[0].clone()
+}
+
+fn name_of(key: &ClusterKey) -> String {
+    key.fingerprint() + NAME_TAIL
+}
+
+/// Checks the signature of the handshake: that the peer has the private half of what it showed.
+fn check_signature(
+    provider: &CryptoProvider,
+    message: &[u8],
+    shown: &CertificateDer<'_>,
+    signature: &DigitallySignedStruct,
+) -> Result<HandshakeSignatureValid, Error> {
+    let public = SubjectPublicKeyInfoDer::from(shown.as_ref());
+    verify_tls13_signature_with_raw_key(
+        message,
+        &public,
+        signature,
+        &provider.signature_verification_algorithms,
+    )
+}
+
+/// There is no TLS 1.2 here; who is asked about it refuses.
+fn no_tls12() -> Error {
+    Error::General("TLS 1.2 is not spoken".to_owned())
+}
+
+fn wrong_key() -> Error {
+    Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
+}
+
+/// What a client accepts: the server half of its own key.
+#[derive(Debug)]
+struct ExpectedServer {
+    public: CertificateDer<'static>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for ExpectedServer {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if *shown == self.public { Ok(ServerCertVerified::assertion()) } else { Err(wrong_key()) }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        check_signature(&self.provider, message, shown, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// Names of clients by what they show.
+type Clients = HashMap<CertificateDer<'static>, Arc<str>>;
+
+/// What a server accepts: the client half of any of its keys.
+#[derive(Debug)]
+struct KnownClients {
+    clients: Arc<Clients>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientCertVerifier for KnownClients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if self.clients.contains_key(shown) { Ok(ClientCertVerified::assertion()) } else { Err(wrong_key()) }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        shown: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        check_signature(&self.provider, message, shown, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// With which of its keys a server answers: the one the client names.
+#[derive(Debug)]
+struct ByName(HashMap<String, Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for ByName {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.get(hello.server_name()?).cloned()
+    }
+
+    fn only_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// Both roles of who has these keys.
+pub(in crate::rdma::soft) struct TlsConfigs {
+    pub(super) client: Arc<ClientConfig>,
+    /// The server's name as a client of the own key says it.
+    pub(super) server_name: ServerName<'static>,
+    pub(super) server: Arc<ServerConfig>,
+    clients: Arc<Clients>,
+    own_name: Arc<str>,
+}
+
+impl TlsConfigs {
+    /// Of these keys.
+    pub(in crate::rdma::soft) fn new(keys: &ClusterKeys) -> Self {
+        Self::with_provider(keys, provider()).expect("the provider has what TLS 1.3 needs")
+    }
+
+    pub(super) fn with_provider(keys: &ClusterKeys, provider: CryptoProvider) -> Result<Self, Error> {
+        let provider = Arc::new(provider);
+        let versions = &[&rustls::version::TLS13];
+        let own = keys.own();
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(versions)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(ExpectedServer {
+                public: public_half(own, Role::Server),
+                provider: provider.clone(),
+            }))
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(key_pair(
+                own,
+                Role::Client,
+            ))));
+        client.resumption = Resumption::disabled();
+        client.alpn_protocols = vec![application_protocol()];
+        let named = |key: &Arc<ClusterKey>| (public_half(key, Role::Client), key.name().into());
+        let clients: Arc<Clients> = Arc::new(keys.all().iter().map(named).collect());
+        let by_name = |key: &Arc<ClusterKey>| (name_of(key), key_pair(key, Role::Server));
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(versions)?
+            .with_client_cert_verifier(Arc::new(KnownClients { clients: clients.clone(), provider }))
+            .with_cert_resolver(Arc::new(ByName(keys.all().iter().map(by_name).collect())));
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
+        server.max_early_data_size = 0;
+        server.alpn_protocols = vec![application_protocol()];
+        let server_name = ServerName::try_from(name_of(own)).expect("hexadecimal digits are a name");
+        let own_name = own.name().into();
+        Ok(Self { client: Arc::new(client), server_name, server: Arc::new(server), clients, own_name })
+    }
+
+    /// The name of the key whose client half this is.
+    pub(super) fn name_of_client(&self, shown: &CertificateDer<'_>) -> Option<Arc<str>> {
+        self.clients.get(shown).cloned()
+    }
+
+    /// The name of the key that connections are made with.
+    pub(in crate::rdma::soft) fn own_name(&self) -> &Arc<str> {
+        &self.own_name
+    }
+}
+
+#[cfg(test)]
+impl TlsConfigs {
+    /// A server that pretends: to who names `asked` it shows the key pair of `shown`.
+    pub(super) fn answer_to_as(&mut self, asked: &ClusterKey, shown: &ClusterKey) {
+        let mut server = (*self.server).clone();
+        server.cert_resolver = Arc::new(ByName([(name_of(asked), key_pair(shown, Role::Server))].into()));
+        self.server = Arc::new(server);
+    }
+}

@@ -1,0 +1,19 @@
+//! TLS 1.3 below the frames: who is at the other end, and that nobody between reads or changes what goes over.
+//!
+//! Both sides have a cluster key (`cluster_key`). Each proves it by signing the handshake with the Ed25519 key pair that is
+//! derived from the key for its role, and shows the public half as a raw public key (RFC 7250): there are no certificates and
+//! nothing that runs out. A client names its key by the fingerprint, as the server's name (SNI), so that a server that has
+//! several answers with the right one.
+//!
+//! `config` is what rustls is told: TLS 1.3 only, these keys only, no resumption (it would skip the proof), no early data
+//! (it could be replayed). `records` is one connection: bytes in, bytes out. Sockets are `channel`'s.
+//!
+//! # What is not hidden
+//! The fingerprint of the key, lengths and times of what is said. Whoever has a key can be the server to other holders of
+//! the same key: give each client machine a key of its own.
+
+mod config;
+mod records;
+
+pub(in crate::rdma::soft) use config::TlsConfigs;
+pub(super) use records::{Records, SEALED_AT_ONCE, TlsError};
