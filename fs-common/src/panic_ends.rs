@@ -10,7 +10,8 @@
 //!
 //! # The one exception
 //! sled panics on some damage of a database that is opened. That is a finding and no broken invariant, and nothing runs yet:
-//! `survive` lets a call panic, in its own thread and in threads whose names begin as sled's do.
+//! `survive` lets a call panic, in its own thread and in threads whose names begin as sled's do. (A test's program may look at what
+//! crashes leave in the same way.)
 
 use std::any::Any;
 use std::cell::Cell;

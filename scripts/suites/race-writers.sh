@@ -7,13 +7,15 @@ source "$(dirname "$0")/lib.sh"
 suite_begin race-writers "${1:-shm}"
 needs_server
 need_command python3
-seconds=${CUTTLEFS_RACE_SECONDS:-50}
+seconds=${CUTTLEFS_RACE_SECONDS:-58}
 seed=${CUTTLEFS_RACE_SEED:-$((RANDOM * 32768 + RANDOM))}
 say "seed $seed"
 race=$(dirname "$0")/race_writers.py
+# Of bursts in one region, and of others (race_writers.py, burst).
+readonly NARROW_S=1
 readonly BURST_S=4
-# Marks without a write are cleared after three sweeps, five seconds apart.
-readonly IDLE_S=16
+# Marks without a write are cleared by the second sweep behind it; sweeps are five seconds apart.
+readonly IDLE_S=11
 readonly HANG_S=60
 logs=$WORK/logs
 go=$WORK/go
@@ -101,16 +103,19 @@ serves_on() {
 
 ended=$((SECONDS + seconds))
 for ((round = 1; SECONDS < ended; round++)); do
-    touch "$go"
-    sleep "$((BURST_S / 2))"
-    case $((round % 3)) in
-        2) ! $cuts || check "round $round: the power is cut" cut_power ;;
-        0)
+    python3 "$race" burst "$go" "$round"
+    if ((round % 2)); then
+        sleep "$NARROW_S"
+    else
+        sleep "$((BURST_S / 2))"
+        if ((round % 4)); then
+            ! $cuts || check "round $round: the power is cut" cut_power
+        else
             kill_server
             launch_server
-            ;;
-    esac
-    sleep "$((BURST_S / 2))"
+        fi
+        sleep "$((BURST_S / 2))"
+    fi
     rm "$go"
     serves_on || { fail "round $round: the server ended by itself" && break; }
     idle_until=$((SECONDS + IDLE_S))
@@ -121,7 +126,7 @@ for ((round = 1; SECONDS < ended; round++)); do
     ((idle_until > SECONDS)) && sleep "$((idle_until - SECONDS))"
 done
 # A last burst behind the idle time, and the clean end of it.
-touch "$go"
+python3 "$race" burst "$go" "$((round + round % 2))"
 sleep "$BURST_S"
 rm "$go"
 touch "$stop"

@@ -2,6 +2,7 @@
 """Writers that race on several mounts of one file system, and what must be there afterwards.
 
 usage: race_writers.py prepare MOUNT
+       race_writers.py burst GO NUMBER                     lets writers go, all in the same moment
        race_writers.py write LOGS GO STOP SEED MOUNT...    32 writers; they work while GO is there, and end when STOP is
        race_writers.py check LOGS MOUNT [FROM TO]          compares MOUNT with the logs: as of now, or as of a moment between
                                                            these two (CLOCK_MONOTONIC, ns), when an image of the disk was taken
@@ -85,6 +86,14 @@ def prepare(mount):
     os.close(fd)
 
 
+def burst(go, number):
+    """Every other burst, from the first one on, is narrow: all of it is in one region of the pool. The one behind it begins in
+    another region, which was idle, too."""
+    with open(go + ".new", "w") as file:
+        file.write(f"{time.monotonic_ns() + 300_000_000} {number}")
+    os.rename(go + ".new", go)
+
+
 class Writer:
     def __init__(self, number, mount, logs, seed):
         self.number, self.mount = number, mount
@@ -133,6 +142,14 @@ class Writer:
                 raise
             self.note("x", file)
 
+    def begin(self):
+        self.write(SHARED, range(2 * self.number, 2 * self.number + 1))
+        self.sync(SHARED)
+
+    def narrow_step(self):
+        self.write(SMALL + self.number, range(self.random.randrange(SMALL_BLOCKS), SMALL_BLOCKS))
+        self.sync(SMALL + self.number)
+
     def run_of(self, places):
         length = self.random.choice([1, 1, 2, 4])
         first = self.random.randrange(places.start, places.stop - length + 1)
@@ -141,8 +158,7 @@ class Writer:
     def step(self):
         me, draw = self.number, self.random.random()
         if draw < 0.3:
-            self.write(SMALL + me, range(self.random.randrange(SMALL_BLOCKS), SMALL_BLOCKS))
-            self.sync(SMALL + me)
+            self.narrow_step()
         elif draw < 0.5:
             self.write(OWN + me, self.run_of(BUFFERED))
             if self.random.random() < 0.7:
@@ -197,13 +213,24 @@ def write(logs, go, stop, seed, mounts):
         if pid == 0:
             try:
                 writer = Writer(number, mounts[number % len(mounts)], logs, seed)
-                steps = 0
+                steps, begun = 0, None
                 while not os.path.exists(stop):
-                    if os.path.exists(go):
-                        writer.step()
-                        steps += 1
-                    else:
+                    try:
+                        start, round = map(int, open(go).read().split())
+                    except FileNotFoundError:
                         time.sleep(0.05)
+                        continue
+                    is_narrow = round % 2 == 1
+                    if round != begun:
+                        time.sleep(max(0, start - time.monotonic_ns()) / 1e9)
+                        begun = round
+                        if not is_narrow:
+                            writer.begin()
+                    if is_narrow:
+                        writer.narrow_step()
+                    else:
+                        writer.step()
+                    steps += 1
                 writer.finish()
                 print(f"writer {number}: {steps} steps", flush=True)
                 os._exit(0)
@@ -319,6 +346,9 @@ def main():
     command, *arguments = sys.argv[1:]
     if command == "prepare":
         prepare(*arguments)
+    elif command == "burst":
+        go, number = arguments
+        burst(go, int(number))
     elif command == "write":
         logs, go, stop, seed, *mounts = arguments
         write(logs, go, stop, int(seed), mounts)

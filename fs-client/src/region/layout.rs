@@ -22,7 +22,9 @@ impl CachedLayout {
     pub(crate) fn new(first: FilePage, mut layout: Layout) -> Self {
         // The server sends them in order; a lookup by halves relies on it, so it is made true, not assumed.
         layout.extents.retain(|extent| {
-            extent.len_pages > 0 && extent.file_page.0.checked_add(extent.len_pages).is_some()
+            let ends =
+                [extent.file_page.0, extent.pool_page.0].map(|page| page.checked_add(extent.len_pages));
+            extent.len_pages > 0 && ends.iter().all(Option::is_some)
         });
         layout.extents.sort_by_key(|extent| extent.file_page);
         Self { first, layout }

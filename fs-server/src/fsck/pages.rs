@@ -25,7 +25,7 @@ pub(super) fn check(
 ) -> io::Result<()> {
     report.pages = opened.pages();
     let inside = |extent: &Extent| {
-        let end = (extent.pool_page.0 + extent.len_pages).min(opened.pages());
+        let end = extent.pool_page.0.saturating_add(extent.len_pages).min(opened.pages());
         extent.pool_page.0.min(end)..end
     };
     report.used_pages = survey.extents.iter().map(|(_, extent)| inside(extent).count() as u64).sum();

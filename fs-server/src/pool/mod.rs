@@ -45,7 +45,7 @@ pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Reserve, Run, Space, SpaceError, SpaceFigures};
-pub use sums::{PageSums, SumFigures, SumLayout, SummedDisk};
+pub use sums::{PageSums, REGION_PAGES, SumFigures, SumLayout, SummedDisk};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};
 pub use uuid::PoolUuid;

@@ -16,7 +16,7 @@
 use super::frames::Frames;
 use super::policy::Exposure;
 use super::{FileRegion, FileState, Regions, add};
-use cuttlefs_common::ids::{FileKey, FilePage, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{FileKey, FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
 use cuttlefs_common::region::{PagePart, ResidencyEntry, divide};
 use std::sync::Arc;
@@ -132,6 +132,13 @@ impl Regions {
         Look { size: state.size, views }
     }
 
+    /// Reads past the end.
+    fn read_nothing(&self, owner: RegionOwner, filekey: FileKey, out: &mut [u8]) -> Result<usize, WcStatus> {
+        self.file_to_read(owner, filekey)?;
+        out.fill(0);
+        Ok(0)
+    }
+
     /// Reads from frames.
     fn read_frames(
         &self,
@@ -167,6 +174,11 @@ impl Regions {
     }
 }
 
+/// Looked at before anything is computed with a peer's numbers.
+fn is_past_any_file(offset: u64, len: usize) -> bool {
+    offset.checked_add(len as u64).is_none_or(|end| end > MAX_FILE_SIZE)
+}
+
 impl FileTarget for Regions {
     fn read_file(
         &self,
@@ -175,6 +187,9 @@ impl FileTarget for Regions {
         offset: u64,
         out: &mut [u8],
     ) -> Result<FileRead, WcStatus> {
+        if is_past_any_file(offset, out.len()) {
+            return self.read_nothing(owner, filekey, out).map(FileRead::Done);
+        }
         match self.policy.exposure {
             Exposure::Magic | Exposure::Pinned => {
                 self.read_frames(owner, filekey, offset, out).map(FileRead::Done)
@@ -191,6 +206,9 @@ impl FileTarget for Regions {
         offset: u64,
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
+        if is_past_any_file(offset, out.len()) {
+            return self.read_nothing(owner, filekey, out);
+        }
         self.resolve_fault(owner, filekey, offset, out)
     }
 

@@ -38,7 +38,8 @@ impl SharedCounters {
     fn part(&self, bytes: Range<usize>) -> RemoteBuffer {
         RemoteBuffer {
             rkey: self.buffer.rkey,
-            offset: self.buffer.offset + bytes.start as u64,
+            // A peer's number: one that goes past the end of numbers names nothing, and its NIC says so.
+            offset: self.buffer.offset.saturating_add(bytes.start as u64),
             len: bytes.len() as u32,
         }
     }

@@ -29,7 +29,7 @@ pub use fetch::fetch;
 pub use load::load;
 pub use promote::run_promotion;
 pub use reap::reap;
-pub use scrub::{PassFigures, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
+pub use scrub::{PassFigures, SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 pub use seek::seek;
 pub use truncate::{truncate, truncate_for};
 pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};

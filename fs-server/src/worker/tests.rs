@@ -403,3 +403,36 @@ fn what_was_running_at_a_stop_ends_before_the_end() {
     let after = worker.finish(async move { *lock.lock().await });
     assert_eq!(after.expect("finish"), 1);
 }
+
+/// Without a hook that ends the process first: whoever drives the worker hears of it, also of tasks that nobody awaits.
+#[test]
+fn a_task_that_panics_takes_its_worker_with_it() {
+    let panics = || std::panic::panic_any("a broken invariant");
+    let of_run = std::panic::catch_unwind(|| {
+        let worker = worker();
+        worker.spawn_local(async move { panics() });
+        worker.run(|_| {})
+    });
+    assert_eq!(of_run.expect_err("it panics").downcast_ref(), Some(&"a broken invariant"));
+    let of_step = std::panic::catch_unwind(|| {
+        let worker = worker();
+        let joined = worker.spawner().spawn_join(async move { panics() });
+        drop(joined);
+        worker.spawner().spawn(async move {
+            futures_lite::future::yield_now().await;
+            panics();
+        });
+        while worker.step(&mut |_| {}).expect("no ring to fail") {}
+    });
+    assert!(of_step.is_err());
+    let asleep = std::panic::catch_unwind(|| {
+        let worker = worker();
+        let sleep = worker.sleep(Duration::from_millis(20));
+        worker.spawn_local(async move {
+            sleep.await;
+            panics();
+        });
+        worker.run(|_| {})
+    });
+    assert!(asleep.is_err());
+}

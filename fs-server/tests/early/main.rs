@@ -2,6 +2,7 @@
 
 mod client;
 mod kept;
+mod panics;
 mod server;
 
 use client::Client;

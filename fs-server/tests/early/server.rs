@@ -7,7 +7,7 @@ use cuttlefs_common::world::SeededRandom;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// Whoever knows it may connect.
 pub fn key() -> ClusterKey {
@@ -72,7 +72,12 @@ impl Site {
 
     /// Starts a server and waits until it serves.
     pub fn start(&self) -> Running {
-        let mut child = self.serve().spawn().expect("it runs");
+        self.start_with(&[])
+    }
+
+    /// The same, with something in its environment.
+    pub fn start_with(&self, environment: &[(&str, &str)]) -> Running {
+        let mut child = self.serve().envs(environment.iter().copied()).spawn().expect("it runs");
         let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
         let mut log = String::new();
         let mut endpoint = None;
@@ -127,6 +132,15 @@ impl Running {
         while !std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").all(is_stopped) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.as_mut().expect("it runs").try_wait().expect("it is ours");
+        if status.is_some() {
+            self.child = None;
+        }
+        status
     }
 
     /// It goes on.

@@ -275,8 +275,13 @@ fn filekeys_guard_what_the_nic_engine_reads() {
     assert_eq!(regions.read_file(me, readable, 0, &mut out), Ok(FileRead::Done(100)));
     assert_eq!(regions.read_file(me, readable, 100, &mut out), Ok(FileRead::Done(0)));
     assert_eq!(regions.read_file(me, readable, u64::MAX, &mut out), Ok(FileRead::Done(0)));
+    assert_eq!(regions.read_file_faulting(me, readable, u64::MAX - 1, &mut out), Ok(0));
     assert_eq!(regions.read_bitmap(me, readable, u64::MAX - 7, &mut out), Ok(()));
+    // Also of a file whose bytes nobody may see.
+    regions.close_contents(INO);
+    assert_eq!(regions.read_file(me, readable, u64::MAX - 100, &mut out), Ok(FileRead::Done(0)));
     assert_eq!(regions.read_file(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
+    assert_eq!(regions.read_file(other, readable, u64::MAX, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(regions.read_file(me, writable, 0, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(regions.read_bitmap(other, readable, 0, &mut out), Err(WcStatus::RemoteAccess));
     assert_eq!(regions.read_file(me, 12345.into(), 0, &mut out), Err(WcStatus::RemoteAccess));
