@@ -59,6 +59,10 @@ $(type -P df) "\$@" | sed 's/ fuse\.cuttlefs / fuse           /'
 END
 chmod 755 "$work/bin/df"
 
+# Both servers take one key over tcp, so that mounts by mount(8) need no option of their own.
+export CUTTLEFS_KEY=$work/key
+"$CUTTLEFS_BIN/cuttlefsd" key new "$CUTTLEFS_KEY" >/dev/null || die "cannot make a key"
+
 # serve NAME PORT: a server on a pool of its own; sets url_NAME.
 serve() {
     local name=$1 port=$2 url waited
@@ -69,7 +73,7 @@ serve() {
     esac
     "$CUTTLEFS_BIN/cuttlefsd" format --pool "$work/pool-$name" --size "$size" >>"$work/$name.log" 2>&1 ||
         die "format failed: $(tail -3 "$work/$name.log")"
-    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$work/pool-$name" --memory 1G --listen "$url" \
+    "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$work/pool-$name" --memory 1G --key "$CUTTLEFS_KEY" --listen "$url" \
         ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
         ${CUTTLEFS_EARLY:+--early "$CUTTLEFS_EARLY" --ring-device pmem-emulated} \
         >>"$work/$name.log" 2>&1 </dev/null &
