@@ -9,7 +9,7 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, DataCommit, Format, HashKey, Meta, Operation, RangeUpdate, SledOptions, SledStore, Store,
+    Caller, Covers, DataCommit, Format, HashKey, Meta, Operation, RangeUpdate, SledOptions, SledStore, Store,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -106,6 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     timed("data commit, 32 a batch", files, || {
         for (batch, inos) in inos.chunks(32).enumerate() {
             let commit = |(index, ino): (usize, &InodeNo)| DataCommit {
+                covers: Covers::Nothing,
                 ino: *ino,
                 ranges: vec![RangeUpdate {
                     first: FilePage(0),

@@ -4,7 +4,7 @@
 use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
 use crate::pool::LocalFuture;
-use crate::region::{DataCommit, MetaPort, NoteData};
+use crate::region::{DataCommit, MetaPort, NoteData, Written};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
@@ -54,6 +54,10 @@ impl CommittedMeta {
 impl MetaPort for CommittedMeta {
     fn attr(&self, ino: InodeNo) -> Result<Attr, Status> {
         self.meta.attr(ino)
+    }
+
+    fn written(&self, ino: InodeNo) -> Result<Written, Status> {
+        self.meta.written(ino)
     }
 
     fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {

@@ -63,6 +63,7 @@ rpc_kinds! {
     "cancel_lock" => Request::CancelLock { .. },
     "reclaim_locks" => Request::ReclaimLocks { .. },
     "let_ring_go" => Request::LetRingGo { .. },
+    "restore" => Request::Restore { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

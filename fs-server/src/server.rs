@@ -9,7 +9,7 @@ use crate::early::Early;
 use crate::locks::Locks;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome, RequestId};
 use crate::pool::{Disk, PageSums};
-use crate::region::{ClosedRegion, Regions};
+use crate::region::{ClientChange, ClosedRegion, FileRegion, Regions};
 use crate::rights::{CAPABILITY, Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
@@ -18,7 +18,7 @@ use crate::tier::{self, ScrubFigures};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage, SlotIndex};
 use cuttlefs_common::rdma::{Endpoint, RegionOwner};
-use cuttlefs_common::rpc::{Rights, Sampling, Unanswered};
+use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
@@ -152,7 +152,33 @@ impl Server {
         let others = SetAttr { size: None, mtime, ..*set };
         let request = who.request.filter(|_| others == SetAttr::default());
         let commit = |data| self.set_attr(who, owner, ino, set, Some(data));
-        tier::truncate_for(&self.regions, disk, &file, size, request, commit).await
+        let changing = tier::begin_change(&self.regions, &file).await?;
+        let attr = tier::truncate_for(&self.regions, disk, &file, size, request, commit).await?;
+        // Also where the file was not longer: what others had written there, and bring back, was cut off.
+        changing.done(attr.change, size..u64::MAX);
+        Ok(attr)
+    }
+
+    /// Makes a change again that a client's server was killed after; whether some of it is lost.
+    ///
+    /// # Errors
+    /// As the change itself.
+    pub async fn restore(
+        &self,
+        disk: &dyn Disk,
+        who: &Identity,
+        owner: RegionOwner,
+        file: &Arc<FileRegion>,
+        by: ClientChange,
+        what: Restored<'_>,
+    ) -> Result<bool, Status> {
+        let grow = async || {
+            let Restored::End(size) = what else { return Ok(()) };
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            let commit = |data| self.set_attr(who, owner, file.ino(), &set, Some(data));
+            tier::truncate_for(&self.regions, disk, file, size, None, commit).await.map(|_| ())
+        };
+        tier::restore(&self.regions, disk, file, by, what, grow).await
     }
 
     /// Where every answered mutation is durable: waits until everything done so far is.
@@ -259,6 +285,7 @@ impl Server {
     pub fn settle_grace(&self) {
         if !self.sessions.is_grace_period() {
             self.locks.end_grace();
+            self.regions.newer.stop();
         }
     }
 

@@ -124,13 +124,11 @@ impl RemoteVolume {
         &self,
         caller: &Caller,
         state: &HandleState,
-        mut offset: u64,
-        mut append: bool,
+        offset: u64,
+        append: bool,
         bytes: &[u8],
     ) -> Result<(Option<u64>, u32, bool), FsError> {
         let file = &state.file;
-        // From when on it may have been done.
-        let mut whole = None;
         // In a ring nobody checks rights, or that the file was found again after a restart.
         if state.how.write && !file.is_gone() {
             let at = (!append).then_some(offset);
@@ -138,22 +136,22 @@ impl RemoteVolume {
                 return Ok((at, bytes.len() as u32, true));
             }
         }
-        loop {
-            let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
-            let epoch = self.session.recovered_epoch();
-            let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
-            let session = lane.session_number();
-            drop(lane);
-            let noted = self.session.unsynced().note(session, file.ino(), at, &bytes[..len as usize], change);
-            if noted && !self.session.wrote_again_since(epoch) {
-                return Ok((Some(at), len, false));
-            }
-            // The server that answered was lost before the bytes were noted. Or the one before it was: if it had made them
-            // durable they were not written once more, but what this mount had written there before them was. Where they
-            // go is known by now.
-            (offset, append) = (at, false);
-            whole.get_or_insert_with(Whole::begin);
+        let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
+        let epoch = self.session.recovered_epoch();
+        let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
+        let session = lane.session_number();
+        drop(lane);
+        let bytes = &bytes[..len as usize];
+        if self.session.recovered_since(epoch)
+            || !self.session.unsynced().note(session, file.ino(), at, bytes, change)
+        {
+            // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
+            // the counter is of what that one had stored.
+            let _whole = Whole::begin();
+            self.session.settle_write(caller, file, (at, bytes), change, session)?;
+            return Ok((Some(at), len, true));
         }
+        Ok((Some(at), len, false))
     }
 
     /// Sends a write; gives where the bytes went, how many, and the file's change counter.
@@ -479,8 +477,8 @@ impl Volume for RemoteVolume {
         let state = self.handles.get(handle)?;
         let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
         let ino = state.file.ino();
-        let ((), session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, done)?;
-        self.session.unsynced().note_allocate(session, ino, offset, len, how);
+        let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
+        self.session.unsynced().note_allocate(session, ino, (offset, len), how, attr.change);
         Ok(())
     }
 
@@ -524,13 +522,13 @@ impl Volume for RemoteVolume {
             self.sync_kept(caller, target, SyncScope::InodeContents(target))?;
         }
         let take = |reply: Reply<'_>| match reply {
-            Reply::Copied(len) => Ok(len),
+            Reply::Copied { len, change } => Ok((len, change)),
             other => unexpected(other),
         };
-        let (copied, session) =
+        let ((copied, change), session) =
             self.session.call_noting_session(After::WritesOf(target), caller, build, take)?;
         if copied > 0 {
-            self.session.unsynced().note_elsewhere(session, target);
+            self.session.unsynced().note_elsewhere(session, target, change);
         }
         Ok(copied)
     }

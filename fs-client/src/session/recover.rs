@@ -3,13 +3,15 @@
 
 use super::lane::Lane;
 use super::unsynced::{Kept, What};
-use super::{Attachment, Session, Windows};
-use crate::file::volume::FsError;
-use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::ids::{FileKey, InodeNo};
+use super::{After, Attachment, Session, Windows};
+use crate::file::OpenFile;
+use crate::file::volume::{Caller, FsError};
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
 use cuttlefs_common::region::{FileTable, ResidencyTable};
-use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Rights};
+use cuttlefs_common::rpc::{
+    MAX_INLINE_BYTES, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Restored, Rights, SyncScope,
+};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
@@ -83,8 +85,8 @@ impl Session {
         self.recovered.lock().epoch
     }
 
-    /// Whether a recovery since then has written again what an earlier server may have lost.
-    pub(crate) fn wrote_again_since(&self, epoch: u64) -> bool {
+    /// Whether there was a recovery since then, and the server may still lose what it answers.
+    pub(crate) fn recovered_since(&self, epoch: u64) -> bool {
         self.recovered.lock().epoch != epoch && !self.unsynced.answers_are_durable()
     }
 
@@ -100,6 +102,8 @@ impl Session {
         if recovered.number == number {
             return Ok(true);
         }
+        // What is answered from here on by the server that is gone its caller restores.
+        self.unsynced.begin_recovery();
         // Uses up the number of a request that an attempt before this one may have left without an answer, so that none
         // of ours gets that answer.
         if lane.call_recovering(self, &Request::Heartbeat, &mut recovered.seq).is_none() {
@@ -135,12 +139,8 @@ impl Session {
         let epoch = attachment.attached.server_epoch;
         if attachment.attached.clean_predecessor == Some(recovered.epoch) {
             self.unsynced.synced(None, self.unsynced.mark());
-        } else if recovered.epoch != epoch {
-            for ino in self.unsynced.files() {
-                if self.write_again(lane, ino, &mut recovered.seq).is_none() {
-                    return Ok(false);
-                }
-            }
+        } else if recovered.epoch != epoch && self.restore_all(lane, &mut recovered.seq).is_none() {
+            return Ok(false);
         }
         let request = Request::Recovered { unanswered: self.unanswered() };
         if lane.call_recovering(self, &request, &mut recovered.seq).is_none() {
@@ -152,11 +152,26 @@ impl Session {
         Ok(true)
     }
 
-    /// Gives the server what it may have lost of a file. `None`: the connection broke, all of it is tried again.
-    ///
-    /// Bytes another client wrote over ours since, and before this, are overwritten: between clients there is no
-    /// order without leases.
-    fn write_again(&self, lane: &mut Lane, ino: InodeNo, seq: &mut u64) -> Option<()> {
+    /// Has the server restore what the one before it may have lost, and makes that durable: it is of a life of the server that is
+    /// over, and what comes from here on of the next. `None`: the connection broke, all of it is tried again.
+    fn restore_all(&self, lane: &mut Lane, seq: &mut u64) -> Option<()> {
+        let files = self.unsynced.files();
+        if files.is_empty() {
+            return Some(());
+        }
+        let mark = self.unsynced.mark();
+        for ino in &files {
+            self.restore_file(lane, *ino, seq)?;
+        }
+        if let Err(status) = lane.call_recovering(self, &Request::Sync(SyncScope::All), seq)? {
+            tracing::error!(%status, "what a killed server had lost could not be made durable; fsync will fail");
+            files.iter().for_each(|ino| self.unsynced.fail(*ino));
+        }
+        self.unsynced.synced(None, mark);
+        Some(())
+    }
+
+    fn restore_file(&self, lane: &mut Lane, ino: InodeNo, seq: &mut u64) -> Option<()> {
         // Each with a key of its own: whoever wrote may have closed the file.
         // What was never open here was cut by its name.
         let cut = Reclaim { ino, rights: Rights { read: false, write: true }, ticket: None };
@@ -173,53 +188,94 @@ impl Session {
             return Some(());
         };
         let filekey = opened.filekey;
-        for kept in &self.unsynced.writes_of(ino, opened.attr.change) {
-            if let Err(status) = self.do_again(lane, ino, filekey, kept, seq)? {
-                tracing::error!(%ino, %status, "a change the server lost could not be made again; fsync will fail");
-                self.unsynced.give_up(ino, false);
-                break;
-            }
+        let (kept, not_kept) = self.unsynced.changes_of(ino);
+        let not_kept = not_kept.map(|change| (change, Restored::NotKept));
+        let all = kept.iter().flat_map(Kept::restored).chain(not_kept);
+        let mut is_lost = false;
+        for (change, what) in all {
+            let request = Request::Restore { filekey, change, what };
+            is_lost |= match lane.call_recovering(self, &request, seq)? {
+                Ok(body) => match Reply::parse(body) {
+                    Ok(Reply::Restored { lost }) => lost,
+                    _ => return None,
+                },
+                Err(status) => {
+                    tracing::error!(%ino, %status, "a change the server lost could not be made again");
+                    true
+                }
+            };
+        }
+        if is_lost {
+            tracing::error!(%ino, "unsynced changes of a file are lost with a killed server: others have changed it since, there were too many to keep them, or they could not be made again; its next fsync fails");
+            self.unsynced.fail(ino);
         }
         lane.call_recovering(self, &Request::Close { filekeys: vec![filekey] }, seq)?.ok();
         Some(())
     }
 
-    /// Makes one change again. `None`: the connection broke.
-    fn do_again(
+    /// Makes durable what a server has answered that was lost before this mount had noted it, or that came after the first one that
+    /// was asked had been lost. `answered_by` is the session, `change` the file's counter then.
+    ///
+    /// # Errors
+    /// `Io` if it is lost; as the server says.
+    pub(crate) fn settle_write(
         &self,
-        lane: &mut Lane,
-        ino: InodeNo,
-        filekey: FileKey,
-        kept: &Kept,
-        seq: &mut u64,
-    ) -> Option<Result<(), Status>> {
-        let offset = kept.offset;
-        let request = match &kept.what {
-            What::Bytes(bytes) => {
-                for (index, chunk) in bytes.chunks(MAX_INLINE_BYTES).enumerate() {
-                    let offset = offset + (index * MAX_INLINE_BYTES) as u64;
-                    let payload = Payload::Inline(chunk);
-                    let write = Request::Write { filekey, offset, append: false, payload };
-                    if let Err(status) = lane.call_recovering(self, &write, seq)? {
-                        return Some(Err(status));
-                    }
-                }
-                return Some(Ok(()));
+        caller: &Caller,
+        file: &OpenFile,
+        (offset, bytes): (u64, &[u8]),
+        change: u64,
+        mut answered_by: u64,
+    ) -> Result<(), FsError> {
+        let ino = file.ino();
+        loop {
+            let sync = || Request::Sync(SyncScope::InodeContents(ino));
+            let take = |reply: Reply<'_>| {
+                if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
+            };
+            let ((), synced_by) = self.call_noting_session(After::WritesOf(ino), caller, sync, take)?;
+            if synced_by == answered_by {
+                return Ok(());
             }
-            What::End => match lane.call_recovering(self, &Request::GetAttr { ino }, seq)? {
-                // Cutting is never forgotten. If the file is longer, somebody has written since.
-                Ok(body) if matches!(Reply::parse(body), Ok(Reply::Attr(attr)) if attr.size >= offset) => {
-                    return Some(Ok(()));
+            let mut restored_by = None;
+            for (offset, chunk) in chunks(offset, bytes) {
+                let what = Restored::Bytes { offset, bytes: chunk };
+                let restore = || Request::Restore { filekey: file.filekey(), change, what };
+                let take = |reply: Reply<'_>| match reply {
+                    Reply::Restored { lost } => Ok(lost),
+                    _ => Err(FsError::Server(Status::Malformed)),
+                };
+                let (lost, session) =
+                    self.call_noting_session(After::WritesOf(ino), caller, restore, take)?;
+                if lost {
+                    return Err(FsError::Server(Status::Io));
                 }
-                Ok(_) => {
-                    let set = SetAttr { size: Some(offset), ..SetAttr::default() };
-                    Request::SetAttr { ino, set }
-                }
-                Err(status) => return Some(Err(status)),
-            },
-            What::Allocate { len, how } => Request::Allocate { filekey, offset, len: *len, how: *how },
-        };
-        Some(lane.call_recovering(self, &request, seq)?.map(|_| ()))
+                // If a server was lost in between, the sync is answered by another session than the first of them was.
+                restored_by.get_or_insert(session);
+            }
+            answered_by = restored_by.unwrap_or(synced_by);
+        }
+    }
+}
+
+/// Bytes in pieces that fit a message, with their places.
+fn chunks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    let places = (0..).map(move |index: u64| offset + index * MAX_INLINE_BYTES as u64);
+    places.zip(bytes.chunks(MAX_INLINE_BYTES))
+}
+
+impl Kept {
+    /// As requests tell it, with its counter.
+    fn restored(&self) -> Vec<(u64, Restored<'_>)> {
+        let Self { change, offset, .. } = *self;
+        match &self.what {
+            What::Bytes(bytes) => chunks(offset, bytes)
+                .map(|(offset, bytes)| (change, Restored::Bytes { offset, bytes }))
+                .collect(),
+            What::End => vec![(change, Restored::End(offset))],
+            What::Allocate { len, how } => {
+                vec![(change, Restored::Allocate { offset, len: *len, how: *how })]
+            }
+        }
     }
 }
 

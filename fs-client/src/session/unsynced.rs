@@ -2,7 +2,8 @@
 //!
 //! A write is answered when the server's memory has it. Should that server be killed, an application that goes on
 //! and calls fsync must not be told that bytes are safe which are nowhere. So copies are kept, as NFS clients
-//! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery writes them again.
+//! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery has the next server restore them. Each names the
+//! file's change counter when it was answered: by that the server knows what came later, of this mount's and of others'.
 //!
 //! What makes a file longer or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
 //! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
@@ -14,8 +15,9 @@
 //!
 //! # Invariants
 //! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not
-//!   taken, and the caller writes again.
-//! * Entries go away only by a sync that began after they were noted, or by a change of the same range.
+//!   taken, and the caller restores it by himself.
+//! * Entries go away only by a sync that began after they were noted, or by a change of the same range. A recovery ends with
+//!   such a sync: there are only entries of the server's present life.
 
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
@@ -48,6 +50,8 @@ pub(crate) enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     number: u64,
+    /// The file's change counter when it was answered.
+    pub(crate) change: u64,
     /// Where.
     pub(crate) offset: u64,
     /// What.
@@ -120,7 +124,8 @@ impl Kept {
         let (own_start, own_end) = self.span();
         let piece = |from: u64, to: u64| {
             let what = |len| What::Allocate { len, how };
-            (from < to).then(|| Kept { number: self.number, offset: from, what: what(to - from) })
+            let Self { number, change, .. } = *self;
+            (from < to).then(|| Kept { number, change, offset: from, what: what(to - from) })
         };
         let (before, behind) = (own_end.min(start), own_start.max(end));
         piece(own_start, before).into_iter().chain(piece(behind, own_end)).collect()
@@ -136,22 +141,22 @@ impl Kept {
 
     /// What is left of it once `[start, end)` was given other contents.
     fn without(self, start: u64, end: u64) -> Vec<Self> {
-        let Kept { number, offset, what } = self;
+        let Kept { number, change, offset, what } = self;
         let What::Bytes(mut bytes) = what else {
-            return vec![Kept { number, offset, what }];
+            return vec![Kept { number, change, offset, what }];
         };
         let own_end = offset + bytes.len() as u64;
         if own_end <= start || offset >= end {
-            return vec![Kept { number, offset, what: What::Bytes(bytes) }];
+            return vec![Kept { number, change, offset, what: What::Bytes(bytes) }];
         }
         let mut rest = Vec::new();
         if own_end > end {
             let behind = bytes[(end - offset) as usize..].to_vec();
-            rest.push(Kept { number, offset: end, what: What::Bytes(behind) });
+            rest.push(Kept { number, change, offset: end, what: What::Bytes(behind) });
         }
         if offset < start {
             bytes.truncate((start - offset) as usize);
-            rest.push(Kept { number, offset, what: What::Bytes(bytes) });
+            rest.push(Kept { number, change, offset, what: What::Bytes(bytes) });
         }
         rest
     }
@@ -178,6 +183,8 @@ fn last_only(kept: Vec<Kept>) -> Vec<Kept> {
         newer.push((start, end));
     }
     last.reverse();
+    // As the server did them: what it has restored of a client is known by the last counter.
+    last.sort_by_key(|kept| kept.change);
     last
 }
 
@@ -190,9 +197,12 @@ struct FileWrites {
 
 #[derive(Debug, Default)]
 struct State {
+    /// 0: a recovery is under way.
     session: u64,
     /// What that session's server has answered it cannot lose: nothing is kept.
     durable_answers: bool,
+    /// The session before that one, if its server's answers were durable.
+    durable_before: Option<u64>,
     /// Number of the next write.
     next: u64,
     cost: usize,
@@ -214,7 +224,7 @@ impl State {
         let file = self.files.entry(ino).or_default();
         match what {
             Some(what) => {
-                let kept = Kept { number, offset, what };
+                let kept = Kept { number, change, offset, what };
                 self.cost += kept.cost();
                 file.kept.push(kept);
             }
@@ -259,11 +269,11 @@ pub(crate) struct Unsynced {
 
 impl Unsynced {
     /// Notes a write that `session` answered. `false`: the server that answered is gone and recovery did not see
-    /// this write; it must be sent again.
+    /// this write; it must be restored.
     pub(crate) fn note(&self, session: u64, ino: InodeNo, offset: u64, bytes: &[u8], change: u64) -> bool {
         let mut state = self.state.lock();
         if state.session != session {
-            return false;
+            return state.durable_before == Some(session);
         }
         let fits = !state.durable_answers && state.cost + bytes.len() + ENTRY_BYTES <= MAX_KEPT_BYTES;
         state.keep(ino, offset, fits.then(|| What::Bytes(bytes.to_vec())), change);
@@ -278,9 +288,15 @@ impl Unsynced {
         state.note_operation(session, ino, size, What::End, change);
     }
 
-    /// Notes what `session` has allocated, zeroed or punched. No change counter came with it, so a killed server counts
-    /// as having lost it if it is not kept.
-    pub(crate) fn note_allocate(&self, session: u64, ino: InodeNo, offset: u64, len: u64, how: Allocate) {
+    /// Notes what `session` has allocated, zeroed or punched; `change` is the file's counter then.
+    pub(crate) fn note_allocate(
+        &self,
+        session: u64,
+        ino: InodeNo,
+        (offset, len): (u64, u64),
+        how: Allocate,
+        change: u64,
+    ) {
         let mut state = self.state.lock();
         if !matches!(how, Allocate::Reserve { .. }) {
             let end = offset.saturating_add(len);
@@ -293,14 +309,14 @@ impl Unsynced {
                 state.rewrite(ino, |kept| kept.unpunched(offset, end));
             }
             if let Some(left_behind) = left_behind {
-                state.note_operation(session, ino, left_behind, What::End, u64::MAX);
+                state.note_operation(session, ino, left_behind, What::End, change);
             }
         }
-        state.note_operation(session, ino, offset, What::Allocate { len, how }, u64::MAX);
+        state.note_operation(session, ino, offset, What::Allocate { len, how }, change);
     }
 
     /// Notes that `session` has written to this file by itself: there are no bytes to keep here, nor to write again.
-    pub(crate) fn note_elsewhere(&self, session: u64, ino: InodeNo) {
+    pub(crate) fn note_elsewhere(&self, session: u64, ino: InodeNo, change: u64) {
         let mut state = self.state.lock();
         if state.durable_answers {
             return;
@@ -309,8 +325,7 @@ impl Unsynced {
             state.failed.insert(ino);
             return;
         }
-        // No change counter came with it, so a killed server counts as having lost it.
-        state.keep(ino, 0, None, u64::MAX);
+        state.keep(ino, 0, None, change);
     }
 
     /// Whether recovery might write again, or zero again, what is in this range.
@@ -384,23 +399,18 @@ impl Unsynced {
         self.state.lock().files.keys().copied().collect()
     }
 
-    /// What to write again to a file, whose change counter the server gives as `change`, in order, no byte twice. A write that
-    /// was not kept is lost if the server's file is older than it.
-    pub(super) fn writes_of(&self, ino: InodeNo, change: u64) -> Vec<Kept> {
-        let mut state = self.state.lock();
-        let Some(file) = state.files.get_mut(&ino) else {
-            return Vec::new();
+    /// What to restore of a file, in order, no byte twice, and the counter of the last change that was not kept.
+    pub(super) fn changes_of(&self, ino: InodeNo) -> (Vec<Kept>, Option<u64>) {
+        let state = self.state.lock();
+        let Some(file) = state.files.get(&ino) else {
+            return (Vec::new(), None);
         };
-        let lost = file.dropped.take().is_some_and(|(_, dropped)| change < dropped);
+        let not_kept = file.dropped.map(|(_, change)| change);
         let mut kept = file.kept.clone();
         for (_, size) in state.cutting.iter().filter(|(cut, _)| *cut == ino) {
             kept = kept.into_iter().filter_map(|kept| kept.cut_to(*size)).collect();
         }
-        if lost {
-            tracing::error!(%ino, "the server lost written bytes that were too many to keep; fsync will fail");
-            state.failed.insert(ino);
-        }
-        last_only(kept)
+        (last_only(kept), not_kept)
     }
 
     /// The file's writes cannot be written again; `gone`: because there is no such file any more.
@@ -411,6 +421,15 @@ impl Unsynced {
         }
         if !gone {
             state.failed.insert(ino);
+        }
+    }
+
+    /// A recovery has begun: until it is done nothing is taken.
+    pub(super) fn begin_recovery(&self) {
+        let mut state = self.state.lock();
+        if state.session != 0 {
+            state.durable_before = state.durable_answers.then_some(state.session);
+            state.session = 0;
         }
     }
 
@@ -458,7 +477,8 @@ mod tests {
 
     fn ranges(unsynced: &Unsynced) -> Vec<(u64, Vec<u8>)> {
         unsynced
-            .writes_of(INO, 0)
+            .changes_of(INO)
+            .0
             .into_iter()
             .filter_map(|kept| match kept.what {
                 What::Bytes(bytes) => Some((kept.offset, bytes)),
@@ -471,10 +491,10 @@ mod tests {
     fn the_file_does_not_go_through_what_it_was_before() {
         let unsynced = unsynced();
         assert!(unsynced.note(1, INO, 0, b"first", 1));
-        unsynced.note_allocate(1, INO, 10, 20, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (10, 20), Allocate::PunchHole, 100);
         assert!(unsynced.note(1, INO, 12, b"over zeros", 2));
         assert!(unsynced.note(1, INO, 1, b"ver", 3));
-        let kept = unsynced.writes_of(INO, 0);
+        let kept = unsynced.changes_of(INO).0;
         let made: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
         let zeros = |len| What::Allocate { len, how: Allocate::PunchHole };
         let mut bytes: Vec<_> =
@@ -503,7 +523,7 @@ mod tests {
     fn changed_ranges_are_cut_out() {
         let unsynced = unsynced();
         unsynced.note(1, INO, 10, b"0123456789", 1);
-        unsynced.note_allocate(1, INO, 13, 2, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (13, 2), Allocate::PunchHole, 100);
         assert_eq!(ranges(&unsynced), [(15, b"56789".to_vec()), (10, b"012".to_vec())]);
         unsynced.cutting(INO, 16).done(1, 2);
         assert_eq!(ranges(&unsynced), [(15, b"5".to_vec()), (10, b"012".to_vec())]);
@@ -517,15 +537,15 @@ mod tests {
     fn what_keeps_the_length_leaves_none_behind() {
         let unsynced = unsynced();
         let ends = || {
-            let kept = unsynced.writes_of(INO, 0);
+            let kept = unsynced.changes_of(INO).0;
             kept.iter().filter(|kept| kept.what == What::End).map(|kept| kept.offset).collect::<Vec<_>>()
         };
-        unsynced.note_allocate(1, INO, 10, 20, Allocate::ZeroRange { keep_size: true });
-        unsynced.note_allocate(1, INO, 0, 100, Allocate::PunchHole);
-        unsynced.note_allocate(1, INO, 0, 200, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (10, 20), Allocate::ZeroRange { keep_size: true }, 100);
+        unsynced.note_allocate(1, INO, (0, 100), Allocate::PunchHole, 100);
+        unsynced.note_allocate(1, INO, (0, 200), Allocate::PunchHole, 100);
         assert_eq!(ends(), [0; 0]);
-        unsynced.note_allocate(1, INO, 5, 20, Allocate::ZeroRange { keep_size: false });
-        unsynced.note_allocate(1, INO, 0, 100, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (5, 20), Allocate::ZeroRange { keep_size: false }, 100);
+        unsynced.note_allocate(1, INO, (0, 100), Allocate::PunchHole, 100);
         assert_eq!(ends(), [25], "that has grown the file");
     }
 
@@ -533,10 +553,10 @@ mod tests {
     fn space_that_was_punched_is_not_kept_again() {
         let unsynced = unsynced();
         let reserve = Allocate::Reserve { keep_size: false };
-        unsynced.note_allocate(1, INO, 0, 16_385, reserve);
-        unsynced.note_allocate(1, INO, 16_384, 1, Allocate::PunchHole);
-        unsynced.note_allocate(1, INO, 4096, 4000, Allocate::PunchHole);
-        let kept = unsynced.writes_of(INO, 0);
+        unsynced.note_allocate(1, INO, (0, 16_385), reserve, 100);
+        unsynced.note_allocate(1, INO, (16_384, 1), Allocate::PunchHole, 100);
+        unsynced.note_allocate(1, INO, (4096, 4000), Allocate::PunchHole, 100);
+        let kept = unsynced.changes_of(INO).0;
         let kept: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
         let allocated = |len, how| What::Allocate { len, how };
         assert_eq!(
@@ -557,10 +577,10 @@ mod tests {
         let punch = |len| What::Allocate { len, how: Allocate::PunchHole };
         unsynced.cutting(INO, 100).done(1, 1);
         unsynced.note(1, INO, 0, b"written", 2);
-        unsynced.note_allocate(1, INO, 2, 90, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (2, 90), Allocate::PunchHole, 100);
         let all = |size| {
             let cutting = unsynced.cutting(INO, size);
-            let kept = unsynced.writes_of(INO, 0).into_iter().map(|kept| (kept.offset, kept.what)).collect();
+            let kept = unsynced.changes_of(INO).0.into_iter().map(|kept| (kept.offset, kept.what)).collect();
             drop(cutting);
             kept
         };
@@ -574,7 +594,7 @@ mod tests {
         assert_eq!(kept, []);
         // A lost server's answer cannot be made good any more.
         unsynced.begin_session(2, false);
-        unsynced.note_allocate(1, INO, 0, 1, Allocate::PunchHole);
+        unsynced.note_allocate(1, INO, (0, 1), Allocate::PunchHole, 100);
         assert!(unsynced.take_failed(INO));
     }
 
@@ -596,8 +616,8 @@ mod tests {
     fn ranges_are_known_of_what_has_contents() {
         let unsynced = unsynced();
         unsynced.note(1, INO, 10, b"0123456789", 1);
-        unsynced.note_allocate(1, INO, 30, 10, Allocate::ZeroRange { keep_size: false });
-        unsynced.note_allocate(1, INO, 100, 10, Allocate::Reserve { keep_size: false });
+        unsynced.note_allocate(1, INO, (30, 10), Allocate::ZeroRange { keep_size: false }, 100);
+        unsynced.note_allocate(1, INO, (100, 10), Allocate::Reserve { keep_size: false }, 100);
         unsynced.cutting(INO, 200).done(1, 2);
         for (offset, len, has) in [
             (0, 10, false),
@@ -624,25 +644,37 @@ mod tests {
         assert!(!unsynced.note(1, INO, 0, b"late", 1));
         assert!(unsynced.is_empty());
         // There are no bytes to send again: what the lost server copied may be lost.
-        unsynced.note_elsewhere(1, INO);
+        unsynced.note_elsewhere(1, INO, 100);
         assert!(unsynced.take_failed(INO));
-        unsynced.note_elsewhere(2, INO);
+        unsynced.note_elsewhere(2, INO, 100);
         assert!(!unsynced.take_failed(INO));
     }
 
     #[test]
-    fn what_is_too_much_fails_a_sync_once_if_it_was_lost() {
+    fn of_what_is_too_much_the_last_is_known() {
         let unsynced = unsynced();
         let chunk = vec![1; 1 << 20];
         for index in 0..40 {
             assert!(unsynced.note(1, INO, index << 20, &chunk, index));
         }
         assert!(unsynced.state.lock().cost <= MAX_KEPT_BYTES);
-        assert_eq!(unsynced.writes_of(INO, 39).len(), 31, "the server has all of it");
-        assert!(!unsynced.take_failed(INO));
-        unsynced.note(1, INO, 41 << 20, &chunk, 41);
-        assert_eq!(unsynced.writes_of(INO, 40).len(), 31);
-        assert!(unsynced.take_failed(INO));
-        assert!(!unsynced.take_failed(INO));
+        let (kept, not_kept) = unsynced.changes_of(INO);
+        assert_eq!((kept.len(), not_kept), (31, Some(39)));
+        unsynced.synced(Some(INO), unsynced.mark());
+        assert_eq!(unsynced.changes_of(INO), (Vec::new(), None));
+    }
+
+    #[test]
+    fn while_a_recovery_is_under_way_nothing_is_taken() {
+        let unsynced = unsynced();
+        unsynced.begin_recovery();
+        assert!(!unsynced.note(1, INO, 0, b"recovery may have passed it", 1));
+        unsynced.begin_recovery();
+        unsynced.begin_session(2, true);
+        assert!(unsynced.note(2, INO, 0, b"its server cannot lose it", 2));
+        unsynced.begin_recovery();
+        assert!(unsynced.note(2, INO, 0, b"nor this", 3), "its server cannot lose it");
+        unsynced.begin_session(3, false);
+        assert!(unsynced.note(2, INO, 0, b"nor this", 4) && unsynced.is_empty());
     }
 }

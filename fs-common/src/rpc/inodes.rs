@@ -53,6 +53,7 @@ impl Request<'_> {
             | Request::AwaitLocks { .. }
             | Request::CancelLock { .. }
             | Request::LetRingGo { .. }
+            | Request::Restore { .. }
             | Request::StatFs
             | Request::Status => {}
         }
@@ -81,13 +82,14 @@ impl Reply<'_> {
             | Reply::Fetched { .. }
             | Reply::Written { .. }
             | Reply::Offset(_)
-            | Reply::Copied(_)
+            | Reply::Copied { .. }
             | Reply::Space(_)
             | Reply::Queued
             | Reply::Settled(_)
             | Reply::Tested(_)
             | Reply::LocksReclaimed(_)
             | Reply::RingGone { .. }
+            | Reply::Restored { .. }
             | Reply::Status(_) => {}
         }
     }

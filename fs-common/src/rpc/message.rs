@@ -96,6 +96,32 @@ pub enum Allocate {
     },
 }
 
+/// A change of contents that a server answered, which may have been killed before it was durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Restored<'a> {
+    /// These bytes were written.
+    Bytes {
+        /// Where.
+        offset: u64,
+        /// At most [`MAX_INLINE_BYTES`].
+        #[serde(with = "serde_bytes")]
+        bytes: &'a [u8],
+    },
+    /// The file was made to end here.
+    End(u64),
+    /// fallocate(2).
+    Allocate {
+        /// File offset.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// What was done.
+        how: Allocate,
+    },
+    /// Something the client has no copy of: it can only be told whether it was lost.
+    NotKept,
+}
+
 /// What to seek for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekFor {
@@ -520,6 +546,16 @@ pub enum Request<'a> {
         /// Which, below `RINGS_PER_CLIENT`.
         ring: u16,
     },
+    /// Makes a change again that a server before this one answered and may have lost, where nothing newer stands.
+    Restore {
+        /// Open file.
+        filekey: FileKey,
+        /// The file's change counter after that change.
+        change: u64,
+        /// The change.
+        #[serde(borrow)]
+        what: Restored<'a>,
+    },
 }
 
 /// What `Attach` tells a client.
@@ -628,13 +664,13 @@ pub struct Space {
 /// header and no body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply<'a> {
-    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, Allocate, SetXattr, RemoveXattr.
+    /// Unlock, CancelLock (nobody waits any more), Heartbeat, Detach, Recovered, ShareCounters, Unlink, Rmdir, Rename, Close, Sync, SetXattr, RemoveXattr.
     Done,
     /// Attach.
     Attached(Attached),
     /// Reclaim: for each file its new filekey, or `None` if it is gone.
     Reclaimed(Vec<Option<Opened>>),
-    /// Lookup, GetAttr, SetAttr, Make, Link. SetLock: it is held, and this is the file it is on.
+    /// Lookup, GetAttr, SetAttr, Make, Link, Allocate. SetLock: it is held, and this is the file it is on.
     Attr(Attr),
     /// Open, Create.
     Opened(Opened),
@@ -672,8 +708,13 @@ pub enum Reply<'a> {
     },
     /// Seek: the offset found.
     Offset(u64),
-    /// CopyRange: bytes copied.
-    Copied(u64),
+    /// CopyRange.
+    Copied {
+        /// Bytes copied.
+        len: u64,
+        /// The target's change counter now.
+        change: u64,
+    },
     /// StatFs.
     Space(Space),
     /// Status: JSON.
@@ -690,6 +731,11 @@ pub enum Reply<'a> {
     RingGone {
         /// 0: none ever was.
         done: u64,
+    },
+    /// Restore.
+    Restored {
+        /// Some of it is not there and will not be: others have changed the file since that server died.
+        lost: bool,
     },
 }
 

@@ -14,7 +14,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 
 /// How many kinds of reply there are.
-const KINDS: usize = 19;
+const KINDS: usize = 20;
 
 /// The variant's number. Without a wildcard, so that a new kind does not compile before it stands here.
 fn kind(reply: &Reply<'_>) -> usize {
@@ -30,7 +30,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Fetched { .. } => 8,
         Reply::Written { .. } => 9,
         Reply::Offset(_) => 10,
-        Reply::Copied(_) => 11,
+        Reply::Copied { .. } => 11,
         Reply::Space(_) => 12,
         Reply::Status(_) => 13,
         Reply::Queued => 14,
@@ -38,6 +38,7 @@ fn kind(reply: &Reply<'_>) -> usize {
         Reply::Tested(_) => 16,
         Reply::LocksReclaimed(_) => 17,
         Reply::RingGone { .. } => 18,
+        Reply::Restored { .. } => 19,
     }
 }
 
@@ -160,7 +161,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
             joined(&[&[9], &[5], &[0x80, 0x20], &[0x88, 0x27], &[7]]),
         ),
         (Reply::Offset(5), vec![10, 5]),
-        (Reply::Copied(5), vec![11, 5]),
+        (Reply::Copied { len: 5, change: 6 }, vec![11, 5, 6]),
         (
             Reply::Space(Space { pool_pages: 300, free_pages: 2, inodes: 1 }),
             joined(&[&[12], &[0xac, 2], &[2], &[1]]),
@@ -187,6 +188,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (Reply::Tested(TestedLock::Unknown), vec![16, 2]),
         (Reply::LocksReclaimed(vec![true, false]), vec![17, 2, 1, 0]),
         (Reply::RingGone { done: 300 }, vec![18, 0xac, 0x02]),
+        (Reply::Restored { lost: true }, vec![19, 1]),
     ]
 }
 

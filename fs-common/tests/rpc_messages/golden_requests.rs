@@ -10,12 +10,12 @@ use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request, Rights,
-    SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request,
+    Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 39;
+const KINDS: usize = 40;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -61,6 +61,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::CancelLock { .. } => 36,
         Request::ReclaimLocks { .. } => 37,
         Request::LetRingGo { .. } => 38,
+        Request::Restore { .. } => 39,
     }
 }
 
@@ -70,6 +71,7 @@ fn cases() -> Vec<(Request<'static>, Vec<u8>)> {
     cases.extend(files());
     cases.extend(attributes());
     cases.extend(locks());
+    cases.extend(restores());
     cases
 }
 
@@ -288,6 +290,22 @@ fn locks() -> Vec<(Request<'static>, Vec<u8>)> {
             joined(&[&[37], &[1], &[9], &locked(1, 1)]),
         ),
         (Request::LetRingGo { ring: 300 }, vec![38, 0xac, 0x02]),
+    ]
+}
+
+fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
+    let restore = |what| Request::Restore { filekey: FileKey(6), change: 7, what };
+    vec![
+        (
+            restore(Restored::Bytes { offset: 5, bytes: b"ab" }),
+            joined(&[&[39], &[6], &[7], &[0, 5, 2, b'a', b'b']]),
+        ),
+        (restore(Restored::End(300)), vec![39, 6, 7, 1, 0xac, 0x02]),
+        (
+            restore(Restored::Allocate { offset: 1, len: 2, how: Allocate::PunchHole }),
+            vec![39, 6, 7, 2, 1, 2, 1],
+        ),
+        (restore(Restored::NotKept), vec![39, 6, 7, 3]),
     ]
 }
 

@@ -9,8 +9,9 @@ use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
-    OpenTicket, Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Rights,
-    Sampling, SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
+    OpenTicket, Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored,
+    Rights, Sampling, SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered,
+    XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -332,9 +333,23 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         any::<u32>().prop_map(|hold_ms| Request::AwaitLocks { hold_ms }).boxed(),
         any::<u64>().prop_map(|wait| Request::CancelLock { wait: WaitId(wait) }).boxed(),
         any::<u16>().prop_map(|ring| Request::LetRingGo { ring }).boxed(),
+        (filekey(), any::<u64>(), restored())
+            .prop_map(|(filekey, change, what)| Request::Restore { filekey, change, what })
+            .boxed(),
         vec((ino(), lock()).prop_map(|(ino, lock)| ReclaimLock { ino, lock }), 0..20)
             .prop_map(|locks| Request::ReclaimLocks { locks })
             .boxed(),
+    ])
+}
+
+fn restored() -> impl Strategy<Value = Restored<'static>> {
+    Union::new(vec![
+        (any::<u64>(), bytes()).prop_map(|(offset, bytes)| Restored::Bytes { offset, bytes }).boxed(),
+        any::<u64>().prop_map(Restored::End).boxed(),
+        (any::<(u64, u64)>(), allocate())
+            .prop_map(|((offset, len), how)| Restored::Allocate { offset, len, how })
+            .boxed(),
+        Just(Restored::NotKept).boxed(),
     ])
 }
 
@@ -394,7 +409,7 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             .prop_map(|(offset, len, size, change)| Reply::Written { offset, len, size, change })
             .boxed(),
         any::<u64>().prop_map(Reply::Offset).boxed(),
-        any::<u64>().prop_map(Reply::Copied).boxed(),
+        any::<(u64, u64)>().prop_map(|(len, change)| Reply::Copied { len, change }).boxed(),
         any::<(u64, u64, u64)>()
             .prop_map(|(pool_pages, free_pages, inodes)| {
                 Reply::Space(Space { pool_pages, free_pages, inodes })
@@ -406,5 +421,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         tested_lock().prop_map(Reply::Tested).boxed(),
         vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
         any::<u64>().prop_map(|done| Reply::RingGone { done }).boxed(),
+        any::<bool>().prop_map(|lost| Reply::Restored { lost }).boxed(),
     ])
 }

@@ -4,6 +4,7 @@
 use super::live::NoteData;
 use super::metadata::Meta;
 use super::operation::{Caller, DataCommit, DataStamp, Operation};
+use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
@@ -45,6 +46,19 @@ impl Meta {
     /// Its times move again.
     pub fn release_times(&self, ino: InodeNo) {
         self.live.hold(ino, None);
+    }
+
+    /// What of a file's contents is durable.
+    ///
+    /// # Errors
+    /// `Stale` if it is gone, `Io`.
+    pub fn written(&self, ino: InodeNo) -> Result<Written, Status> {
+        let shard = self.live.read(ino);
+        if let Some(live) = shard.get(ino) {
+            return Ok(live.record.written);
+        }
+        let record = self.stored().inode(ino).map_err(|e| self.fail("written", e))?;
+        record.map(|record| record.written).ok_or(Status::Stale)
     }
 
     /// Records data that is on the device: one batch for all. Files that are gone are skipped.

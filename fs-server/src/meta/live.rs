@@ -83,6 +83,7 @@ impl Live {
             }
             SettleKind::DataCommit | SettleKind::Other => (live.size, live.allocated_pages),
         };
+        self.record.written = stored.written;
         self.durable_size = stored.size;
         self.durable_pages = stored.allocated_pages;
         noted_meanwhile

@@ -12,6 +12,7 @@ use super::operation::{ApplyContext, Caller, Operation, Outcome};
 use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
 use super::store::{Batch, Direction, Store};
 use super::view::View;
+use super::written::{CHANGES_PER_START_BITS, Written};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
@@ -27,8 +28,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// batch of a create when half of the block is left; so a flush a second keeps ahead of 30 thousand creates a
 /// second, and faster ones pay one flush each block. A crash skips at most two blocks of 2^64 numbers.
 const INO_BLOCK: u64 = 1 << 16;
-/// Change counters of one start of the server lie in one block of so many.
-const CHANGES_PER_START_BITS: u32 = 32;
 
 /// What a new store is made with.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +122,7 @@ impl Meta {
             parent: InodeNo::ROOT,
             xattrs: 0,
             flags: InodeFlags::default(),
+            written: Written::default(),
         };
         let superblock = SuperRecord {
             format_version: FORMAT_VERSION,

@@ -41,6 +41,7 @@ mod sled_tail;
 mod store;
 mod survey;
 mod view;
+mod written;
 
 #[cfg(test)]
 mod tests;
@@ -53,7 +54,7 @@ pub use memory_store::{MemoryStore, StoreLie};
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, Caller, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome, Placed,
+    ApplyContext, Caller, Covers, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome, Placed,
     RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use problem::{Detail, Problem, ProblemKind};
@@ -63,3 +64,4 @@ pub use sled_store::{SledOptions, SledStore};
 pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
 pub use survey::{Survey, check};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};
+pub use written::{ClientChange, Cut, Verdict, Written};

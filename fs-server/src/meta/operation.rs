@@ -1,6 +1,7 @@
 //! What can be done to metadata: the closed set of operations. They serialise, because the redo log will hold
 //! them and replay them through the same `apply`.
 
+use super::written::ClientChange;
 use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq, SlotIndex};
 use cuttlefs_common::region::Extent;
@@ -75,6 +76,26 @@ pub struct DoneRequest {
     pub placed: Placed,
 }
 
+/// What a batch makes durable of a file's contents.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Covers {
+    /// Nothing that would be known by its counter.
+    #[default]
+    Nothing,
+    /// What had changed when its write-back began.
+    Changes {
+        /// Up to this one.
+        until: u64,
+        /// Of an earlier life of the server, restored since the last write-back: of each client the last.
+        restored: Vec<ClientChange>,
+    },
+    /// A cut. `all`: with everything before it.
+    Cut {
+        /// See there.
+        all: bool,
+    },
+}
+
 /// A file's data that became durable: what the store may say from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataCommit {
@@ -86,12 +107,14 @@ pub struct DataCommit {
     pub size: u64,
     /// The writes this covers, one a slot.
     pub done: Vec<DoneRequest>,
+    /// The changes this covers.
+    pub covers: Covers,
 }
 
 impl DataCommit {
     /// A change of the mapping that covers no write.
     pub fn of_ranges(ino: InodeNo, ranges: Vec<RangeUpdate>, size: u64) -> Self {
-        Self { ino, ranges, size, done: Vec::new() }
+        Self { ino, ranges, size, done: Vec::new(), covers: Covers::Nothing }
     }
 }
 

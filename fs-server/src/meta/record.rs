@@ -5,6 +5,7 @@
 
 use super::name::{HashKey, SLOTS_PER_BUCKET};
 use super::operation::Placed;
+use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::name;
@@ -65,6 +66,8 @@ pub struct InodeRecord {
     pub xattrs: u32,
     /// What it is marked with.
     pub flags: InodeFlags,
+    /// Of a regular file: what of its contents is durable.
+    pub written: Written,
 }
 
 impl InodeRecord {
@@ -298,6 +301,7 @@ pub fn is_valid_time(time: Timestamp) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::written::Cut;
     use super::*;
     use proptest::prelude::*;
 
@@ -308,6 +312,9 @@ mod tests {
 
     fn inode() -> InodeRecord {
         let time = |secs| Timestamp { secs, nanos: 1 };
+        let mut written = Written::default();
+        written.cover(15);
+        written.cut(Cut { size: 16, change: 17 });
         InodeRecord {
             kind: FileKind::Directory,
             mode: 0o755,
@@ -325,6 +332,7 @@ mod tests {
             parent: InodeNo(13),
             xattrs: 14,
             flags: InodeFlags::ACCESS_ACL,
+            written,
         }
     }
 
@@ -338,6 +346,7 @@ mod tests {
             16, 1, 17, 1, 20, 1, 22, 1, // times: zigzag seconds, nanoseconds
             12, 13, 14, // change, parent, xattrs
             0x80, 2, // marks
+            15, 1, 16, 17, 0, 0, 0, 0, // written: until, cut, nothing restored
         ];
         golden(inode(), &bytes);
         golden(

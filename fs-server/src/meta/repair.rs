@@ -16,6 +16,7 @@ use super::record::{self, BucketRecord, BytesRecord, CounterRecord, EntryRecord,
 use super::store::{Batch, Store};
 use super::survey::Survey;
 use super::view::View;
+use super::written::Written;
 use cuttlefs_common::attr::{FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::Extent;
@@ -153,6 +154,7 @@ impl Repairer<'_> {
             parent,
             xattrs: 0,
             flags: InodeFlags::default(),
+            written: Written::default(),
         }
     }
 

@@ -16,7 +16,7 @@
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
-use super::meta_port::{DoneRequest, Placed, RequestId};
+use super::meta_port::{ClientChange, DoneRequest, Placed, RequestId};
 use super::range_table::{PieceState, RangeTable};
 use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
@@ -47,6 +47,14 @@ pub struct FileState {
     pub(crate) uncommitted: bool,
     /// The last change of each slot since the last commit, which will say that it was done.
     pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
+    /// Counter of the last change of contents that a client asked this server for; 0: of none since the file was loaded.
+    pub(crate) contents: u64,
+    /// Up to which of these the store has everything, as far as this server put it there.
+    pub(crate) covered: u64,
+    /// What clients have restored since the last commit: of each the last.
+    pub(crate) restored: Vec<ClientChange>,
+    /// The length that the file was cut to since the last commit, if what came before was not all in the store.
+    pub(crate) cut: Option<u64>,
 }
 
 impl FileState {
@@ -54,6 +62,22 @@ impl FileState {
     pub(crate) fn note_done(&mut self, request: RequestId, placed: Placed) {
         self.uncommitted = true;
         self.done.insert((request.client, request.slot), DoneRequest { request, placed });
+    }
+
+    /// A client's change of contents is done and has this counter: the next commit says so.
+    pub(crate) fn note_contents(&mut self, change: u64) {
+        self.contents = self.contents.max(change);
+        // The commit of its bytes may have been made already, without this.
+        self.uncommitted |= self.contents > self.covered;
+    }
+
+    /// A client has restored its changes up to this one.
+    pub(crate) fn note_restored(&mut self, by: ClientChange) {
+        self.uncommitted = true;
+        match self.restored.iter_mut().find(|known| known.client == by.client) {
+            Some(known) => known.change = known.change.max(by.change),
+            None => self.restored.push(by),
+        }
     }
 }
 
@@ -63,6 +87,8 @@ pub struct FileRegion {
     ino: InodeNo,
     pub(crate) order: AsyncRwLock<()>,
     pub(crate) settle: AsyncMutex<()>,
+    /// Shared by changes of contents that clients ask for, alone by what a client restores. Taken before `order`.
+    pub(crate) changes: AsyncRwLock<()>,
     state: RwLock<FileState>,
     pub(crate) dirty: Mutex<BTreeMap<FilePage, PoolPage>>,
     /// In the write-back list. Set by writers, cleared by write-back before its snapshot.
@@ -107,6 +133,7 @@ impl FileRegion {
             ino,
             order: AsyncRwLock::new(()),
             settle: AsyncMutex::new(()),
+            changes: AsyncRwLock::new(()),
             state: RwLock::new(FileState {
                 table,
                 size,
@@ -116,6 +143,10 @@ impl FileRegion {
                 tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
                 uncommitted: false,
                 done: BTreeMap::new(),
+                contents: 0,
+                covered: 0,
+                restored: Vec::new(),
+                cut: None,
             }),
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),

@@ -9,7 +9,9 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
-pub use crate::meta::{DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId};
+pub use crate::meta::{
+    ClientChange, Covers, DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId, Verdict, Written,
+};
 
 /// Metadata as file regions see it.
 pub trait MetaPort: Send + Sync {
@@ -18,6 +20,11 @@ pub trait MetaPort: Send + Sync {
     /// # Errors
     /// `NotFound`, or `Io` if the store fails.
     fn attr(&self, ino: InodeNo) -> Result<Attr, Status>;
+    /// What of a file's contents is durable.
+    ///
+    /// # Errors
+    /// As `attr`.
+    fn written(&self, ino: InodeNo) -> Result<Written, Status>;
     /// The durable mapping, in file order.
     ///
     /// # Errors

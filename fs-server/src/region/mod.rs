@@ -33,6 +33,8 @@ pub mod memory_meta;
 pub mod meta_port;
 #[cfg(feature = "model-check")]
 mod model;
+/// What has changed since the start, for clients that come back.
+mod newer;
 /// What regions are compared with.
 pub mod policy;
 /// The live mapping of a file.
@@ -49,7 +51,11 @@ pub use filekeys::MAX_FILEKEYS_PER_OWNER;
 pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
-pub use meta_port::{DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate, RequestId};
+pub use meta_port::{
+    ClientChange, Covers, DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate, RequestId,
+    Verdict, Written,
+};
+pub use newer::{NEWER_MAX, Newer};
 
 pub(crate) use block_locks::BlockLocks;
 pub(crate) use file_region::{FileState, Generations};
@@ -264,6 +270,8 @@ pub struct Regions {
     /// Files that owe a write which was acknowledged and cannot be executed before the next start. Bounded by what rings
     /// hold. Taken inside the locks of `active`.
     owing: Mutex<BTreeSet<InodeNo>>,
+    /// What has changed since the start, as long as clients may have something to restore.
+    pub newer: Newer,
     /// The checksums of the disks that this is used with, if they have any.
     sums: Option<Arc<PageSums>>,
 }
@@ -318,6 +326,7 @@ impl Regions {
             mapped: None,
             redo: OnceLock::new(),
             owing: Mutex::default(),
+            newer: Newer::default(),
             sums: None,
         })
     }

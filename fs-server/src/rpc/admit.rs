@@ -6,7 +6,7 @@ use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
     MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
-    SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -25,6 +25,7 @@ pub fn is_mutation(request: &Request<'_>) -> bool {
         | Request::Rename { .. }
         | Request::Write { .. }
         | Request::Allocate { .. }
+        | Request::Restore { .. }
         | Request::CopyRange { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. } => true,
@@ -35,8 +36,8 @@ pub fn is_mutation(request: &Request<'_>) -> bool {
 
 /// Whether a second run of the same request could answer otherwise, so that its answer must be kept.
 pub fn must_run_once(request: &Request<'_>) -> bool {
-    // Opening twice would leave a filekey nobody knows.
-    is_mutation(request)
+    // Opening twice would leave a filekey nobody knows. What is restored twice is found to be there.
+    is_mutation(request) && !matches!(request, Request::Restore { .. })
         || matches!(
             request,
             Request::Open { .. }
@@ -97,6 +98,16 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             }
             check_range(*offset, *len)?;
         }
+        Request::Restore { what, .. } => match *what {
+            Restored::Bytes { bytes, .. } if bytes.is_empty() || bytes.len() > MAX_INLINE_BYTES => {
+                return Err(Status::Invalid);
+            }
+            Restored::Bytes { offset, bytes } => check_range(offset, bytes.len() as u64)?,
+            Restored::Allocate { len: 0, .. } => return Err(Status::Invalid),
+            Restored::Allocate { offset, len, .. } => check_range(offset, len)?,
+            Restored::End(size) => check_range(0, size)?,
+            Restored::NotKept => {}
+        },
         Request::CopyRange { from_offset, to_offset, len, .. } => {
             check_range(*from_offset, (*len).min(MAX_FILE_SIZE - (*from_offset).min(MAX_FILE_SIZE)))?;
             check_range(*to_offset, *len)?;

@@ -421,6 +421,9 @@ fn build(
     let forgotten = sessions.note_absent([], &|_| false);
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());
+    if sessions.is_grace_period() {
+        regions.newer.start();
+    }
     let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
         meta,

@@ -11,10 +11,11 @@
 
 use super::detach::{detach, end_is_inside_bytes};
 use super::write::zero_tail;
+use super::write_back::write_back;
 use crate::log::Change;
 use crate::pool::disk::Disk;
 use crate::region::range_table::MAX_FILE_PAGES;
-use crate::region::{DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId};
+use crate::region::{Covers, DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
@@ -51,6 +52,12 @@ pub async fn truncate_for(
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
+    let cut_before = file.state().cut.is_some_and(|size| size < new_size && new_size < file.size());
+    if cut_before {
+        // The store knows of one cut that it has without all that came before it: this one would hide what was written between
+        // the two. If it cannot be written back, whoever restores that hears that it is lost.
+        let _ = write_back(regions, disk, std::slice::from_ref(file), false).await;
+    }
     let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
@@ -58,11 +65,12 @@ pub async fn truncate_for(
     if new_size > file.size() {
         zero_tail(regions, disk, file).await?;
     }
-    let (size, durable_size, whole) = {
+    let (size, durable_size, whole, all) = {
         let state = file.state();
         // On SSD down to the zeros of the last page's tail: then growth can be durable at once.
         let whole = state.table.fresh_pages() == 0 && state.durable_size == state.size && !state.uncommitted;
-        (state.size, state.durable_size, whole)
+        let all = state.table.fresh_pages() == 0 && !state.uncommitted;
+        (state.size, state.durable_size, whole, all)
     };
     let end_page = new_size.div_ceil(PAGE_SIZE_U64);
     let shrinks = new_size < size;
@@ -86,13 +94,20 @@ pub async fn truncate_for(
         regions.log(Some(ticket), request, file, change)?;
         ticket.committed().await?;
     }
-    commit(DataCommit::of_ranges(file.ino(), ranges, new_durable))?;
+    // What makes a file longer takes nobody's bytes.
+    let covers = if shrinks { Covers::Cut { all } } else { Covers::Nothing };
+    let cut = commit(DataCommit { covers, ..DataCommit::of_ranges(file.ino(), ranges, new_durable) })?;
 
     let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
         let removed = if cuts { state.table.remove(end_page, MAX_FILE_PAGES) } else { Vec::new() };
         state.size = new_size;
         state.durable_size = new_durable;
         state.uncommitted |= new_durable != new_size;
+        match (shrinks, all) {
+            (true, true) => (state.contents, state.covered) = (cut.change, cut.change),
+            (true, false) => state.cut = Some(state.cut.map_or(new_size, |before| before.min(new_size))),
+            (false, _) => {}
+        }
         if let Some(request) = request.filter(|_| new_durable != new_size) {
             // The batch says that it was done, but not that the length is durable.
             state.note_done(request, Placed { offset: new_size, len: 0 });

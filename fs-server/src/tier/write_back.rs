@@ -17,7 +17,7 @@
 
 use crate::pool::disk::{Disk, LocalFuture};
 use crate::region::range_table::{Piece, PieceState, RangeTable};
-use crate::region::{DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions};
+use crate::region::{Covers, DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions};
 use cuttlefs_common::ids::{FilePage, PoolPage};
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
@@ -66,7 +66,9 @@ impl<'a> Taken<'a> {
             state.uncommitted = false;
             let ranges = ranges_of(&state.table, &fresh);
             let done = std::mem::take(&mut state.done).into_values().collect();
-            let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done };
+            let restored = std::mem::take(&mut state.restored);
+            let covers = Covers::Changes { until: state.contents, restored };
+            let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done, covers };
             Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
         })?;
         let dirty = std::mem::take(&mut *file.dirty.lock());
@@ -81,6 +83,10 @@ impl<'a> Taken<'a> {
                 state.table.set_state(*first, *end, PieceState::Written);
             }
             state.durable_size = self.commit.size;
+            state.cut = None;
+            if let Covers::Changes { until, .. } = self.commit.covers {
+                state.covered = until;
+            }
         });
     }
 }
@@ -101,6 +107,9 @@ impl Drop for Taken<'_> {
             for done in std::mem::take(&mut self.commit.done) {
                 // A later one of the slot says that this one was answered.
                 state.done.entry((done.request.client, done.request.slot)).or_insert(done);
+            }
+            if let Covers::Changes { restored, .. } = std::mem::take(&mut self.commit.covers) {
+                restored.into_iter().for_each(|by| state.note_restored(by));
             }
         });
         self.regions.list_dirty(self.file);

@@ -4,8 +4,11 @@ use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::extent_edit;
 use super::super::key;
-use super::super::operation::{ApplyContext, DataCommit, Outcome, XATTR_PIECE_BYTES, XATTRS_PER_INODE_MAX};
+use super::super::operation::{
+    ApplyContext, Covers, DataCommit, Outcome, XATTR_PIECE_BYTES, XATTRS_PER_INODE_MAX,
+};
 use super::super::record::{self, BytesRecord, InodeRecord, XattrHead, is_valid_time};
+use super::super::written::Cut;
 use super::{data, touch_inode};
 use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
@@ -47,6 +50,13 @@ pub(super) fn set_attr(
         change(record, context, set);
         if let Some(commit) = commit {
             record.size = commit.size;
+        }
+        match (commit.map(|commit| &commit.covers), set.size) {
+            (Some(Covers::Cut { all: true }), _) => record.written.cover(record.change),
+            (Some(Covers::Cut { all: false }), Some(size)) => {
+                record.written.cut(Cut { size, change: record.change });
+            }
+            _ => {}
         }
     })?;
     outcome.attr = Some(record.attr(ino));

@@ -4,7 +4,8 @@ use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::key;
 use super::super::operation::{
-    ApplyContext, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS, RangeUpdate,
+    ApplyContext, Covers, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS,
+    RangeUpdate,
 };
 use super::super::record::{self, BytesRecord, InodeRecord, SlotRecord};
 use super::super::store::Direction;
@@ -55,6 +56,10 @@ pub(super) fn commit_data(
         record.size = commit.size;
         if let Some(stamp) = stamp {
             (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
+        }
+        if let Covers::Changes { until, restored } = &commit.covers {
+            record.written.cover(*until);
+            restored.iter().for_each(|by| record.written.restore(*by, record.change));
         }
         draft.put_inode(commit.ino, record);
         for done in &commit.done {

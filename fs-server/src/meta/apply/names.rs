@@ -5,6 +5,7 @@ use super::super::error::MetaError;
 use super::super::key;
 use super::super::operation::{ApplyContext, LINK_MAX, Outcome};
 use super::super::record::{self, BytesRecord, InodeRecord};
+use super::super::written::Written;
 use super::data;
 use super::{touch_contents, touch_inode};
 use cuttlefs_common::attr::{FileKind, InodeFlags};
@@ -90,6 +91,7 @@ fn new_record(
         parent: InodeNo(0),
         xattrs: 0,
         flags: InodeFlags::default(),
+        written: Written::default(),
     })
 }
 

@@ -1,8 +1,8 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore, Operation, Placed,
-    RangeUpdate, RequestId, Store, View, apply, key,
+    ApplyContext, Caller, Covers, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore, Operation,
+    Placed, RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
@@ -54,6 +54,7 @@ fn operations_survive_the_log() {
             extents: vec![extent(0, 50, 4), extent(6, 70, 2)],
         }],
         size: 30_000,
+        covers: Covers::Changes { until: 9, restored: Vec::new() },
         done: vec![DoneRequest {
             request: RequestId { client: ClientId(9), slot: SlotIndex(2), seq: 1 },
             placed: Placed { offset: 29_000, len: 1000 },

@@ -1,7 +1,7 @@
 //! Requests that move file bytes: they go to the tiers.
 
 use super::{Body, Call, body, done};
-use crate::region::FileRegion;
+use crate::region::{ClientChange, FileRegion};
 use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use crate::tier::{self, WriteAt};
@@ -9,9 +9,7 @@ use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::region::{PageSet, divide};
-use cuttlefs_common::rpc::{
-    Allocate, MAX_INLINE_BYTES, Payload, RemoteBuffer, Reply, SeekFor, Sink, SyncScope,
-};
+use cuttlefs_common::rpc::{Allocate, MAX_INLINE_BYTES, Payload, Reply, Restored, SeekFor, Sink, SyncScope};
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -151,24 +149,24 @@ pub(super) async fn write(
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
-    let written = match payload {
-        Payload::Inline(bytes) => {
-            tier::write_for(&server.regions, disk, &file, at, tier::Source::Bytes(bytes), request, None)
-                .await?
-        }
+    let bounce;
+    let source = match payload {
+        Payload::Inline(bytes) => tier::Source::Bytes(bytes),
         Payload::Pull(buffer) => {
-            let RemoteBuffer { len, .. } = buffer;
-            let len = len as usize;
-            let bounce = Rc::new(call.context.bounce.lend().await);
+            let len = buffer.len as usize;
+            bounce = Rc::new(call.context.bounce.lend().await);
             call.context
                 .transfers
                 .run(call.connection, Direction::Pull, &bounce, &buffer, 0, len)
                 .await
                 .map_err(|status| call.transfer_failed(status))?;
-            let source = tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len };
-            tier::write_for(&server.regions, disk, &file, at, source, request, None).await?
+            tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len }
         }
     };
+    // Its bytes are here: whoever restores something of this file waits for no peer.
+    let changing = tier::begin_change(&server.regions, &file).await?;
+    let written = tier::write_for(&server.regions, disk, &file, at, source, request, None).await?;
+    changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     body(&Reply::Written {
         offset: written.offset,
@@ -215,8 +213,27 @@ pub(super) async fn allocate(
     call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
-    tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
-    done()
+    let changing = tier::begin_change(regions, &file).await?;
+    let attr = tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
+    let changed_bytes = match how {
+        Allocate::Reserve { .. } => offset..offset,
+        Allocate::PunchHole | Allocate::ZeroRange { .. } => offset..offset.saturating_add(len),
+    };
+    changing.done(attr.change, changed_bytes);
+    body(&Reply::Attr(attr))
+}
+
+pub(super) async fn restore(
+    call: &Call<'_>,
+    filekey: FileKey,
+    change: u64,
+    what: Restored<'_>,
+) -> Result<Body, Status> {
+    let file = call.writable(filekey)?;
+    let by = ClientChange { client: call.session.client(), change };
+    let disk = call.context.disk.as_ref();
+    let lost = call.context.server.restore(disk, &call.who, call.session.number(), &file, by, what).await?;
+    body(&Reply::Restored { lost })
 }
 
 pub(super) fn seek(call: &Call<'_>, filekey: FileKey, offset: u64, seek: SeekFor) -> Result<Body, Status> {
@@ -235,8 +252,11 @@ pub(super) async fn copy_range(
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));
+    let changing = tier::begin_change(regions, to.0).await?;
     let copied = tier::copy_range(regions, disk, from, to, len, request).await?;
-    body(&Reply::Copied(copied))
+    let change = call.context.server.meta.attr(to.0.ino())?.change;
+    changing.done(change, to_offset..to_offset.saturating_add(copied));
+    body(&Reply::Copied { len: copied, change })
 }
 
 #[cfg(test)]

@@ -155,5 +155,8 @@ pub async fn run(
         Request::CancelLock { wait } => locks::cancel(&call, wait),
         Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks),
         Request::LetRingGo { ring } => attach::let_ring_go(&call, ring).await,
+        Request::Restore { filekey, change, what } => {
+            grace::with_space(&call, async || data::restore(&call, filekey, change, what).await).await
+        }
     }
 }

@@ -108,18 +108,24 @@ async fn again<'a>(
         | Request::Rmdir { .. }
         | Request::Rename { .. }
         | Request::SetXattr { .. }
-        | Request::RemoveXattr { .. }
-        | Request::Allocate { .. } => done(),
+        | Request::RemoveXattr { .. } => done(),
+        Request::Allocate { .. } => attr().and_then(|attr| body(&Reply::Attr(attr))),
         Request::Write { .. } => match record.placed {
-            Some(Placed { offset, len }) => attr()
-                .and_then(|attr| body(&Reply::Written { offset, len, size: attr.size, change: attr.change })),
+            Some(Placed { offset, len }) => {
+                let attr = attr()?;
+                // It is in what is stored, and whatever others have asked this server for came later.
+                let change = meta.written(attr.ino)?.until;
+                body(&Reply::Written { offset, len, size: attr.size, change })
+            }
             None => return Ok(Repeated::Run(request)),
         },
         // Its last write is known: where that ends, the copy does.
         Request::CopyRange { to_offset, len, .. } => {
             let end = record.placed.map(|Placed { offset, len }| offset.saturating_add(len.into()));
             match end.and_then(|end| end.checked_sub(to_offset)) {
-                Some(copied) if copied <= len => body(&Reply::Copied(copied)),
+                Some(copied) if copied <= len => {
+                    attr().and_then(|attr| body(&Reply::Copied { len: copied, change: attr.change }))
+                }
                 _ => return Ok(Repeated::Run(request)),
             }
         }

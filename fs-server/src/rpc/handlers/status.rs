@@ -4,7 +4,7 @@ use super::{Body, body};
 use crate::config::Durability;
 use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::pool::sums::REGION_PAGES;
-use crate::region::MAX_UNITS;
+use crate::region::{MAX_UNITS, NEWER_MAX};
 use crate::rights::{Account, ExportRule};
 use crate::rpc::bounce::BUFFERS_PER_WORKER;
 use crate::rpc::connection::RECEIVES;
@@ -126,6 +126,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "waiting": locks.waiting,
             "waiting_bound_per_client": WAITS_PER_CLIENT,
         },
+        "restoring": { "noted": server.regions.newer.noted(), "bound": NEWER_MAX },
         "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
         "pool": {
             "page_bytes": PAGE_SIZE_U64,

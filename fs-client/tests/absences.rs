@@ -1,0 +1,263 @@
+//! Walks of clients that change one file and are away while its server dies and others go on: none, one, or several of them, for
+//! a moment, past the grace period, or past whole lives of the server. Behind each walk every byte must be what the operations
+//! leave in the order in which they were answered; only those whose client was told of a loss may be missing.
+//!
+//! A seed is all there is to a walk. `CUTTLEFS_ABSENCE_SEED=n` runs one, `CUTTLEFS_ABSENCE_SEEDS=n` so many.
+
+mod world;
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_common::rpc::{Allocate, Request};
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::{Random, SeededRandom};
+use std::collections::BTreeSet;
+use world::contents::{CALLER, read};
+use world::{LEASE, World, WorldConfig};
+
+const SEEDS: u64 = 200;
+const STEPS: u64 = 60;
+/// Longest file, about: a few pages, so that changes meet.
+const LEN: u64 = 20_000;
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
+
+/// What has been done, in the order of the answers.
+#[derive(Debug)]
+struct Done {
+    client: usize,
+    start: u64,
+    end: u64,
+    /// 0: zeros, or nothing.
+    value: u8,
+    is_cut: bool,
+    /// A sync has covered it.
+    synced: bool,
+    /// A server died with it, and its client has not come back.
+    pending: bool,
+    /// It is restored, if its client is not told otherwise.
+    restored: bool,
+    /// Its client was told that something is lost, or nobody would tell.
+    may_be_missing: bool,
+}
+
+struct Client {
+    volume: RemoteVolume,
+    file: Handle,
+    log: Handle,
+    ino: InodeNo,
+    is_away: bool,
+    /// A server has died, and it has not called since.
+    is_behind: bool,
+    /// Others have changed the file while it was behind.
+    may_lose: bool,
+}
+
+impl Client {
+    fn new(world: &World) -> Self {
+        let volume = world.client();
+        let made = volume.create(&CALLER, InodeNo::ROOT, b"f", 0o644, false, READ_WRITE);
+        let (attr, file) = made.expect("create or open");
+        let log = volume.open(&CALLER, attr.ino, APPEND).expect("open").handle;
+        let (is_away, is_behind, may_lose) = (false, false, false);
+        Self { volume, file: file.handle, log, ino: attr.ino, is_away, is_behind, may_lose }
+    }
+}
+
+struct Walk {
+    // Clients go before the world that their calls run.
+    clients: Vec<Client>,
+    world: World,
+    random: SeededRandom,
+    done: Vec<Done>,
+    value: u8,
+    told: Vec<String>,
+}
+
+impl Walk {
+    fn new(seed: u64) -> Self {
+        let random = SeededRandom::new(seed ^ 0xab5e);
+        let translation = if seed.is_multiple_of(2) { Translation::Target } else { Translation::Initiator };
+        let deferred = random.next_u64().is_multiple_of(2);
+        let world = World::new(WorldConfig { deferred, ..WorldConfig::new(seed, translation, 2048, 32) });
+        let clients: Vec<_> = (0..2 + random.next_u64() % 3).map(|_| Client::new(&world)).collect();
+        // A power loss is not to take the file.
+        clients[0].volume.session().sync_all(&CALLER).expect("sync");
+        Self { clients, world, random, done: Vec::new(), value: 0, told: Vec::new() }
+    }
+
+    fn draw(&self, below: u64) -> u64 {
+        self.random.next_u64() % below
+    }
+
+    fn place(&self) -> u64 {
+        // Often at page ends.
+        match self.draw(3) {
+            0 => 4096 * self.draw(5) + self.draw(3) * 100,
+            _ => self.draw(LEN),
+        }
+    }
+
+    /// It comes back, if it was behind, with what it calls next.
+    fn calls(&mut self, client: usize) {
+        let one = &mut self.clients[client];
+        one.volume
+            .session()
+            .call(&one.volume.session().own_caller(), || Request::Heartbeat, |_| Ok(()))
+            .expect("heartbeat");
+        if std::mem::take(&mut one.is_behind) {
+            for done in self.done.iter_mut().filter(|done| done.client == client && done.pending) {
+                (done.pending, done.restored) = (false, true);
+            }
+        }
+    }
+
+    fn note(&mut self, client: usize, start: u64, end: u64, value: u8, is_cut: bool) {
+        for other in self.clients.iter_mut().filter(|other| other.is_behind) {
+            other.may_lose = true;
+        }
+        let (synced, pending, restored, may_be_missing) = (false, false, false, false);
+        self.done.push(Done { client, start, end, value, is_cut, synced, pending, restored, may_be_missing });
+    }
+
+    fn fsync(&mut self, client: usize) {
+        let one = &mut self.clients[client];
+        let result = one.volume.fsync(&CALLER, one.file, false);
+        self.told.push(format!("{client} fsync: {result:?}"));
+        let may_lose = std::mem::take(&mut one.may_lose);
+        match result {
+            Ok(()) => {}
+            Err(FsError::Server(Status::Io)) => {
+                assert!(may_lose, "client {client} was told of a loss that cannot be: {:#?}", self.told);
+                let lost = self.done.iter_mut().filter(|done| done.client == client && done.restored);
+                lost.for_each(|done| done.may_be_missing = true);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.done.iter_mut().filter(|done| done.client == client).for_each(|done| done.restored = false);
+        self.done.iter_mut().filter(|done| !done.pending).for_each(|done| done.synced = true);
+    }
+
+    fn kill(&mut self, power: bool) {
+        self.told.push(format!("killed, power lost: {power}"));
+        if power {
+            self.world.lose_power()
+        } else {
+            self.world.kill()
+        }
+        self.world.start();
+        for done in self.done.iter_mut().filter(|done| !done.synced) {
+            if !done.is_cut {
+                done.pending = true;
+            } else if power {
+                // Nobody brings a cut back.
+                done.may_be_missing = true;
+            }
+        }
+        // Nor does who misses two servers know what went over it in between.
+        for client in &mut self.clients {
+            client.may_lose |= client.is_behind;
+            client.is_behind = true;
+        }
+    }
+
+    fn step(&mut self) {
+        let client = self.draw(self.clients.len() as u64) as usize;
+        let what = self.draw(24);
+        if what == 20 {
+            return self.kill(self.draw(4) == 0);
+        }
+        if what == 21 {
+            self.clients[client].is_away ^= true;
+            return;
+        }
+        if what == 22 {
+            let time = if self.draw(2) == 0 { LEASE / 20 } else { LEASE * 2 };
+            self.told.push(format!("{time:?} pass"));
+            return self.world.pass(time);
+        }
+        if self.clients[client].is_away {
+            return;
+        }
+        self.calls(client);
+        let (start, len) = (self.place(), 1 + self.draw(3000));
+        self.value = self.value % 255 + 1;
+        let (value, one) = (self.value, &self.clients[client]);
+        let told = match what {
+            0..8 => {
+                let written = one.volume.write(&CALLER, one.file, start, &vec![value; len as usize]);
+                assert_eq!(written, Ok(len as u32));
+                self.note(client, start, start + len, value, false);
+                format!("{client} writes {value} to {start}..{}", start + len)
+            }
+            8..13 => {
+                let start = one.volume.get_attr(&CALLER, one.ino).expect("attr").size;
+                let written = one.volume.write(&CALLER, one.log, 0, &vec![value; len as usize]);
+                assert_eq!(written, Ok(len as u32));
+                self.note(client, start, start + len, value, false);
+                format!("{client} appends {value} to {start}..{}", start + len)
+            }
+            13..15 => {
+                let set = SetAttr { size: Some(start), ..SetAttr::default() };
+                one.volume.set_attr(&CALLER, one.ino, set).expect("cut");
+                self.note(client, start, u64::MAX, 0, true);
+                format!("{client} cuts to {start}")
+            }
+            15..17 => {
+                one.volume.allocate(&CALLER, one.file, start, len, Allocate::PunchHole).expect("punch");
+                self.note(client, start, start + len, 0, false);
+                format!("{client} punches {start}..{}", start + len)
+            }
+            _ => return self.fsync(client),
+        };
+        self.told.push(told);
+    }
+
+    /// All come back and sync; then the file is what it must be, and stays so.
+    fn end(mut self, seed: u64) {
+        for client in 0..self.clients.len() {
+            self.calls(client);
+        }
+        for client in 0..self.clients.len() {
+            self.fsync(client);
+        }
+        for lose_power in [false, true] {
+            if lose_power {
+                self.kill(true);
+            }
+            let one = &self.clients[0];
+            let bytes = read(&one.volume, one.file, 0, 2 * LEN as u32).expect("read");
+            for at in 0..2 * LEN {
+                let mut may_be = BTreeSet::from([0]);
+                for done in self.done.iter().filter(|done| (done.start..done.end).contains(&at)) {
+                    if !done.may_be_missing {
+                        may_be.clear();
+                    }
+                    may_be.insert(done.value);
+                }
+                let is = bytes.get(at as usize).copied().unwrap_or(0);
+                assert!(
+                    may_be.contains(&is),
+                    "seed {seed}: byte {at} is {is}, and may be {may_be:?} (power lost: {lose_power}): {:#?}",
+                    self.told
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_restores_over_what_others_were_acknowledged() {
+    let number = |name| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
+    let all = 0..number("CUTTLEFS_ABSENCE_SEEDS").unwrap_or(SEEDS);
+    for seed in number("CUTTLEFS_ABSENCE_SEED").map_or(all, |seed| seed..seed + 1) {
+        let mut walk = Walk::new(seed);
+        for _ in 0..STEPS {
+            walk.step();
+        }
+        walk.end(seed);
+    }
+}

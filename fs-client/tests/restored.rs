@@ -1,0 +1,332 @@
+//! What a client restores that was away while its server was killed and another one started: never over what others were
+//! acknowledged, in this life of the server or the one before; and its owner hears of what is lost.
+
+mod world;
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::life::End;
+use cuttlefs_common::rdma::sim::Translation;
+use cuttlefs_common::rpc::{Allocate, Request};
+use cuttlefs_common::status::Status;
+use std::time::Duration;
+use world::contents::{CALLER, read};
+use world::{Crash, LEASE, World, WorldConfig};
+
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
+const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
+const LOST: Result<(), FsError> = Err(FsError::Server(Status::Io));
+
+/// A client with the file open.
+struct User {
+    volume: RemoteVolume,
+    ino: InodeNo,
+    handle: Handle,
+    log: Handle,
+}
+
+impl User {
+    fn new(world: &World) -> Self {
+        let volume = world.client();
+        let made = volume.create(&CALLER, InodeNo::ROOT, b"f", 0o644, false, READ_WRITE);
+        let (attr, file) = made.expect("create or open");
+        let log = volume.open(&CALLER, attr.ino, APPEND).expect("open").handle;
+        Self { volume, ino: attr.ino, handle: file.handle, log }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        assert_eq!(self.volume.write(&CALLER, self.handle, offset, bytes), Ok(bytes.len() as u32));
+    }
+
+    fn append(&self, bytes: &[u8]) {
+        assert_eq!(self.volume.write(&CALLER, self.log, 0, bytes), Ok(bytes.len() as u32));
+    }
+
+    fn cut(&self, size: u64) {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.volume.set_attr(&CALLER, self.ino, set).expect("cut");
+    }
+
+    fn allocate(&self, offset: u64, len: u64, how: Allocate) {
+        self.volume.allocate(&CALLER, self.handle, offset, len, how).expect("allocate");
+    }
+
+    fn fsync(&self) -> Result<(), FsError> {
+        self.volume.fsync(&CALLER, self.handle, false)
+    }
+
+    /// It comes back to a server that has started since, and restores what it kept.
+    fn come_back(&self) {
+        let session = self.volume.session();
+        session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+    }
+
+    fn all(&self) -> Vec<u8> {
+        read(&self.volume, self.handle, 0, 100_000).expect("read")
+    }
+}
+
+/// When the client that was away comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Back {
+    InGrace,
+    BehindGrace,
+}
+
+fn kill(world: &World, power: bool) {
+    if power {
+        world.lose_power()
+    } else {
+        world.kill()
+    }
+    world.start();
+}
+
+/// `away` does `before` and is away while the server dies and `stays` does `since`; then it comes back. What the file holds is
+/// `expected`, now and behind a power loss; and `told` is what the next fsync of who was away says.
+fn away(
+    before: impl Fn(&User),
+    since: impl Fn(&User),
+    expected: &[u8],
+    told: Result<(), FsError>,
+    base: &[u8],
+) {
+    for back in [Back::InGrace, Back::BehindGrace] {
+        for power in [false, true] {
+            let world = World::new(CONFIG);
+            let (away, stays) = (User::new(&world), User::new(&world));
+            stays.write(0, base);
+            assert_eq!(stays.fsync(), Ok(()));
+            before(&away);
+            kill(&world, power);
+            since(&stays);
+            assert_eq!(stays.fsync(), Ok(()));
+            if back == Back::BehindGrace {
+                world.pass(LEASE / 2);
+                stays.come_back();
+                world.pass(LEASE / 2 + Duration::from_secs(1));
+            }
+            away.come_back();
+            let what = format!("{back:?}, power lost: {power}");
+            assert_eq!(String::from_utf8_lossy(&stays.all()), String::from_utf8_lossy(expected), "{what}");
+            assert_eq!(away.fsync(), told, "{what}");
+            assert_eq!(away.fsync(), Ok(()), "it is told once: {what}");
+            assert_eq!(stays.fsync(), Ok(()), "nobody else has lost anything: {what}");
+            kill(&world, true);
+            assert_eq!(stays.all(), expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn an_append_that_was_acknowledged_since_stays() {
+    away(|b| b.append(b"B before\n"), |a| a.append(b"A synced\n"), b"base.\nA synced\n", LOST, b"base.\n");
+}
+
+#[test]
+fn writes_cuts_punches_and_copies_since_stay() {
+    let base = &[b'.'; 8];
+    away(|b| b.write(2, b"BBBB"), |a| a.write(2, b"AAAA"), b"..AAAA..", LOST, base);
+    away(|b| b.write(2, b"BBBB"), |a| a.cut(2), b"..", LOST, base);
+    away(
+        |b| b.write(8, b"BBBB"),
+        |a| {
+            a.cut(0);
+            a.append(b"new");
+        },
+        b"new",
+        LOST,
+        base,
+    );
+    away(|b| b.write(8, b"BBBB"), |a| a.cut(8), base, LOST, base);
+    away(|b| b.write(2, b"BBBB"), |a| a.allocate(2, 4, Allocate::PunchHole), b"..\0\0\0\0..", LOST, base);
+    away(
+        |b| b.write(2, b"BBBB"),
+        |a| a.allocate(0, 8, Allocate::ZeroRange { keep_size: false }),
+        &[0; 8],
+        LOST,
+        base,
+    );
+    away(
+        |b| b.write(4, b"BBBB"),
+        |a| {
+            a.write(0, b"copy");
+            let copied = a.volume.copy_range(&CALLER, a.handle, 0, a.handle, 4, 4);
+            assert_eq!(copied, Ok(4));
+        },
+        b"copycopy",
+        LOST,
+        base,
+    );
+}
+
+/// As `away`, where what both did goes well together: while the server knows what has changed by range, nothing is lost.
+fn beside(before: impl Fn(&User), since: impl Fn(&User), expected: &[u8], base: &[u8]) {
+    for power in [false, true] {
+        let world = World::new(CONFIG);
+        let (away, stays) = (User::new(&world), User::new(&world));
+        stays.write(0, base);
+        assert_eq!(stays.fsync(), Ok(()));
+        before(&away);
+        kill(&world, power);
+        since(&stays);
+        assert_eq!(stays.fsync(), Ok(()));
+        away.come_back();
+        assert_eq!((away.fsync(), stays.fsync()), (Ok(()), Ok(())), "power lost: {power}");
+        assert_eq!(String::from_utf8_lossy(&stays.all()), String::from_utf8_lossy(expected), "{power}");
+        kill(&world, true);
+        assert_eq!(stays.all(), expected, "power lost: {power}");
+    }
+}
+
+#[test]
+fn what_goes_beside_what_others_changed_is_restored() {
+    let base = &[b'.'; 8];
+    beside(|b| b.write(0, b"BB"), |a| a.write(2, b"AA"), b"BBAA....", base);
+    beside(|b| b.write(0, b"BBBBBB"), |a| a.cut(9), b"BBBBBB..\0", base);
+    beside(|b| b.write(8, b"BB"), |a| a.write(0, b"AA"), b"AA......BB", base);
+    beside(|b| b.cut(12), |a| a.write(0, b"AA"), b"AA......\0\0\0\0", base);
+    beside(|b| b.allocate(0, 4, Allocate::PunchHole), |a| a.write(6, b"AA"), b"\0\0\0\0..AA", base);
+    beside(
+        |b| b.write(0, b"BB"),
+        |a| a.allocate(0, 9000, Allocate::Reserve { keep_size: true }),
+        b"BB......",
+        base,
+    );
+}
+
+#[test]
+fn what_was_overtaken_before_the_kill_is_no_loss() {
+    for late in [false, true] {
+        for (change, expected) in [
+            ((|a: &User| a.write(2, b"AAAA")) as fn(&User), b"..AAAA..".as_slice()),
+            (|a| a.cut(2), b".."),
+            (|a| a.allocate(0, 8, Allocate::PunchHole), &[0; 8]),
+        ] {
+            let world = World::new(CONFIG);
+            let (away, stays) = (User::new(&world), User::new(&world));
+            stays.write(0, &[b'.'; 8]);
+            assert_eq!(stays.fsync(), Ok(()));
+            away.write(2, b"BBBB");
+            change(&stays);
+            assert_eq!(stays.fsync(), Ok(()));
+            kill(&world, true);
+            if late {
+                world.pass(LEASE + Duration::from_secs(1));
+            }
+            away.come_back();
+            assert_eq!(stays.all(), expected);
+            assert_eq!((away.fsync(), stays.fsync()), (Ok(()), Ok(())));
+            assert_eq!(stays.all(), expected);
+        }
+    }
+}
+
+#[test]
+fn a_cut_that_nobody_synced_holds_against_older_writes_and_not_against_newer_ones() {
+    let world = World::new(CONFIG);
+    let (away, stays) = (User::new(&world), User::new(&world));
+    away.write(0, b"0123456789");
+    stays.cut(4);
+    away.write(6, b"new");
+    kill(&world, false);
+    away.come_back();
+    assert_eq!(stays.all(), b"0123\0\0new");
+    assert_eq!((away.fsync(), stays.fsync()), (Ok(()), Ok(())));
+    // A higher cut behind a lower one, and writes of the same client before, between and behind them.
+    stays.cut(0);
+    away.write(0, b"0123456789");
+    stays.cut(8);
+    stays.cut(6);
+    kill(&world, false);
+    away.come_back();
+    assert_eq!(stays.all(), b"012345");
+    assert_eq!((away.fsync(), stays.fsync()), (Ok(()), Ok(())));
+}
+
+#[test]
+fn what_two_clients_restore_stands_in_the_order_it_was_answered() {
+    for first in [0, 1] {
+        let world = World::new(CONFIG);
+        let users = [User::new(&world), User::new(&world)];
+        let [one, two] = &users;
+        one.write(0, b"111111");
+        two.write(2, b"2222");
+        one.write(4, b"11");
+        kill(&world, false);
+        users[first].come_back();
+        assert_eq!(users[first].fsync(), Ok(()));
+        users[1 - first].come_back();
+        assert_eq!(one.all(), b"112211", "{first} came first");
+        assert_eq!((one.fsync(), two.fsync()), (Ok(()), Ok(())));
+        kill(&world, true);
+        assert_eq!(two.all(), b"112211");
+    }
+}
+
+#[test]
+fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_restored_in_it() {
+    let world = World::new(CONFIG);
+    let (away, stays) = (User::new(&world), User::new(&world));
+    away.write(0, b"older");
+    stays.write(0, b"newer");
+    away.write(8, b"newest");
+    kill(&world, false);
+    stays.come_back();
+    assert_eq!(stays.fsync(), Ok(()));
+    kill(&world, false);
+    away.come_back();
+    assert_eq!(stays.all(), b"newer\0\0\0newest");
+    // It cannot know which of the two was later.
+    assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
+    // Nor may it go over what was asked of a server it never saw.
+    away.write(0, b"lost.");
+    kill(&world, false);
+    stays.write(0, b"other");
+    assert_eq!(stays.fsync(), Ok(()));
+    kill(&world, false);
+    away.come_back();
+    assert_eq!(stays.all(), b"other\0\0\0newest");
+    assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
+}
+
+/// Every event of a recovery is a place to die at. Whoever is alone loses nothing.
+#[test]
+fn a_recovery_that_dies_at_any_event_loses_nothing() {
+    for power in [false, true] {
+        let mut events = 0;
+        loop {
+            let world = World::new(CONFIG);
+            let user = User::new(&world);
+            user.write(0, &[b'.'; 9000]);
+            assert_eq!(user.fsync(), Ok(()));
+            user.write(100, b"one");
+            if !power {
+                // A power loss may take a cut that was not synced.
+                user.cut(8000);
+            }
+            user.write(8500, b"two");
+            user.allocate(4000, 1000, Allocate::PunchHole);
+            user.append(b"three");
+            let expected = user.all();
+            kill(&world, power);
+            world.crash_after(Crash { end: End { after: events, of: None }, power: false }, None);
+            user.come_back();
+            // Write-back of what was restored, before and behind the end of the recovery.
+            world.pass(Duration::from_secs(3));
+            user.come_back();
+            let died = !world.will_crash();
+            world.calm();
+            assert!(user.all() == expected, "died at {events}, power lost: {power}");
+            assert_eq!(user.fsync(), Ok(()), "died at {events}, power lost: {power}");
+            if !died {
+                break;
+            }
+            events += 1;
+        }
+        assert!(events > 20, "{events} events");
+    }
+}

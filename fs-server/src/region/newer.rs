@@ -1,0 +1,316 @@
+//! What has changed of files since the server started, while clients of the one before it may still restore what that one lost.
+//!
+//! A change that a client asks for is newer than any that is restored, wherever it went; restored ones stand in the order in which
+//! the server before this one had answered them. So of each file there is what was stored at the start (`Written`), and by range
+//! the counter of what has come over it since.
+//!
+//! # Until when
+//! What clients ask for is noted as long as the grace period lasts. Who comes back later restores a file only if nobody has asked for
+//! a change of it since the start: that follows from its counters. What is restored is always noted.
+//!
+//! # Bound
+//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period; if what was restored does not fit either,
+//! nothing is restored any more. Nothing acknowledged is lost by that, but clients that come back may hear that what they had not
+//! synced is.
+//!
+//! # Order
+//! Whoever changes contents for a client shares `FileRegion::changes` from before `begin` until its change is noted here; who
+//! restores has it alone, from its look at what is newer until its bytes are in place.
+
+use super::meta_port::{ClientChange, Verdict, Written};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Files and ranges at most: some 10 MiB.
+pub const NEWER_MAX: usize = 65_536;
+/// Counter of what a client asked this server for: later than all that can be restored.
+const OF_THIS_LIFE: u64 = u64::MAX;
+
+/// A part of a file and what is to be done there.
+pub type Part = (u64, u64, Verdict);
+
+#[derive(Debug, Default)]
+struct OfFile {
+    /// As it was stored before anything changed.
+    before: Written,
+    /// By its first byte, the end of a range and the counter of what stands there. They do not overlap.
+    ranges: BTreeMap<u64, (u64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<InodeNo, OfFile>,
+    ranges: usize,
+    /// There was no room for what was restored.
+    is_full: bool,
+}
+
+impl State {
+    /// From now on what clients ask for is not noted.
+    fn forget_asked(&mut self) {
+        self.files.retain(|_, file| file.ranges.values().all(|(_, change)| *change != OF_THIS_LIFE));
+        self.ranges = self.files.values().map(|file| file.ranges.len()).sum();
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Newer {
+    /// Whether changes are noted. Set before the first request, cleared for good under the mutex. Relaxed: who reads an old `true`
+    /// looks again under the mutex.
+    is_noting: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl OfFile {
+    /// Puts a counter over a range; gives by how many ranges there are more.
+    fn put(&mut self, start: u64, end: u64, change: u64) -> isize {
+        let before = self.ranges.len() as isize;
+        self.split(start);
+        self.split(end);
+        let covered: Vec<u64> = self.ranges.range(start..end).map(|(first, _)| *first).collect();
+        for first in covered {
+            self.ranges.remove(&first);
+        }
+        let mut start = start;
+        // What is written from front to back is one range.
+        if let Some((&first, &(last, same))) = self.ranges.range(..start).next_back()
+            && (last, same) == (start, change)
+        {
+            self.ranges.remove(&first);
+            start = first;
+        }
+        self.ranges.insert(start, (end, change));
+        self.ranges.len() as isize - before
+    }
+
+    /// No range goes over this place.
+    fn split(&mut self, at: u64) {
+        if let Some((_, range)) = self.ranges.range_mut(..at).next_back()
+            && range.0 > at
+        {
+            let (end, change) = *range;
+            range.0 = at;
+            self.ranges.insert(at, (end, change));
+        }
+    }
+
+    fn verdict(&self, by: ClientChange, at: u64) -> Verdict {
+        let newer = self.ranges.range(..=at).next_back().filter(|(_, (end, _))| *end > at);
+        let since = newer.map_or(Verdict::Restore, |(_, (_, change))| Verdict::on(by.change, *change));
+        // What was there before is told first: it was no loss then, whatever came over it since.
+        match self.before.verdict(by, at) {
+            Verdict::Restore => since,
+            before => before,
+        }
+    }
+
+    /// `[start, end)` in parts that are all one.
+    fn parts(&self, by: ClientChange, start: u64, end: u64) -> Vec<Part> {
+        let mut cuts: Vec<u64> = vec![start];
+        cuts.extend(self.before.cut.map(|cut| cut.size));
+        let near = self.ranges.range(..start).next_back().into_iter().chain(self.ranges.range(start..end));
+        cuts.extend(near.flat_map(|(first, (last, _))| [*first, *last]));
+        cuts.retain(|at| (start..end).contains(at));
+        cuts.sort_unstable();
+        cuts.dedup();
+        let ends = cuts.iter().skip(1).copied().chain([end]);
+        let mut parts: Vec<Part> = Vec::new();
+        for (from, to) in cuts.iter().copied().zip(ends) {
+            let verdict = self.verdict(by, from);
+            match parts.last_mut() {
+                Some(last) if last.2 == verdict => last.1 = to,
+                _ => parts.push((from, to, verdict)),
+            }
+        }
+        parts
+    }
+}
+
+impl Newer {
+    /// From now on changes are noted: there are clients that may have something to restore.
+    pub fn start(&self) {
+        self.is_noting.store(true, Ordering::Relaxed);
+    }
+
+    /// All have come back, or the grace period is over.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        if self.is_noting.swap(false, Ordering::Relaxed) {
+            state.forget_asked();
+        }
+    }
+
+    /// A client asks for a change of a file; `written` is what is stored of it.
+    pub fn begin(
+        &self,
+        ino: InodeNo,
+        written: impl FnOnce() -> Result<Written, Status>,
+    ) -> Result<(), Status> {
+        if !self.is_noting.load(Ordering::Relaxed) || self.state.lock().files.contains_key(&ino) {
+            return Ok(());
+        }
+        let before = written()?;
+        let mut state = self.state.lock();
+        if self.is_noting.load(Ordering::Relaxed) {
+            state.files.entry(ino).or_insert_with(|| OfFile { before, ..OfFile::default() });
+        }
+        Ok(())
+    }
+
+    /// That change gave these bytes other contents.
+    pub fn changed(&self, ino: InodeNo, start: u64, end: u64) {
+        if self.is_noting.load(Ordering::Relaxed) {
+            self.put(ino, start, end, OF_THIS_LIFE);
+        }
+    }
+
+    fn put(&self, ino: InodeNo, start: u64, end: u64, change: u64) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if start < end
+            && let Some(file) = state.files.get_mut(&ino)
+        {
+            state.ranges = state.ranges.saturating_add_signed(file.put(start, end, change));
+            self.bound(state);
+        }
+    }
+
+    fn bound(&self, state: &mut State) {
+        let is_too_much = |state: &State| state.ranges + state.files.len() > NEWER_MAX;
+        if !is_too_much(state) {
+            return;
+        }
+        tracing::warn!(
+            NEWER_MAX,
+            "so much changes that it is not known by range; clients that come back may lose what they had not synced in files that others change"
+        );
+        self.is_noting.store(false, Ordering::Relaxed);
+        state.forget_asked();
+        if is_too_much(state) {
+            *state = State { is_full: true, ..State::default() };
+        }
+    }
+
+    /// What is to be done about a client's change of `[start, end)`. `now`: what is stored of the file, with what clients have asked
+    /// this server for.
+    ///
+    /// # Errors
+    /// Those of `now`.
+    pub fn judge(
+        &self,
+        ino: InodeNo,
+        by: ClientChange,
+        (start, end): (u64, u64),
+        now: impl FnOnce() -> Result<Written, Status>,
+    ) -> Result<Vec<Part>, Status> {
+        let now = now()?;
+        let mut state = self.state.lock();
+        let is_noting = self.is_noting.load(Ordering::Relaxed);
+        let file = state.files.entry(ino).or_insert_with(|| OfFile { before: now, ..OfFile::default() });
+        let was_changed = !is_noting && now.until > file.before.until;
+        let mut parts = file.parts(by, start, end);
+        if was_changed || state.is_full {
+            let of_unknown = parts.iter_mut().filter(|(_, _, verdict)| *verdict == Verdict::Restore);
+            of_unknown.for_each(|(_, _, verdict)| *verdict = Verdict::Lost);
+        }
+        self.bound(&mut state);
+        Ok(parts)
+    }
+
+    /// A client's change was made again.
+    pub fn restored(&self, ino: InodeNo, by: ClientChange, start: u64, end: u64) {
+        self.put(ino, start, end, by.change);
+    }
+
+    /// Files and ranges that are noted.
+    pub fn noted(&self) -> usize {
+        let state = self.state.lock();
+        state.files.len() + state.ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Verdict::{Lost, Overtaken, Restore};
+    use cuttlefs_common::ids::ClientId;
+
+    const INO: InodeNo = InodeNo(7);
+    const LIFE: u64 = 1 << 32;
+
+    fn by(client: u128, number: u64) -> ClientChange {
+        ClientChange { client: ClientId(client), change: LIFE + number }
+    }
+
+    fn stored() -> Result<Written, Status> {
+        let mut written = Written::default();
+        written.cover(LIFE + 10);
+        Ok(written)
+    }
+
+    fn noting() -> Newer {
+        let newer = Newer::default();
+        newer.start();
+        newer.begin(INO, stored).expect("it is stored");
+        newer
+    }
+
+    #[test]
+    fn what_was_asked_for_stays_and_what_was_restored_stands_in_its_order() {
+        let newer = noting();
+        let judge = |by, start, end| newer.judge(INO, by, (start, end), stored).expect("it is stored");
+        newer.changed(INO, 100, 150);
+        newer.changed(INO, 150, 200);
+        assert_eq!(newer.noted(), 2);
+        assert_eq!(judge(by(1, 11), 90, 210), [(90, 100, Restore), (100, 200, Lost), (200, 210, Restore)]);
+        assert_eq!(judge(by(1, 10), 90, 210), [(90, 210, Overtaken)]);
+        newer.restored(INO, by(1, 12), 90, 95);
+        assert_eq!(judge(by(2, 11), 80, 100), [(80, 90, Restore), (90, 95, Overtaken), (95, 100, Restore)]);
+        assert_eq!(judge(by(1, 12), 90, 95), [(90, 95, Overtaken)], "once");
+        assert_eq!(judge(by(2, 13), 90, 95), [(90, 95, Restore)]);
+        newer.changed(INO, 92, u64::MAX);
+        assert_eq!(judge(by(2, 13), 90, 95), [(90, 92, Restore), (92, 95, Lost)]);
+    }
+
+    fn changed() -> Result<Written, Status> {
+        stored().map(|mut written| {
+            written.cover(2 * LIFE);
+            written
+        })
+    }
+
+    #[test]
+    fn behind_the_grace_period_a_file_that_was_changed_is_not_restored() {
+        const OTHER: InodeNo = InodeNo(8);
+        let newer = noting();
+        newer.changed(INO, 0, 1);
+        assert_eq!(newer.judge(OTHER, by(1, 12), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
+        newer.restored(OTHER, by(1, 12), 0, 10);
+        newer.stop();
+        assert_eq!(newer.noted(), 2, "the other's");
+        assert_eq!(newer.judge(INO, by(1, 11), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
+        assert_eq!(newer.judge(OTHER, by(2, 11), (0, 10), stored), Ok(vec![(0, 10, Overtaken)]));
+        assert_eq!(newer.judge(OTHER, by(2, 13), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
+        assert_eq!(newer.judge(OTHER, by(2, 13), (0, 20), changed), Ok(vec![(0, 20, Lost)]));
+    }
+
+    #[test]
+    fn too_many_ranges_are_forgotten_and_nothing_is_restored_over_them() {
+        let newer = noting();
+        for index in 0..NEWER_MAX as u64 {
+            newer.changed(INO, 10 * index, 10 * index + 1);
+        }
+        assert_eq!(newer.noted(), 0);
+        assert_eq!(newer.judge(INO, by(1, 11), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
+        for index in 0..NEWER_MAX as u64 {
+            newer.judge(InodeNo(9), by(1, 11), (0, 1), stored).expect("it is stored");
+            newer.restored(InodeNo(9), by(1, 11), 10 * index, 10 * index + 1);
+        }
+        assert_eq!(newer.judge(InodeNo(9), by(2, 12), (0, 10), stored), Ok(vec![(0, 10, Lost)]));
+        assert_eq!(newer.judge(InodeNo(9), by(2, 10), (0, 10), stored), Ok(vec![(0, 10, Overtaken)]));
+    }
+}

@@ -1,0 +1,120 @@
+//! Changes of contents that clients ask for, and those that they make again because a killed server may have lost them.
+//!
+//! # How it works
+//! Each change has a counter: the file's change counter when it was answered. Whoever restores one names it. The server makes it
+//! wherever nothing newer stands: by what is stored of the file (`meta/written.rs`) and by what has come over it since the server
+//! started (`region/newer.rs`). So what came of two changes is decided by the order in which they were answered, whoever comes
+//! back first, and nothing that was asked of this server is changed by what was asked of one before it.
+//!
+//! # Failure
+//! What would go over something newer is not made. If that was asked for since the server of the change died, its client is told
+//! so (`true`); what was overtaken before is no loss.
+
+use super::{Source, WriteAt, allocate_for, write_for};
+use crate::pool::disk::Disk;
+use crate::region::{ClientChange, FileRegion, Regions, Verdict};
+use async_lock::RwLockReadGuard;
+use cuttlefs_common::rpc::{Allocate, Restored};
+use cuttlefs_common::status::Status;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A change that a client asks for, under way.
+#[must_use]
+pub struct Changing<'f> {
+    regions: &'f Regions,
+    file: &'f Arc<FileRegion>,
+    _shared: RwLockReadGuard<'f, ()>,
+}
+
+/// Begins a change of contents that a client asks for.
+///
+/// # Errors
+/// `Stale`, `Io`.
+pub async fn begin_change<'f>(
+    regions: &'f Regions,
+    file: &'f Arc<FileRegion>,
+) -> Result<Changing<'f>, Status> {
+    let shared = file.changes.read().await;
+    regions.newer.begin(file.ino(), || regions.meta.written(file.ino()))?;
+    Ok(Changing { regions, file, _shared: shared })
+}
+
+impl Changing<'_> {
+    /// It is done: these bytes have other contents, and the file's counter was `change` then.
+    pub fn done(self, change: u64, bytes: Range<u64>) {
+        self.regions.newer.changed(self.file.ino(), bytes.start, bytes.end);
+        let is_to_be_committed = self.file.change_bookkeeping(|state| {
+            state.note_contents(change);
+            state.uncommitted
+        });
+        if is_to_be_committed {
+            self.regions.list_dirty(self.file);
+        }
+    }
+}
+
+/// Makes a client's change again where nothing newer stands. `grow` makes the file longer. Whether some of it is lost.
+///
+/// # Errors
+/// As writing, allocating, and growing.
+pub async fn restore(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    by: ClientChange,
+    what: Restored<'_>,
+    grow: impl AsyncFnOnce() -> Result<(), Status>,
+) -> Result<bool, Status> {
+    let _alone = file.changes.write().await;
+    file.usable()?;
+    let ino = file.ino();
+    let (start, end) = match what {
+        Restored::Bytes { offset, bytes } => (offset, offset.saturating_add(bytes.len() as u64)),
+        Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
+        // Whoever made it longer has changed it since, or it was never shorter.
+        Restored::End(size) if size <= file.size() => return Ok(false),
+        Restored::End(size) => (size - 1, size),
+        Restored::NotKept => (0, 1),
+    };
+    let parts = regions.newer.judge(ino, by, (start, end), || {
+        let mut written = regions.meta.written(ino)?;
+        written.cover(file.state().contents);
+        Ok(written)
+    })?;
+    let mut lost = false;
+    let mut grow = Some(grow);
+    for (from, to, verdict) in parts {
+        match (verdict, what) {
+            (Verdict::Overtaken, _) => continue,
+            (Verdict::Lost, _) | (Verdict::Restore, Restored::NotKept) => {
+                lost = true;
+                continue;
+            }
+            (Verdict::Restore, Restored::Bytes { offset, bytes }) => {
+                let part = &bytes[(from - offset) as usize..(to - offset) as usize];
+                write_for(regions, disk, file, WriteAt::Offset(from), Source::Bytes(part), None, None)
+                    .await?;
+            }
+            (Verdict::Restore, Restored::Allocate { how, .. }) => {
+                allocate_for(regions, disk, file, (from, to - from), how, None).await?;
+            }
+            (Verdict::Restore, Restored::End(_)) => grow.take().expect("an end is one part")().await?,
+        }
+        if gives_contents(&what) {
+            regions.newer.restored(ino, by, from, to);
+        }
+        file.change_bookkeeping(|state| state.note_restored(by));
+        regions.list_dirty(file);
+    }
+    if lost {
+        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "what a client had not synced was changed by others since the server it wrote to died; it is not restored");
+    }
+    Ok(lost)
+}
+
+/// Whether it gives bytes other contents.
+fn gives_contents(what: &Restored<'_>) -> bool {
+    use Allocate::{PunchHole, ZeroRange};
+    matches!(what, Restored::Bytes { .. } | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. })
+}
