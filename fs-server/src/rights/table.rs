@@ -18,7 +18,7 @@
 //! | Reclaim | to have opened it before, by its `OpenTicket`; else as Open |
 //! | ReclaimLocks | to have the file open |
 //! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
-//! | Layout, Fetch, Write, Allocate, Seek, CopyRange, one-sided reads | the rights its file was opened with |
+//! | Layout, Fetch, Write, Allocate, Restore, Seek, CopyRange, one-sided reads | the rights its file was opened with |
 //! | Close, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, LetRingGo, ShareCounters, Heartbeat | the session they are about |
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
@@ -90,6 +90,7 @@ impl Judge<'_> {
             | Request::Fetch { .. }
             | Request::Write { .. }
             | Request::Allocate { .. }
+            | Request::Restore { .. }
             | Request::Seek { .. }
             | Request::CopyRange { .. }
             | Request::SetLock { .. }

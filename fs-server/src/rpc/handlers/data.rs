@@ -230,6 +230,7 @@ pub(super) async fn restore(
     what: Restored<'_>,
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
+    call.take_privileges(file.ino())?;
     let by = ClientChange { client: call.session.client(), change };
     let disk = call.context.disk.as_ref();
     let lost = call.context.server.restore(disk, &call.who, call.session.number(), &file, by, what).await?;
