@@ -7,6 +7,8 @@
 pub mod attr;
 /// Keys that servers and clients share, and by which they know each other.
 pub mod cluster_key;
+/// How many descriptors there may be, and who gets the last ones.
+pub mod descriptors;
 /// Errors as people read them.
 pub mod explain;
 /// Newtypes for every number that crosses a boundary.
@@ -15,6 +17,8 @@ pub mod ids;
 pub mod life;
 /// Advisory locks: ranges, modes, lists of who holds what.
 pub mod locks;
+/// A log that no peer can fill.
+pub mod log_limit;
 /// Mapped memory shared between threads and processes.
 pub mod memory;
 /// Which names a directory entry may have.

@@ -63,7 +63,10 @@ with_and_without_keys!(
 
 fn serve(endpoint: &Endpoint, trust: Trust) -> Served {
     let tcp = if trust == Trust::Keyed { TcpSecurity::Keys(keys(1)) } else { TcpSecurity::Loopback };
-    let device = SoftDevice::new(SoftOptions { tcp });
+    serve_with(endpoint, trust, SoftDevice::new(SoftOptions { tcp }))
+}
+
+fn serve_with(endpoint: &Endpoint, trust: Trust, device: Arc<SoftDevice>) -> Served {
     let pd = device.alloc_pd();
     let cq = device.create_cq(16).expect("cq");
     let memory = Arc::new(SharedMemory::new("server", 65536).expect("memory"));
@@ -420,6 +423,57 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
         stream.read_exact(&mut reply).expect("reply");
         let header = FrameHeader::parse(&reply).expect("frame");
         assert_eq!((header.kind, header.sequence), (FrameKind::ReadReply, sequence));
+    }
+}
+
+/// However many connections a peer has, what is held for it is bounded; what others ask for comes.
+#[test]
+fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
+    let held_max_bytes = 8 << 20;
+    let device = SoftDevice::holding(SoftOptions::default(), held_max_bytes);
+    let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
+    let served = serve_with(&endpoint, Trust::Plain, device);
+    let large = Arc::new(SharedMemory::new("large", 1 << 20).expect("memory"));
+    let large = served.pd.register(large, Access::ALL).expect("register");
+    let cq = served.device.create_cq(16).expect("cq");
+    let honest = served.connect_with(&cq);
+    let _honest_server = served.accepted();
+    let peers: Vec<_> = (0..12)
+        .map(|_| {
+            let (mut stream, qp) = greeted(&served);
+            for sequence in 1..=16 {
+                let asks = build(read(sequence, large.rkey().0, 1 << 20), b"");
+                match stream.write_all(&asks) {
+                    Ok(()) => {}
+                    // It has paid already.
+                    Err(_) => break,
+                }
+            }
+            (stream, qp)
+        })
+        .collect();
+    let ended = || peers.iter().filter(|(_, qp)| qp.state() == QpState::Error).count();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // Each takes five at least: twelve do not fit.
+    while ended() == 0 || served.device.figures().held_bytes > held_max_bytes {
+        assert!(Instant::now() < deadline, "{:?}", served.device.figures());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(served.device.figures().held_bound, held_max_bytes);
+    let sink = Arc::new(SharedMemory::new("sink", 65536).expect("memory"));
+    let sink = served.pd.register(sink, Access::ALL).expect("register");
+    let small = SendWr {
+        wr_id: WrId(9),
+        op: SendOp::Read(Remote::Memory { rkey: served.mr.rkey(), offset: 0 }),
+        local: sink.sge(0, 64),
+        signaled: true,
+    };
+    honest.post_send(&[small]).expect("post");
+    assert_eq!(next(&*cq).status, WcStatus::Success);
+    drop(peers);
+    while served.device.figures().held_bytes > 0 {
+        assert!(Instant::now() < deadline, "{:?}", served.device.figures());
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) use server_process::binary as server_binary;
 use crate::bench::{self, BenchCommand};
 use clap::{Parser, Subcommand};
 use cuttlefs_common::explain::explain;
+use cuttlefs_common::log_limit::Limited;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -136,6 +137,7 @@ fn start_logging() {
         .with_writer(std::io::stderr)
         // A background process's log is a file.
         .with_ansi(std::io::stderr().is_terminal())
+        .event_format(Limited::default())
         .try_init();
 }
 

@@ -223,8 +223,11 @@ impl Lane {
         self.post(&[send])?;
         loop {
             let completion = self.next_completion(session)?;
-            if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
-                continue;
+            match completion.kind {
+                CompletionKind::Recv => {}
+                // No reply has immediate data, and its length may be that of a WRITE somewhere else.
+                CompletionKind::RecvWithImm => return Err(Broken::Disconnected("immediate data")),
+                _ => continue,
             }
             let index = completion.wr_id.0 as usize;
             self.message.resize(completion.byte_len as usize, 0);

@@ -7,6 +7,7 @@
 //! Nothing above this module knows which provider it talks to; what differs is in `Capabilities`.
 
 mod peer;
+mod peer_key;
 /// Both ends in one thread, for tests from a seed.
 pub mod sim;
 /// The software RNIC.
@@ -15,10 +16,11 @@ mod url;
 mod verbs;
 
 pub use peer::{LocalPeer, PeerIdentity};
+pub use peer_key::PeerKey;
 pub use url::{Endpoint, EndpointError};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
-    FileRead, FileTarget, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, Placement, PostError,
-    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow,
-    SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    DeviceFigures, FileRead, FileTarget, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, Placement,
+    PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
+    RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

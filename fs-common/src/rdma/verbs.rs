@@ -599,10 +599,23 @@ pub trait Listener: Send + Sync {
     fn close(&self);
 }
 
+/// What a device has at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceFigures {
+    /// Bytes held because peers do not take them, or have not sent all of them.
+    pub held_bytes: usize,
+    /// How many there may be.
+    pub held_bound: usize,
+}
+
 /// An RNIC, real or software.
 pub trait Device: Send + Sync {
     /// For status.
     fn name(&self) -> &str;
+    /// For status: figures of about this moment.
+    fn figures(&self) -> DeviceFigures {
+        DeviceFigures::default()
+    }
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
     /// A new protection domain.

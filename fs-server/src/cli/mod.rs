@@ -7,6 +7,7 @@ mod serve;
 
 use clap::{Parser, Subcommand};
 use cuttlefs_common::explain::explain;
+use cuttlefs_common::log_limit::Limited;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -65,6 +66,7 @@ pub fn run() -> ExitCode {
         .with_writer(std::io::stderr)
         // Colours are for terminals; `up` sends this to a file.
         .with_ansi(std::io::stderr().is_terminal())
+        .event_format(Limited::default())
         .init();
     let result = match cli.command {
         Command::Format(args) => format::run(&args),

@@ -8,9 +8,11 @@ use crate::pool;
 use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{LogParts, Parts, RunningServer, ServeOptions};
+use crate::shares::Resource;
 use crate::tier::ScrubOptions;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cuttlefs_common::descriptors::{self, OWN_DESCRIPTORS};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Endpoint, HELLO_WAIT};
@@ -27,6 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// For as many connections as there may be, each with a socket and memory.
+const WANTED_DESCRIPTORS: u64 = 2 * Resource::Connections.bound().all as u64 + 2 * OWN_DESCRIPTORS;
 /// More workers than this gain nothing on one machine's metadata store.
 const MOST_WORKERS: usize = 64;
 
@@ -114,6 +118,13 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
                 ended.close();
             })
             .context("cannot watch standard input")?;
+    }
+    let descriptors = descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    if descriptors < WANTED_DESCRIPTORS {
+        tracing::warn!(
+            descriptors,
+            "few files may be open (ulimit -Hn), so few clients can connect; {WANTED_DESCRIPTORS} are enough for all"
+        );
     }
     let opened = pool::open(&args.pool)?;
     let config = opened.config().clone();

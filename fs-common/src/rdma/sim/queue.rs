@@ -149,11 +149,14 @@ impl SimPair {
             }
             let fits = message.bytes.len() <= receive.local.len as usize;
             let place = self.device.local(receive.local, true).filter(|_| fits);
-            let (Some((memory, offset)), Some(receive), Some(Message { bytes, imm, .. })) =
-                (place, receives.pop_front(), inbox.pop_front())
-            else {
+            let Some((memory, offset)) = place else {
+                // It stays posted, and is flushed.
                 drop(state);
                 return self.fail();
+            };
+            let (Some(receive), Some(Message { bytes, imm, .. })) = (receives.pop_front(), inbox.pop_front())
+            else {
+                return;
             };
             if !self.device.store(&memory, offset, receive.local.lkey.0, &bytes) {
                 return;

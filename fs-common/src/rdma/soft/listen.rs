@@ -8,6 +8,7 @@
 use super::queue::{QpCore, QpParts};
 use super::tcp::{Channel, HelloReader, TcpIncoming, TlsConfigs};
 use super::{DeviceShared, TcpTrust, credentials, shm, sys, tcp};
+use crate::descriptors::is_for_peers;
 use crate::memory::SharedMemory;
 use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
@@ -163,6 +164,11 @@ impl SoftListener {
                     return;
                 }
             };
+        if !is_for_peers(&socket) {
+            tracing::warn!(endpoint = %self.setup.endpoint, "refused a client: nearly as many files are open as may be (ulimit -n)");
+            return self
+                .refuse(&socket, "the server has nearly as many files open as it may; try again later");
+        }
         let admitted = match self.setup.link {
             LinkKind::Tcp => tcp::tune_tcp(&socket).and_then(|()| {
                 let address = rustix::net::getpeername(&socket)?

@@ -33,8 +33,8 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
-    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, FileTarget, Listener,
-    MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
+    Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, DeviceFigures, FileTarget,
+    Listener, MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
@@ -91,6 +91,7 @@ pub struct SoftDevice {
 /// What queue pairs and listeners need of their device.
 struct DeviceShared {
     tcp: TcpTrust,
+    held_max_bytes: usize,
     last_qp_number: AtomicU32,
     queues: Mutex<Vec<Weak<SoftCq>>>,
     windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
@@ -102,6 +103,12 @@ impl SoftDevice {
     /// A software RNIC. Its one thread starts with the first `tcp` or `unix` listener and ends when the device
     /// is dropped, and with it every connection it drives.
     pub fn new(options: SoftOptions) -> Arc<Self> {
+        Self::holding(options, tcp::HELD_MAX_BYTES)
+    }
+
+    /// As `new`; so many bytes are held for peers at most: output they do not take, frames they have not sent all of,
+    /// messages without a receive.
+    pub fn holding(options: SoftOptions, held_max_bytes: usize) -> Arc<Self> {
         let tcp = match &options.tcp {
             TcpSecurity::Loopback => TcpTrust::Loopback,
             TcpSecurity::Insecure => TcpTrust::Insecure,
@@ -110,6 +117,7 @@ impl SoftDevice {
         Arc::new(Self {
             shared: Arc::new(DeviceShared {
                 tcp,
+                held_max_bytes,
                 last_qp_number: AtomicU32::new(0),
                 queues: Mutex::new(Vec::new()),
                 windows: RwLock::new(HashMap::new()),
@@ -136,7 +144,7 @@ impl DeviceShared {
         if let Some(engine) = &*engine {
             return Ok(engine.clone());
         }
-        Ok(engine.insert(Engine::start()?).clone())
+        Ok(engine.insert(Engine::start(self.held_max_bytes)?).clone())
     }
 
     /// This device's completion queue behind a trait object.
@@ -183,6 +191,11 @@ impl Device for SoftDevice {
             TcpTrust::Insecure => "none (INSECURE)",
             TcpTrust::Keys(_) => "TLS 1.3 with keys",
         }
+    }
+
+    fn figures(&self) -> DeviceFigures {
+        let held = self.shared.engine.lock().as_ref().map_or(0, |engine| engine.held());
+        DeviceFigures { held_bytes: held, held_bound: self.shared.held_max_bytes }
     }
 
     fn capabilities(&self) -> Capabilities {

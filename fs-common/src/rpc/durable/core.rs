@@ -11,7 +11,7 @@
 //!   then everything that came in that time has been taken: nobody is closed whose hello waits unread.
 
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
-use super::receiver::{CONNECTIONS_MAX, ReceiverOptions};
+use super::receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, ReceiverOptions};
 use super::rings::RingStore;
 use super::service::{SenderIdentity, Service};
 use super::settler::Settling;
@@ -19,8 +19,8 @@ use super::wire::{MESSAGE_LEN, Message};
 use crate::ids::{ClientId, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, Device, Incoming, MemoryRegion, ProtectionDomain,
-    QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
+    Access, Completion, CompletionKind, CompletionQueue, Device, Incoming, MemoryRegion, PeerKey,
+    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use crate::redo::ring::Geometry;
 use crate::world::{Clock, SystemClock};
@@ -56,11 +56,15 @@ pub(super) enum Known {
 }
 
 impl Known {
-    pub(super) fn close(&self) {
+    fn qp(&self) -> &Arc<dyn QueuePair> {
         match self {
-            Self::Greeting(greeting) => greeting.qp.close(),
-            Self::Welcomed(connection) => connection.qp.close(),
+            Self::Greeting(greeting) => &greeting.qp,
+            Self::Welcomed(connection) => &connection.qp,
         }
+    }
+
+    pub(super) fn close(&self) {
+        self.qp().close();
     }
 }
 
@@ -167,6 +171,12 @@ impl Core {
             incoming.refuse("this receiver has as many senders as it takes");
             return;
         }
+        let peer = PeerKey::from(&incoming.peer());
+        let of_peer = known.values().filter(|known| PeerKey::from(&known.qp().peer()) == peer).count();
+        if of_peer >= CONNECTIONS_OF_PEER && !peer.is_administrator(rustix::process::geteuid().as_raw()) {
+            incoming.refuse("this receiver has as many senders of yours as it takes of one peer");
+            return;
+        }
         let greeting = SharedMemory::new("durable-hello", 2 * MESSAGE_LEN)
             .map_err(|source| RdmaError::Io {
                 action: "allocate memory for",
@@ -249,16 +259,22 @@ impl Core {
         }
     }
 
+    /// A connection is gone: its place is for others. What it has with executors goes on.
+    fn leave(&self, number: QpNumber) {
+        if let Some(Known::Welcomed(connection)) = self.known.lock().remove(&number) {
+            connection.broken.store(true, Ordering::Release);
+            self.slowed.fetch_add(connection.slowed.load(Ordering::Relaxed), Ordering::Relaxed);
+            let mut leaving = self.leaving.lock();
+            leaving.retain(|left| Arc::strong_count(left) > 1);
+            leaving.push(connection);
+        }
+    }
+
     fn on_completion(&self, completion: &Completion, work: &mut Vec<Work>) -> Option<Hello> {
         let mut known = self.known.lock();
         if completion.status != WcStatus::Success {
-            if let Some(Known::Welcomed(connection)) = known.remove(&completion.qp) {
-                connection.broken.store(true, Ordering::Release);
-                self.slowed.fetch_add(connection.slowed.load(Ordering::Relaxed), Ordering::Relaxed);
-                let mut leaving = self.leaving.lock();
-                leaving.retain(|left| Arc::strong_count(left) > 1);
-                leaving.push(connection);
-            }
+            drop(known);
+            self.leave(completion.qp);
             return None;
         }
         if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
@@ -286,6 +302,8 @@ impl Core {
             Ok(connection) => {
                 if let Err(error) = connection.welcome() {
                     connection.give_up(&error.to_string());
+                    // Without a receive posted no completion says that it is gone.
+                    self.leave(qp.number());
                 }
             }
             Err(reason) => {

@@ -45,7 +45,7 @@ mod wire;
 
 pub use connection::Work;
 pub use kind::{Kind, Settings};
-pub use receiver::{CONNECTIONS_MAX, Receiver, ReceiverFigures, ReceiverOptions};
+pub use receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, Receiver, ReceiverFigures, ReceiverOptions};
 pub use ring_place::RingPlace;
 pub use rings::{FoundRing, RingStore, RingStoreError};
 pub use sender::{Resumed, Sender, SenderError, SenderFigures, Ticket, Wants};

@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// Senders at once, those that said nothing yet included.
 pub const CONNECTIONS_MAX: usize = 256;
+/// Of them, one peer's, unless it is root or the receiver's own user: a quarter, as of all that peers share.
+pub const CONNECTIONS_OF_PEER: usize = CONNECTIONS_MAX / 4;
 /// How long the poller sleeps at most: it looks whether it is to stop.
 const POLL_SLEEP: Duration = Duration::from_millis(50);
 /// Completions the poller takes at a time.

@@ -30,7 +30,7 @@
 
 use super::flush::FLUSH_LEN;
 use crate::memory::SharedMemory;
-use crate::rdma::soft::queue::MAX_MESSAGE_BYTES;
+use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -146,7 +146,7 @@ impl RecordHeader {
         }
         let fits = match of {
             RecordOf::Message => len <= MAX_MESSAGE_BYTES,
-            RecordOf::Write => true,
+            RecordOf::Write => len <= MAX_TRANSFER_BYTES,
             RecordOf::Flush | RecordOf::Flushed => len as usize == FLUSH_LEN,
         };
         if !fits {
@@ -340,6 +340,21 @@ mod tests {
             let mut short = bytes;
             short[0] = 31;
             assert_eq!(RecordHeader::parse(&short), Err(RingError::Field("length")));
+        }
+    }
+
+    #[test]
+    fn no_record_announces_more_than_there_can_be() {
+        for (of, imm, most) in [
+            (RecordOf::Message, None, MAX_MESSAGE_BYTES),
+            (RecordOf::Message, Some(1), MAX_MESSAGE_BYTES),
+            (RecordOf::Write, Some(1), MAX_TRANSFER_BYTES),
+        ] {
+            let parsed = |len| RecordHeader::parse(&RecordHeader { len, imm, of }.encode());
+            assert_eq!(parsed(most), Ok(RecordHeader { len: most, imm, of }));
+            for len in [most + 1, u32::MAX] {
+                assert_eq!(parsed(len), Err(RingError::Field("length")), "{of:?}");
+            }
         }
     }
 

@@ -23,12 +23,13 @@ mod target;
 use super::channel::Channel;
 use super::engine::Engine;
 use super::frame::{FRAME_HEADER_LEN, FrameError};
+use super::ledger::{Account, Due, Progress};
 use crate::ids::QpNumber;
 use crate::rdma::soft::cq::Pumped;
 use crate::rdma::soft::queue::{LinkQp, QpCore, kind_of};
 use crate::rdma::verbs::{FileTarget, QpState, SendWr, WcStatus};
 use input::Receiving;
-use output::Sending;
+use output::{OUTPUT_SOFT_BYTES, Sending};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, OwnedFd};
@@ -90,6 +91,7 @@ pub(in crate::rdma::soft) struct TcpQp {
     parked: AtomicUsize,
     send: Mutex<Sending>,
     ended: AtomicBool,
+    account: Account,
 }
 
 impl TcpQp {
@@ -99,8 +101,10 @@ impl TcpQp {
         engine: Option<Arc<Engine>>,
         file_target: FileTargetCell,
     ) -> Arc<Self> {
+        let account = Account::new(engine.as_ref().map(|engine| engine.ledger().clone()));
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
+            account,
             core,
             channel,
             engine,
@@ -171,6 +175,9 @@ impl TcpQp {
             }
         }
         let _ = self.flush_output(sending);
+        // What the socket does not take now nobody sends.
+        sending.discard_output();
+        self.account_output(sending);
         // Only our direction: closing both could throw away what we sent last, a refusal for instance.
         let _ = rustix::net::shutdown(self.socket(), Shutdown::Write);
         match &self.engine {
@@ -210,8 +217,48 @@ impl TcpQp {
         }
     }
 
+    /// How much the connection holds because of its peer.
+    pub(super) fn held(&self) -> usize {
+        self.account.held()
+    }
+
+    /// How far it is. On the engine's thread.
+    pub(super) fn progress(&self) -> Progress {
+        let receiving = self.receive.lock();
+        let sending = self.send.lock();
+        let waits_for_us = sending.stalled || sending.held.is_refused() || sending.owed() > OUTPUT_SOFT_BYTES;
+        Progress {
+            waiting: sending.waiting(),
+            reached: sending.put_bytes - sending.waiting() as u64,
+            is_partial: receiving.end > receiving.start && !waits_for_us,
+            frames: receiving.frames,
+        }
+    }
+
+    /// Says what of output is held now. Under the send lock.
+    fn account_output(&self, sending: &Sending) {
+        self.look_if(self.account.set_output(sending.held_bytes()));
+    }
+
+    /// Says what of input is held now. Under the receive lock.
+    fn account_input(&self, receiving: &Receiving) {
+        self.look_if(self.account.set_input(receiving.held_bytes()));
+    }
+
+    fn look_if(&self, due: Due) {
+        if due == Due::Look
+            && let Some(engine) = &self.engine
+        {
+            engine.ring();
+        }
+    }
+
     /// Throws away what an ended connection's peer still sends; true once the peer has closed, too.
     pub(super) fn discard_input(&self) -> bool {
+        let mut receiving = self.receive.lock();
+        receiving.discard();
+        self.account_input(&receiving);
+        drop(receiving);
         let mut buffer = [0u8; 4096];
         for _ in 0..READS_PER_TURN {
             match rustix::net::recv(self.socket(), &mut buffer, RecvFlags::DONTWAIT) {

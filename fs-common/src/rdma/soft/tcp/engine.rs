@@ -3,12 +3,18 @@
 //! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go
 //! to fault threads (`faults`). Writing is done by whoever has something to write, under the connection's send lock.
 //!
+//! # Bounds
+//! What connections hold because of their peers is added up (`ledger`). While anything is, the engine looks at it once a
+//! second: a connection that does not get on ends, and so does the one that holds most when all hold too much.
+//!
 //! A connection that ended stays here until its peer has closed too, or for `LINGER`: closing a socket with unread
 //! input resets it, and the peer would lose what we said last.
 
 use super::connection::TcpQp;
 use super::faults::Faults;
+use super::ledger::{Ledger, STALL_PATIENCE, Stall};
 use crate::panic_ends;
+use crate::rdma::PeerKey;
 use crate::rdma::soft::queue::LinkQp;
 use crate::rdma::soft::sys;
 use crate::spin::{self, SpinBudget};
@@ -23,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an ended connection waits for its peer to close.
+/// How long an ended connection waits for its peer to close; also how often what is held is looked at.
 const LINGER: Duration = Duration::from_secs(1);
 /// Token of the doorbell; connections' tokens are queue pair numbers, which start at 1.
 const BELL_TOKEN: u64 = 0;
@@ -33,6 +39,8 @@ struct Driven {
     qp: Arc<TcpQp>,
     /// Until when it lingers; `None`: live.
     until: Option<Instant>,
+    /// Whether what it holds gets on.
+    stall: Stall,
 }
 
 /// The engine's shared part.
@@ -44,6 +52,7 @@ pub(in crate::rdma::soft) struct Engine {
     driven: Mutex<HashMap<u64, Driven>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     faults: Faults,
+    ledger: Arc<Ledger>,
 }
 
 pub(super) fn token(qp: &TcpQp) -> u64 {
@@ -52,7 +61,7 @@ pub(super) fn token(qp: &TcpQp) -> u64 {
 
 impl Engine {
     /// Starts the thread.
-    pub(in crate::rdma::soft) fn start() -> io::Result<Arc<Self>> {
+    pub(in crate::rdma::soft) fn start(held_max_bytes: usize) -> io::Result<Arc<Self>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = sys::new_eventfd()?;
         epoll::add(&epoll, &bell, EventData::new_u64(BELL_TOKEN), EventFlags::IN)?;
@@ -63,6 +72,7 @@ impl Engine {
             driven: Mutex::new(HashMap::new()),
             thread: Mutex::new(None),
             faults: Faults::default(),
+            ledger: Arc::new(Ledger::new(held_max_bytes)),
         });
         let running = engine.clone();
         let thread =
@@ -72,13 +82,81 @@ impl Engine {
     }
 
     pub(super) fn add(&self, qp: &Arc<TcpQp>, flags: EventFlags) -> io::Result<()> {
-        self.driven.lock().insert(token(qp), Driven { qp: qp.clone(), until: None });
+        self.driven.lock().insert(token(qp), Driven { qp: qp.clone(), until: None, stall: Stall::default() });
         Ok(epoll::add(&self.epoll, qp.socket(), EventData::new_u64(token(qp)), flags)?)
     }
 
     /// A live or lingering connection.
     pub(super) fn queue_pair(&self, number: u64) -> Option<Arc<TcpQp>> {
         self.driven.lock().get(&number).map(|driven| driven.qp.clone())
+    }
+
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Bytes held because of peers.
+    pub(in crate::rdma::soft) fn held(&self) -> usize {
+        self.ledger.held()
+    }
+
+    /// The engine is to look at what is held. From any thread.
+    pub(super) fn ring(&self) {
+        sys::ring_eventfd(&self.bell);
+    }
+
+    /// Ends connections that hold something and do not get on. True if any holds something.
+    fn end_stalled(&self, now: Instant) -> bool {
+        if self.ledger.held() == 0 {
+            return false;
+        }
+        let holding: Vec<(u64, Arc<TcpQp>)> = {
+            let driven = self.driven.lock();
+            let holds = |driven: &&Driven| driven.until.is_none() && driven.qp.held() > 0;
+            driven.values().filter(holds).map(|driven| (token(&driven.qp), driven.qp.clone())).collect()
+        };
+        for (number, qp) in holding {
+            // Outside of the map's lock, for it takes the connection's.
+            let progress = qp.progress();
+            let is_late =
+                (self.driven.lock().get_mut(&number)).is_some_and(|driven| driven.stall.look(now, progress));
+            if is_late {
+                qp.fail(Some(&format!(
+                    "{} bytes are held for a peer that has not got on for {} s",
+                    qp.held(),
+                    STALL_PATIENCE.as_secs()
+                )));
+            }
+        }
+        true
+    }
+
+    /// Ends connections until no more is held than may be: the largest of the peer that has most.
+    fn relieve(&self) {
+        while self.ledger.is_over() {
+            let live: Vec<Arc<TcpQp>> = {
+                let driven = self.driven.lock();
+                driven
+                    .values()
+                    .filter(|driven| driven.until.is_none())
+                    .map(|driven| driven.qp.clone())
+                    .collect()
+            };
+            let mut by_peer: HashMap<PeerKey, usize> = HashMap::new();
+            for qp in &live {
+                *by_peer.entry(PeerKey::from(&qp.core().peer)).or_default() += qp.held();
+            }
+            let greediest = by_peer.into_iter().max_by_key(|(_, held)| *held);
+            let Some((peer, of_peer)) = greediest.filter(|(_, held)| *held > 0) else { return };
+            let largest = (live.iter().filter(|qp| PeerKey::from(&qp.core().peer) == peer))
+                .max_by_key(|qp| qp.held())
+                .expect("the peer has a connection");
+            largest.fail(Some(&format!(
+                "more than {} bytes are held for peers, of them {of_peer} for this one",
+                self.ledger.most()
+            )));
+            largest.discard_input();
+        }
     }
 
     pub(super) fn faults(&self) -> &Faults {
@@ -121,12 +199,14 @@ impl Engine {
     fn run(&self) {
         let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS_PER_WAIT];
         let tick = sys::timespec(LINGER);
-        let mut lingering = false;
+        let (mut lingering, mut holding) = (false, false);
+        let mut looked = Instant::now();
         let budget = SpinBudget::new();
         while !self.stopping.load(Ordering::Acquire) {
             let idle_since = Instant::now();
             let caught = self.spin(idle_since, budget.spin());
-            let waited = epoll::wait(&self.epoll, &mut space[..], lingering.then_some(&tick));
+            let timeout = (lingering || holding).then_some(&tick);
+            let waited = epoll::wait(&self.epoll, &mut space[..], timeout);
             if !caught {
                 budget.waited(idle_since.elapsed());
             }
@@ -143,7 +223,7 @@ impl Engine {
                     let mut count = [0; 8];
                     // Empty if it was rung for an event that was handled meanwhile.
                     let _ = rustix::io::read(&self.bell, &mut count);
-                    lingering = true;
+                    (lingering, holding) = (true, true);
                     continue;
                 }
                 let Some(qp) = self.queue_pair(number) else {
@@ -158,6 +238,11 @@ impl Engine {
                         self.remove(number);
                     }
                 }
+            }
+            self.relieve();
+            if holding && looked.elapsed() >= LINGER {
+                looked = Instant::now();
+                holding = self.end_stalled(looked);
             }
             if lingering {
                 let now = Instant::now();

@@ -21,10 +21,12 @@ mod faults;
 pub mod frame;
 mod handshake;
 mod keyed_stream;
+mod ledger;
 mod tls;
 
 pub(super) use channel::Channel;
 pub(super) use connection::FileTargetCell;
 pub(super) use handshake::{HelloReader, TcpIncoming, connect_tcp, connect_unix, refuse, tune_tcp};
 pub use keyed_stream::KeyedStream;
+pub(super) use ledger::HELD_MAX_BYTES;
 pub(super) use tls::TlsConfigs;

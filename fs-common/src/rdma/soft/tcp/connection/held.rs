@@ -86,7 +86,9 @@ impl TcpQp {
         if sending.held.held.is_empty() {
             return self.put(sending, frame, false);
         }
-        sending.held.push(Held::Frame(frame.to_vec()))
+        sending.held.push(Held::Frame(frame.to_vec()))?;
+        self.account_output(sending);
+        Ok(())
     }
 
     /// Says no. `Err` if that is said now: the connection ends.
@@ -191,6 +193,7 @@ impl TcpQp {
                 None => break,
             }
         }
+        self.account_output(sending);
         if was_held_back && sending.owed() <= OUTPUT_SOFT_BYTES {
             // Input that was held back is to be looked at, also if the socket has nothing new.
             sending.resumed = true;

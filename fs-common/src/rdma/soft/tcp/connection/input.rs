@@ -17,11 +17,36 @@ pub(super) struct Receiving {
     pub(super) end: usize,
     pub(super) sequence: u64,
     pub(super) parked: VecDeque<Parked>,
+    /// Bytes of messages in `parked`.
+    pub(super) parked_bytes: usize,
+    /// Frames taken so far.
+    pub(super) frames: u64,
 }
 
 impl Receiving {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; INPUT_LEN], start: 0, end: 0, sequence: 0, parked: VecDeque::new() }
+        Self {
+            buffer: vec![0; INPUT_LEN],
+            start: 0,
+            end: 0,
+            sequence: 0,
+            parked: VecDeque::new(),
+            parked_bytes: 0,
+            frames: 0,
+        }
+    }
+
+    /// Memory beyond what every connection has.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.buffer.len().saturating_sub(INPUT_LEN) + self.parked_bytes
+    }
+
+    /// Nothing of what came is taken any more.
+    pub(super) fn discard(&mut self) {
+        self.buffer = Vec::new();
+        (self.start, self.end) = (0, 0);
+        self.parked = VecDeque::new();
+        self.parked_bytes = 0;
     }
 
     /// Makes room for the frame that is arriving, or for the next.
@@ -66,6 +91,7 @@ impl TcpQp {
                 return Ok(());
             }
             receiving.make_room()?;
+            self.account_input(receiving);
             match self.channel.receive(&mut receiving.buffer[receiving.end..]).map_err(End::Broken)? {
                 Input::Bytes { count, more } => {
                     receiving.end += count;
@@ -111,7 +137,10 @@ impl TcpQp {
             })();
             match result {
                 Ok(0) | Err(_) => break,
-                Ok(len) => receiving.start += len,
+                Ok(len) => {
+                    receiving.start += len;
+                    receiving.frames += 1;
+                }
             }
         }
         receiving.buffer = buffer;

@@ -64,6 +64,17 @@ impl Sending {
         self.waiting() + self.held.bytes()
     }
 
+    /// Memory that all that takes.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.output.capacity() + self.held.bytes()
+    }
+
+    /// Nothing waits any more.
+    pub(super) fn discard_output(&mut self) {
+        self.put_bytes -= self.waiting() as u64;
+        (self.output, self.output_at) = (Vec::new(), 0);
+    }
+
     /// Bytes that wait for the socket.
     pub(super) fn waiting(&self) -> usize {
         self.output.len() - self.output_at
@@ -95,6 +106,7 @@ impl TcpQp {
         }
         if sent < frame.len() {
             sending.output.extend_from_slice(&frame[sent..]);
+            self.account_output(sending);
             self.check_output(sending)?;
             self.watch(sending);
         }
@@ -113,6 +125,7 @@ impl TcpQp {
                 self.send_output(sending)?;
             }
         }
+        self.account_output(sending);
         self.check_output(sending)?;
         self.watch(sending);
         Ok(())
@@ -154,6 +167,7 @@ impl TcpQp {
             sending.output.drain(..sending.output_at);
             sending.output_at = 0;
         }
+        self.account_output(sending);
         Ok(())
     }
 

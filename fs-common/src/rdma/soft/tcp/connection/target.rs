@@ -225,7 +225,11 @@ impl TcpQp {
                 "{PARKED_MESSAGES_MAX} messages wait for a receive to be posted"
             )));
         }
+        if let Parked::Message(payload, _) = &message {
+            receiving.parked_bytes += payload.len();
+        }
         receiving.parked.push_back(message);
+        self.account_input(receiving);
         self.parked.store(receiving.parked.len(), Ordering::Release);
         // A receive posted just now looked before the count moved.
         self.unpark(receiving)
@@ -237,7 +241,10 @@ impl TcpQp {
                 break;
             };
             match receiving.parked.pop_front() {
-                Some(Parked::Message(payload, imm)) => self.fill(receive, &payload, imm)?,
+                Some(Parked::Message(payload, imm)) => {
+                    receiving.parked_bytes -= payload.len();
+                    self.fill(receive, &payload, imm)?;
+                }
                 Some(Parked::WriteImm(len, imm)) => {
                     self.core.complete_receive(receive.wr_id, WcStatus::Success, len, Some(imm));
                 }
@@ -245,6 +252,7 @@ impl TcpQp {
             }
         }
         self.parked.store(receiving.parked.len(), Ordering::Release);
+        self.account_input(receiving);
         Ok(())
     }
 }

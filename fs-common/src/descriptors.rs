@@ -1,0 +1,61 @@
+//! Descriptors of this process: as many as the system grants, and some kept for files of its own.
+//!
+//! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. A listener that is
+//! given one of the last `OWN_DESCRIPTORS` closes it again: the database, logs and `status` still get theirs.
+
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
+
+/// Descriptors that peers' connections never get: the metadata store's files, sum blocks, rings, logs.
+pub const OWN_DESCRIPTORS: u64 = 256;
+/// More than any server needs; some systems grant a thousand times that, and what closes all of them is slow.
+const MOST: u64 = 1 << 18;
+
+/// Raises the limit to what the system grants. Returns it.
+///
+/// # Errors
+/// If the system refuses what it grants.
+pub fn raise_limit() -> io::Result<u64> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let granted = maximum.unwrap_or(MOST).min(MOST);
+    let now = current.unwrap_or(granted);
+    if now >= granted {
+        return Ok(now);
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: Some(granted), maximum })?;
+    Ok(granted)
+}
+
+/// Whether a descriptor is one that a peer may have.
+pub fn is_for_peers(descriptor: &OwnedFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(0);
+    // A process with few has few of its own: a test, a client.
+    number < limit - OWN_DESCRIPTORS.min(limit / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    /// In one test: the limit is the process's.
+    #[test]
+    fn the_last_descriptors_are_not_for_peers() {
+        let granted = raise_limit().expect("raised");
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(granted));
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(400), maximum }).expect("lowered");
+        let mut all = Vec::new();
+        while let Ok(descriptor) = eventfd(0, EventfdFlags::CLOEXEC) {
+            all.push(descriptor);
+        }
+        let for_peers = all.iter().filter(|descriptor| is_for_peers(descriptor)).count();
+        let kept = all.iter().filter(|descriptor| !is_for_peers(descriptor)).count();
+        drop(all);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(granted), maximum }).expect("raised");
+        assert!(for_peers > 0);
+        assert_eq!(kept, 100, "a quarter of so few");
+    }
+}

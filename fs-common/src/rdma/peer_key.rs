@@ -1,0 +1,71 @@
+//! Who a share counts against: what is the same for all connections of one peer.
+
+use super::peer::{LocalPeer, PeerIdentity};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+/// Whoever is at the other end, as far as bounds care.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PeerKey {
+    /// A user of this machine.
+    User(u32),
+    /// A machine, or of IPv6 a network, whose addresses one machine can draw from.
+    Machine(IpAddr),
+    /// Everybody who has a cluster key.
+    Key(Arc<str>),
+}
+
+/// Of an IPv6 address, what one site has to itself: it draws the rest as it likes.
+const SITE_PREFIX: u128 = !0 << 64;
+
+impl PeerKey {
+    /// Whether it is root or whoever runs the server.
+    pub fn is_administrator(&self, server_euid: u32) -> bool {
+        matches!(self, Self::User(uid) if *uid == 0 || *uid == server_euid)
+    }
+
+    fn of_address(address: IpAddr) -> Self {
+        Self::Machine(match address.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & SITE_PREFIX).into(),
+        })
+    }
+}
+
+impl From<&PeerIdentity> for PeerKey {
+    fn from(identity: &PeerIdentity) -> Self {
+        match identity {
+            PeerIdentity::Local(LocalPeer { uid, .. }) => Self::User(*uid),
+            PeerIdentity::Remote(address) => Self::of_address(address.ip()),
+            PeerIdentity::Key { name, .. } => Self::Key(name.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_one_peer_share() {
+        let address = |text: &str| text.parse().expect("an address");
+        let remote = |text: &str| PeerKey::from(&PeerIdentity::Remote(address(text)));
+        assert_eq!(remote("10.0.0.1:1000"), remote("10.0.0.1:2000"));
+        assert_eq!(remote("10.0.0.1:1000"), remote("[::ffff:10.0.0.1]:2000"));
+        assert_ne!(remote("10.0.0.1:1000"), remote("10.0.0.2:1000"));
+        assert_eq!(remote("[2001:db8::1]:1"), remote("[2001:db8::ffff:2]:1"));
+        assert_ne!(remote("[2001:db8::1]:1"), remote("[2001:db8:0:1::1]:1"));
+        let key =
+            |name: &str, at| PeerKey::from(&PeerIdentity::Key { name: name.into(), address: address(at) });
+        assert_eq!(key("a", "10.0.0.1:1"), key("a", "10.0.0.2:1"));
+        assert_ne!(key("a", "10.0.0.1:1"), key("b", "10.0.0.1:1"));
+        let local = |pid| {
+            let peer = LocalPeer { uid: 7, pid: std::num::NonZeroI32::new(pid), ..LocalPeer::root() };
+            PeerKey::from(&PeerIdentity::Local(peer))
+        };
+        assert_eq!(local(1), local(2));
+        assert!(local(1).is_administrator(7) && !local(1).is_administrator(8));
+        assert!(PeerKey::User(0).is_administrator(8));
+        assert!(!remote("127.0.0.1:1").is_administrator(0));
+    }
+}

@@ -1,0 +1,193 @@
+//! What an engine's connections hold in memory because of what their peers do or leave undone: output that is not taken,
+//! frames that arrive slowly, messages without a receive.
+//!
+//! # How it works
+//! A connection has an `Account` and says whenever it holds more or less; the `Ledger` adds all up. Beyond a bound
+//! the engine ends the connection that holds most of the peer that holds most, until it is less: whoever asks for little is
+//! never meant. What is held without getting on for `STALL_PATIENCE` ends with its connection, too (`Progress`).
+//!
+//! # Ordering
+//! Sums only; nothing is published through them: relaxed. The bell that is rung orders what matters.
+
+use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes that all connections of an engine hold at most. Mounts that read promptly leave next to nothing unread; sixty
+/// replies of 1 MiB to each of four mounts on slow links fit.
+pub(in crate::rdma::soft) const HELD_MAX_BYTES: usize = 256 << 20;
+/// How long output may wait while the peer takes less than a transfer of it, and a frame that has begun may take to arrive: a
+/// megabyte in half a minute is less than any link in use does.
+pub(super) const STALL_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What all connections of an engine hold.
+pub(super) struct Ledger {
+    held: AtomicUsize,
+    most: usize,
+}
+
+impl Ledger {
+    /// Nothing is held yet, and so many bytes may be.
+    pub(super) fn new(most: usize) -> Self {
+        Self { held: AtomicUsize::new(0), most }
+    }
+
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.held() > self.most
+    }
+}
+
+/// What has to be done about a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    /// Something is held where nothing was, or too much is: the engine is to look.
+    Look,
+}
+
+/// What one connection holds.
+pub(super) struct Account {
+    ledger: Option<Arc<Ledger>>,
+    /// Written under the send lock.
+    output: AtomicUsize,
+    /// Written under the receive lock.
+    input: AtomicUsize,
+}
+
+impl Account {
+    /// `None`: a self-driven side, which trusts the server it chose to connect to.
+    pub(super) fn new(ledger: Option<Arc<Ledger>>) -> Self {
+        Self { ledger, output: AtomicUsize::new(0), input: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.output.load(Ordering::Relaxed) + self.input.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_output(&self, bytes: usize) -> Due {
+        self.set(&self.output, bytes)
+    }
+
+    pub(super) fn set_input(&self, bytes: usize) -> Due {
+        self.set(&self.input, bytes)
+    }
+
+    fn set(&self, part: &AtomicUsize, bytes: usize) -> Due {
+        let before = part.load(Ordering::Relaxed);
+        let Some(ledger) = self.ledger.as_ref().filter(|_| bytes != before) else { return Due::Nothing };
+        part.store(bytes, Ordering::Relaxed);
+        if bytes < before {
+            ledger.held.fetch_sub(before - bytes, Ordering::Relaxed);
+            return Due::Nothing;
+        }
+        let all = ledger.held.fetch_add(bytes - before, Ordering::Relaxed);
+        if all == 0 || all + (bytes - before) > ledger.most { Due::Look } else { Due::Nothing }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.set_output(0);
+        self.set_input(0);
+    }
+}
+
+/// How far a connection is, at one look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Bytes that wait for the socket.
+    pub(super) waiting: usize,
+    /// Bytes that have reached it.
+    pub(super) reached: u64,
+    /// A frame has begun to arrive, and nothing but the peer keeps it from being whole.
+    pub(super) is_partial: bool,
+    /// Requests and replies taken.
+    pub(super) frames: u64,
+}
+
+impl Progress {
+    /// Whether nothing has got on since an earlier look.
+    pub(super) fn stalls_since(&self, before: &Self) -> bool {
+        let enough = before.waiting.min(MAX_TRANSFER_BYTES as usize) as u64;
+        let output = self.waiting > 0 && before.waiting > 0 && self.reached - before.reached < enough;
+        let input = self.is_partial && before.is_partial && self.frames == before.frames;
+        output || input
+    }
+}
+
+/// Since when a connection does not get on.
+#[derive(Default)]
+pub(super) struct Stall {
+    began: Option<(Instant, Progress)>,
+}
+
+impl Stall {
+    /// Looks; true if that has lasted for `STALL_PATIENCE`.
+    pub(super) fn look(&mut self, now: Instant, progress: Progress) -> bool {
+        match &self.began {
+            Some((since, before)) if progress.stalls_since(before) => now - *since >= STALL_PATIENCE,
+            _ => {
+                let holds = progress.waiting > 0 || progress.is_partial;
+                self.began = holds.then_some((now, progress));
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_adds_up_and_comes_back() {
+        let ledger = Arc::new(Ledger::new(1 << 20));
+        let (one, other) = (Account::new(Some(ledger.clone())), Account::new(Some(ledger.clone())));
+        assert_eq!(one.set_output(1000), Due::Look, "the first");
+        assert_eq!(one.set_output(1500), Due::Nothing);
+        assert_eq!(one.set_input(10), Due::Nothing);
+        assert_eq!(other.set_output(1 << 20), Due::Look, "too much");
+        assert!(ledger.is_over());
+        assert_eq!((one.held(), ledger.held()), (1510, (1 << 20) + 1510));
+        assert_eq!(other.set_output(0), Due::Nothing);
+        assert!(!ledger.is_over());
+        drop(one);
+        drop(other);
+        assert_eq!(ledger.held(), 0);
+        assert_eq!(Account::new(None).set_output(2 << 20), Due::Nothing);
+    }
+
+    #[test]
+    fn a_stall_is_what_lasts() {
+        let began = Instant::now();
+        let after = |seconds| began + Duration::from_secs(seconds);
+        let waits = |waiting, reached| Progress { waiting, reached, ..Progress::default() };
+        let mut stall = Stall::default();
+        assert!(!stall.look(began, waits(5 << 20, 0)));
+        assert!(!stall.look(after(29), waits(5 << 20, 1000)), "not long enough");
+        assert!(stall.look(after(30), waits(5 << 20, 1000)), "a trickle is no progress");
+        let mut stall = Stall::default();
+        assert!(!stall.look(began, waits(5 << 20, 0)));
+        assert!(!stall.look(after(29), waits(4 << 20, 1 << 20)), "a transfer was taken");
+        assert!(!stall.look(after(58), waits(4 << 20, 1 << 20)));
+        assert!(stall.look(after(59), waits(4 << 20, 1 << 20)));
+        let mut stall = Stall::default();
+        assert!(!stall.look(began, waits(100, 0)));
+        assert!(!stall.look(after(40), waits(0, 100)), "all was taken");
+        assert!(!stall.look(after(80), waits(100, 100)), "and this is new");
+        let partial = |frames| Progress { is_partial: true, frames, ..Progress::default() };
+        let mut stall = Stall::default();
+        assert!(!stall.look(began, partial(3)));
+        assert!(!stall.look(after(31), partial(4)), "another frame");
+        assert!(stall.look(after(61), partial(4)));
+    }
+}
