@@ -71,6 +71,10 @@ pub struct ServerCounters {
     rpc: Vec<AtomicU64>,
     /// Messages that did not parse.
     pub bad_messages: AtomicU64,
+    /// Connections that ended because their peers were waited for long enough.
+    pub timed_out: AtomicU64,
+    /// Connections refused: their peers have their share, or all places are taken.
+    pub refused: AtomicU64,
     /// Connections accepted.
     pub connections: AtomicU64,
     /// Bytes written by clients.
@@ -81,6 +85,8 @@ pub struct ServerCounters {
     pub fetched_aside: AtomicU64,
     /// Requests for file bytes.
     pub turns: Arc<TurnFigures>,
+    /// Bounce buffers.
+    pub bounce: Arc<TurnFigures>,
 }
 
 impl Default for ServerCounters {
@@ -88,11 +94,14 @@ impl Default for ServerCounters {
         Self {
             rpc: RPC_KINDS.iter().map(|_| AtomicU64::new(0)).collect(),
             bad_messages: AtomicU64::new(0),
+            timed_out: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
             fetched_aside: AtomicU64::new(0),
             turns: Arc::default(),
+            bounce: Arc::default(),
         }
     }
 }

@@ -38,6 +38,8 @@ pub mod serve;
 pub mod server;
 /// Clients, leases, slots.
 pub mod session;
+/// How much of what is bounded one peer may have.
+pub mod shares;
 /// Tiering IO.
 pub mod tier;
 /// The numbers clients of an exported subtree know inodes by.

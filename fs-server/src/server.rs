@@ -14,10 +14,11 @@ use crate::rights::{CAPABILITY, Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::session::{Session, Sessions};
+use crate::shares::Shares;
 use crate::tier::{self, ScrubFigures};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage, SlotIndex};
-use cuttlefs_common::rdma::{Endpoint, RegionOwner};
+use cuttlefs_common::rdma::{Device, Endpoint, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
@@ -35,6 +36,10 @@ pub struct Server {
     pub sessions: Sessions,
     /// Their connections.
     pub connections: Connections,
+    /// What each peer has of what is bounded.
+    pub shares: Shares,
+    /// The RNIC.
+    pub device: Arc<dyn Device>,
     /// To whom, and with which rights.
     pub exports: Exports,
     /// How clients prove that they had files open.

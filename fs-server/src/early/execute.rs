@@ -12,6 +12,7 @@
 use super::ring::{Progress, Ring};
 use super::rot_watch::RotWatch;
 use crate::meta::RequestId;
+use crate::rpc::turns::Claim;
 use crate::rpc::worker::WorkerContext;
 use crate::server::Server;
 use crate::tier::{self, Source, WriteAt, Written};
@@ -26,8 +27,11 @@ use std::sync::atomic::Ordering;
 /// Executes a ring's writes, one after the other, until there is none.
 pub(crate) async fn run(context: Rc<WorkerContext>, ring: Arc<Ring>) {
     while let Some(job) = ring.next() {
-        // A client takes turns with itself: all its requests are one queue there.
-        let turn = context.turns.take(ring.client.0 as u64).await;
+        // A client takes turns with itself: all its requests are one queue there. What a client that is gone left behind is
+        // the server's own to do.
+        let session = context.server.sessions.of(ring.client);
+        let peer = session.map_or_else(|| context.server.shares.own(), |session| session.peer().clone());
+        let turn = context.turns.take(&Claim::new(&peer, ring.client.0 as u64)).await;
         let mut answer = Vec::new();
         let executed = execute(&context, &ring, &job.request(ring.id), &mut answer).await;
         drop(turn);

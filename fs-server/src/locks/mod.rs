@@ -21,7 +21,8 @@
 //!   not want to wait for locks: it is not known yet whether it would have to.
 //!
 //! # Bounds
-//! `LOCKS_MAX`, `LOCKS_PER_CLIENT`, `WAITS_PER_CLIENT`; beyond them the answer is `NoLocks`.
+//! `LOCKS_MAX`, `LOCKS_PER_CLIENT`, `WAITS_PER_CLIENT`, and the share of the client's peer of locks, waits and ends nobody has
+//! been told of (`shares`); beyond them the answer is `NoLocks`.
 
 mod deadlock;
 mod table;
@@ -190,7 +191,11 @@ impl Locks {
     /// The table, in the name of a session that goes on. Whoever ends one marks it first and then clears what it held,
     /// under the same mutex: nothing is left behind.
     fn live(&self, session: &Session) -> Result<parking_lot::MutexGuard<'_, Table>, Status> {
-        let table = self.table.lock();
-        if session.is_ended() { Err(Status::SessionExpired) } else { Ok(table) }
+        let mut table = self.table.lock();
+        if session.is_ended() {
+            return Err(Status::SessionExpired);
+        }
+        table.count_for(session.number().0, session.peer());
+        Ok(table)
     }
 }

@@ -7,11 +7,13 @@
 
 use super::deadlock::Waiting;
 use super::{Asked, Cancelled, Holder, LOCKS_MAX, LOCKS_PER_CLIENT, LockFigures, WAITS_PER_CLIENT};
+use crate::shares::{Peer, Resource, Tally};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::{BlockingLock, SETTLED_LOCKS_MAX, SettledLock, TestedLock};
 use cuttlefs_common::status::Status;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::task::Waker;
 
 /// The locks of one kind on one file.
@@ -42,11 +44,25 @@ struct OfSession {
     settled: VecDeque<SettledLock>,
     /// Who asks for ends.
     waker: Option<Waker>,
+    /// What of its peer's share all that takes.
+    tally: Option<Tally>,
 }
 
 impl OfSession {
     fn is_idle(&self) -> bool {
         self.held == 0 && self.waiting.is_empty() && self.settled.is_empty() && self.waker.is_none()
+    }
+
+    /// What it takes has changed.
+    fn recount(&mut self) {
+        let count = self.held + self.waiting.len() + self.settled.len();
+        if let Some(tally) = &mut self.tally {
+            tally.set(count);
+        }
+    }
+
+    fn has_room(&self, more: usize) -> bool {
+        self.tally.as_ref().is_none_or(|tally| tally.peer().room(Resource::Locks) >= more)
     }
 }
 
@@ -71,6 +87,11 @@ impl Table {
             grace,
             stopped: false,
         }
+    }
+
+    /// From here on what the session has counts against its peer's share.
+    pub(super) fn count_for(&mut self, session: u64, peer: &Arc<Peer>) {
+        self.sessions.entry(session).or_default().tally.get_or_insert_with(|| peer.tally(Resource::Locks));
     }
 
     pub(super) fn set(
@@ -170,6 +191,7 @@ impl Table {
         };
         let ended = of.settled.iter().position(|settled| settled.wait == id);
         if let Some(ended) = ended.and_then(|at| of.settled.remove(at)) {
+            of.recount();
             return Cancelled::Ended(ended);
         }
         let Some(&file) = of.waiting.get(&id) else {
@@ -187,6 +209,7 @@ impl Table {
         };
         of.waker = None;
         let taken = of.settled.drain(..of.settled.len().min(SETTLED_LOCKS_MAX)).collect();
+        of.recount();
         if of.is_idle() {
             self.sessions.remove(&session);
         }
@@ -284,8 +307,9 @@ impl Table {
     }
 
     fn has_room(&self, session: u64, more: usize) -> bool {
-        let held = self.sessions.get(&session).map_or(0, |of| of.held);
-        held + more <= LOCKS_PER_CLIENT && self.held + more <= LOCKS_MAX
+        let of = self.sessions.get(&session);
+        let (held, has_room) = of.map_or((0, true), |of| (of.held, of.has_room(more)));
+        held + more <= LOCKS_PER_CLIENT && self.held + more <= LOCKS_MAX && has_room
     }
 
     /// Sets a lock that nothing is in the way of.
@@ -316,14 +340,16 @@ impl Table {
         self.held = self.held + after - before;
         let of = self.sessions.entry(holder.session).or_default();
         of.held = of.held + after - before;
+        of.recount();
     }
 
     fn queue(&mut self, file: FileId, wait: Wait) -> Result<Asked, Status> {
         let of = self.sessions.entry(wait.holder.session).or_default();
-        if of.waiting.len() + of.settled.len() >= WAITS_PER_CLIENT {
+        if of.waiting.len() + of.settled.len() >= WAITS_PER_CLIENT || !of.has_room(1) {
             return Err(Status::NoLocks);
         }
         of.waiting.insert(wait.id, file);
+        of.recount();
         self.waiting.add(file, wait.holder, &wait.lock);
         self.files.entry(file).or_default().waits.push_back(wait);
         Ok(Asked::Queued)
@@ -344,6 +370,7 @@ impl Table {
             self.waiting.remove(file, wait.holder, &wait.lock);
             if let Some(of) = self.sessions.get_mut(&wait.holder.session) {
                 of.waiting.remove(&wait.id);
+                of.recount();
             }
         }
     }
@@ -378,6 +405,7 @@ impl Table {
     fn settle(&mut self, session: u64, wait: WaitId, result: Result<(), Status>) {
         let of = self.sessions.entry(session).or_default();
         of.settled.push_back(SettledLock { wait, result });
+        of.recount();
         if let Some(waker) = of.waker.take() {
             waker.wake();
         }

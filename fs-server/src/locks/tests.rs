@@ -213,7 +213,13 @@ fn an_ended_session_gets_no_locks() {
     );
     let locks = Locks::new(sessions.is_grace_period());
     let (session, _) = sessions
-        .attach(ClientId(1), PeerIdentity::Local(LocalPeer::root()), "a", InodeNo::ROOT)
+        .attach(
+            ClientId(1),
+            PeerIdentity::Local(LocalPeer::root()),
+            &crate::session::root_peer(),
+            "a",
+            InodeNo::ROOT,
+        )
         .expect("attach");
     let wanted = lock(1, LockRange::WHOLE, Exclusive);
     assert!(sessions.may_reclaim(ClientId(1)) && !sessions.may_reclaim(ClientId(2)));
@@ -228,7 +234,13 @@ fn an_ended_session_gets_no_locks() {
     assert_eq!(locks.figures(), LockFigures::default());
     assert!(futures_lite::future::block_on(locks.settled(&session)).is_empty());
     let (other, _) = sessions
-        .attach(ClientId(1), PeerIdentity::Local(LocalPeer::root()), "a", InodeNo::ROOT)
+        .attach(
+            ClientId(1),
+            PeerIdentity::Local(LocalPeer::root()),
+            &crate::session::root_peer(),
+            "a",
+            InodeNo::ROOT,
+        )
         .expect("attach");
     locks.stop();
     assert!(
@@ -398,4 +410,43 @@ proptest! {
         table.end_session(2);
         prop_assert_eq!(table.figures(), LockFigures::default());
     }
+}
+
+#[test]
+fn what_a_peer_holds_and_waits_for_is_its_share_until_it_ends() {
+    let shares = crate::shares::Shares::default();
+    let peer = shares.peer(&PeerIdentity::Remote(std::net::SocketAddr::from(([10, 0, 0, 1], 1))));
+    let used = || shares.used(crate::shares::Resource::Locks);
+    let mut site = Site::new(false);
+    site.table.count_for(1, &peer);
+    site.table.count_for(2, &peer);
+    let lock = |at| Lock {
+        space: LockSpace::Ranges,
+        owner: LockOwner(1),
+        range: LockRange { first: at, last: at },
+        mode: LockMode::Exclusive,
+        pid: 1,
+    };
+    for at in 0..10 {
+        assert_eq!(site.ask(1, lock(2 * at), false), Ok(Asked::Granted));
+    }
+    assert_eq!(used(), 10);
+    assert_eq!(site.ask(2, lock(0), true), Ok(Asked::Queued));
+    assert_eq!(used(), 11);
+    site.clear(1, &lock(0));
+    // Held by the waiter, and its end not told yet.
+    assert_eq!(used(), 9 + 1 + 1);
+    assert_eq!(site.table.take_settled(2).len(), 1);
+    assert_eq!(used(), 10);
+    site.table.end_session(1);
+    assert_eq!(used(), 1);
+    site.table.end_session(2);
+    assert_eq!((used(), peer.used(crate::shares::Resource::Locks)), (0, 0));
+    // A peer that has its share gets no more, in whatever session.
+    let mut other = peer.tally(crate::shares::Resource::Locks);
+    other.set(crate::shares::Resource::Locks.bound().share);
+    site.table.count_for(3, &peer);
+    assert_eq!(site.ask(3, lock(0), false), Err(Status::NoLocks));
+    drop(other);
+    assert_eq!(site.ask(3, lock(0), false), Ok(Asked::Granted));
 }

@@ -7,6 +7,7 @@
 //! An unknown key and a key of another owner are the same to the caller (`Stale`): nobody learns whose keys exist.
 
 use super::file_region::FileRegion;
+use crate::shares::Taken;
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::rpc::Rights;
@@ -16,14 +17,16 @@ use parking_lot::RwLock;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Open files of one owner at most: a client that leaks handles harms itself only.
+/// Open files of one owner at most, whatever its peer's share: a client that leaks handles harms itself only.
 pub const MAX_FILEKEYS_PER_OWNER: usize = 1 << 20;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Binding {
     owner: RegionOwner,
     rights: Rights,
     file: Arc<FileRegion>,
+    /// Of the peer's share, where a peer opened it.
+    _place: Option<Taken>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +42,7 @@ pub struct FileKeys {
 }
 
 impl FileKeys {
-    /// Binds a new random key.
+    /// Binds a new random key, which keeps `place` for as long as it is good.
     ///
     /// # Errors
     /// `Busy` if the owner has too many; `Denied` for owner 0, which means nobody.
@@ -49,6 +52,7 @@ impl FileKeys {
         owner: RegionOwner,
         rights: Rights,
         file: Arc<FileRegion>,
+        place: Option<Taken>,
     ) -> Result<FileKey, Status> {
         if owner == RegionOwner::default() {
             return Err(Status::Denied);
@@ -64,7 +68,7 @@ impl FileKeys {
                 break key;
             }
         };
-        tables.bindings.insert(key, Binding { owner, rights, file });
+        tables.bindings.insert(key, Binding { owner, rights, file, _place: place });
         tables.of_owner.entry(owner).or_default().insert(key);
         Ok(key)
     }
@@ -140,7 +144,7 @@ mod tests {
         let random = SeededRandom::new(1);
         let (mine, other) = (RegionOwner(1), RegionOwner(2));
         let rights = Rights { read: true, write: false };
-        let key = keys.bind(&random, mine, rights, file()).expect("bound");
+        let key = keys.bind(&random, mine, rights, file(), None).expect("bound");
         assert_eq!(keys.resolve(mine, key).expect("mine").1, rights);
         assert_eq!(keys.resolve(other, key).expect_err("foreign"), Status::Stale);
         let (ino, write) = (InodeNo(9), Rights { read: false, write: true });
@@ -150,7 +154,10 @@ mod tests {
         assert_eq!(keys.unbind(other, key).expect_err("foreign"), Status::Stale);
         assert!(keys.unbind(mine, key).is_ok());
         assert_eq!(keys.resolve(mine, key).expect_err("ended"), Status::Stale);
-        assert_eq!(keys.bind(&random, RegionOwner(0), rights, file()).expect_err("nobody"), Status::Denied);
+        assert_eq!(
+            keys.bind(&random, RegionOwner(0), rights, file(), None).expect_err("nobody"),
+            Status::Denied
+        );
     }
 
     #[test]
@@ -158,9 +165,9 @@ mod tests {
         let keys = FileKeys::default();
         let random = SeededRandom::new(2);
         let one: Vec<_> = (0..5)
-            .map(|_| keys.bind(&random, RegionOwner(1), Rights::default(), file()).expect("bound"))
+            .map(|_| keys.bind(&random, RegionOwner(1), Rights::default(), file(), None).expect("bound"))
             .collect();
-        let two = keys.bind(&random, RegionOwner(2), Rights::default(), file()).expect("bound");
+        let two = keys.bind(&random, RegionOwner(2), Rights::default(), file(), None).expect("bound");
         assert_eq!(keys.revoke(RegionOwner(1)).len(), 5);
         assert!(one.iter().all(|key| keys.resolve(RegionOwner(1), *key).is_err()));
         assert!(keys.resolve(RegionOwner(2), two).is_ok());

@@ -65,6 +65,7 @@ pub(crate) use target::PageView;
 use crate::log::{Change, LoggedFile, RedoLog, Ticket};
 use crate::pool::space::{Run, Space};
 use crate::pool::{CachedPool, DataSync, IoError, PageSums};
+use crate::shares::Taken;
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::{Attr, FileKind};
@@ -516,8 +517,22 @@ impl Regions {
     /// # Errors
     /// As `file`; `Busy` if the owner has too many files open; `Denied` for owner 0.
     pub fn open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> Result<OpenedRegion, Status> {
+        self.open_with(owner, ino, rights, None)
+    }
+
+    /// As `open`; the filekey keeps `place`, of the share of the peer that opens.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_with(
+        &self,
+        owner: RegionOwner,
+        ino: InodeNo,
+        rights: Rights,
+        place: Option<Taken>,
+    ) -> Result<OpenedRegion, Status> {
         let file = self.active.open(ino, || self.load(ino))?;
-        match self.keys.bind(&*self.random, owner, rights, file.clone()) {
+        match self.keys.bind(&*self.random, owner, rights, file.clone(), place) {
             Ok(filekey) => Ok(OpenedRegion { filekey, slot: file.slot(), file }),
             Err(status) => {
                 self.active.close(ino);

@@ -2,9 +2,9 @@
 //! and the tiers (TeRM section 4.1.2).
 //!
 //! Bounded: when every buffer is lent, requests wait for one; the wait is what slows a client that writes faster
-//! than the SSD.
+//! than the SSD. A peer has half of the buffers at most: one that does not answer its transfers keeps nobody else from theirs.
 
-use async_lock::{Semaphore, SemaphoreGuardArc};
+use super::turns::{Claim, Turn, TurnFigures, Turns};
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Access, MemoryRegion, ProtectionDomain, RdmaError, Sge};
@@ -17,13 +17,16 @@ use std::sync::Arc;
 const BUFFER: usize = MAX_TRANSFER_BYTES as usize;
 const _: () = assert!(BUFFER.is_multiple_of(PAGE_SIZE));
 /// Buffers of a worker: as many large requests as FUSE keeps in flight by default (`max_background` 12 to 64)
-/// would need more than a disk can use; eight keep an SSD and a memory bus busy.
-pub const BUFFERS_PER_WORKER: usize = 8;
+/// would need more than a disk can use; eight keep an SSD and a memory bus busy. Twice that, for one peer has half. Memory
+/// that was never lent is not there.
+pub const BUFFERS_PER_WORKER: usize = 16;
+/// Buffers of a worker that one peer has at most.
+pub const BUFFERS_OF_PEER: usize = BUFFERS_PER_WORKER / 2;
 
 /// The buffers of one worker.
 pub struct BouncePool {
     region: Arc<dyn MemoryRegion>,
-    permits: Arc<Semaphore>,
+    turns: Turns,
     free: Rc<RefCell<Vec<usize>>>,
 }
 
@@ -32,31 +35,43 @@ impl BouncePool {
     ///
     /// # Errors
     /// `RdmaError` if there is no memory.
-    pub fn new(pd: &dyn ProtectionDomain) -> Result<Self, RdmaError> {
+    pub fn new(pd: &dyn ProtectionDomain, figures: Arc<TurnFigures>) -> Result<Self, RdmaError> {
         let memory = SharedMemory::new("cuttlefs-bounce", BUFFER * BUFFERS_PER_WORKER).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "bounce buffers".into(), source }
         })?;
         Ok(Self {
             region: pd.register(Arc::new(memory), Access::LOCAL)?,
-            permits: Arc::new(Semaphore::new(BUFFERS_PER_WORKER)),
+            turns: Turns::new(BUFFERS_PER_WORKER, BUFFERS_OF_PEER, figures),
             free: Rc::new(RefCell::new((0..BUFFERS_PER_WORKER).collect())),
         })
     }
 
-    /// Lends a buffer; waits while all are lent.
-    pub async fn lend(&self) -> Bounce {
-        let permit = self.permits.acquire_arc().await;
-        let index = self.free.borrow_mut().pop().expect("a permit means a buffer");
-        Bounce { region: self.region.clone(), index, free: self.free.clone(), _permit: permit }
+    /// Lends a buffer; waits while all are lent, or all that this peer may have.
+    pub async fn lend(&self, claim: &Claim) -> Bounce {
+        let turn = self.turns.take(claim).await;
+        let index = self.free.borrow_mut().pop().expect("a turn means a buffer");
+        Bounce { region: self.region.clone(), place: Place { index, free: self.free.clone() }, _turn: turn }
+    }
+}
+
+/// A buffer's place in the pool; free again when dropped.
+struct Place {
+    index: usize,
+    free: Rc<RefCell<Vec<usize>>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.free.borrow_mut().push(self.index);
     }
 }
 
 /// A lent buffer; it goes back when dropped.
 pub struct Bounce {
     region: Arc<dyn MemoryRegion>,
-    index: usize,
-    free: Rc<RefCell<Vec<usize>>>,
-    _permit: SemaphoreGuardArc,
+    place: Place,
+    /// Behind the place: whoever has the turn next finds the buffer free.
+    _turn: Turn,
 }
 
 impl Bounce {
@@ -67,18 +82,12 @@ impl Bounce {
 
     /// Where in that memory it starts.
     pub fn offset(&self) -> usize {
-        self.index * BUFFER
+        self.place.index * BUFFER
     }
 
     /// Part of the buffer, for a work request.
     pub fn sge(&self, start: usize, len: usize) -> Sge {
         assert!(start + len <= BUFFER, "transfer larger than a bounce buffer");
         self.region.sge((self.offset() + start) as u64, len as u32)
-    }
-}
-
-impl Drop for Bounce {
-    fn drop(&mut self) {
-        self.free.borrow_mut().push(self.index);
     }
 }

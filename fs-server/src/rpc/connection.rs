@@ -7,17 +7,32 @@
 //! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES`
 //! requests running on one connection, whatever it sends. Any worker may answer on any connection: a request that
 //! was sent again after a reconnect is answered where it came in last.
+//!
+//! # Its life
+//! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its
+//! completion was polled, for a queue pair that goes into `Error` completes all of them. So a connection *is over* when its
+//! queue pair is in `Error` and nothing is posted: then its worker lets go of it, whatever ended it. The last request that
+//! runs drops it, and with it go its entry among the connections, its session's count, its registered memory and its place
+//! in the peer's share.
+//!
+//! # Patience
+//! Nobody waits for a peer for ever. The worker's sweep counts seconds, and the connection ends when
+//! * a reply was not taken for `REPLY_PATIENCE`: its client is stopped or gone, and a mount that goes on reconnects;
+//! * it carries no session that goes on and no message came for `ATTACH_PATIENCE`: a mount attaches at once, `status` asks at
+//!   once.
 
+use super::connections::Entry;
 use crate::rights::Grant;
 use crate::session::Session;
+use crate::shares::{Peer, Taken};
 use async_lock::{Semaphore, SemaphoreGuardArc};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
-    Access, MemoryRegion, ProtectionDomain, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
+    Access, MemoryRegion, ProtectionDomain, QpState, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
 };
 use cuttlefs_common::rpc::{EarlyOffer, MAX_MESSAGE_BYTES};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
@@ -27,6 +42,10 @@ pub const RECEIVES: usize = 2;
 const REPLIES: usize = 4;
 /// Bytes of one connection's memory.
 const MEMORY: usize = MESSAGE * (RECEIVES + REPLIES);
+/// Sweeps, which come once a second, that a reply may wait for the peer to take it: as long as a client waits for one.
+pub const REPLY_PATIENCE: u32 = 30;
+/// Sweeps that a connection may be there without a session or a message.
+pub const ATTACH_PATIENCE: u32 = 10;
 
 /// What a work request id means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +83,24 @@ impl WorkId {
     }
 }
 
+/// A reply buffer that is not free.
+struct InFlight {
+    /// Gives the buffer back.
+    _permit: SemaphoreGuardArc,
+    /// Its send is posted; sweeps since then.
+    posted: bool,
+    sweeps: u32,
+}
+
 /// A connected client queue pair.
 pub struct Connection {
-    number: u64,
     qp: Arc<dyn QueuePair>,
+    /// Posted work requests whose completions were not polled yet. Moved by whoever posts, before, and by its worker; the
+    /// worker looks at it after each of its own changes and at each sweep. Acquire and release: who finds none sees all that
+    /// was done with them.
+    posted: AtomicUsize,
+    /// Sweeps since the last message. Relaxed: a second more or less does not matter.
+    quiet: AtomicU32,
     region: Arc<dyn MemoryRegion>,
     session: OnceLock<(Arc<Session>, Grant)>,
     /// What a client that came through the same door may be offered.
@@ -75,8 +108,11 @@ pub struct Connection {
     replies: Arc<Semaphore>,
     /// Its client's counters are pulled over it.
     is_sampled: AtomicBool,
-    /// Which reply buffers are in flight; a permit is held for each.
-    in_flight: Mutex<[Option<SemaphoreGuardArc>; REPLIES]>,
+    /// Which reply buffers are in flight.
+    in_flight: Mutex<[Option<InFlight>; REPLIES]>,
+    entry: Entry,
+    /// Last: when the place is free, all else is.
+    place: Taken,
 }
 
 impl Connection {
@@ -105,33 +141,94 @@ impl Connection {
         }
     }
 
-    /// An accepted connection.
+    /// An accepted connection whose `receives` are posted.
     pub fn new(
-        number: u64,
+        (entry, place): (Entry, Taken),
         qp: Arc<dyn QueuePair>,
         region: Arc<dyn MemoryRegion>,
         offer: Option<EarlyOffer>,
     ) -> Self {
         Self {
-            number,
             qp,
+            posted: AtomicUsize::new(RECEIVES),
+            quiet: AtomicU32::new(0),
             region,
             session: OnceLock::new(),
             offer,
             replies: Arc::new(Semaphore::new(REPLIES)),
             is_sampled: AtomicBool::new(false),
             in_flight: Mutex::default(),
+            entry,
+            place,
         }
     }
 
     /// Number within the server, never reused.
     pub fn number(&self) -> u64 {
-        self.number
+        self.entry.number()
+    }
+
+    /// Whoever is at the other end.
+    pub fn peer(&self) -> &Arc<Peer> {
+        self.place.peer()
     }
 
     /// The queue pair.
     pub fn qp(&self) -> &Arc<dyn QueuePair> {
         &self.qp
+    }
+
+    /// Ends it: what is posted is flushed, and its worker lets go of it.
+    pub fn close(&self) {
+        self.qp.close();
+    }
+
+    /// Whether its queue pair is broken and has completed all that was posted.
+    pub fn is_over(&self) -> bool {
+        self.qp.state() == QpState::Error && self.posted.load(Ordering::Acquire) == 0
+    }
+
+    /// Posts a signalled send work request. `false` if the connection is broken: it ends, and nothing was posted.
+    pub fn post_send(&self, request: SendWr) -> bool {
+        assert!(request.signaled, "its completion is waited for");
+        self.post(|qp| qp.post_send(&[request]).is_ok())
+    }
+
+    fn post(&self, post: impl FnOnce(&dyn QueuePair) -> bool) -> bool {
+        // Before it is posted: its completion may come first.
+        self.posted.fetch_add(1, Ordering::AcqRel);
+        let posted = post(&*self.qp);
+        if !posted {
+            self.completed();
+            self.qp.close();
+        }
+        posted
+    }
+
+    /// The completion of something posted was polled.
+    pub fn completed(&self) {
+        let before = self.posted.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "a completion of nothing that was posted");
+    }
+
+    /// A second has passed: ends the connection if its peer has been waited for long enough. Why, if so.
+    pub fn sweep(&self) -> Option<&'static str> {
+        let quiet = self.quiet.fetch_add(1, Ordering::Relaxed);
+        let is_idle = self.session().is_none_or(|session| session.is_ended());
+        let mut untaken = false;
+        for reply in self.in_flight.lock().iter_mut().flatten().filter(|reply| reply.posted) {
+            reply.sweeps += 1;
+            untaken |= reply.sweeps > REPLY_PATIENCE;
+        }
+        let reason = if untaken {
+            "it does not take its replies"
+        } else if is_idle && quiet >= ATTACH_PATIENCE {
+            "it has no session and says nothing"
+        } else {
+            return None;
+        };
+        self.close();
+        Some(reason)
     }
 
     /// Counters are going to be pulled over this connection; `false` if they are already.
@@ -167,8 +264,9 @@ impl Connection {
         true
     }
 
-    /// Copies a received message out.
+    /// Copies a received message out. A receive is as long as the longest message, so none is longer.
     pub fn message(&self, index: usize, len: u32) -> Vec<u8> {
+        self.quiet.store(0, Ordering::Relaxed);
         let mut message = vec![0; len as usize];
         self.region.memory().read(MESSAGE * index, &mut message);
         message
@@ -177,9 +275,7 @@ impl Connection {
     /// Posts a receive again: the request it held was answered.
     pub fn repost(&self, index: usize) {
         let receive = Self::receive(self.region.as_ref(), index);
-        if self.qp.post_recv(&[receive]).is_err() {
-            self.qp.close();
-        }
+        self.post(|qp| qp.post_recv(&[receive]).is_ok());
     }
 
     /// Sends a reply message. Waits while too many are in flight; a broken connection swallows it, because the
@@ -199,7 +295,7 @@ impl Connection {
     fn reserve(self: &Arc<Self>, permit: SemaphoreGuardArc) -> ReplyBuffer {
         let mut in_flight = self.in_flight.lock();
         let index = in_flight.iter().position(Option::is_none).expect("a permit means a buffer");
-        in_flight[index] = Some(permit);
+        in_flight[index] = Some(InFlight { _permit: permit, posted: false, sweeps: 0 });
         drop(in_flight);
         ReplyBuffer { connection: self.clone(), index, posted: false }
     }
@@ -238,12 +334,12 @@ impl ReplyBuffer {
             local: self.connection.region.sge((self.offset() + start) as u64, len as u32),
             signaled: true,
         };
+        if let Some(reply) = &mut self.connection.in_flight.lock()[self.index] {
+            reply.posted = true;
+        }
         // Before it is posted: its completion may come first.
         self.posted = true;
-        if self.connection.qp.post_send(&[send]).is_err() {
-            self.posted = false;
-            self.connection.qp.close();
-        }
+        self.posted = self.connection.post_send(send);
     }
 }
 

@@ -1,4 +1,7 @@
 //! All connections of a server, so that a reply finds the newest connection of its slot whichever worker has it.
+//!
+//! An entry lasts as long as its connection: the connection owns it and drops it last of all. How many there may be is for
+//! the peer's share to say (`shares`).
 
 use super::connection::Connection;
 use parking_lot::Mutex;
@@ -6,23 +9,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Connections at most; more are refused at the door. A mount uses one for each of its threads.
-pub const MAX_CONNECTIONS: usize = 4096;
+type ByNumber = Arc<Mutex<HashMap<u64, Weak<Connection>>>>;
 
 /// Connections by number.
 #[derive(Default)]
 pub struct Connections {
-    by_number: Mutex<HashMap<u64, Weak<Connection>>>,
-    next: AtomicU64,
+    by_number: ByNumber,
+    last: AtomicU64,
 }
 
 impl Connections {
-    /// A number for a new connection; `None` when there are too many.
-    pub fn next_number(&self) -> Option<u64> {
-        if self.by_number.lock().len() >= MAX_CONNECTIONS {
-            return None;
-        }
-        Some(self.next.fetch_add(1, Ordering::Relaxed) + 1)
+    /// A number for a new connection, never used before.
+    pub fn entry(&self) -> Entry {
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        Entry { number, by_number: self.by_number.clone() }
     }
 
     /// A connection was accepted.
@@ -33,11 +33,6 @@ impl Connections {
     /// The connection of this number, if it still stands.
     pub fn get(&self, number: u64) -> Option<Arc<Connection>> {
         self.by_number.lock().get(&number).and_then(Weak::upgrade)
-    }
-
-    /// A connection is gone.
-    pub fn remove(&self, number: u64) {
-        self.by_number.lock().remove(&number);
     }
 
     /// How many there are.
@@ -53,5 +48,24 @@ impl Connections {
     /// Those that stand.
     pub fn all(&self) -> Vec<Arc<Connection>> {
         self.by_number.lock().values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// A connection's number, which is known as long as this is there.
+pub struct Entry {
+    number: u64,
+    by_number: ByNumber,
+}
+
+impl Entry {
+    /// Number within the server, never reused.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.by_number.lock().remove(&self.number);
     }
 }

@@ -22,32 +22,40 @@ use std::sync::atomic::Ordering;
 /// Serves the message in a connection's receive buffer.
 pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
     let message = connection.message(index, len);
-    match RequestHeader::parse(&message) {
-        Ok((header, bytes)) => match Request::parse(bytes) {
-            Ok(mut request) => {
-                if let Some(veil) = veil_of(&connection) {
-                    veil.reveal_request(&mut request);
-                }
-                if !context.server.drain.begin() {
-                    // Going down: the client asks the next life of the server.
-                    return;
-                }
+    match parse(&message) {
+        Ok((header, mut request)) => {
+            if let Some(veil) = veil_of(&connection) {
+                veil.reveal_request(&mut request);
+            }
+            // Going down: the client asks the next life of the server.
+            if context.server.drain.begin() {
                 context.server.counters.count_rpc(&request);
                 panic_ends::plant("request");
                 answer(&context, &connection, &header, request).await;
                 context.server.drain.end();
                 connection.repost(index);
             }
-            Err(error) => end_connection(&context, &connection, &error),
-        },
+        }
         Err(error) => end_connection(&context, &connection, &error),
     }
+    context.retire(&connection);
 }
 
-fn end_connection(context: &WorkerContext, connection: &Connection, error: &dyn std::fmt::Display) {
+fn parse(message: &[u8]) -> Result<(RequestHeader, Request<'_>), String> {
+    let (header, bytes) = RequestHeader::parse(message).map_err(|error| error.to_string())?;
+    let request = Request::parse(bytes).map_err(|error| error.to_string())?;
+    Ok((header, request))
+}
+
+/// Ends the connection of a peer that does not keep to the protocol.
+pub(super) fn end_connection(
+    context: &WorkerContext,
+    connection: &Connection,
+    error: &dyn std::fmt::Display,
+) {
     context.server.counters.bad_messages.fetch_add(1, Ordering::Relaxed);
     tracing::warn!(peer = %connection.qp().peer(), %error, "malformed message; closing this connection");
-    connection.qp().close();
+    connection.close();
 }
 
 async fn answer(
@@ -109,7 +117,7 @@ async fn answer(
             if unanswered.get() {
                 // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
                 if let Some(other) = context.server.connections.get(answer_to) {
-                    other.qp().close();
+                    other.close();
                 }
             } else if answer_to == connection.number() {
                 reply.send(connection).await;

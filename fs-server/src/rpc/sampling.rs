@@ -12,6 +12,7 @@
 use super::bounce::Bounce;
 use super::connection::Connection;
 use super::transfer::Direction;
+use super::turns::Claim;
 use super::worker::WorkerContext;
 use cuttlefs_common::rdma::{RegionOwner, WcStatus};
 use cuttlefs_common::region::{CountersShape, UNIT_RECORD_LEN, UnitRecord};
@@ -74,7 +75,7 @@ async fn pull(
     counters: &SharedCounters,
 ) -> Result<(), WcStatus> {
     let shape = counters.shape;
-    let bounce = Rc::new(context.bounce.lend().await);
+    let bounce = Rc::new(context.bounce.lend(&Claim::new(connection.peer(), counters.owner.0)).await);
     let transfer = async |direction, bytes: Range<usize>| {
         let len = bytes.len();
         context.transfers.run(connection, direction, &bounce, &counters.part(bytes), 0, len).await

@@ -3,6 +3,10 @@
 //!
 //! The buffer of a transfer is owned by the request's task; if the task is dropped while a transfer is in flight,
 //! the token stays taken until the completion arrives, and the bounce buffer is kept with it.
+//!
+//! # Failure
+//! Every posted transfer completes: when its peer answers, or flushed when its connection ends. A peer that has not answered
+//! for `TRANSFER_PATIENCE` loses its connection; what it held is free then.
 
 use super::bounce::Bounce;
 use super::connection::{Connection, WorkId};
@@ -11,6 +15,7 @@ use cuttlefs_common::rpc::RemoteBuffer;
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 /// Direction of a transfer, seen from the server.
@@ -22,12 +27,16 @@ pub enum Direction {
     Push,
 }
 
-#[derive(Default)]
+/// Sweeps, which come once a second, that a peer has for one transfer of at most 1 MiB: 100 KiB a second are enough.
+pub const TRANSFER_PATIENCE: u32 = 10;
+
 struct Pending {
     result: Option<Result<u32, WcStatus>>,
     waker: Option<Waker>,
     /// Keeps the memory until the completion.
     keep: Option<Rc<Bounce>>,
+    connection: Arc<Connection>,
+    sweeps: u32,
 }
 
 /// Transfers of one worker that have not completed.
@@ -43,7 +52,7 @@ impl Transfers {
     /// The completion's status: the client gave a bad buffer, or the connection is gone.
     pub async fn run(
         &self,
-        connection: &Connection,
+        connection: &Arc<Connection>,
         direction: Direction,
         bounce: &Rc<Bounce>,
         client: &RemoteBuffer,
@@ -56,7 +65,7 @@ impl Transfers {
         }
         let offset = client.offset.checked_add(start as u64).ok_or(WcStatus::RemoteAccess)?;
         let remote = Remote::Memory { rkey: client.rkey, offset };
-        let token = self.take_token(bounce);
+        let token = self.take_token(connection, bounce);
         let request = SendWr {
             wr_id: WorkId::Transfer(token).encode(),
             op: match direction {
@@ -66,7 +75,7 @@ impl Transfers {
             local: bounce.sge(start, len),
             signaled: true,
         };
-        if connection.qp().post_send(&[request]).is_err() {
+        if !connection.post_send(request) {
             self.pending.borrow_mut()[token] = None;
             return Err(WcStatus::Disconnected);
         }
@@ -92,9 +101,15 @@ impl Transfers {
         }
     }
 
-    fn take_token(&self, bounce: &Rc<Bounce>) -> usize {
+    fn take_token(&self, connection: &Arc<Connection>, bounce: &Rc<Bounce>) -> usize {
         let mut pending = self.pending.borrow_mut();
-        let entry = Some(Pending { keep: Some(bounce.clone()), ..Pending::default() });
+        let entry = Some(Pending {
+            result: None,
+            waker: None,
+            keep: Some(bounce.clone()),
+            connection: connection.clone(),
+            sweeps: 0,
+        });
         // Bounded: each running request has at most a few transfers, and requests are bounded by connections.
         match pending.iter().position(Option::is_none) {
             Some(token) => {
@@ -106,6 +121,32 @@ impl Transfers {
                 pending.len() - 1
             }
         }
+    }
+
+    /// A second has passed: whoever was waited for long enough loses its connection. Gives those.
+    pub fn sweep(&self) -> Vec<Arc<Connection>> {
+        let mut late = Vec::new();
+        for pending in
+            self.pending.borrow_mut().iter_mut().flatten().filter(|pending| pending.result.is_none())
+        {
+            pending.sweeps += 1;
+            if pending.sweeps > TRANSFER_PATIENCE {
+                late.push(pending.connection.clone());
+            }
+        }
+        // Outside of the borrow: what is flushed may complete at once.
+        late.iter().for_each(|connection| connection.close());
+        late
+    }
+
+    /// How many have been posted and not completed.
+    pub fn len(&self) -> usize {
+        self.pending.borrow().iter().flatten().count()
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// A transfer's completion arrived.

@@ -1,16 +1,21 @@
-//! Turns: which client's request for file bytes runs next on a worker.
+//! Turns: whose request runs next on a worker, and who has the next bounce buffer.
 //!
-//! Owns `MOST_RUNNING` turns. A request that moves bytes takes one before it takes any lock or buffer and gives it back
-//! when it is answered. When all are taken requests wait, each session's in a queue of its own, and sessions take turns:
-//! a client with sixty lanes gets as much of a busy SSD as one with a single lane.
+//! Owns a number of turns. A request that moves bytes takes one before it takes any lock or buffer and gives it back
+//! when it is answered. When all are taken requests wait, each session's in a queue of its own. Peers take turns, and among a
+//! peer's sessions those: a client with sixty lanes gets as much of a busy SSD as one with a single lane, and so does a peer
+//! with a hundred sessions.
 //!
 //! # Invariants
+//! * A peer that is no administrator has `of_peer` turns at most: whatever its requests wait for, others go on.
 //! * A request that holds a lock or a buffer holds a turn, so whoever waits for a turn keeps nobody from going on.
 //! * No more wait than connections have receives posted: a client whose request waits can send no other on that lane.
 //!   That is the back-pressure.
+//! * Whoever stands in `order` has a waiter and may have a turn. So while turns are free nobody stands there.
 //!
 //! Requests that move no bytes (names, heartbeats) take no turn: a slow SSD does not cost a client its lease.
 
+use crate::shares::Peer;
+use cuttlefs_common::rdma::PeerKey;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -19,11 +24,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 
-/// Requests for file bytes that run on one worker at once: enough to keep a fast SSD busy, few enough that one that
-/// comes next waits for a few of them only.
-pub const MOST_RUNNING: usize = 64;
+/// Requests for file bytes of one peer that run on one worker at once: enough to keep a fast SSD busy, few enough that one
+/// that comes next waits for a few of them only.
+pub const PEER_RUNNING: usize = 64;
+/// Requests for file bytes that run on one worker at once.
+pub const MOST_RUNNING: usize = 2 * PEER_RUNNING;
 
-/// Requests for file bytes on all workers, of about this moment: for `status`. Relaxed.
+/// Turns of all workers, of about this moment: for `status`. Relaxed.
 #[derive(Debug, Default)]
 pub struct TurnFigures {
     running: AtomicUsize,
@@ -31,7 +38,7 @@ pub struct TurnFigures {
 }
 
 impl TurnFigures {
-    /// Requests that hold a turn.
+    /// Turns that are taken.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
@@ -42,19 +49,151 @@ impl TurnFigures {
     }
 }
 
+/// In whose name a turn is taken.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    peer: PeerKey,
+    is_administrator: bool,
+    session: u64,
+}
+
+impl Claim {
+    /// A session of a peer.
+    pub fn new(peer: &Peer, session: u64) -> Self {
+        Self { peer: peer.key().clone(), is_administrator: peer.is_administrator(), session }
+    }
+}
+
 #[derive(Default)]
 struct Waiter {
     granted: bool,
     waker: Option<Waker>,
 }
 
-struct State {
-    free: usize,
+/// A peer that has turns or waits for some.
+struct OfPeer {
+    /// Turns it may have.
+    most: usize,
+    running: usize,
     /// Sessions with waiters, the next to be served in front.
     order: VecDeque<u64>,
     queues: HashMap<u64, VecDeque<Rc<RefCell<Waiter>>>>,
-    waiting: usize,
+}
+
+impl OfPeer {
+    fn may_have_more(&self) -> bool {
+        self.running < self.most
+    }
+
+    fn waits(&self) -> bool {
+        !self.order.is_empty()
+    }
+
+    fn enqueue(&mut self, session: u64) -> Rc<RefCell<Waiter>> {
+        let waiter = Rc::new(RefCell::new(Waiter::default()));
+        let queue = self.queues.entry(session).or_default();
+        queue.push_back(waiter.clone());
+        if queue.len() == 1 {
+            self.order.push_back(session);
+        }
+        waiter
+    }
+
+    /// The next session's oldest waiter leaves the line.
+    fn dequeue(&mut self) -> Rc<RefCell<Waiter>> {
+        let session = self.order.pop_front().expect("a peer in the order has waiters");
+        let queue = self.queues.get_mut(&session).expect("a session in the order has waiters");
+        let waiter = queue.pop_front().expect("a session in the order has waiters");
+        if queue.is_empty() {
+            self.queues.remove(&session);
+        } else {
+            self.order.push_back(session);
+        }
+        waiter
+    }
+}
+
+struct State {
+    free: usize,
+    of_peer: usize,
+    /// Peers with waiters that may have a turn, the next to be served in front.
+    order: VecDeque<PeerKey>,
+    peers: HashMap<PeerKey, OfPeer>,
     figures: Arc<TurnFigures>,
+}
+
+impl State {
+    fn of(&mut self, claim: &Claim) -> &mut OfPeer {
+        let most = if claim.is_administrator { usize::MAX } else { self.of_peer };
+        self.peers.entry(claim.peer.clone()).or_insert_with(|| OfPeer {
+            most,
+            running: 0,
+            order: VecDeque::new(),
+            queues: HashMap::new(),
+        })
+    }
+
+    /// A turn of this peer begins.
+    fn begin(&mut self, claim: &Claim) {
+        self.free -= 1;
+        self.of(claim).running += 1;
+        self.figures.running.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A turn of this peer ends.
+    fn end(&mut self, claim: &Claim) {
+        self.free += 1;
+        self.figures.running.fetch_sub(1, Ordering::Relaxed);
+        let of = self.of(claim);
+        let stood_in_order = of.waits() && of.may_have_more();
+        of.running -= 1;
+        if of.waits() && !stood_in_order {
+            self.order.push_back(claim.peer.clone());
+        }
+        self.forget_idle(&claim.peer);
+    }
+
+    /// The next waiter of the next peer has a turn.
+    fn grant(&mut self) -> Option<Rc<RefCell<Waiter>>> {
+        if self.free == 0 {
+            return None;
+        }
+        let peer = self.order.pop_front()?;
+        let of = self.peers.get_mut(&peer).expect("a peer in the order is known");
+        let waiter = of.dequeue();
+        of.running += 1;
+        if of.waits() && of.may_have_more() {
+            self.order.push_back(peer);
+        }
+        self.free -= 1;
+        self.figures.running.fetch_add(1, Ordering::Relaxed);
+        self.figures.waiting.fetch_sub(1, Ordering::Relaxed);
+        Some(waiter)
+    }
+
+    /// A waiter gives up.
+    fn leave(&mut self, claim: &Claim, waiter: &Rc<RefCell<Waiter>>) {
+        let of = self.of(claim);
+        let Some(queue) = of.queues.get_mut(&claim.session) else { return };
+        let before = queue.len();
+        queue.retain(|other| !Rc::ptr_eq(other, waiter));
+        let left = before - queue.len();
+        if queue.is_empty() {
+            of.queues.remove(&claim.session);
+            of.order.retain(|other| *other != claim.session);
+        }
+        if !of.waits() {
+            self.order.retain(|other| *other != claim.peer);
+        }
+        self.figures.waiting.fetch_sub(left, Ordering::Relaxed);
+        self.forget_idle(&claim.peer);
+    }
+
+    fn forget_idle(&mut self, peer: &PeerKey) {
+        if self.peers.get(peer).is_some_and(|of| of.running == 0 && !of.waits()) {
+            self.peers.remove(peer);
+        }
+    }
 }
 
 /// The turns of one worker.
@@ -62,44 +201,31 @@ struct State {
 pub struct Turns(Rc<RefCell<State>>);
 
 impl Turns {
-    /// `MOST_RUNNING` turns, counted in `figures`.
-    pub fn new(figures: Arc<TurnFigures>) -> Self {
-        Self::of(MOST_RUNNING, figures)
+    /// So many turns, counted in `figures`; `of_peer` of them are one peer's at most.
+    pub fn new(turns: usize, of_peer: usize, figures: Arc<TurnFigures>) -> Self {
+        let (order, peers) = (VecDeque::new(), HashMap::new());
+        Self(Rc::new(RefCell::new(State { free: turns, of_peer, order, peers, figures })))
     }
 
-    fn of(most_running: usize, figures: Arc<TurnFigures>) -> Self {
-        Self(Rc::new(RefCell::new(State {
-            free: most_running,
-            order: VecDeque::new(),
-            queues: HashMap::new(),
-            waiting: 0,
-            figures,
-        })))
-    }
-
-    /// Waits for a turn of this session.
-    pub async fn take(&self, session: u64) -> Turn {
-        {
+    /// Waits for a turn.
+    pub async fn take(&self, claim: &Claim) -> Turn {
+        let waiter = {
             let mut state = self.0.borrow_mut();
+            let of = state.of(claim);
+            let (waits, may_have) = (of.waits(), of.may_have_more());
             // Those who wait come first, or a steady stream would starve them.
-            if state.free > 0 && state.waiting == 0 {
-                state.free -= 1;
-                state.figures.running.fetch_add(1, Ordering::Relaxed);
-                return Turn { turns: self.clone() };
+            if state.free > 0 && !waits && may_have {
+                state.begin(claim);
+                return Turn { turns: self.clone(), claim: claim.clone() };
             }
-        }
-        let waiter = Rc::new(RefCell::new(Waiter::default()));
-        {
-            let mut state = self.0.borrow_mut();
-            state.waiting += 1;
+            let waiter = state.of(claim).enqueue(claim.session);
+            if !waits && may_have {
+                state.order.push_back(claim.peer.clone());
+            }
             state.figures.waiting.fetch_add(1, Ordering::Relaxed);
-            let queue = state.queues.entry(session).or_default();
-            queue.push_back(waiter.clone());
-            if queue.len() == 1 {
-                state.order.push_back(session);
-            }
-        }
-        let mut place = Place { turns: self, session, waiter, taken: false };
+            waiter
+        };
+        let mut place = Place { turns: self, claim, waiter, taken: false };
         poll_fn(|context| {
             let mut waiter = place.waiter.borrow_mut();
             if waiter.granted {
@@ -110,56 +236,29 @@ impl Turns {
         })
         .await;
         place.taken = true;
-        Turn { turns: self.clone() }
+        Turn { turns: self.clone(), claim: claim.clone() }
     }
 
-    /// A turn is free: the next session's oldest waiter has it.
-    fn pass_on(&self) {
-        let mut state = self.0.borrow_mut();
-        let Some(session) = state.order.pop_front() else {
-            state.free += 1;
-            state.figures.running.fetch_sub(1, Ordering::Relaxed);
-            return;
+    /// A turn is given back: whoever is next has it.
+    fn give_back(&self, claim: &Claim) {
+        let granted = {
+            let mut state = self.0.borrow_mut();
+            state.end(claim);
+            state.grant()
         };
-        let queue = state.queues.get_mut(&session).expect("a session in the order has waiters");
-        let waiter = queue.pop_front().expect("a session in the order has waiters");
-        if queue.is_empty() {
-            state.queues.remove(&session);
-        } else {
-            state.order.push_back(session);
-        }
-        state.waiting -= 1;
-        // The turn itself goes on running, as another request's.
-        state.figures.waiting.fetch_sub(1, Ordering::Relaxed);
-        drop(state);
+        let Some(waiter) = granted else { return };
         let mut waiter = waiter.borrow_mut();
         waiter.granted = true;
         if let Some(waker) = waiter.waker.take() {
             waker.wake();
         }
     }
-
-    fn leave(&self, session: u64, waiter: &Rc<RefCell<Waiter>>) {
-        let mut state = self.0.borrow_mut();
-        let Some(queue) = state.queues.get_mut(&session) else {
-            return;
-        };
-        let before = queue.len();
-        queue.retain(|other| !Rc::ptr_eq(other, waiter));
-        let left = before - queue.len();
-        if queue.is_empty() {
-            state.queues.remove(&session);
-            state.order.retain(|other| *other != session);
-        }
-        state.waiting -= left;
-        state.figures.waiting.fetch_sub(left, Ordering::Relaxed);
-    }
 }
 
 /// A place in line; given up if the request is dropped.
 struct Place<'t> {
     turns: &'t Turns,
-    session: u64,
+    claim: &'t Claim,
     waiter: Rc<RefCell<Waiter>>,
     taken: bool,
 }
@@ -170,9 +269,9 @@ impl Drop for Place<'_> {
             return;
         }
         if self.waiter.borrow().granted {
-            self.turns.pass_on();
+            self.turns.give_back(self.claim);
         } else {
-            self.turns.leave(self.session, &self.waiter);
+            self.turns.0.borrow_mut().leave(self.claim, &self.waiter);
         }
     }
 }
@@ -180,11 +279,12 @@ impl Drop for Place<'_> {
 /// A turn; given back when dropped.
 pub struct Turn {
     turns: Turns,
+    claim: Claim,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.turns.pass_on();
+        self.turns.give_back(&self.claim);
     }
 }
 
@@ -200,13 +300,26 @@ mod tests {
         block_on(poll_once(taking))
     }
 
+    /// Of one peer.
+    fn of(session: u64) -> Claim {
+        by(1, session)
+    }
+
+    fn by(uid: u32, session: u64) -> Claim {
+        Claim { peer: PeerKey::User(uid), is_administrator: uid == 0, session }
+    }
+
+    fn turns(most: usize) -> Turns {
+        Turns::new(most, most, Arc::default())
+    }
+
     #[test]
     fn sessions_take_turns_whatever_they_ask_for() {
-        let turns = Turns::of(1, Arc::default());
-        let running = block_on(turns.take(1));
-        let mut greedy: Vec<Taking<'_>> = (0..4).map(|_| Box::pin(turns.take(1)) as Taking<'_>).collect();
+        let (turns, one, two) = (turns(1), of(1), of(2));
+        let running = block_on(turns.take(&one));
+        let mut greedy: Vec<Taking<'_>> = (0..4).map(|_| Box::pin(turns.take(&one)) as Taking<'_>).collect();
         greedy.iter_mut().for_each(|taking| assert!(is_ready(taking).is_none()));
-        let mut modest: Taking<'_> = Box::pin(turns.take(2));
+        let mut modest: Taking<'_> = Box::pin(turns.take(&two));
         assert!(is_ready(&mut modest).is_none());
         drop(running);
         // The greedy session stood first; the modest one comes before its second.
@@ -220,17 +333,19 @@ mod tests {
         drop(third);
         drop(is_ready(&mut greedy[2]).expect("its third"));
         drop(is_ready(&mut greedy[3]).expect("its last"));
-        assert_eq!((turns.0.borrow().free, turns.0.borrow().waiting), (1, 0));
+        assert_eq!(turns.0.borrow().free, 1);
+        assert!(turns.0.borrow().peers.is_empty() && turns.0.borrow().order.is_empty());
     }
 
     #[test]
     fn who_leaves_the_line_takes_nothing_along() {
         let figures = Arc::new(TurnFigures::default());
-        let turns = Turns::of(1, figures.clone());
-        let running = block_on(turns.take(1));
-        let mut waits: Taking<'_> = Box::pin(turns.take(2));
-        let mut leaves: Taking<'_> = Box::pin(turns.take(3));
-        let mut granted: Taking<'_> = Box::pin(turns.take(4));
+        let turns = Turns::new(1, 1, figures.clone());
+        let claims: Vec<Claim> = (0..6).map(of).collect();
+        let running = block_on(turns.take(&claims[1]));
+        let mut waits: Taking<'_> = Box::pin(turns.take(&claims[2]));
+        let mut leaves: Taking<'_> = Box::pin(turns.take(&claims[3]));
+        let mut granted: Taking<'_> = Box::pin(turns.take(&claims[4]));
         assert!(is_ready(&mut waits).is_none() && is_ready(&mut leaves).is_none());
         assert!(is_ready(&mut granted).is_none());
         assert_eq!((figures.running(), figures.waiting()), (1, 3));
@@ -241,24 +356,119 @@ mod tests {
         drop(is_ready(&mut waits).expect("its turn"));
         // Granted, but dropped before it looked.
         drop(granted);
-        assert_eq!((turns.0.borrow().free, turns.0.borrow().waiting), (1, 0));
-        assert!(turns.0.borrow().queues.is_empty() && turns.0.borrow().order.is_empty());
+        assert_eq!(turns.0.borrow().free, 1);
+        assert!(turns.0.borrow().peers.is_empty() && turns.0.borrow().order.is_empty());
         assert_eq!((figures.running(), figures.waiting()), (0, 0));
-        let again = pin!(turns.take(5));
+        let again = pin!(turns.take(&claims[5]));
         drop(block_on(again));
     }
 
     #[test]
     fn newcomers_do_not_overtake() {
-        let turns = Turns::of(2, Arc::default());
-        let (a, b) = (block_on(turns.take(1)), block_on(turns.take(1)));
-        let mut waits: Taking<'_> = Box::pin(turns.take(2));
+        let (turns, one, two) = (turns(2), of(1), of(2));
+        let (a, b) = (block_on(turns.take(&one)), block_on(turns.take(&one)));
+        let mut waits: Taking<'_> = Box::pin(turns.take(&two));
         assert!(is_ready(&mut waits).is_none());
         drop((a, b));
-        let mut late: Taking<'_> = Box::pin(turns.take(3));
+        let mut late: Taking<'_> = Box::pin(turns.take(&two));
         let late = is_ready(&mut late).expect("one turn is granted to who waited, one is free");
         let waited = is_ready(&mut waits).expect("granted");
         drop((late, waited));
         assert_eq!(turns.0.borrow().free, 2);
+    }
+
+    #[test]
+    fn a_peer_has_its_share_and_no_more() {
+        let turns = Turns::new(4, 2, Arc::default());
+        let (greedy, other, root) = (by(1, 1), by(2, 1), by(0, 1));
+        let held = [block_on(turns.take(&greedy)), block_on(turns.take(&greedy))];
+        let mut third: Taking<'_> = Box::pin(turns.take(&greedy));
+        assert!(is_ready(&mut third).is_none(), "it has its share");
+        let mine = block_on(turns.take(&other));
+        drop(mine);
+        assert!(is_ready(&mut third).is_none(), "another peer's turn is none of its own");
+        let [first, second] = held;
+        drop(first);
+        let third = is_ready(&mut third).expect("its own came back");
+        // Root has all there are, and waits for the rest like anybody.
+        let of_root = [block_on(turns.take(&root)), block_on(turns.take(&root))];
+        let mut more: Taking<'_> = Box::pin(turns.take(&root));
+        assert!(is_ready(&mut more).is_none());
+        drop((second, third));
+        let of_root = (of_root, is_ready(&mut more).expect("free"), block_on(turns.take(&root)));
+        assert_eq!(turns.0.borrow().free, 0);
+        drop(of_root);
+        assert!(turns.0.borrow().peers.is_empty() && turns.0.borrow().order.is_empty());
+    }
+
+    #[test]
+    fn a_peer_with_many_sessions_gets_no_more_than_one_with_a_single_one() {
+        let turns = Turns::new(1, 1, Arc::default());
+        let many: Vec<Claim> = (0..3).map(|session| by(1, session)).collect();
+        let single = by(2, 9);
+        let running = block_on(turns.take(&many[0]));
+        let mut of_many: Vec<Taking<'_>> =
+            many.iter().map(|claim| Box::pin(turns.take(claim)) as Taking<'_>).collect();
+        of_many.iter_mut().for_each(|taking| assert!(is_ready(taking).is_none()));
+        let mut of_single: Vec<Taking<'_>> =
+            (0..2).map(|_| Box::pin(turns.take(&single)) as Taking<'_>).collect();
+        of_single.iter_mut().for_each(|taking| assert!(is_ready(taking).is_none()));
+        drop(running);
+        let mut of_many = of_many.into_iter();
+        for mut mine in of_single {
+            drop(is_ready(&mut mine).expect("every other turn"));
+            drop(is_ready(&mut of_many.next().expect("three")).expect("the turns between"));
+        }
+        drop(is_ready(&mut of_many.next().expect("three")).expect("the last"));
+        assert_eq!(turns.0.borrow().free, 1);
+    }
+
+    proptest::proptest! {
+        /// Whatever is taken, waited for, given up and given back: shares hold, no turn is lost, and no turn is free while
+        /// somebody who may have it waits.
+        #[test]
+        fn no_turn_is_lost(steps in proptest::collection::vec((0u8..3, 0u32..4, 0u64..3, 0usize..8), 0..120)) {
+            let figures = Arc::new(TurnFigures::default());
+            let turns = Turns::new(4, 2, figures.clone());
+            let claims: Vec<Claim> =
+                (0..4).flat_map(|uid| (0..3).map(move |session| by(uid, session))).collect();
+            let mut waiting: Vec<(usize, Taking<'_>)> = Vec::new();
+            let mut held: Vec<(usize, Turn)> = Vec::new();
+            for (what, uid, session, which) in steps {
+                match what {
+                    0 => {
+                        let at = (uid as usize) * 3 + session as usize;
+                        waiting.push((at, Box::pin(turns.take(&claims[at]))));
+                    }
+                    1 if !held.is_empty() => drop(held.swap_remove(which % held.len())),
+                    2 if !waiting.is_empty() => drop(waiting.swap_remove(which % waiting.len())),
+                    _ => {}
+                }
+                let (mut ready, mut rest) = (Vec::new(), Vec::new());
+                for (at, mut taking) in std::mem::take(&mut waiting) {
+                    match is_ready(&mut taking) {
+                        Some(turn) => ready.push((at, turn)),
+                        None => rest.push((at, taking)),
+                    }
+                }
+                held.extend(ready);
+                waiting = rest;
+                proptest::prop_assert_eq!(figures.running(), held.len());
+                proptest::prop_assert_eq!(figures.waiting(), waiting.len());
+                proptest::prop_assert_eq!(turns.0.borrow().free, 4 - held.len());
+                let of = |uid: u32| held.iter().filter(|(at, _)| claims[*at].peer == PeerKey::User(uid)).count();
+                for uid in 1..4 {
+                    proptest::prop_assert!(of(uid) <= 2);
+                }
+                if held.len() < 4 {
+                    for (at, _) in &waiting {
+                        let PeerKey::User(uid) = claims[*at].peer else { unreachable!("users only") };
+                        proptest::prop_assert!(uid != 0 && of(uid) == 2, "{uid} waits for what is free");
+                    }
+                }
+            }
+            drop((held, waiting));
+            proptest::prop_assert!(turns.0.borrow().peers.is_empty() && turns.0.borrow().order.is_empty());
+        }
     }
 }

@@ -3,27 +3,33 @@
 //! # Invariants
 //! * A connection belongs to one worker, the one whose completion queue its queue pair reports to.
 //! * Completions that arrive before the acceptor handed the connection over are kept and handled then.
+//! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. That is looked at behind
+//!   each completion, behind each request, and once a second (`sweep`), for another worker's reply can be the last that
+//!   was posted. `retire` is the one place where a worker lets go of a connection.
 
 use super::bounce::BouncePool;
 use super::connection::{Connection, WorkId};
 use super::dispatch;
 use super::transfer::Transfers;
-use super::turns::Turns;
+use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
 use crate::server::Server;
 use cuttlefs_common::ids::QpNumber;
-use cuttlefs_common::rdma::{Completion, ProtectionDomain, RdmaError, WcStatus};
+use cuttlefs_common::rdma::{Completion, CompletionKind, ProtectionDomain, RdmaError, WcStatus};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Completions kept for connections that are not handed over yet. A handshake takes microseconds; more than this
-/// means that nobody will come for them.
-const MAX_EARLY: usize = 4096;
+/// How often connections and transfers are looked at: deadlines are counted in these.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Sweeps that completions are kept for a connection that is not handed over: one whose handshake failed at its last step
+/// never is.
+const HANDOVER_PATIENCE: u32 = 60;
 
 /// A task of a worker.
 pub type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -43,7 +49,16 @@ pub struct WorkerContext {
     spawn: Box<dyn Fn(Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
-    early: RefCell<Vec<Completion>>,
+    /// Completions of connections that the acceptor has not handed over yet: their receives', so bounded by the places
+    /// for connections.
+    early: RefCell<HashMap<QpNumber, Early>>,
+}
+
+/// Completions of a connection that is not handed over yet.
+#[derive(Default)]
+struct Early {
+    completions: Vec<Completion>,
+    sweeps: u32,
 }
 
 impl WorkerContext {
@@ -58,11 +73,12 @@ impl WorkerContext {
         spawn: Box<dyn Fn(Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
-        let turns = Turns::new(server.counters.turns.clone());
+        let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
+        let bounce = BouncePool::new(pd, server.counters.bounce.clone())?;
         Ok(Rc::new(Self {
             server,
             disk,
-            bounce: BouncePool::new(pd)?,
+            bounce,
             transfers: Transfers::default(),
             turns,
             spawn,
@@ -82,12 +98,46 @@ impl WorkerContext {
         (self.sleep)(time)
     }
 
+    /// Begins to look after what peers are waited for; goes on for as long as the worker.
+    pub fn start_sweeps(self: &Rc<Self>) {
+        let context = self.clone();
+        self.spawn(async move {
+            loop {
+                context.sleep(SWEEP).await;
+                context.sweep();
+            }
+        });
+    }
+
+    /// Ends connections whose peers have been waited for long enough, and lets go of those that are over.
+    fn sweep(&self) {
+        for connection in self.transfers.sweep() {
+            self.note_ended(&connection, "it does not answer a transfer");
+        }
+        self.early.borrow_mut().retain(|_, early| {
+            early.sweeps += 1;
+            early.sweeps <= HANDOVER_PATIENCE
+        });
+        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
+        for connection in connections {
+            if let Some(reason) = connection.sweep() {
+                self.note_ended(&connection, reason);
+            }
+            self.retire(&connection);
+        }
+    }
+
+    fn note_ended(&self, connection: &Connection, reason: &str) {
+        self.server.counters.timed_out.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(peer = ?connection.qp().peer(), reason, "closing a connection");
+    }
+
     /// A connection was accepted for this worker.
     pub fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
         let number = connection.qp().number();
         self.connections.borrow_mut().insert(number, connection);
-        let early: Vec<_> = self.early.borrow_mut().extract_if(.., |c| c.qp == number).collect();
-        for completion in early {
+        let early = self.early.borrow_mut().remove(&number).unwrap_or_default();
+        for completion in early.completions {
             self.on_completion(completion);
         }
     }
@@ -95,19 +145,20 @@ impl WorkerContext {
     /// A completion of this worker's queue.
     pub fn on_completion(self: &Rc<Self>, completion: Completion) {
         let Some(connection) = self.connections.borrow().get(&completion.qp).cloned() else {
-            let mut early = self.early.borrow_mut();
-            if early.len() < MAX_EARLY && completion.status == WcStatus::Success {
-                early.push(completion);
-            }
+            self.early.borrow_mut().entry(completion.qp).or_default().completions.push(completion);
             return;
         };
+        connection.completed();
         match WorkId::decode(completion.wr_id) {
-            WorkId::Receive(index) if completion.status == WcStatus::Success => {
-                let task = dispatch::serve(self.clone(), connection, index, completion.byte_len);
+            WorkId::Receive(_) if completion.status != WcStatus::Success => {}
+            WorkId::Receive(index) if completion.kind == CompletionKind::Recv => {
+                let task = dispatch::serve(self.clone(), connection.clone(), index, completion.byte_len);
                 self.spawn(task);
             }
-            // A receive ends without a message only when the queue pair is done for.
-            WorkId::Receive(_) => self.forget(&connection),
+            // Its length is that of a WRITE somewhere else.
+            WorkId::Receive(_) => {
+                dispatch::end_connection(self, &connection, &"immediate data, which no request has");
+            }
             WorkId::Reply(index) => connection.sent(index),
             WorkId::Transfer(token) => {
                 let result = match completion.status {
@@ -117,11 +168,13 @@ impl WorkerContext {
                 self.transfers.complete(token, result);
             }
         }
+        self.retire(&connection);
     }
 
-    fn forget(&self, connection: &Connection) {
-        connection.qp().close();
-        self.connections.borrow_mut().remove(&connection.qp().number());
-        self.server.connections.remove(connection.number());
+    /// Lets go of a connection that is over. Idempotent.
+    pub(super) fn retire(&self, connection: &Connection) {
+        if connection.is_over() {
+            self.connections.borrow_mut().remove(&connection.qp().number());
+        }
     }
 }

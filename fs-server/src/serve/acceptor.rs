@@ -3,6 +3,7 @@
 use super::{Door, join};
 use crate::rpc::connection::Connection;
 use crate::server::Server;
+use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
 use cuttlefs_common::rpc::EarlyOffer;
@@ -71,11 +72,8 @@ fn admit(
     offer: Option<EarlyOffer>,
 ) {
     if let Some(connection) = accept(incoming, server, pd, &door.cq, offer) {
-        let number = connection.number();
-        if door.connections.try_send(connection).is_err() {
-            tracing::warn!("a worker takes no connections; closing this one");
-            server.connections.remove(number);
-        }
+        // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
+        let _ = door.connections.send_blocking(connection);
     }
 }
 
@@ -87,11 +85,15 @@ pub(super) fn accept(
     cq: &Arc<dyn CompletionQueue>,
     offer: Option<EarlyOffer>,
 ) -> Option<Arc<Connection>> {
-    let peer = incoming.peer();
-    let Some(number) = server.connections.next_number() else {
-        tracing::warn!(%peer, "refusing a connection: too many are open");
-        incoming.refuse("the server has too many connections; try again later");
-        return None;
+    let identity = incoming.peer();
+    let place = match server.shares.peer(&identity).take(Resource::Connections) {
+        Ok(place) => place,
+        Err(full) => {
+            server.counters.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(peer = %identity, %full, "refusing a connection");
+            incoming.refuse(&full.to_string());
+            return None;
+        }
     };
     let accepted = Connection::register(pd).and_then(|region| {
         let qp = QpConfig {
@@ -105,13 +107,14 @@ pub(super) fn accept(
     });
     match accepted {
         Ok((qp, region)) => {
-            let connection = Arc::new(Connection::new(number, qp, region, offer));
+            let entry = server.connections.entry();
+            let connection = Arc::new(Connection::new((entry, place), qp, region, offer));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.connections.add(&connection);
             Some(connection)
         }
         Err(error) => {
-            tracing::warn!(%peer, %error, "a connection did not come about");
+            tracing::warn!(peer = %identity, %error, "a connection did not come about");
             None
         }
     }

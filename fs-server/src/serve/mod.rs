@@ -29,6 +29,7 @@ use crate::rights::{Accounts, ExportRule, Exports, Tickets};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
+use crate::shares::Shares;
 use crate::tier::{ScrubFigures, ScrubOptions};
 use crate::worker::WorkerHandle;
 pub use recovery::{LogParts, RecoveryError};
@@ -432,6 +433,8 @@ fn build(
         connections: Connections::default(),
         exports,
         tickets,
+        shares: Shares::default(),
+        device: device.clone(),
         epoch: random.next_u64(),
         clock,
         counters: ServerCounters::default(),

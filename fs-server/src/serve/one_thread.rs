@@ -125,6 +125,7 @@ impl OneThreadServer {
             done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         }
         server.forget(&forgotten);
+        context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);
         let early = match &rings {
             Some(rings) => Some(start_rings(&worker, &context, device.as_ref(), rings, &endpoint)?),

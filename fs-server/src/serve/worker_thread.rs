@@ -57,6 +57,7 @@ impl WorkerThread {
                 let _ = started.send(Err(reason));
                 return;
             }
+            context.start_sweeps();
             let adopting = context.clone();
             worker.spawn_local(async move {
                 while let Ok(connection) = connections.recv().await {

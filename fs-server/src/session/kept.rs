@@ -107,7 +107,13 @@ mod tests {
             Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &[]);
         let attach = |client| {
             sessions
-                .attach(ClientId(client), PeerIdentity::Local(LocalPeer::root()), "x", InodeNo::ROOT)
+                .attach(
+                    ClientId(client),
+                    PeerIdentity::Local(LocalPeer::root()),
+                    &crate::session::root_peer(),
+                    "x",
+                    InodeNo::ROOT,
+                )
                 .expect("attach")
                 .0
         };

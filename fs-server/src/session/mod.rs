@@ -34,6 +34,7 @@ mod slot;
 
 pub use slot::{Admission, Slot};
 
+use crate::shares::{Peer, Resource, Taken};
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::{PeerIdentity, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
@@ -46,10 +47,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sessions at most; a further client is told to come back later.
-pub const MAX_SESSIONS: usize = 1024;
 /// Clients without a session whose last requests are remembered; beyond that, who went first is forgotten.
 pub const MAX_ABSENT: usize = 1024;
+
+/// Bytes of a label at most: a host name (64) and the end of a path. `status` lists many in one message.
+const LABEL_MAX: usize = 128;
+
+/// A label as it is logged and shown: what people can read, for it goes to terminals, and not more than there is room for.
+fn clean_label(label: &str) -> String {
+    let mut clean = String::new();
+    for character in label.chars() {
+        let shown = if is_shown(character) { character } else { '?' };
+        if clean.len() + shown.len_utf8() > LABEL_MAX {
+            break;
+        }
+        clean.push(shown);
+    }
+    clean
+}
+
+/// Whether a character stands for itself: no control character, and none that hides or turns round others.
+fn is_shown(character: char) -> bool {
+    let is_format = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    !character.is_control() && !is_format
+}
 
 /// One client.
 pub struct Session {
@@ -67,6 +88,8 @@ pub struct Session {
     /// Connections attached now.
     connections: AtomicU64,
     reclaimed: Mutex<Reclaimed>,
+    /// Whose share it counts against.
+    place: Taken,
     /// Monotonic milliseconds of the client's word what it asks again. Relaxed: nothing hangs on it but when that is overdue.
     kept_since_ms: AtomicU64,
 }
@@ -99,6 +122,11 @@ impl Session {
     /// Host and mount point, for people.
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// Whose share it counts against.
+    pub fn peer(&self) -> &Arc<Peer> {
+        self.place.peer()
     }
 
     /// The directory this client sees as root.
@@ -234,15 +262,17 @@ impl Sessions {
         self.lease
     }
 
-    /// The client's session and whether it is a new one. Whose secret the client's id was made of, he has proven by saying
-    /// it; whoever made the session is to be the same user, too. A client keeps the root it first attached with.
+    /// The client's session and whether it is a new one, which counts against the peer's share. Whose secret the client's id
+    /// was made of, he has proven by saying it; whoever made the session is to be the same user, too. A client keeps the root
+    /// it first attached with.
     ///
     /// # Errors
-    /// `Denied` to another user, `Busy` beyond `MAX_SESSIONS`.
+    /// `Denied` to another user, `Busy` beyond the share.
     pub fn attach(
         &self,
         client: ClientId,
         peer: PeerIdentity,
+        share: &Arc<Peer>,
         label: &str,
         root: InodeNo,
     ) -> Result<(Arc<Session>, bool), Status> {
@@ -255,27 +285,29 @@ impl Sessions {
             session.touch(self.clock.monotonic());
             return Ok((session.clone(), false));
         }
-        if by_client.len() >= MAX_SESSIONS {
-            tracing::warn!(%label, MAX_SESSIONS, "refusing a client: too many sessions");
-            return Err(Status::Busy);
-        }
+        let label = clean_label(label);
+        let place = share.take(Resource::Sessions).map_err(|full| {
+            tracing::warn!(%label, ?peer, %full, "refusing a client");
+            Status::Busy
+        })?;
         let session = Arc::new(Session {
             number: RegionOwner(self.random.next_u64() | 1),
             client,
             peer,
-            label: label.chars().take(256).collect(),
+            label,
             root,
             slots: (0..SLOTS_PER_SESSION).map(|_| Mutex::new(Slot::default())).collect(),
             last_seen_ms: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
+            place,
             kept_since_ms: AtomicU64::new(0),
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());
         self.absent.lock().retain(|known| *known != client);
-        tracing::info!(%label, "client attached");
+        tracing::info!(label = %session.label, "client attached");
         Ok((session, true))
     }
 
@@ -350,9 +382,17 @@ impl Sessions {
     }
 }
 
+/// A peer for tests that need one.
+#[cfg(test)]
+pub(crate) fn root_peer() -> Arc<Peer> {
+    let root = cuttlefs_common::rdma::LocalPeer::root();
+    crate::shares::Shares::default().peer(&PeerIdentity::Local(root))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shares::Shares;
     use cuttlefs_common::rdma::LocalPeer;
     use cuttlefs_common::world::{ManualClock, SeededRandom};
     use std::num::NonZeroI32;
@@ -366,11 +406,24 @@ mod tests {
     }
 
     #[test]
+    fn labels_can_be_shown() {
+        let shown = |label: &str| clean_label(label);
+        assert_eq!(shown("box:/mnt/cuttle"), "box:/mnt/cuttle");
+        assert_eq!(shown("a\u{1}b\u{1b}[31m\n"), "a?b?[31m?");
+        assert_eq!(shown("x\u{202e}y\u{feff}\u{9b}z"), "x?y??z");
+        assert_eq!(shown("Dümmer"), "Dümmer");
+        assert_eq!(shown(&"\u{1}".repeat(1000)).len(), LABEL_MAX);
+        assert_eq!(shown(&"€".repeat(1000)).len(), LABEL_MAX / 3 * 3);
+    }
+
+    #[test]
     fn a_client_has_one_session_until_its_lease_runs_out() {
         let clock = Arc::new(ManualClock::default());
         let sessions = sessions(&clock);
-        let first = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
-        let again = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
+        let first =
+            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let again =
+            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         assert_eq!(first.number(), again.number());
         clock.advance(Duration::from_secs(9));
         sessions.note_request(&first).expect("alive");
@@ -379,14 +432,17 @@ mod tests {
         clock.advance(Duration::from_secs(2));
         assert_eq!(sessions.expire().len(), 1);
         assert_eq!(sessions.note_request(&first), Err(Status::SessionExpired));
-        let new = sessions.attach(ClientId(7), user(7, 1), "a", InodeNo::ROOT).expect("attach").0;
+        let new =
+            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         assert_ne!(first.number(), new.number());
     }
 
     #[test]
     fn a_session_is_its_users() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
-        let join = |peer| sessions.attach(ClientId(7), peer, "a", InodeNo::ROOT).map(|(_, is_new)| is_new);
+        let join = |peer| {
+            sessions.attach(ClientId(7), peer, &root_peer(), "a", InodeNo::ROOT).map(|(_, is_new)| is_new)
+        };
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
         assert_eq!(join(user(7, 1)), Ok(true));
         assert_eq!(join(user(7, 2)), Ok(false), "another process of the user");
@@ -405,7 +461,8 @@ mod tests {
         all_back.recovered(ClientId(1));
         all_back.recovered(ClientId(3));
         assert!(all_back.is_grace_period());
-        let (session, is_new) = all_back.attach(ClientId(2), user(7, 1), "b", InodeNo::ROOT).expect("attach");
+        let (session, is_new) =
+            all_back.attach(ClientId(2), user(7, 1), &root_peer(), "b", InodeNo::ROOT).expect("attach");
         assert!(is_new && all_back.is_grace_period(), "it may have more to reclaim");
         all_back.end(&session);
         assert!(!all_back.is_grace_period());
@@ -424,7 +481,7 @@ mod tests {
         let clients = || (0..MAX_ABSENT as u128).map(ClientId);
         let anybody = &|_| false;
         assert_eq!(sessions.note_absent(clients(), anybody), []);
-        sessions.attach(ClientId(0), user(7, 1), "back", InodeNo::ROOT).expect("attach");
+        sessions.attach(ClientId(0), user(7, 1), &root_peer(), "back", InodeNo::ROOT).expect("attach");
         assert_eq!(sessions.note_absent([ClientId(5000)], anybody), []);
         assert_eq!(sessions.note_absent([ClientId(5001)], anybody), [ClientId(1)]);
         let owed = &|client| client == ClientId(2);
@@ -433,14 +490,23 @@ mod tests {
     }
 
     #[test]
-    fn sessions_are_bounded() {
-        let sessions = sessions(&Arc::new(ManualClock::default()));
-        for client in 0..MAX_SESSIONS as u128 {
-            sessions.attach(ClientId(client), user(7, 1), "x", InodeNo::ROOT).expect("room");
+    fn a_peer_has_its_share_of_sessions_and_they_come_back() {
+        let clock = Arc::new(ManualClock::default());
+        let address = |last| PeerIdentity::Remote(std::net::SocketAddr::from(([10, 0, 0, last], 1)));
+        let (sessions, shares) = (sessions(&clock), Shares::default());
+        let peer = shares.peer(&address(1));
+        let share = Resource::Sessions.bound().share;
+        for client in 0..share as u128 {
+            sessions.attach(ClientId(client), address(1), &peer, "x", InodeNo::ROOT).expect("room");
         }
-        assert!(matches!(
-            sessions.attach(ClientId(u128::MAX), user(7, 1), "x", InodeNo::ROOT),
-            Err(Status::Busy)
-        ));
+        let one_more = |peer: &Arc<Peer>| {
+            sessions.attach(ClientId(u128::MAX), address(1), peer, "x", InodeNo::ROOT).err()
+        };
+        assert_eq!(one_more(&peer), Some(Status::Busy));
+        let other = shares.peer(&address(2));
+        assert_eq!(one_more(&other), None);
+        clock.advance(Duration::from_secs(11));
+        drop(sessions.expire());
+        assert_eq!((shares.used(Resource::Sessions), peer.used(Resource::Sessions)), (0, 0));
     }
 }

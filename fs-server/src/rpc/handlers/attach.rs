@@ -35,7 +35,7 @@ pub fn attach(
         server.meta.lookup(parent, name)
     })?;
     let client = secret.client();
-    let (session, is_new) = server.sessions.attach(client, peer, label, root)?;
+    let (session, is_new) = server.sessions.attach(client, peer, connection.peer(), label, root)?;
     if is_new {
         server.remember(client)?;
     }

@@ -80,7 +80,7 @@ pub(super) async fn fetch(
             return Ok(reply.finish(valid_len, &runs));
         }
         Sink::Push(buffer) => {
-            let bounce = Rc::new(call.context.bounce.lend().await);
+            let bounce = Rc::new(call.context.bounce.lend(&call.claim()).await);
             let target = tier::Sink::Memory { memory: bounce.memory(), offset: bounce.offset() };
             let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
             let mut fetched = 0;
@@ -154,7 +154,7 @@ pub(super) async fn write(
         Payload::Inline(bytes) => tier::Source::Bytes(bytes),
         Payload::Pull(buffer) => {
             let len = buffer.len as usize;
-            bounce = Rc::new(call.context.bounce.lend().await);
+            bounce = Rc::new(call.context.bounce.lend(&call.claim()).await);
             call.context
                 .transfers
                 .run(call.connection, Direction::Pull, &bounce, &buffer, 0, len)

@@ -3,6 +3,7 @@
 use super::{Body, Call, body, done};
 use crate::meta::Operation;
 use crate::region::policy::Exposure;
+use crate::shares::Resource;
 use crate::tier;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
@@ -21,7 +22,11 @@ impl Call<'_> {
             _ => return Err(Status::Invalid),
         }
         let server = &self.context.server;
-        let opened = server.regions.open(self.session.number(), attr.ino, rights)?;
+        let place = self.connection.peer().take(Resource::Filekeys).map_err(|full| {
+            tracing::debug!(%full, "an open is refused");
+            Status::Busy
+        })?;
+        let opened = server.regions.open_with(self.session.number(), attr.ino, rights, Some(place))?;
         let ticket = server.tickets.issue(self.session.client(), attr.ino, rights);
         Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr, ticket })
     }

@@ -16,7 +16,7 @@ pub use status::status;
 use super::admit;
 use super::connection::Connection;
 use super::reply::{Body, body};
-use super::turns::Turn;
+use super::turns::{Claim, Turn};
 use super::worker::WorkerContext;
 use crate::meta::RequestId;
 use crate::rights::{Grant, Identity, Judge};
@@ -50,9 +50,14 @@ impl Call<'_> {
         self.context.server.regions.has_open(self.session.number(), ino, rights)
     }
 
+    /// In whose name turns and buffers are taken.
+    fn claim(&self) -> Claim {
+        Claim::new(self.connection.peer(), self.session.number().0)
+    }
+
     /// A turn to move file bytes: those who read or write the SSD take one before any lock or buffer.
     async fn turn(&self) -> Turn {
-        self.context.turns.take(self.session.number().0).await
+        self.context.turns.take(&self.claim()).await
     }
 }
 

@@ -6,12 +6,12 @@ use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::pool::sums::REGION_PAGES;
 use crate::region::{MAX_UNITS, NEWER_MAX};
 use crate::rights::{Account, ExportRule};
-use crate::rpc::bounce::BUFFERS_PER_WORKER;
+use crate::rpc::bounce::{BUFFERS_OF_PEER, BUFFERS_PER_WORKER};
 use crate::rpc::connection::RECEIVES;
-use crate::rpc::connections::MAX_CONNECTIONS;
-use crate::rpc::turns::MOST_RUNNING;
+use crate::rpc::turns::{MOST_RUNNING, PEER_RUNNING};
 use crate::rpc::worker::WorkerContext;
-use crate::session::MAX_SESSIONS;
+use crate::server::Server;
+use crate::shares::Resource;
 use crate::tier::PassFigures;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::persist::LogDeviceKind;
@@ -46,6 +46,24 @@ fn export(rule: &ExportRule) -> Value {
     })
 }
 
+/// What peers have of what is bounded.
+fn shares(server: &Server) -> Value {
+    let each = Resource::ALL.map(|resource| {
+        let bound = resource.bound();
+        let figures = json!({
+            "used": server.shares.used(resource),
+            "bound": bound.all,
+            "share": bound.share,
+            "reserve": bound.reserve,
+            "largest": server.shares.largest(resource),
+        });
+        (resource.name().to_owned(), figures)
+    });
+    let mut shares: Map<String, Value> = each.into_iter().collect();
+    shares.insert("peers".to_owned(), json!(server.shares.peers()));
+    Value::Object(shares)
+}
+
 /// Figures of about this moment.
 pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
@@ -71,6 +89,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let sums = server.sums.figures();
     let scrub = *server.scrub.lock();
     let locks = server.locks.figures();
+    let nic = server.device.figures();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
@@ -112,12 +131,19 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "slowed": early.receiver.slowed,
             })
         }),
-        "sessions": { "count": sessions.len(), "bound": MAX_SESSIONS, "listed": listed },
+        "sessions": { "count": sessions.len(), "bound": Resource::Sessions.bound().all, "listed": listed },
         "byte_requests": {
             "running": server.counters.turns.running(),
             "running_bound": server.workers * MOST_RUNNING,
             "waiting": server.counters.turns.waiting(),
-            "waiting_bound": MAX_CONNECTIONS * RECEIVES,
+            "waiting_bound": Resource::Connections.bound().all * RECEIVES,
+            "running_bound_per_peer": server.workers * PEER_RUNNING,
+        },
+        "bounce_buffers": {
+            "used": server.counters.bounce.running(),
+            "bound": server.workers * BUFFERS_PER_WORKER,
+            "bound_per_peer": server.workers * BUFFERS_OF_PEER,
+            "waiting": server.counters.bounce.waiting(),
         },
         "locks": {
             "held": locks.held,
@@ -127,7 +153,13 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "waiting_bound_per_client": WAITS_PER_CLIENT,
         },
         "restoring": { "noted": server.regions.newer.noted(), "bound": NEWER_MAX },
-        "connections": { "count": server.connections.len(), "bound": MAX_CONNECTIONS },
+        "connections": {
+            "count": server.connections.len(),
+            "bound": Resource::Connections.bound().all,
+            "refused": server.counters.refused.load(Relaxed),
+            "timed_out": server.counters.timed_out.load(Relaxed),
+        },
+        "shares": shares(server),
         "pool": {
             "page_bytes": PAGE_SIZE_U64,
             "pages": space.pages,
@@ -210,6 +242,8 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "onesided_hit_pages": counts.target_hits,
             "magic_pages": counts.target_magic,
             "magic_reads": counts.target_magic_reads,
+            "held_bytes": nic.held_bytes,
+            "held_bound": nic.held_bound,
         },
         "rpc_requests": rpc_total,
         "sparse_fetches": rpc.get("fetch").cloned().unwrap_or_default(),

@@ -1,0 +1,360 @@
+//! Peers that break the protocol, fall silent, or take all they can get, beside a client that wants to go on: nothing of them
+//! is left behind, and nobody else is kept from his.
+//!
+//! The hostile ones are another user where the tests run as root, and so have a share. What each kind of waiting costs a
+//! mount that measures itself is for `scripts/suites/attack.sh`.
+
+mod peer;
+#[path = "../serving/mod.rs"]
+mod serving;
+
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rpc::Request;
+use cuttlefs_common::status::Status;
+use cuttlefs_server::pool::FormatOptions;
+use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::rpc::bounce::BUFFERS_OF_PEER;
+use cuttlefs_server::serve::RunningServer;
+use cuttlefs_server::shares::Resource;
+use peer::{PATIENCE, Peer, pulled_write, pushed_fetch};
+use serving::Serve;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1), umask: 0, drops_privileges: false };
+const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const MIB: usize = 1 << 20;
+
+/// A server, and a client of it that keeps to the rules.
+struct Site {
+    directory: tempfile::TempDir,
+    running: Option<RunningServer>,
+    client: Option<RemoteVolume>,
+    /// A file that anybody may open, of 1 MiB.
+    ino: InodeNo,
+    handle: cuttlefs_client::file::volume::Handle,
+    /// What is there before anybody hostile has come.
+    before: Left,
+}
+
+/// What a server holds for its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Left {
+    used: [usize; 4],
+    connections: usize,
+    turns: (usize, usize),
+    buffers: (usize, usize),
+}
+
+impl Left {
+    fn of(running: &RunningServer) -> Self {
+        let server = running.server();
+        let (turns, bounce) = (&server.counters.turns, &server.counters.bounce);
+        Self {
+            used: Resource::ALL.map(|resource| server.shares.used(resource)),
+            connections: server.connections.len(),
+            turns: (turns.running(), turns.waiting()),
+            buffers: (bounce.running(), bounce.waiting()),
+        }
+    }
+}
+
+impl Site {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("directory");
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("mode");
+        let dir = directory.path().join("pool");
+        let format = FormatOptions { dir: dir.clone(), size: 64 << 20, ..FormatOptions::default() };
+        serving::make_pool(&format, [3; 16]);
+        let own = Endpoint::Shm(directory.path().join("shm"));
+        let with = Serve {
+            frames: 2048,
+            listen: vec![own.clone(), Endpoint::Unix(directory.path().join("unix"))],
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            durable_answers: false,
+            rings: None,
+        };
+        let running = serving::serve(&dir, with).expect("start");
+        let client = serving::connect(&own, "honest", 4, false);
+        let (attr, file) =
+            client.create(&CALLER, InodeNo::ROOT, b"file", 0o666, true, READ_WRITE).expect("create");
+        client
+            .set_attr(&CALLER, attr.ino, SetAttr { mode: Some(0o666), ..SetAttr::default() })
+            .expect("mode");
+        assert_eq!(client.write(&CALLER, file.handle, 0, &vec![7; MIB]), Ok(MIB as u32));
+        // All its lanes are there from here on.
+        let before = Left::of(&running);
+        Self {
+            directory,
+            running: Some(running),
+            client: Some(client),
+            ino: attr.ino,
+            handle: file.handle,
+            before,
+        }
+    }
+
+    fn running(&self) -> &RunningServer {
+        self.running.as_ref().expect("it runs")
+    }
+
+    fn unix(&self) -> PathBuf {
+        self.directory.path().join("unix")
+    }
+
+    /// The honest client writes and reads 1 MiB, which takes bounce buffers.
+    fn go_on(&self) {
+        let client = self.client.as_ref().expect("it runs");
+        let bytes: Vec<u8> = (0..MIB).map(|at| (at * 31 + (at >> 9)) as u8).collect();
+        assert_eq!(client.write(&CALLER, self.handle, 0, &bytes), Ok(MIB as u32));
+        let mut same = false;
+        client.read(&CALLER, self.handle, 0, MIB as u32, &mut |read| same = read == bytes).expect("read");
+        assert!(same, "what was written is read");
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so(self) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", Left::of(self.running()));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Everything of hostile peers is gone; sessions they had may stay for a lease.
+    fn wait_for_nothing_left(&self) {
+        let sessions = Resource::Sessions as usize;
+        let keys = Resource::Filekeys as usize;
+        self.wait_until("something is left", |site| {
+            let mut left = Left::of(site.running());
+            left.used[sessions] = site.before.used[sessions];
+            left.used[keys] = site.before.used[keys];
+            left == site.before
+        });
+        let sessions = self.running().server().sessions.list();
+        let counted: u64 = sessions.iter().map(|session| session.connections()).sum();
+        assert_eq!(counted as usize, self.before.connections, "a session counts a connection that is gone");
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let client = self.client.take().expect("it runs");
+        client.release(self.handle);
+        client.shut_down();
+        self.running.take().expect("it runs").stop();
+    }
+}
+
+/// However a connection ends, nothing of it stays.
+#[test]
+fn a_connection_that_ended_leaves_nothing() {
+    let site = Site::new();
+    let path = site.unix();
+    let send = FrameHeader::new(FrameKind::Send, 0);
+    type Attack<'a> = (&'a str, Box<dyn Fn(u128) -> Peer + 'a>);
+    let attacks: Vec<Attack<'_>> = vec![
+        ("says nothing", Box::new(|_| Peer::silent(&path))),
+        ("is welcomed", Box::new(|_| Peer::welcomed(&path).expect("welcomed"))),
+        (
+            "sends as much garbage as there are receives",
+            Box::new(|_| {
+                let mut peer = Peer::welcomed(&path).expect("welcomed");
+                peer.put(send, b"x");
+                peer.put(send, b"x");
+                peer
+            }),
+        ),
+        (
+            "sends more garbage than there are receives",
+            Box::new(|_| {
+                let mut peer = Peer::welcomed(&path).expect("welcomed");
+                (0..9).for_each(|_| peer.put(send, b"x"));
+                peer
+            }),
+        ),
+        (
+            "sends bytes that are no frame",
+            Box::new(|client| {
+                let mut peer = Peer::attached(&path, client);
+                peer.write(&[0xaa; 64]);
+                peer
+            }),
+        ),
+        (
+            "sends immediate data",
+            Box::new(|client| {
+                let mut peer = Peer::attached(&path, client);
+                peer.put(FrameHeader { imm: Some(7), ..send }, b"x");
+                peer
+            }),
+        ),
+        (
+            "goes while all its receives are with requests that run",
+            Box::new(|client| {
+                let mut peer = Peer::attached(&path, client);
+                peer.send(1, 1, &Request::AwaitLocks { hold_ms: 300 });
+                peer.send(2, 1, &Request::AwaitLocks { hold_ms: 300 });
+                peer
+            }),
+        ),
+        (
+            "asks for memory it may not have",
+            Box::new(|client| {
+                let mut peer = Peer::attached(&path, client);
+                peer.put(
+                    FrameHeader { key: 9, wanted: 64, ..FrameHeader::new(FrameKind::ReadMemory, 0) },
+                    b"",
+                );
+                peer
+            }),
+        ),
+        (
+            "is half through a frame",
+            Box::new(|client| {
+                let mut peer = Peer::attached(&path, client);
+                peer.write(&[b'C', b'F', b'N', b'F', 3]);
+                peer
+            }),
+        ),
+    ];
+    for (number, (what, attack)) in attacks.iter().enumerate() {
+        for waits in [false, true] {
+            let client = 100 + 2 * number as u128 + u128::from(waits);
+            for _ in 0..10 {
+                let peer = attack(client);
+                if waits {
+                    // As long as a packet is on its way.
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                drop(peer);
+            }
+        }
+        println!("a peer that {what}");
+        site.wait_for_nothing_left();
+    }
+    site.go_on();
+}
+
+/// A transfer whose connection ends is over, and its buffer free, at whatever moment that is.
+#[test]
+fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
+    let site = Site::new();
+    let filekey = Peer::attached(&site.unix(), 1).open(site.ino);
+    for round in 0..150u64 {
+        let mut peer = Peer::attached(&site.unix(), 1);
+        let slot = 1 + (round % 60) as u16;
+        peer.send(slot, 1 + round / 60, &pushed_fetch(filekey));
+        peer.acknowledge((round * 7 % 100) as usize);
+    }
+    for round in 0..50 {
+        let mut peer = Peer::attached(&site.unix(), 100 + round);
+        let filekey = peer.open(site.ino);
+        peer.send(1, 1, &pulled_write(filekey));
+        if round % 2 == 0 {
+            peer.frame();
+        }
+        peer.send(2, 1, &Request::Detach);
+    }
+    site.wait_for_nothing_left();
+    site.go_on();
+}
+
+/// A peer that does not answer transfers keeps no more buffers than its share, and those not for ever.
+#[test]
+fn a_peer_that_answers_no_transfer_stops_nobody() {
+    let site = Site::new();
+    let mut mute: Vec<Peer> = (0..4 * BUFFERS_OF_PEER as u128)
+        .map(|number| {
+            let mut peer = Peer::attached(&site.unix(), 10 + number);
+            let filekey = peer.open(site.ino);
+            peer.send(1, 1, &pulled_write(filekey));
+            peer
+        })
+        .collect();
+    let server = site.running().server();
+    site.wait_until("nothing is pulled", |_| server.counters.bounce.running() >= BUFFERS_OF_PEER);
+    for _ in 0..20 {
+        site.go_on();
+    }
+    // As they are: nobody has answered and nobody has gone.
+    mute.iter_mut().for_each(Peer::wait_for_end);
+    assert!(server.counters.timed_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    site.wait_for_nothing_left();
+}
+
+/// Who connects and attaches no session has its connection for a while only.
+#[test]
+fn a_peer_without_a_session_is_closed() {
+    let site = Site::new();
+    let mut mute: Vec<Peer> = (0..5).map(|_| Peer::welcomed(&site.unix()).expect("welcomed")).collect();
+    // Its session ends, and it stays.
+    let mut ended = Peer::attached(&site.unix(), 1);
+    ended.send(1, 1, &Request::Detach);
+    ended.answer().expect("an answer");
+    mute.push(ended);
+    mute.iter_mut().for_each(Peer::wait_for_end);
+    site.wait_for_nothing_left();
+    site.go_on();
+}
+
+/// One peer takes its share of connections and sessions; an administrator finds room.
+#[test]
+fn one_peer_cannot_take_all_places() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can connect as somebody else");
+        return;
+    }
+    let site = Site::new();
+    let sessions = Resource::Sessions.bound().share;
+    let mut greedy: Vec<Peer> =
+        (0..sessions as u128).map(|client| Peer::attached(&site.unix(), 1000 + client)).collect();
+    let mut more = Peer::welcomed(&site.unix()).expect("a connection");
+    assert_eq!(more.attach(1, "x"), Err(Status::Busy));
+    greedy.push(more);
+    let connections = Resource::Connections.bound().share;
+    // With sessions they had before: who attaches none is closed after a while.
+    while greedy.len() < connections {
+        greedy.push(Peer::attached(&site.unix(), 1000 + (greedy.len() % sessions) as u128));
+    }
+    assert!(Peer::welcomed(&site.unix()).is_none(), "more than its share");
+    let administrator = serving::connect(&Endpoint::Unix(site.unix()), "administrator", 2, false);
+    administrator.shut_down();
+    drop(administrator);
+    site.go_on();
+    drop(greedy);
+    site.wait_for_nothing_left();
+}
+
+/// Whatever a label holds, `status` fits a message and has no control character in it.
+#[test]
+fn labels_do_not_break_status() {
+    let site = Site::new();
+    let label = "\u{1}\u{1b}]0;\u{7}".repeat(64);
+    let mut peers: Vec<Peer> = (0..70)
+        .map(|client| {
+            let mut peer = Peer::welcomed(&site.unix()).expect("welcomed");
+            assert_eq!(peer.attach(client, &label), Ok(()));
+            peer
+        })
+        .collect();
+    peers[0].send(0, 1, &Request::Status);
+    let (header, body) = peers[0].answer().expect("an answer");
+    assert_eq!(header.result, Ok(()));
+    let Ok(cuttlefs_common::rpc::Reply::Status(text)) = cuttlefs_common::rpc::Reply::parse(&body) else {
+        panic!("no status")
+    };
+    let status: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(status["sessions"]["count"], 71);
+    assert!(!text.contains("\\u00"), "{text}");
+}

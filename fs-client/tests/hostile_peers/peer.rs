@@ -1,0 +1,163 @@
+//! A peer that speaks the byte protocol itself, so that it can break it.
+
+use cuttlefs_common::ids::{FileKey, InodeNo, Rkey, SlotIndex, TraceId};
+use cuttlefs_common::rdma::soft::tcp::frame::{
+    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload,
+};
+use cuttlefs_common::region::PageSet;
+use cuttlefs_common::rpc::{
+    HEADER_LEN, Payload, RemoteBuffer, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret,
+    Sink,
+};
+use cuttlefs_common::status::Status;
+use rustix::process::Uid;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// A user that is neither root nor the server's, if this process may become one.
+const STRANGER: u32 = 61_234;
+/// How long an answer may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to a server's `unix://` endpoint.
+pub struct Peer {
+    stream: UnixStream,
+    sequence: u64,
+}
+
+/// Connects as a stranger: credentials are those of the thread that connects.
+fn stream(path: &Path) -> UnixStream {
+    let path = path.to_owned();
+    let connecting = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            let stranger = Uid::from_raw(STRANGER);
+            rustix::thread::set_thread_res_uid(stranger, stranger, stranger).expect("become a stranger");
+        }
+        UnixStream::connect(path).expect("connect")
+    });
+    let stream = connecting.join().expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+}
+
+impl Peer {
+    /// Connected, and nothing said.
+    pub fn silent(path: &Path) -> Self {
+        Self { stream: stream(path), sequence: 0 }
+    }
+
+    /// Connected, and welcomed; `None` if it was refused.
+    pub fn welcomed(path: &Path) -> Option<Self> {
+        let mut peer = Self::silent(path);
+        peer.write(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload()));
+        let (header, _) = peer.frame()?;
+        (header.kind == FrameKind::Welcome).then_some(peer)
+    }
+
+    /// Welcomed, with a session.
+    pub fn attached(path: &Path, client: u128) -> Self {
+        let mut peer = Self::welcomed(path).expect("welcomed");
+        assert_eq!(peer.attach(client, "hostile"), Ok(()));
+        peer
+    }
+
+    pub fn attach(&mut self, client: u128, label: &str) -> Result<(), Status> {
+        self.send(
+            0,
+            0,
+            &Request::Attach { secret: SessionSecret(client.to_le_bytes()), label, subtree: b"" },
+        );
+        self.answer().expect("an answer").0.result
+    }
+
+    pub fn open(&mut self, ino: InodeNo) -> FileKey {
+        let rights = Rights { read: true, write: true };
+        self.send(0, 1, &Request::Open { ino, rights, truncate: false });
+        let (header, body) = self.answer().expect("an answer");
+        assert_eq!(header.result, Ok(()));
+        let Ok(Reply::Opened(opened)) = Reply::parse(&body) else { panic!("not opened") };
+        opened.filekey
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) {
+        match self.stream.write_all(bytes) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => panic!("{error}"),
+            _ => {}
+        }
+    }
+
+    /// A frame of its own with the next sequence number.
+    pub fn put(&mut self, header: FrameHeader, payload: &[u8]) {
+        self.sequence += 1;
+        self.write(&build(FrameHeader { sequence: self.sequence, ..header }, payload));
+    }
+
+    pub fn send(&mut self, slot: u16, seq: u64, request: &Request<'_>) {
+        let mut body = vec![0; 60_000];
+        let len = request.encode(&mut body).expect("fits");
+        let header = RequestHeader {
+            slot: SlotIndex(slot),
+            seq,
+            trace: TraceId(1),
+            uid: 0,
+            gid: 0,
+            umask: 0,
+            drops_privileges: false,
+        };
+        let message = [&header.encode(len as u32)[..], &body[..len]].concat();
+        self.put(FrameHeader::new(FrameKind::Send, 0), &message);
+    }
+
+    /// Whatever the server sends next; `None` once it has closed.
+    pub fn frame(&mut self) -> Option<(FrameHeader, Vec<u8>)> {
+        let mut header = [0; FRAME_HEADER_LEN];
+        self.stream.read_exact(&mut header).ok()?;
+        let header = FrameHeader::parse(&header).expect("a frame");
+        let mut payload = vec![0; header.payload_len as usize];
+        self.stream.read_exact(&mut payload).ok()?;
+        Some((header, payload))
+    }
+
+    /// The next message of the server's. One-sided requests before it are not answered.
+    pub fn answer(&mut self) -> Option<(ReplyHeader, Vec<u8>)> {
+        loop {
+            let (header, payload) = self.frame()?;
+            if header.kind == FrameKind::Send {
+                let (reply, _) = ReplyHeader::parse(&payload).expect("a reply");
+                return Some((reply, payload[HEADER_LEN..].to_vec()));
+            }
+        }
+    }
+
+    /// Answers so many of the server's WRITEs.
+    pub fn acknowledge(&mut self, writes: usize) {
+        for _ in 0..writes {
+            let Some((header, _)) = self.frame() else { return };
+            if header.kind == FrameKind::Write && header.ack {
+                self.write(&build(FrameHeader::new(FrameKind::WriteAck, header.sequence), b""));
+            }
+        }
+    }
+
+    /// Waits until the server has closed the connection.
+    pub fn wait_for_end(&mut self) {
+        while self.frame().is_some() {}
+    }
+}
+
+/// A write of 1 MiB whose bytes the server is to pull.
+pub fn pulled_write(filekey: FileKey) -> Request<'static> {
+    let buffer = RemoteBuffer { rkey: Rkey(1234), offset: 0, len: 1 << 20 };
+    Request::Write { filekey, offset: 0, append: false, payload: Payload::Pull(buffer) }
+}
+
+/// A fetch of every other page of 1 MiB: 128 WRITEs, one after the other.
+pub fn pushed_fetch(filekey: FileKey) -> Request<'static> {
+    let len = 1 << 20;
+    let mut pages = PageSet::none_of_range(0, len);
+    (0..len / 4096).step_by(2).for_each(|page| pages.insert(page));
+    let buffer = RemoteBuffer { rkey: Rkey(1234), offset: 0, len: len as u32 };
+    Request::Fetch { filekey, offset: 0, len: len as u32, pages, sink: Sink::Push(buffer) }
+}

@@ -1,0 +1,354 @@
+//! Shares: how much of what is bounded one peer may have.
+//!
+//! A *peer* is whoever the link says is at the other end (`PeerKey`): a user of this machine, a machine, a key. Each thing
+//! that peers make the server hold has a bound for all peers, a share for each, and a reserve.
+//!
+//! | resource    | for all   | share of a peer | reserve |
+//! |-------------|-----------|-----------------|---------|
+//! | connections | 4,096     | 1,024           | 128     |
+//! | sessions    | 1,024     | 256             | 16      |
+//! | filekeys    | 2,097,152 | 524,288         | 65,536  |
+//! | locks       | 262,144   | 65,536          | 4,096   |
+//!
+//! Root and the server's own user are *administrators*: they have no share but the whole, and only they get at the reserve,
+//! so that whatever others do somebody can mount and look at `status`.
+//!
+//! # How it works
+//! A peer is interned: all its connections and sessions hold one `Arc<Peer>`, which counts. `Peer::take` gives a `Taken`, and
+//! dropping that is the only way a place comes back: none is given back twice, and none is forgotten.
+//!
+//! # Ordering
+//! Counters are moved by compare-and-swap and guard no other memory: relaxed.
+
+use crate::locks::LOCKS_MAX;
+use cuttlefs_common::rdma::{PeerIdentity, PeerKey};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// What peers have shares of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Connections, each with registered memory and descriptors.
+    Connections,
+    /// Sessions, each with its slots.
+    Sessions,
+    /// Open files.
+    Filekeys,
+    /// Advisory locks.
+    Locks,
+}
+
+/// Kinds of resources.
+const RESOURCES: usize = 4;
+
+/// The bounds of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// All peers' together.
+    pub all: usize,
+    /// One peer's.
+    pub share: usize,
+    /// Of all, for administrators only.
+    pub reserve: usize,
+}
+
+impl Resource {
+    /// Every resource, in the order they are counted.
+    pub const ALL: [Resource; RESOURCES] =
+        [Resource::Connections, Resource::Sessions, Resource::Filekeys, Resource::Locks];
+
+    /// Its name in `status`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Resource::Connections => "connections",
+            Resource::Sessions => "sessions",
+            Resource::Filekeys => "filekeys",
+            Resource::Locks => "locks",
+        }
+    }
+
+    /// Its bounds. A quarter of all is one peer's: one hostile peer leaves three others theirs.
+    pub const fn bound(self) -> Bound {
+        match self {
+            // A mount has some twenty connections, with all lanes in use 64. The reserve is two such mounts.
+            Resource::Connections => Bound { all: 4096, share: 1024, reserve: 128 },
+            Resource::Sessions => Bound { all: 1024, share: 256, reserve: 16 },
+            // Some 150 bytes each; Linux gives a process 1,048,576 open files at most by default.
+            Resource::Filekeys => Bound { all: 1 << 21, share: 1 << 19, reserve: 1 << 16 },
+            Resource::Locks => Bound { all: LOCKS_MAX, share: 65_536, reserve: 4096 },
+        }
+    }
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Full {
+    /// The peer has its share.
+    #[error("this peer has its share of {share} {}; close some, then try again", .of.name())]
+    Share {
+        /// Of what.
+        of: Resource,
+        /// How many.
+        share: usize,
+    },
+    /// All peers together have what there is.
+    #[error("the server has as many {} as it may have; try again later", .of.name())]
+    All {
+        /// Of what.
+        of: Resource,
+    },
+}
+
+/// Counts of all peers.
+#[derive(Default)]
+pub struct Shares {
+    used: Arc<[AtomicUsize; RESOURCES]>,
+    /// Who is known; an entry whose peer is gone goes when there are too many of those.
+    peers: Mutex<HashMap<PeerKey, Weak<Peer>>>,
+}
+
+impl Shares {
+    /// The peer behind an identity; the same one while anything is held in its name.
+    pub fn peer(&self, identity: &PeerIdentity) -> Arc<Peer> {
+        self.of_key(PeerKey::from(identity))
+    }
+
+    /// The server itself, for what it does in nobody else's name.
+    pub fn own(&self) -> Arc<Peer> {
+        self.of_key(PeerKey::User(rustix::process::geteuid().as_raw()))
+    }
+
+    fn of_key(&self, key: PeerKey) -> Arc<Peer> {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get(&key).and_then(Weak::upgrade) {
+            return peer;
+        }
+        // As many entries are dead as live ones at most, so this costs little on average.
+        if peers.len() >= 2 * peers.values().filter(|peer| peer.strong_count() > 0).count() {
+            peers.retain(|_, peer| peer.strong_count() > 0);
+        }
+        let is_administrator = key.is_administrator(rustix::process::geteuid().as_raw());
+        let peer = Arc::new(Peer {
+            key: key.clone(),
+            is_administrator,
+            used: Default::default(),
+            all: self.used.clone(),
+        });
+        peers.insert(key, Arc::downgrade(&peer));
+        peer
+    }
+
+    /// How much of a resource is taken.
+    pub fn used(&self, resource: Resource) -> usize {
+        self.used[resource as usize].load(Ordering::Relaxed)
+    }
+
+    /// How much of a resource the peer has that has most of it.
+    pub fn largest(&self, resource: Resource) -> usize {
+        let peers = self.peers.lock();
+        let live = peers.values().filter_map(Weak::upgrade);
+        live.map(|peer| peer.used(resource)).max().unwrap_or(0)
+    }
+
+    /// How many peers hold anything.
+    pub fn peers(&self) -> usize {
+        self.peers.lock().values().filter(|peer| peer.strong_count() > 0).count()
+    }
+}
+
+/// Whoever is at the other end of connections.
+pub struct Peer {
+    key: PeerKey,
+    is_administrator: bool,
+    used: [AtomicUsize; RESOURCES],
+    all: Arc<[AtomicUsize; RESOURCES]>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.key.fmt(f)
+    }
+}
+
+impl Peer {
+    /// Who it is.
+    pub fn key(&self) -> &PeerKey {
+        &self.key
+    }
+
+    /// Root, or whoever runs the server.
+    pub fn is_administrator(&self) -> bool {
+        self.is_administrator
+    }
+
+    /// How much of a resource it has.
+    pub fn used(&self, resource: Resource) -> usize {
+        self.used[resource as usize].load(Ordering::Relaxed)
+    }
+
+    /// One more of a resource.
+    ///
+    /// # Errors
+    /// [`Full`], which says whose bound is reached.
+    pub fn take(self: &Arc<Self>, resource: Resource) -> Result<Taken, Full> {
+        let Bound { all, share, reserve } = resource.bound();
+        let (all, share) = if self.is_administrator { (all, all) } else { (all - reserve, share) };
+        let used = &self.used[resource as usize];
+        if !add_below(used, share) {
+            return Err(Full::Share { of: resource, share });
+        }
+        if !add_below(&self.all[resource as usize], all) {
+            used.fetch_sub(1, Ordering::Relaxed);
+            return Err(Full::All { of: resource });
+        }
+        Ok(Taken { peer: self.clone(), resource })
+    }
+
+    /// How many more of a resource it may have.
+    pub fn room(&self, resource: Resource) -> usize {
+        let Bound { all, share, reserve } = resource.bound();
+        let (all, share) = if self.is_administrator { (all, all) } else { (all - reserve, share) };
+        let left = all.saturating_sub(self.all[resource as usize].load(Ordering::Relaxed));
+        share.saturating_sub(self.used(resource)).min(left)
+    }
+
+    /// Nothing of a resource yet, to be counted as it changes.
+    pub fn tally(self: &Arc<Self>, resource: Resource) -> Tally {
+        Tally { peer: self.clone(), resource, count: 0 }
+    }
+
+    fn move_by(&self, resource: Resource, before: usize, after: usize) {
+        for used in [&self.used[resource as usize], &self.all[resource as usize]] {
+            if after > before {
+                used.fetch_add(after - before, Ordering::Relaxed);
+            } else {
+                used.fetch_sub(before - after, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn add_below(count: &AtomicUsize, bound: usize) -> bool {
+    let below = |used| (used < bound).then_some(used + 1);
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).is_ok()
+}
+
+/// A place of a peer's share; it comes back when this is dropped.
+#[derive(Debug)]
+pub struct Taken {
+    peer: Arc<Peer>,
+    resource: Resource,
+}
+
+impl Taken {
+    /// Whose it is.
+    pub fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.peer.move_by(self.resource, 1, 0);
+    }
+}
+
+/// A count that belongs to a peer's share and changes. Whoever moves it asks `Peer::room` first, under the lock of what is
+/// counted.
+#[derive(Debug)]
+pub struct Tally {
+    peer: Arc<Peer>,
+    resource: Resource,
+    count: usize,
+}
+
+impl Tally {
+    /// Whose it is.
+    pub fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// From now on it is so many.
+    pub fn set(&mut self, count: usize) {
+        self.peer.move_by(self.resource, self.count, count);
+        self.count = count;
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(shares: &Shares, uid: u32) -> Arc<Peer> {
+        shares.of_key(PeerKey::User(uid))
+    }
+
+    /// Whoever runs the tests is an administrator; these are not.
+    const STRANGER: u32 = 4_000_000_001;
+    const ANOTHER: u32 = 4_000_000_002;
+
+    #[test]
+    fn a_peer_has_its_share_and_others_have_theirs() {
+        let shares = Shares::default();
+        let greedy = user(&shares, STRANGER);
+        let share = Resource::Sessions.bound().share;
+        let mut taken: Vec<_> =
+            (0..share).map(|_| greedy.take(Resource::Sessions).expect("its share")).collect();
+        let full = greedy.take(Resource::Sessions).expect_err("no more");
+        assert_eq!(full, Full::Share { of: Resource::Sessions, share });
+        assert!(user(&shares, ANOTHER).take(Resource::Sessions).is_ok());
+        assert!(greedy.take(Resource::Locks).is_ok(), "another resource");
+        taken.pop();
+        let again = greedy.take(Resource::Sessions);
+        assert!(again.is_ok(), "what came back is free");
+        drop((again, taken));
+        assert_eq!((shares.used(Resource::Sessions), greedy.used(Resource::Sessions)), (0, 0));
+    }
+
+    #[test]
+    fn the_reserve_is_for_administrators() {
+        let shares = Shares::default();
+        let Bound { all, share, reserve } = Resource::Sessions.bound();
+        let mut taken = Vec::new();
+        for uid in 0..8 {
+            let peer = user(&shares, STRANGER + uid);
+            taken.extend((0..share).map_while(|_| peer.take(Resource::Sessions).ok()));
+        }
+        assert_eq!(taken.len(), all - reserve);
+        let refused = user(&shares, STRANGER + 100).take(Resource::Sessions).expect_err("all is taken");
+        assert_eq!(refused, Full::All { of: Resource::Sessions });
+        let root = user(&shares, 0);
+        let of_root: Vec<_> =
+            (0..reserve).map(|_| root.take(Resource::Sessions).expect("the reserve")).collect();
+        assert!(root.take(Resource::Sessions).is_err());
+        drop((taken, of_root));
+        assert_eq!(shares.used(Resource::Sessions), 0);
+    }
+
+    #[test]
+    fn peers_that_hold_nothing_are_forgotten() {
+        let shares = Shares::default();
+        let stays = user(&shares, STRANGER);
+        for uid in 0..1000 {
+            user(&shares, uid);
+        }
+        assert!(shares.peers.lock().len() <= 4, "{}", shares.peers.lock().len());
+        assert!(Arc::ptr_eq(&stays, &user(&shares, STRANGER)));
+    }
+
+    #[test]
+    fn shares_leave_room_for_others() {
+        for resource in Resource::ALL {
+            let Bound { all, share, reserve } = resource.bound();
+            assert!(share * 2 + reserve <= all, "{resource:?}");
+        }
+    }
+}
