@@ -166,8 +166,7 @@ impl SoftListener {
             };
         if !is_for_peers(&socket) {
             tracing::warn!(endpoint = %self.setup.endpoint, "refused a client: nearly as many files are open as may be (ulimit -n)");
-            return self
-                .refuse(&socket, "the server has nearly as many files open as it may; try again later");
+            return;
         }
         let admitted = match self.setup.link {
             LinkKind::Tcp => tcp::tune_tcp(&socket).and_then(|()| {
