@@ -132,6 +132,7 @@ race-writers 240 quick
 interrupts  300 quick
 zerocpu     240 quick
 mounts      240 quick
+inodes      240 quick
 fio-verify  480 full
 soak        240 full
 crash-points 300 quick once

@@ -25,6 +25,13 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+/// The extended attribute that holds who may access a file.
+pub const ACCESS_ACL_XATTR: &[u8] = b"system.posix_acl_access";
+/// The extended attribute that holds what new entries of a directory inherit.
+pub const DEFAULT_ACL_XATTR: &[u8] = b"system.posix_acl_default";
+/// The extended attribute that holds a file's capabilities.
+pub const CAPABILITY_XATTR: &[u8] = b"security.capability";
+
 /// What an inode is marked with. The bits are the wire and disk format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InodeFlags(pub u32);
@@ -46,9 +53,7 @@ impl InodeFlags {
     pub const DEFAULT_ACL: Self = Self(1 << 9);
     /// It has file capabilities.
     pub const CAPABILITY: Self = Self(1 << 10);
-    /// It was made without a name, and may get one.
-    pub const LINKABLE: Self = Self(1 << 11);
-    const ALL: u32 = 0xf0f;
+    const ALL: u32 = 0x70f;
 
     /// Whether it has all of these.
     pub const fn has(self, flags: Self) -> bool {
@@ -105,6 +110,26 @@ pub struct Attr {
     pub change: u64,
     /// What it is marked with.
     pub flags: InodeFlags,
+}
+
+impl Attr {
+    /// Whether chattr(1) marks forbid this change: an immutable inode takes none, one that is only added to neither another
+    /// length nor other owners, bits and times than now.
+    pub const fn forbids(&self, set: &SetAttr) -> bool {
+        let times = set.atime.is_some() || set.mtime.is_some() || set.ctime.is_some();
+        let other_times =
+            matches!(set.atime, Some(SetTime::At(_))) || matches!(set.mtime, Some(SetTime::At(_)));
+        let others = set.mode.is_some() || set.uid.is_some() || set.gid.is_some() || set.size.is_some();
+        (self.flags.has(InodeFlags::IMMUTABLE) && (others || times))
+            || (self.flags.has(InodeFlags::APPEND_ONLY) && (others || other_times))
+    }
+
+    /// Whether who runs it gets more than his own rights.
+    pub const fn has_privileges(&self) -> bool {
+        const SET_IDS: u16 = 0o6000;
+        let may_run = matches!(self.kind, FileKind::File);
+        may_run && (self.mode & SET_IDS != 0 || self.flags.has(InodeFlags::CAPABILITY))
+    }
 }
 
 /// A time to set: what `utimensat` can ask for.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Files of one directory, as a source tree or a mail store might have.
 const FILES_PER_DIRECTORY: usize = 1000;
-const NOBODY: Caller = Caller { uid: 1000, gid: 1000, umask: 0, request: None };
+const NOBODY: Caller = Caller { uid: 1000, gid: 1000, umask: 0, drops_privileges: false, request: None };
 
 fn report(what: &str, count: usize, took: Duration) {
     let each_us = took.as_secs_f64() * 1e6 / count as f64;

@@ -2,6 +2,8 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through these modules.
 
+/// POSIX access control lists.
+pub mod acl;
 /// The `cuttlefsd` command.
 pub mod cli;
 /// Metadata's flushes, for all who wait.

@@ -10,7 +10,7 @@ use crate::locks::Locks;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome, RequestId};
 use crate::pool::{Disk, PageSums};
 use crate::region::{ClientChange, ClosedRegion, FileRegion, Regions};
-use crate::rights::{CAPABILITY, Exports, Identity, Judge, Tickets};
+use crate::rights::{Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::session::{Session, Sessions};
@@ -92,34 +92,23 @@ impl Server {
         })
     }
 
-    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it: set-id bits and
-    /// capabilities.
+    /// Somebody is about to change a file's contents: what he may not keep of its privileges (set-id bits, capabilities) goes
+    /// first, in a batch of its own, which says nothing of the request.
     ///
     /// # Errors
     /// `Stale`, `Io`.
     pub fn take_privileges(&self, who: &Identity, ino: InodeNo) -> Result<(), Status> {
-        let judge = Judge { meta: &self.meta, who };
-        if judge.mode_after_write(&self.meta.attr(ino)?).is_some() {
-            let set = Operation::SetAttr { ino, set: SetAttr::default(), commit: None };
-            self.meta.execute_judged(Caller::default(), &set, &|_| true, &|_| {
-                let mode = judge.mode_after_write(&self.meta.attr(ino)?);
-                let set = SetAttr { mode, ..SetAttr::default() };
-                Ok(Some(Operation::SetAttr { ino, set, commit: None }))
-            })?;
+        if !who.drops_privileges {
+            return Ok(());
         }
-        let taken = match self.meta.xattr(ino, CAPABILITY) {
-            Ok(_) => self.meta.execute(
-                Caller::default(),
-                &Operation::RemoveXattr { ino, name: CAPABILITY },
-                &|_| true,
-            ),
-            Err(Status::NoAttribute) => return Ok(()),
-            Err(status) => return Err(status),
-        };
-        match taken {
-            Ok(_) | Err(Status::NoAttribute) => Ok(()),
-            Err(status) => Err(status),
+        let attr = self.meta.attr(ino)?;
+        if !attr.has_privileges() {
+            return Ok(());
         }
+        // Who is in the file's group by one of his further groups is in it.
+        let gid = if who.is_in(attr.gid) { attr.gid } else { who.gid };
+        let caller = Caller { gid, request: None, ..caller(who) };
+        self.meta.execute(caller, &Operation::DropPrivileges { ino }, &|_| true).map(|_| ())
     }
 
     /// Changes attributes; `data` is what a truncation does to the durable mapping.
@@ -213,7 +202,7 @@ impl Server {
             return;
         }
         let result = match self.meta.attr(ino) {
-            Ok(attr) if attr.kind == FileKind::File => {
+            Ok(attr) if matches!(attr.kind, FileKind::File | FileKind::Directory) => {
                 tier::reap(&self.regions, ino, || self.meta.reap(ino).map(|_| ())).await.map(|_| ())
             }
             Ok(_) => self.meta.reap(ino).map(|_| ()),
@@ -334,5 +323,11 @@ impl Server {
 }
 
 fn caller(who: &Identity) -> Caller {
-    Caller { uid: who.uid, gid: who.gid, umask: who.umask, request: who.request }
+    Caller {
+        uid: who.uid,
+        gid: who.gid,
+        umask: who.umask,
+        drops_privileges: who.drops_privileges,
+        request: who.request,
+    }
 }

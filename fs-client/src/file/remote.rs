@@ -10,7 +10,7 @@ use super::volume::{
     Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow, Written,
 };
 use crate::session::{After, Early, LaneGuard, Session};
-use cuttlefs_common::attr::{Attr, SetAttr};
+use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
@@ -130,7 +130,8 @@ impl RemoteVolume {
     ) -> Result<(Option<u64>, u32, bool), FsError> {
         let file = &state.file;
         // In a ring nobody checks rights, or that the file was found again after a restart.
-        if state.how.write && !file.is_gone() {
+        // Nor does it say that privileges are to be dropped.
+        if state.how.write && !file.is_gone() && !caller.drops_privileges {
             let at = (!append).then_some(offset);
             if self.session.write_early(file.ino(), at, bytes)? == Early::Acknowledged {
                 return Ok((at, bytes.len() as u32, true));
@@ -319,6 +320,11 @@ impl Volume for RemoteVolume {
         if let Some(cutting) = cutting {
             cutting.done(session, opened.attr.change);
         }
+        if how.write && !how.append && opened.attr.flags.has(InodeFlags::APPEND_ONLY) {
+            // open(2) tells it, not the first write.
+            self.session.close(self.session.open_files().add(&opened, rights));
+            return Err(FsError::Server(Status::NotPermitted));
+        }
         Ok(self.opened(&opened, rights, how))
     }
 
@@ -388,6 +394,14 @@ impl Volume for RemoteVolume {
         // Told once: not to somebody who only reads.
         let failed = state.how.write && self.session.unsynced().take_failed(ino);
         if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+    }
+
+    fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError> {
+        let rights = Rights::default();
+        let build = || Request::Open { ino, rights, truncate: false };
+        let opened = self.session.call_after(After::Nothing, caller, build, opened)?;
+        let file = self.session.open_files().add(&opened, rights);
+        Ok(self.handles.insert(file, OpenHow::default()))
     }
 
     fn release(&self, handle: Handle) {

@@ -235,7 +235,9 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<Option<BlockingLock>, FsError> {
         Err(FsError::Server(Status::Unsupported))
     }
-    /// Closes a file. Never fails, and waits for the server only to give up locks that went with the open file.
+    /// Opens a directory: as long as it is open it answers, also when it is removed.
+    fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError>;
+    /// Closes a file or a directory. Never fails, and waits for the server only to give up locks that went with the open file.
     fn release(&self, handle: Handle);
     /// Lists a directory from `cookie` on, handing entries to `take` until it returns `false` (the entry was
     /// not taken) or there are no more. Without `.` and `..`.

@@ -23,6 +23,8 @@
 //! A method that cannot do what is asked replies with an errno of the table; it never panics on what the kernel
 //! or the volume says. A reply that is dropped is EIO.
 
+use super::groups;
+use super::inode_flags::{self, Asked};
 use super::kernel::{
     CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
     LockKind, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -30,14 +32,14 @@ use super::kernel::{
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use super::kernel_cache::KernelCache;
+use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
-use super::privileges::Unprivileged;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::settings::FuseSettings;
 use super::xattr_names;
 use super::{convert, directory};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
-use cuttlefs_common::attr::{SetAttr, Timestamp};
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, SetAttr, Timestamp};
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::panic_ends;
@@ -49,8 +51,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Directories carry no state here: a listing goes on from its cookie alone.
-const DIRECTORY_HANDLE: FileHandle = FileHandle(0);
+/// Who may keep set-id bits on what he changes, where the kernel does not tell.
+const ROOT_USER: u32 = 0;
 /// Largest count a copy's reply can carry, kept page aligned so that the next part starts aligned too.
 const MAX_COPY_BYTES: u64 = (u32::MAX as u64) & !(PAGE_SIZE as u64 - 1);
 
@@ -69,7 +71,9 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) volume: Arc<V>,
     pub(super) root: InodeNo,
     pub(super) settings: FuseSettings,
-    unprivileged: Unprivileged,
+    pub(super) lacking: Lacking,
+    /// The kernel checks access control lists.
+    keeps_acls: bool,
     /// The kernel can map files that are open past the page cache.
     direct_io_maps: bool,
     /// Whether a close waits for what was written.
@@ -92,7 +96,8 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             root: volume.root(),
             flushes: volume.flushes(),
             volume,
-            unprivileged: Unprivileged::new(settings.attr_cache),
+            lacking: Lacking::new(settings.attr_cache),
+            keeps_acls: agreed.contains(InitFlags::FUSE_POSIX_ACL),
             settings,
             direct_io_maps,
             keeps_locks: agreed.contains(LOCKS),
@@ -115,6 +120,26 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     ) {
         let made = self.volume.make(&caller, self.ino(parent), name.as_bytes(), node, mode);
         self.reply_entry(made, reply);
+    }
+
+    /// Whether an extended attribute of this name can exist here.
+    fn has_xattr(&self, name: &[u8]) -> bool {
+        xattr_names::is_supported(name) || (self.keeps_acls && xattr_names::is_acl(name))
+    }
+
+    /// Who changes the contents of a file; `may_keep`: he is privileged enough to leave set-id bits on it.
+    fn writer(&self, req: &Request, ino: InodeNo, may_keep: bool) -> Caller {
+        let drops_privileges = !may_keep && !self.lacking.is_known(ino, Lack::Privileges);
+        Caller { drops_privileges, ..caller(req) }
+    }
+
+    /// A change of contents was done by him.
+    fn changed_by(&self, writer: &Caller, ino: INodeNo) {
+        if writer.drops_privileges {
+            self.lacking.dropped(self.ino(ino));
+            // The kernel goes by the mode that it has when somebody runs the file.
+            self.cache.forget_attributes(ino);
+        }
     }
 
     /// Whether a file that is opened with these flags is read and written past the page cache.
@@ -156,6 +181,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = request!("lookup", req, parent = parent.0, name = ?name);
+        if name == "." {
+            // A file handle is resolved: the kernel has forgotten everything about the inode but its number.
+            return self.reply_entry(self.volume.get_attr(&caller(req), self.ino(parent)), reply);
+        }
         match self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes()) {
             Err(FsError::Server(Status::NotFound)) if !self.settings.negative_cache.is_zero() => {
                 // An entry with inode number 0 is ENOENT with a lifetime.
@@ -197,11 +226,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             flags: None,
         };
         let ino = self.ino(ino);
-        let changed = self.volume.set_attr(&caller(req), ino, set);
-        // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
-        if mode.is_some() {
-            self.unprivileged.no_set_ids.remove(ino);
-        }
+        // What the kernel says of it (`FATTR_KILL_SUIDGID`) is not passed on: who is root may keep them.
+        let caller = Caller { drops_privileges: size.is_some() && req.uid() != ROOT_USER, ..caller(req) };
+        let changed = self.volume.set_attr(&caller, ino, set);
         self.reply_attr(changed, reply);
     }
 
@@ -307,8 +334,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
         match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
             Ok((attr, opened)) => {
-                // Exclusively made: it cannot have any.
-                self.unprivileged.no_capabilities.insert(attr.ino);
+                self.lacking.told(&attr);
                 let attr = convert::to_file_attr(self.root, &attr);
                 let (handle, how) = self.opened(flags, &opened);
                 let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
@@ -365,22 +391,19 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyWrite,
     ) {
         let _span = request!("write", req, ino = ino.0, fh = fh.0, offset = offset, size = data.len());
-        let caller = caller(req);
+        let may_keep = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let caller = self.writer(req, self.ino(ino), may_keep);
         // As of reads. A write through the cache, or a write-back of mapped pages, has its pages locked until it is answered.
         let is_past_cache = lock_owner.is_some();
         if !is_past_cache {
             self.cache.fills(ino);
         }
-        if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-            match self.unprivileged.take(&*self.volume, &caller, self.ino(ino)) {
-                // The kernel goes by the mode that it has when somebody runs the file.
-                Ok(true) => self.cache.forget_attributes(ino),
-                Ok(false) => {}
-                Err(error) => return reply.error(refused(&error)),
-            }
-        }
         let how = convert::write_how(flags.0, write_flags);
-        match self.volume.write_how(&caller, handle(fh), offset, data, how) {
+        let written = self.volume.write_how(&caller, handle(fh), offset, data, how);
+        if written.is_ok() {
+            self.changed_by(&caller, ino);
+        }
+        match written {
             Ok(Written { offset, len }) if is_past_cache => {
                 self.cache.answer_passed(ino, offset, len, reply);
             }
@@ -479,8 +502,22 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("opendir", req, ino = ino.0);
-        // No FOPEN_CACHE_DIR: nothing tells us when another client changes the directory.
-        let _nothing_to_close = reply.opened(DIRECTORY_HANDLE, FopenFlags::empty());
+        match self.volume.open_directory(&caller(req), self.ino(ino)) {
+            // No FOPEN_CACHE_DIR: nothing tells us when another client changes the directory.
+            Ok(opened) => {
+                let handle = FileHandle(opened.0);
+                if !reply.opened(handle, FopenFlags::empty()) {
+                    self.volume.release(opened);
+                }
+            }
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    fn releasedir(&self, req: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        let _span = request!("releasedir", req, ino = ino.0, fh = fh.0);
+        self.volume.release(handle(fh));
+        reply.ok();
     }
 
     fn readdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -558,33 +595,36 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
     ) {
         let _span = request!("setxattr", req, ino = ino.0, name = ?name, size = value.len());
         let (ino, name) = (self.ino(ino), name.as_bytes());
-        if !xattr_names::is_supported(name) {
+        if !self.has_xattr(name) {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let Some(mode) = convert::xattr_mode(flags) else {
             return reply.error(Errno::EINVAL);
         };
-        let set = self.volume.set_xattr(&caller(req), ino, name, value, mode);
+        let mut caller = caller(req);
+        if name == ACCESS_ACL_XATTR {
+            // As chmod(2): who is not in the file's group takes the set-group-id bit from it.
+            caller.drops_privileges = match self.volume.get_attr(&caller, ino) {
+                Ok(attr) => !groups::may_set_group_id(req, attr.gid),
+                Err(error) => return reply.error(refused(&error)),
+            };
+        }
+        let set = self.volume.set_xattr(&caller, ino, name, value, mode);
         // After the change, so that an answer of before it cannot be remembered past it for longer than its time.
-        self.unprivileged.no_capabilities.remove(ino);
+        self.lacking.forget(ino);
         reply_done(set, reply);
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = request!("getxattr", req, ino = ino.0, name = ?name, size = size);
         let (ino, name) = (self.ino(ino), name.as_bytes());
-        if !xattr_names::is_supported(name) {
+        if !self.has_xattr(name) {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        let asks_for_capability = name == xattr_names::CAPABILITY;
-        if asks_for_capability && self.unprivileged.no_capabilities.contains(ino) {
+        if xattr_names::lack_of(name).is_some_and(|lack| self.lacking.is_known(ino, lack)) {
             return reply.error(Errno::NO_XATTR);
         }
-        let value = self.volume.get_xattr(&caller(req), ino, name);
-        if asks_for_capability && value == Err(FsError::Server(Status::NoAttribute)) {
-            self.unprivileged.no_capabilities.insert(ino);
-        }
-        reply_sized(value, size, reply);
+        reply_sized(self.volume.get_xattr(&caller(req), ino, name), size, reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
@@ -594,7 +634,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _span = request!("removexattr", req, ino = ino.0, name = ?name);
-        if !xattr_names::is_supported(name.as_bytes()) {
+        if !self.has_xattr(name.as_bytes()) {
             return reply.error(Errno::EOPNOTSUPP);
         }
         reply_done(self.volume.remove_xattr(&caller(req), self.ino(ino), name.as_bytes()), reply);
@@ -607,13 +647,28 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         fh: FileHandle,
         _flags: IoctlFlags,
         cmd: u32,
-        _in_data: &[u8],
+        in_data: &[u8],
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
         let _span = request!("ioctl", req, ino = ino.0, fh = fh.0, cmd = cmd);
-        // ENOSYS is no errno an application expects of ioctl(2).
-        reply.error(Errno::ENOTTY);
+        let (caller, ino) = (caller(req), self.ino(ino));
+        match inode_flags::asked(cmd, in_data) {
+            Some(Asked::Get(form)) => match self.volume.get_attr(&caller, ino) {
+                Ok(attr) => reply.ioctl(0, &form.encode(attr.flags)),
+                Err(error) => reply.error(refused(&error)),
+            },
+            Some(Asked::Set(flags)) => {
+                let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+                match self.volume.set_attr(&caller, ino, set) {
+                    Ok(_) => reply.ioctl(0, &[]),
+                    Err(error) => reply.error(refused(&error)),
+                }
+            }
+            Some(Asked::Unsupported) => reply.error(Errno::EOPNOTSUPP),
+            // Not ENOSYS: that is no errno an application expects of ioctl(2).
+            None => reply.error(Errno::ENOTTY),
+        }
     }
 
     fn fallocate(
@@ -630,7 +685,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             request!("fallocate", req, ino = ino.0, fh = fh.0, offset = offset, size = length, mode = mode);
         match convert::allocate_mode(mode) {
             Some(how) => {
-                reply_done(self.volume.allocate(&caller(req), handle(fh), offset, length, how), reply)
+                let writer = self.writer(req, self.ino(ino), req.uid() == ROOT_USER);
+                let allocated = self.volume.allocate(&writer, handle(fh), offset, length, how);
+                self.changed_by(&writer, ino);
+                reply_done(allocated, reply);
             }
             None => reply.error(Errno::EOPNOTSUPP),
         }
@@ -689,7 +747,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         }
         let len = len.min(MAX_COPY_BYTES);
         let (from, to) = (handle(fh_in), handle(fh_out));
-        match self.volume.copy_range(&caller(req), from, offset_in, to, offset_out, len).map(u32::try_from) {
+        let writer = self.writer(req, self.ino(ino_out), req.uid() == ROOT_USER);
+        let copied = self.volume.copy_range(&writer, from, offset_in, to, offset_out, len);
+        self.changed_by(&writer, ino_out);
+        match copied.map(u32::try_from) {
             Ok(Ok(copied)) => reply.written(copied),
             Ok(Err(_)) => reply.error(Errno::EIO),
             Err(error) => reply.error(refused(&error)),

@@ -11,7 +11,8 @@
 //! * `kernel_cache` makes the kernel forget what it has cached.
 //! * `lock_wait` is who waits for a lock.
 //! * `xattr_names` says which extended attributes exist here.
-//! * `privileges` takes set-id bits and capabilities from files that are written, and remembers which have none.
+//! * `inode_flags` is how chattr(1) asks.
+//! * `lacking` remembers which files have no ACLs, capabilities and set-id bits; `groups` says who is in which group.
 //! * `settings` is what a mount can be told; `session` mounts with it; `mount_table` reads what is mounted.
 //!
 //! # What the kernel may cache
@@ -29,12 +30,14 @@ mod convert;
 mod directory;
 mod edge;
 mod errno;
+mod groups;
+mod inode_flags;
 /// The kernel's side of FUSE.
 pub mod kernel;
 mod kernel_cache;
+mod lacking;
 mod lock_wait;
 mod mount_table;
-mod privileges;
 mod reply;
 mod session;
 mod settings;

@@ -13,19 +13,25 @@ pub(super) const GENERATION: Generation = Generation(0);
 impl<V: Volume + ?Sized> CuttleFuse<V> {
     pub(super) fn reply_attr(&self, result: Result<Attr, FsError>, reply: ReplyAttr) {
         match result {
-            Ok(attr) => reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr)),
+            Ok(attr) => {
+                self.lacking.told(&attr);
+                reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr));
+            }
             Err(error) => reply.error(refused(&error)),
         }
     }
 
     pub(super) fn reply_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
-            Ok(attr) => reply.entry_with_ttls(
-                &self.settings.attr_cache,
-                &self.settings.entry_cache,
-                &convert::to_file_attr(self.root, &attr),
-                GENERATION,
-            ),
+            Ok(attr) => {
+                self.lacking.told(&attr);
+                reply.entry_with_ttls(
+                    &self.settings.attr_cache,
+                    &self.settings.entry_cache,
+                    &convert::to_file_attr(self.root, &attr),
+                    GENERATION,
+                );
+            }
             Err(error) => reply.error(refused(&error)),
         }
     }
@@ -44,7 +50,9 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             return (bare(), true);
         }
         let attr = entry.attr.map_or_else(|| self.volume.get_attr(caller, entry.ino).ok(), Some);
-        attr.map_or_else(|| (bare(), false), |attr| (convert::to_file_attr(self.root, &attr), true))
+        let Some(attr) = attr else { return (bare(), false) };
+        self.lacking.told(&attr);
+        (convert::to_file_attr(self.root, &attr), true)
     }
 }
 

@@ -176,6 +176,12 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
         // Safe without any lifetime: a symlink's target never changes, and its number is never reused.
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        // Access control lists are kept by the server and checked by the kernel.
+        InitFlags::FUSE_POSIX_ACL,
+        // The server takes set-id bits and capabilities; the kernel's own way leaves some, and asks before every write.
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        // File handles (name_to_handle_at(2)) hold while the kernel forgets inodes.
+        InitFlags::FUSE_EXPORT_SUPPORT,
     ];
     let wanted = wanted.into_iter().fold(InitFlags::empty(), InitFlags::union);
     Agreement {

@@ -9,7 +9,7 @@ pub mod mount;
 mod tree;
 
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, WriteHow, Written};
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
+use cuttlefs_common::attr::{Attr, CAPABILITY_XATTR, FileKind, InodeFlags, SetAttr, SetTime};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
 use cuttlefs_common::status::Status;
@@ -118,6 +118,18 @@ impl State {
         Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache })
     }
 
+    /// Who changes the contents may not leave set-id bits and capabilities on the file.
+    fn drop_privileges(&mut self, caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
+        let node = self.tree.node_mut(ino)?;
+        if caller.drops_privileges {
+            let runs_as_group = node.attr.mode & 0o010 != 0 || caller.gid != node.attr.gid;
+            node.attr.mode &= if runs_as_group { !0o6000 } else { !0o4000 };
+            node.xattrs.remove(CAPABILITY_XATTR);
+            node.mark();
+        }
+        Ok(())
+    }
+
     fn handle(&self, handle: Handle) -> Result<(InodeNo, OpenHow), FsError> {
         self.handles.get(&handle.0).copied().ok_or(FsError::BadHandle)
     }
@@ -176,9 +188,10 @@ impl Volume for MemoryVolume {
         Ok(self.enter("get_attr").tree.node(ino)?.attr)
     }
 
-    fn set_attr(&self, _caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
+    fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
         let mut state = self.enter("set_attr");
         if let Some(size) = set.size {
+            state.drop_privileges(caller, ino)?;
             state.resize(ino, size)?;
         }
         let attr = &mut state.tree.node_mut(ino)?.attr;
@@ -191,6 +204,9 @@ impl Volume for MemoryVolume {
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = set.atime.map_or(attr.atime, time);
         attr.mtime = set.mtime.map_or(attr.mtime, time);
+        if let Some(flags) = set.flags {
+            attr.flags = attr.flags.with(InodeFlags::SETTABLE, false).with(flags, true);
+        }
         attr.ctime = set.ctime.unwrap_or_else(now);
         attr.change += 1;
         Ok(*attr)
@@ -291,7 +307,7 @@ impl Volume for MemoryVolume {
 
     fn write_how(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         handle: Handle,
         offset: u64,
         bytes: &[u8],
@@ -305,6 +321,7 @@ impl Volume for MemoryVolume {
         if how.sync {
             *state.calls.entry("durable_write").or_default() += 1;
         }
+        state.drop_privileges(caller, ino)?;
         let offset = if how.append { state.tree.node(ino)?.attr.size } else { offset };
         let end = range_end(offset, bytes.len() as u64)?;
         state.change_contents(ino, |pages, attr| {
@@ -320,6 +337,15 @@ impl Volume for MemoryVolume {
 
     fn fsync_dir(&self, _caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
         self.enter("fsync_dir").tree.node(ino).map(|_| ())
+    }
+
+    fn open_directory(&self, _caller: &Caller, ino: InodeNo) -> Result<Handle, FsError> {
+        let mut state = self.enter("open_directory");
+        state.tree.node_mut(ino)?.opens += 1;
+        let handle = state.next_handle;
+        state.next_handle += 1;
+        state.handles.insert(handle, (ino, OpenHow::default()));
+        Ok(Handle(handle))
     }
 
     fn release(&self, handle: Handle) {
@@ -380,6 +406,7 @@ impl Volume for MemoryVolume {
             _ => {}
         }
         node.xattrs.insert(name.to_vec(), value.to_vec());
+        node.mark();
         node.attr.ctime = now();
         Ok(())
     }
@@ -388,13 +415,14 @@ impl Volume for MemoryVolume {
         let mut state = self.enter("remove_xattr");
         let node = state.tree.node_mut(ino)?;
         node.xattrs.remove(name).ok_or(Status::NoAttribute)?;
+        node.mark();
         node.attr.ctime = now();
         Ok(())
     }
 
     fn allocate(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         handle: Handle,
         offset: u64,
         len: u64,
@@ -405,6 +433,7 @@ impl Volume for MemoryVolume {
         if !opened.write {
             return Err(Status::Denied.into());
         }
+        state.drop_privileges(caller, ino)?;
         let end = range_end(offset, len)?;
         state.change_contents(ino, |pages, attr| {
             let keep_size = match how {

@@ -2,7 +2,9 @@
 
 use super::file_pages::FilePages;
 use cuttlefs_client::file::volume::{Caller, FsError};
-use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
+use cuttlefs_common::attr::{
+    ACCESS_ACL_XATTR, Attr, CAPABILITY_XATTR, DEFAULT_ACL_XATTR, FileKind, InodeFlags, Timestamp,
+};
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
@@ -34,6 +36,19 @@ pub struct Node {
     pub opens: u32,
     /// Of a directory: where it hangs.
     parent: InodeNo,
+}
+
+impl Node {
+    /// Its marks follow its attributes.
+    pub fn mark(&mut self) {
+        for (name, mark) in [
+            (ACCESS_ACL_XATTR, InodeFlags::ACCESS_ACL),
+            (DEFAULT_ACL_XATTR, InodeFlags::DEFAULT_ACL),
+            (CAPABILITY_XATTR, InodeFlags::CAPABILITY),
+        ] {
+            self.attr.flags = self.attr.flags.with(mark, self.xattrs.contains_key(name));
+        }
+    }
 }
 
 pub struct Tree {

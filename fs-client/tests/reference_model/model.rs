@@ -61,6 +61,14 @@ fn pages_over(offset: u64, end: u64) -> std::ops::Range<u64> {
 }
 
 impl Node {
+    /// As chown(2) has it on Linux. The set-group-id bit of what its group may not run stays for who is in that group.
+    pub fn chown_drops_set_ids(&mut self) {
+        if self.kind != FileKind::Directory {
+            let stays = self.mode & 0o010 == 0 && self.gid == GID;
+            self.mode &= if stays { 0o3777 } else { 0o1777 };
+        }
+    }
+
     fn new(kind: FileKind, mode: u16, gid: u32, now: Timestamp) -> Self {
         let time = Time::NotBefore(now);
         Self {

@@ -7,7 +7,7 @@ use super::name::Cookie;
 use super::operation::RequestId;
 use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
-use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, FileKind};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX, SlotIndex};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::DirEntry;
@@ -152,6 +152,23 @@ impl Meta {
             value?.ok_or(MetaError::Refused(Status::NoAttribute))
         };
         read().map_err(|e| self.fail("xattr", e))
+    }
+
+    /// A file's access control list. Without the writer's mutex, for changes are judged under it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn access_list(&self, ino: InodeNo) -> Result<Option<Vec<u8>>, Status> {
+        let read = || self.stored().xattr(ino, ACCESS_ACL_XATTR);
+        // A list of several records may be read while it is replaced.
+        let mut list = read();
+        for _ in 1..LOOKUP_TRIES {
+            if list.is_ok() {
+                break;
+            }
+            list = read();
+        }
+        list.map_err(|e| self.fail("access_list", e))
     }
 
     /// Names of an inode's extended attributes, each ended by NUL.

@@ -478,6 +478,7 @@ fn name_of(operation: &Operation<'_>) -> &'static str {
         Operation::Rename { .. } => "rename",
         Operation::SetAttr { .. } => "set_attr",
         Operation::SetXattr { .. } => "set_xattr",
+        Operation::DropPrivileges { .. } => "drop_privileges",
         Operation::RemoveXattr { .. } => "remove_xattr",
         Operation::CommitData { .. } => "commit_data",
         Operation::ReapOrphan { .. } => "reap",

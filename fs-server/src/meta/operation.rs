@@ -42,6 +42,8 @@ pub struct Caller {
     pub gid: u32,
     /// Permission bits that what is made does not get, where no default ACL says otherwise.
     pub umask: u16,
+    /// A change of contents takes set-id bits and capabilities from the file.
+    pub drops_privileges: bool,
     /// The request this is done for; its batch says that it was done.
     pub request: Option<RequestId>,
 }
@@ -212,6 +214,11 @@ pub enum Operation<'a> {
         value: &'a [u8],
         /// What if it exists or not.
         mode: XattrMode,
+    },
+    /// Takes set-id bits and capabilities from a file that somebody unprivileged is about to change.
+    DropPrivileges {
+        /// Inode.
+        ino: InodeNo,
     },
     /// Removes an extended attribute.
     RemoveXattr {

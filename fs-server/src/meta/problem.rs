@@ -51,6 +51,8 @@ pub enum ProblemKind {
     Allocated,
     /// The inode counts other attributes than it has.
     XattrCount,
+    /// The inode's marks are not those of its attributes.
+    Marks,
 }
 
 /// One contradiction.
@@ -107,6 +109,7 @@ impl ProblemKind {
             Self::NamedOrphan => "named-orphan",
             Self::Allocated => "allocated",
             Self::XattrCount => "xattr-count",
+            Self::Marks => "marks",
         }
     }
 
@@ -134,6 +137,7 @@ impl ProblemKind {
             Self::NamedOrphan => "an orphan has names",
             Self::Allocated => "allocated pages are not those of its extents",
             Self::XattrCount => "extended attributes are counted wrong",
+            Self::Marks => "its marks do not say which lists and capabilities it has",
         }
     }
 
@@ -154,6 +158,7 @@ impl ProblemKind {
             Self::PastEnd => "cuts the extent off at the end of the file",
             Self::Unreachable => "moves it to /lost+found; without names and bytes, marks it to be freed",
             Self::WrongParent | Self::LinkCount | Self::Allocated | Self::XattrCount => "corrects the number",
+            Self::Marks => "corrects the marks",
             Self::NamedOrphan => "removes the orphan's record",
         }
     }

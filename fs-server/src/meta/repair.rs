@@ -130,6 +130,11 @@ impl Repairer<'_> {
                     inode.xattrs = u32::try_from(*number).unwrap_or(u32::MAX)
                 })?;
             }
+            (Kind::Marks, Detail::Numbers(_, number)) => {
+                self.change(&mut batch, ino, |inode| {
+                    inode.flags = InodeFlags(u32::try_from(*number).unwrap_or(0));
+                })?;
+            }
             (kind, detail) => unreachable!("a survey gives no {kind:?} with {detail:?}"),
         }
         Ok(batch)

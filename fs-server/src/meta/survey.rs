@@ -3,13 +3,15 @@
 //!
 //! Holds some 200 bytes an inode and 48 an extent.
 
+use super::apply::mark_of;
 use super::key::{self, tag};
 use super::name::HashKey;
 use super::problem::{Detail, Problem, ProblemKind};
 use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord};
 use super::store::{Direction, Store, StoreError};
 use super::view::View;
-use cuttlefs_common::attr::FileKind;
+use crate::acl::Acl;
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, DEFAULT_ACL_XATTR, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,14 @@ pub fn check(store: &dyn Store, hash_key: HashKey) -> Result<Vec<Problem>, Store
     let mut problems = Survey::of(store, hash_key, u64::MAX)?.problems;
     problems.retain(|problem| !matches!(problem.kind, ProblemKind::PastEnd | ProblemKind::NextIno));
     Ok(problems)
+}
+
+/// Marks that say which attributes an inode has.
+const OF_ATTRIBUTES: InodeFlags =
+    InodeFlags::ACCESS_ACL.with(InodeFlags::DEFAULT_ACL, true).with(InodeFlags::CAPABILITY, true);
+
+fn is_acl(name: &[u8]) -> bool {
+    name == ACCESS_ACL_XATTR || name == DEFAULT_ACL_XATTR
 }
 
 /// What was found.
@@ -46,6 +56,8 @@ struct Counted {
     parent: Option<InodeNo>,
     pages: u64,
     xattrs: u32,
+    /// What its attributes mark it with.
+    marks: InodeFlags,
 }
 
 struct Surveyor<'a> {
@@ -247,7 +259,11 @@ impl Surveyor<'_> {
             if !this.inodes.contains_key(&ino) {
                 this.problem(ProblemKind::NoInode, ino, key, Detail::None);
             } else if piece == 0 {
-                this.counted.entry(ino).or_default().xattrs += 1;
+                let counted = this.counted.entry(ino).or_default();
+                counted.xattrs += 1;
+                if let Some(mark) = mark_of(name) {
+                    counted.marks = counted.marks.with(mark, true);
+                }
                 heads.push((ino, name.to_vec()));
             } else if heads.last().is_none_or(|(of, head)| *of != ino || head != name) {
                 this.problem(ProblemKind::BadXattr, ino, key, Detail::Name(name.to_vec()));
@@ -255,7 +271,11 @@ impl Surveyor<'_> {
             Ok(())
         })?;
         for (ino, name) in heads {
-            if self.view.xattr(ino, &name).is_err() {
+            let is_good = match self.view.xattr(ino, &name) {
+                Ok(Some(value)) if is_acl(&name) => matches!(Acl::parse(&value), Ok(Some(_))),
+                value => value.is_ok(),
+            };
+            if !is_good {
                 self.problem(ProblemKind::BadXattr, ino, &key::xattr(ino, &name, 0), Detail::Name(name));
             }
         }
@@ -313,6 +333,7 @@ impl Surveyor<'_> {
                 (true, 0) => 0,
                 (false, names) => names,
             };
+            let marks = inode.flags.with(OF_ATTRIBUTES, false).with(found.marks, true);
             let (pages, xattrs, parent) = (found.pages, found.xattrs, found.parent);
             let key = key::inode(*ino);
             let is_orphan = self.orphans.contains(ino);
@@ -341,6 +362,10 @@ impl Surveyor<'_> {
             if inode.xattrs != xattrs {
                 let numbers = Detail::Numbers(inode.xattrs.into(), xattrs.into());
                 self.problem(ProblemKind::XattrCount, *ino, &key, numbers);
+            }
+            if inode.flags != marks {
+                let numbers = Detail::Numbers(inode.flags.0.into(), marks.0.into());
+                self.problem(ProblemKind::Marks, *ino, &key, numbers);
             }
         }
         self.inodes = inodes;

@@ -1,8 +1,10 @@
 //! Tests of the whole: a reference model, POSIX rules one by one, live data, crashes.
 
+mod acl;
 mod crash;
 mod data;
 mod directory;
+mod marks;
 mod model;
 mod posix;
 mod repair;
@@ -21,8 +23,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const HASH_KEY: HashKey = HashKey(*b"sixteen byte key");
-const USER: Caller = Caller { uid: 1000, gid: 100, umask: 0, request: None };
-const ROOT_USER: Caller = Caller { uid: 0, gid: 0, umask: 0, request: None };
+const USER: Caller = Caller { uid: 1000, gid: 100, umask: 0, drops_privileges: false, request: None };
+const ROOT_USER: Caller = Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None };
 
 fn format(store: &dyn Store) {
     let format = Format { uuid: [7; 16], hash_key: HASH_KEY, root: ROOT_USER, root_mode: 0o755 };

@@ -118,6 +118,7 @@ impl ActiveFiles {
         let file = shard.get(ino, load)?;
         shard.change_opens(ino, 1);
         if file.slot().is_none()
+            && !file.is_directory()
             && !file.owes()
             && let Some(slot) = self.find_slot(&shard)
         {

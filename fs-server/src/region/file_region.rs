@@ -85,6 +85,11 @@ impl FileState {
 #[derive(Debug)]
 pub struct FileRegion {
     ino: InodeNo,
+    /// A directory: it is open, has no bytes, and stays as long as it is.
+    is_directory: bool,
+    /// Marked to be only added to: kept from who writes elsewhere. As of the last open or change of marks; relaxed, for
+    /// nothing else depends on it.
+    pub(crate) append_only: AtomicBool,
     pub(crate) order: AsyncRwLock<()>,
     pub(crate) settle: AsyncMutex<()>,
     /// Shared by changes of contents that clients ask for, alone by what a client restores. Taken before `order`.
@@ -118,6 +123,16 @@ impl Generations {
 }
 
 impl FileRegion {
+    /// The region of a directory: nothing but who has it open.
+    pub(crate) fn of_directory(ino: InodeNo, generation: u64) -> Self {
+        Self { is_directory: true, ..Self::new(ino, RangeTable::default(), 0, generation) }
+    }
+
+    /// Whether it is a directory's.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.is_directory
+    }
+
     /// The region of a file as the store knows it.
     pub(crate) fn new(ino: InodeNo, mut table: RangeTable, size: u64, generation: u64) -> Self {
         // Bytes past the end must not come back when the file grows. A store written by this code has none, but
@@ -131,6 +146,8 @@ impl FileRegion {
         }
         Self {
             ino,
+            is_directory: false,
+            append_only: AtomicBool::new(false),
             order: AsyncRwLock::new(()),
             settle: AsyncMutex::new(()),
             changes: AsyncRwLock::new(()),

@@ -68,7 +68,7 @@ use crate::pool::{CachedPool, DataSync, IoError, PageSums};
 use crate::shares::Taken;
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
-use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RegionOwner, WindowId};
@@ -491,7 +491,7 @@ impl Regions {
         let attr = self.meta.attr(ino)?;
         match attr.kind {
             FileKind::File => {}
-            FileKind::Directory => return Err(Status::IsDirectory),
+            FileKind::Directory => return Ok(FileRegion::of_directory(ino, self.generations.next())),
             _ => return Err(Status::Invalid),
         }
         let extents = self.meta.extents(ino)?;
@@ -501,6 +501,7 @@ impl Regions {
         })?;
         let file = FileRegion::new(ino, table, attr.size, self.generations.next());
         file.owes.store(self.check_contents(ino).is_err(), Ordering::Release);
+        file.append_only.store(attr.flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
         Ok(file)
     }
 
@@ -509,10 +510,18 @@ impl Regions {
     /// # Errors
     /// `NotFound`, `IsDirectory`, `Invalid` (no regular file), `Stale` (being reaped), `Io`.
     pub fn file(&self, ino: InodeNo) -> Result<Arc<FileRegion>, Status> {
-        self.active.get(ino, || self.load(ino))
+        let file = self.active.get(ino, || self.load(ino))?;
+        if file.is_directory() { Err(Status::IsDirectory) } else { Ok(file) }
     }
 
-    /// Opens a regular file for an owner.
+    /// A file's marks are these now.
+    pub fn note_flags(&self, ino: InodeNo, flags: InodeFlags) {
+        if let Some(file) = self.active.find(ino) {
+            file.append_only.store(flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
+        }
+    }
+
+    /// Opens a regular file for an owner, or a directory: without any right, to keep it.
     ///
     /// # Errors
     /// As `file`; `Busy` if the owner has too many files open; `Denied` for owner 0.

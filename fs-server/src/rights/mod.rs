@@ -29,4 +29,3 @@ pub use identity::{Account, Identity};
 pub use permission::{Judge, Need};
 pub use rules::{ExportRule, PeerPattern};
 pub use ticket::Tickets;
-pub use xattrs::CAPABILITY;

@@ -9,6 +9,7 @@
 //! * Nothing here takes the metadata's writer: changes are judged under it (`table`).
 
 use super::identity::Identity;
+use crate::acl::Acl;
 use crate::meta::Meta;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime};
 use cuttlefs_common::ids::InodeNo;
@@ -47,8 +48,7 @@ pub struct Judge<'j> {
 }
 
 impl Judge<'_> {
-    /// The bits (rwx) that count for this identity. Where an inode has an access control list, that is to be consulted here,
-    /// and nowhere else.
+    /// The bits (rwx) of the mode that count for this identity.
     fn granted(&self, attr: &Attr) -> u16 {
         let shift = if attr.uid == self.who.uid {
             6
@@ -58,6 +58,16 @@ impl Judge<'_> {
             0
         };
         attr.mode >> shift & 7
+    }
+
+    /// The access control list that counts instead of the mode, if there is one. An owner's bits are those of the mode.
+    fn list(&self, attr: &Attr) -> Result<Option<Acl>, Status> {
+        if attr.uid == self.who.uid || !attr.flags.has(InodeFlags::ACCESS_ACL) {
+            return Ok(None);
+        }
+        // Removed meanwhile: the mode says all.
+        let Some(value) = self.meta.access_list(attr.ino)? else { return Ok(None) };
+        Acl::parse(&value).map_err(|_| Status::Io)
     }
 
     /// Whether it may.
@@ -76,7 +86,13 @@ impl Judge<'_> {
             Need::Search => 1,
             Need::ChangeEntries => 3,
         };
-        if self.granted(attr) & bits == bits { Ok(()) } else { Err(Status::Denied) }
+        let granted = match self.list(attr)? {
+            Some(list) => {
+                list.permits((attr.uid, attr.gid), self.who.uid, |group| self.who.is_in(group), bits)
+            }
+            None => self.granted(attr) & bits == bits,
+        };
+        if granted { Ok(()) } else { Err(Status::Denied) }
     }
 
     /// As `check`, of an inode by its number.
@@ -240,11 +256,5 @@ impl Judge<'_> {
         let mode = mode & !SET_UID;
         let keeps = mode & GROUP_EXECUTE == 0 && self.who.is_in(attr.gid);
         if keeps { mode } else { mode & !SET_GID }
-    }
-
-    /// The mode of a file once this identity has changed its contents; `None`: as it is.
-    pub fn mode_after_write(&self, attr: &Attr) -> Option<u16> {
-        let left = self.without_set_ids(attr, attr.mode);
-        (!self.who.is_privileged() && attr.kind == FileKind::File && left != attr.mode).then_some(left)
     }
 }

@@ -176,6 +176,7 @@ impl Judge<'_> {
             Operation::RemoveXattr { ino, name } => self.change_xattr(*ino, name, true).map(|()| None),
             // The server's own.
             Operation::CommitData { .. }
+            | Operation::DropPrivileges { .. }
             | Operation::ReapOrphan { .. }
             | Operation::PutClient { .. }
             | Operation::EndSession { .. }

@@ -1,12 +1,10 @@
 //! Who may read and change which extended attribute (xattr(7)).
 
 use super::permission::{Judge, Need};
-use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, CAPABILITY_XATTR, DEFAULT_ACL_XATTR, FileKind};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 
-/// What a file's program may do besides what its user may.
-pub const CAPABILITY: &[u8] = b"security.capability";
 const STICKY: u16 = 0o1000;
 
 /// Who an attribute belongs to.
@@ -25,7 +23,7 @@ enum Namespace {
 
 fn namespace(name: &[u8]) -> Namespace {
     match name {
-        b"system.posix_acl_access" | b"system.posix_acl_default" => Namespace::AccessLists,
+        ACCESS_ACL_XATTR | DEFAULT_ACL_XATTR => Namespace::AccessLists,
         _ if name.starts_with(b"user.") => Namespace::User,
         _ if name.starts_with(b"trusted.") => Namespace::Trusted,
         _ if name.starts_with(b"security.") => Namespace::Security,
@@ -67,7 +65,7 @@ impl Judge<'_> {
         match namespace(name) {
             Namespace::Security | Namespace::Trusted if self.who.is_privileged() => Ok(()),
             // A write takes it, and a client's kernel has it taken.
-            Namespace::Security if removes && name == CAPABILITY => self.check(&attr, Need::Write),
+            Namespace::Security if removes && name == CAPABILITY_XATTR => self.check(&attr, Need::Write),
             Namespace::Security | Namespace::Trusted => Err(Status::NotPermitted),
             Namespace::AccessLists => self.check(&attr, Need::Own),
             Namespace::Unknown => Err(Status::Unsupported),

@@ -118,6 +118,8 @@ bitflags! {
         const FUSE_MAX_PAGES = 1 << 22;
         /// Targets of symlinks are kept.
         const FUSE_CACHE_SYMLINKS = 1 << 23;
+        /// The file system takes set-id bits and capabilities.
+        const FUSE_HANDLE_KILLPRIV_V2 = 1 << 28;
         /// SETXATTR says more.
         const FUSE_SETXATTR_EXT = 1 << 29;
         /// There are 64 of these.

@@ -184,10 +184,8 @@ fn expected_done(model: &mut Model, client: usize, op: &Op, places: &Places) -> 
             }
             node.ctime = Time::NotBefore(now);
             if let Some(gid) = gid {
+                node.chown_drops_set_ids();
                 node.gid = gid;
-                if node.kind == FileKind::File && node.mode & 0o111 != 0 {
-                    node.mode &= if node.mode & 0o010 != 0 { 0o1777 } else { 0o3777 };
-                }
             }
             node.mode = mode.unwrap_or(node.mode);
             Ok(())

@@ -9,18 +9,13 @@ use super::super::operation::{
 };
 use super::super::record::{self, BytesRecord, InodeRecord, XattrHead, is_valid_time};
 use super::super::written::Cut;
-use super::{data, touch_inode};
-use cuttlefs_common::attr::{FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
+use super::{acl, data, marks, privileges, touch_inode};
+use cuttlefs_common::attr::{CAPABILITY_XATTR, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrMode};
 use cuttlefs_common::status::Status;
 
-const S_ISUID: u16 = 0o4000;
-const S_ISGID: u16 = 0o2000;
-const EXECUTE: u16 = 0o111;
-const GROUP_EXECUTE: u16 = 0o010;
 const MODE: u16 = 0o7777;
-const ROOT_USER: u32 = 0;
 /// Pieces of the largest value.
 const XATTR_PIECES_MAX: usize = XATTR_VALUE_MAX.div_ceil(XATTR_PIECE_BYTES);
 // A piece's number is one byte of its key.
@@ -45,20 +40,28 @@ pub(super) fn set_attr(
         (None, Some(_)) => return Err(Status::Invalid.into()),
         (Some(size), commit) => truncate(draft, ino, &record, size, commit, &mut outcome)?,
     };
-    let record = draft.edit_inode(ino, |record| {
-        record.allocated_pages = allocated_pages;
-        change(record, context, set);
-        if let Some(commit) = commit {
-            record.size = commit.size;
+    let mut record = record;
+    let gives_away = set.uid.is_some() || set.gid.is_some();
+    if gives_away || (set.size.is_some() && context.caller.drops_privileges) {
+        let without = privileges::without_privileges(draft, ino, record, &context.caller)?;
+        record = without.unwrap_or(record);
+    }
+    record.allocated_pages = allocated_pages;
+    change(&mut record, context, set);
+    if let Some(commit) = commit {
+        record.size = commit.size;
+    }
+    match (commit.map(|commit| &commit.covers), set.size) {
+        (Some(Covers::Cut { all: true }), _) => record.written.cover(record.change),
+        (Some(Covers::Cut { all: false }), Some(size)) => {
+            record.written.cut(Cut { size, change: record.change });
         }
-        match (commit.map(|commit| &commit.covers), set.size) {
-            (Some(Covers::Cut { all: true }), _) => record.written.cover(record.change),
-            (Some(Covers::Cut { all: false }), Some(size)) => {
-                record.written.cut(Cut { size, change: record.change });
-            }
-            _ => {}
-        }
-    })?;
+        _ => {}
+    }
+    if set.mode.is_some() {
+        acl::follow_mode(draft, ino, &mut record)?;
+    }
+    draft.put_inode(ino, record);
     outcome.attr = Some(record.attr(ino));
     Ok(outcome)
 }
@@ -116,18 +119,8 @@ fn change(record: &mut InodeRecord, context: &ApplyContext<'_>, set: &SetAttr) {
         // Also when the length stays: `ftruncate` marks both times on success.
         record.mtime = context.now;
     }
-    if set.uid.is_some() || set.gid.is_some() {
-        record.uid = set.uid.unwrap_or(record.uid);
-        record.gid = set.gid.unwrap_or(record.gid);
-        let runs_as_owner = record.kind == FileKind::File && record.mode & EXECUTE != 0;
-        if runs_as_owner && context.caller.uid != ROOT_USER {
-            record.mode &= !S_ISUID;
-            // Without group execute the bit means mandatory locking, and stays.
-            if record.mode & GROUP_EXECUTE != 0 {
-                record.mode &= !S_ISGID;
-            }
-        }
-    }
+    record.uid = set.uid.unwrap_or(record.uid);
+    record.gid = set.gid.unwrap_or(record.gid);
     if let Some(mode) = set.mode {
         record.mode = mode & MODE;
     }
@@ -155,21 +148,45 @@ pub(super) fn set_xattr(
     value: &[u8],
     mode: XattrMode,
 ) -> Result<Outcome, MetaError> {
-    let record = draft.inode(ino)?;
+    let mut record = draft.inode(ino)?;
     check_xattr_name(name)?;
+    marks::may_change(&record)?;
     if value.len() > XATTR_VALUE_MAX {
         return Err(Status::ValueTooLarge.into());
     }
+    if let Some(which) = acl::Which::of(name) {
+        return acl::set(draft, context, ino, which, value);
+    }
     // An inode that counts none has none: no scan for the usual first one.
-    let old = if record.xattrs == 0 { Vec::new() } else { draft.view.keys(&key::all_of_xattr(ino, name))? };
-    let is_new = old.is_empty();
+    let is_new = record.xattrs == 0 || draft.view.keys(&key::all_of_xattr(ino, name))?.is_empty();
     match mode {
         XattrMode::Create if !is_new => return Err(Status::Exists.into()),
         XattrMode::Replace if is_new => return Err(Status::NoAttribute.into()),
         _ => {}
     }
-    if is_new && record.xattrs >= XATTRS_PER_INODE_MAX {
-        return Err(Status::NoSpace.into());
+    put_xattr(draft, ino, &mut record, name, value)?;
+    touch_inode(&mut record, context);
+    draft.put_inode(ino, record);
+    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+}
+
+/// Puts an extended attribute into the batch, in the place of its old value; `record` counts and marks it.
+pub(super) fn put_xattr(
+    draft: &mut Draft<'_>,
+    ino: InodeNo,
+    record: &mut InodeRecord,
+    name: &[u8],
+    value: &[u8],
+) -> Result<(), MetaError> {
+    let old = if record.xattrs == 0 { Vec::new() } else { draft.view.keys(&key::all_of_xattr(ino, name))? };
+    if old.is_empty() {
+        if record.xattrs >= XATTRS_PER_INODE_MAX {
+            return Err(Status::NoSpace.into());
+        }
+        record.xattrs += 1;
+    }
+    if let Some(mark) = mark_of(name) {
+        record.flags = record.flags.with(mark, true);
     }
     for key in old {
         draft.batch.remove(key);
@@ -181,21 +198,16 @@ pub(super) fn set_xattr(
         let piece = record::encode(&BytesRecord { bytes: piece });
         draft.batch.put(key::xattr(ino, name, index as u8 + 1), piece);
     }
-    let record = draft.edit_inode(ino, |record| {
-        record.xattrs += u32::from(is_new);
-        touch_inode(record, context);
-    })?;
-    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+    Ok(())
 }
 
-pub(super) fn remove_xattr(
+/// Removes an extended attribute in the batch; `record` counts and marks it no more.
+pub(super) fn drop_xattr(
     draft: &mut Draft<'_>,
-    context: &ApplyContext<'_>,
     ino: InodeNo,
+    record: &mut InodeRecord,
     name: &[u8],
-) -> Result<Outcome, MetaError> {
-    let record = draft.inode(ino)?;
-    check_xattr_name(name)?;
+) -> Result<(), MetaError> {
     let old = draft.view.keys(&key::all_of_xattr(ino, name))?;
     if old.is_empty() {
         return Err(Status::NoAttribute.into());
@@ -206,9 +218,29 @@ pub(super) fn remove_xattr(
     for key in old {
         draft.batch.remove(key);
     }
-    let record = draft.edit_inode(ino, |record| {
-        record.xattrs -= 1;
-        touch_inode(record, context);
-    })?;
+    record.xattrs -= 1;
+    if let Some(mark) = mark_of(name) {
+        record.flags = record.flags.with(mark, false);
+    }
+    Ok(())
+}
+
+/// What marks an inode that has an attribute of this name: it is looked for where it is.
+pub(crate) fn mark_of(name: &[u8]) -> Option<InodeFlags> {
+    if name == CAPABILITY_XATTR { Some(InodeFlags::CAPABILITY) } else { acl::mark_of(name) }
+}
+
+pub(super) fn remove_xattr(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    ino: InodeNo,
+    name: &[u8],
+) -> Result<Outcome, MetaError> {
+    let mut record = draft.inode(ino)?;
+    check_xattr_name(name)?;
+    marks::may_change(&record)?;
+    drop_xattr(draft, ino, &mut record, name)?;
+    touch_inode(&mut record, context);
+    draft.put_inode(ino, record);
     Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
 }

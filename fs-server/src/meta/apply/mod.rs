@@ -4,9 +4,14 @@
 //! POSIX lives here, as pjdfstest and xfstests check it on Linux. Permission checks do not: the client's kernel
 //! makes them (`default_permissions`), and the RPC layer what an export forbids.
 
+mod acl;
 mod attributes;
 mod data;
+mod marks;
 mod names;
+mod privileges;
+
+pub(super) use attributes::mark_of;
 
 use super::draft::{Applied, Draft};
 use super::error::MetaError;
@@ -43,6 +48,7 @@ pub fn apply(
         Operation::SetXattr { ino, name, value, mode } => {
             attributes::set_xattr(d, context, *ino, name, value, *mode)
         }
+        Operation::DropPrivileges { ino } => privileges::drop_privileges(d, context, *ino),
         Operation::RemoveXattr { ino, name } => attributes::remove_xattr(d, context, *ino, name),
         Operation::CommitData { commits, stamps } => data::commit_data(d, commits, stamps),
         Operation::ReapOrphan { ino } => data::reap_orphan(d, context, *ino),

@@ -7,7 +7,8 @@ use super::super::operation::{ApplyContext, LINK_MAX, Outcome};
 use super::super::record::{self, BytesRecord, InodeRecord};
 use super::super::written::Written;
 use super::data;
-use super::{touch_contents, touch_inode};
+use super::marks::{Entries, may_change, may_change_entries};
+use super::{acl, touch_contents, touch_inode};
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, SYMLINK_MAX};
 use cuttlefs_common::name;
@@ -103,9 +104,10 @@ fn new_inode(
     node: &NewNode<'_>,
     mode: u16,
 ) -> Result<Outcome, MetaError> {
+    may_change_entries(&draft.inode(parent)?, Entries::Added)?;
     let ino = context.new_ino;
     let mut record = new_record(draft, context, parent)?;
-    record.mode = mode & !context.caller.umask & MODE;
+    record.mode = mode & MODE;
     match *node {
         NewNode::File => {}
         NewNode::Directory => {
@@ -137,6 +139,7 @@ fn new_inode(
             };
         }
     }
+    acl::inherit(draft, context, parent, ino, &mut record)?;
     draft.add_entry(parent, name, ino, record.kind)?;
     draft.put_inode(ino, record);
     let gained = u32::from(record.is_directory());
@@ -154,9 +157,10 @@ pub(super) fn link(
     parent: InodeNo,
     name: &[u8],
 ) -> Result<Outcome, MetaError> {
-    draft.directory(parent)?;
+    may_change_entries(&draft.directory(parent)?, Entries::Added)?;
     name::check(name)?;
     let record = draft.inode(ino)?;
+    may_change(&record)?;
     if draft.find(parent, name)?.is_some() {
         return Err(Status::Exists.into());
     }
@@ -188,6 +192,7 @@ pub(super) fn unlink(
     if found.kind == FileKind::Directory {
         return Err(Status::IsDirectory.into());
     }
+    may_remove(draft, parent, found.ino)?;
     draft.remove_entry(parent, name)?;
     draft.edit_inode(parent, |directory| touch_contents(directory, context))?;
     let mut outcome = Outcome::default();
@@ -207,6 +212,7 @@ pub(super) fn rmdir(
     if found.kind != FileKind::Directory {
         return Err(Status::NotDirectory.into());
     }
+    may_remove(draft, parent, found.ino)?;
     if !draft.view.is_empty_directory(found.ino)? {
         return Err(Status::NotEmpty.into());
     }
@@ -218,6 +224,12 @@ pub(super) fn rmdir(
     let mut outcome = Outcome::default();
     drop_name(draft, context, found.ino, &mut outcome)?;
     Ok(outcome)
+}
+
+/// Whether the marks of a directory and of what an entry names let the entry go.
+fn may_remove(draft: &Draft<'_>, directory: InodeNo, ino: InodeNo) -> Result<(), MetaError> {
+    may_change_entries(&draft.inode(directory)?, Entries::Removed)?;
+    Ok(may_change(&draft.inode_of_entry(ino)?)?)
 }
 
 /// An entry of `ino` is gone.
@@ -271,6 +283,11 @@ pub(super) fn rename(
         (RenameMode::NoReplace | RenameMode::NoReplaceWhiteout, Some(_)) => return Err(Status::Exists.into()),
         (RenameMode::Exchange, None) => return Err(Status::NotFound.into()),
         _ => {}
+    }
+    may_remove(draft, parent, source.ino)?;
+    match target {
+        Some(target) => may_remove(draft, new_parent, target.ino)?,
+        None => may_change_entries(&draft.inode(new_parent)?, Entries::Added)?,
     }
     let moves = parent != new_parent;
     if moves && source_is_directory && is_below(draft, new_parent, source.ino)? {

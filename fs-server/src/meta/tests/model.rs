@@ -406,10 +406,11 @@ impl Pair {
                 let expected = model.node(ino).map(|_| ());
                 if expected.is_ok() {
                     model.change(ino, |node| {
-                        (node.gid, node.ctime) = (*gid, now);
-                        if node.kind == FileKind::File && node.mode & 0o111 != 0 {
-                            node.mode &= if node.mode & 0o010 != 0 { 0o1777 } else { 0o3777 };
+                        if node.kind != FileKind::Directory {
+                            let stays = node.mode & 0o010 == 0 && node.gid == USER.gid;
+                            node.mode &= if stays { 0o3777 } else { 0o1777 };
                         }
+                        (node.gid, node.ctime) = (*gid, now);
                     });
                 }
                 (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)

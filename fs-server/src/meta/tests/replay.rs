@@ -27,7 +27,7 @@ fn do_one(store: &MemoryStore, operation: &Operation<'_>, seq: u64) {
     let request = (!forgets).then_some(RequestId { client: ClientId(9), slot: SlotIndex(1), seq });
     let context = ApplyContext {
         now: Timestamp { secs: seq as i64, nanos: 5 },
-        caller: Caller { uid: 1, gid: 2, umask: 0, request },
+        caller: Caller { uid: 1, gid: 2, umask: 0, drops_privileges: false, request },
         log_seq: Some(LogSeq(seq)),
         new_ino: InodeNo(100 + seq),
         change_floor: 1 << 32,

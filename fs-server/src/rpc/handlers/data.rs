@@ -5,7 +5,7 @@ use crate::region::{ClientChange, FileRegion};
 use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use crate::tier::{self, WriteAt};
-use cuttlefs_common::attr::FileKind;
+use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::region::{PageSet, divide};
@@ -32,18 +32,21 @@ impl Call<'_> {
         self.context.server.counters.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it. A trusted client's kernel
-    /// has it done before it writes.
+    /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it.
     fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
-        if self.who.is_privileged() {
-            return Ok(());
-        }
         self.context.server.take_privileges(&self.who, ino)
     }
 
     fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
         let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
         if rights.read { Ok(file) } else { Err(Status::Denied) }
+    }
+
+    /// Whether a file's marks let it be changed without a write(2).
+    fn check_marks(&self, file: &FileRegion, adds: bool) -> Result<(), Status> {
+        let flags = self.context.server.meta.attr(file.ino())?.flags;
+        let fixed = flags.has(InodeFlags::IMMUTABLE) || (!adds && flags.has(InodeFlags::APPEND_ONLY));
+        if fixed { Err(Status::NotPermitted) } else { Ok(()) }
     }
 
     fn writable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
@@ -146,6 +149,9 @@ pub(super) async fn write(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let file = call.writable(filekey)?;
+    if !append && file.append_only.load(Ordering::Relaxed) {
+        return Err(Status::NotPermitted);
+    }
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
@@ -210,6 +216,8 @@ pub(super) async fn allocate(
     how: Allocate,
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
+    let adds = matches!(how, Allocate::Reserve { .. });
+    call.check_marks(&file, adds)?;
     call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
@@ -249,6 +257,7 @@ pub(super) async fn copy_range(
     len: u64,
 ) -> Result<Body, Status> {
     let (from, to) = (call.readable(from)?, call.writable(to)?);
+    call.check_marks(&to, false)?;
     call.take_privileges(to.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);

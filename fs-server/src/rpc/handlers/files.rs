@@ -5,7 +5,7 @@ use crate::meta::Operation;
 use crate::region::policy::Exposure;
 use crate::shares::Resource;
 use crate::tier;
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
 use cuttlefs_common::rpc::{Opened, Reply, Rights, Space};
 use cuttlefs_common::status::Status;
@@ -13,11 +13,21 @@ use cuttlefs_common::status::Status;
 /// Extents in one layout reply at most; as many as fit a message with the largest varints.
 const MAX_LAYOUT_EXTENTS: usize = 2048;
 
+/// Marks hold for everybody. That an append-only file is written at its end each write is asked.
+fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status> {
+    let changes = rights.write || truncate;
+    let forbidden = (changes && attr.flags.has(InodeFlags::IMMUTABLE))
+        || (truncate && attr.flags.has(InodeFlags::APPEND_ONLY));
+    if forbidden { Err(Status::NotPermitted) } else { Ok(()) }
+}
+
 impl Call<'_> {
     /// Binds a filekey; `attr` is the file's as of now.
     pub(super) fn bind(&self, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
         match attr.kind {
             FileKind::File => {}
+            // To keep it while it is open, and for nothing else.
+            FileKind::Directory if rights == Rights::default() => {}
             FileKind::Directory => return Err(Status::IsDirectory),
             _ => return Err(Status::Invalid),
         }
@@ -63,6 +73,7 @@ pub(super) async fn create(
     let attr = outcome.attr.ok_or(Status::Io)?;
     if !outcome.created {
         call.judge().check_rights(&attr, rights)?;
+        check_marks(&attr, rights, false)?;
         server.regions.check_contents(attr.ino)?;
     }
     body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
@@ -76,6 +87,7 @@ pub(super) async fn open(
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let attr = server.meta.attr(ino)?;
+    check_marks(&attr, rights, truncate)?;
     // Also so that no client goes on with what its cache holds of the file.
     server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;

@@ -45,10 +45,16 @@ pub(super) fn get_attr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
 
 pub(super) async fn set_attr(call: &Call<'_>, ino: InodeNo, set: &SetAttr) -> Result<Body, Status> {
     let (server, owner) = (&call.context.server, call.session.number());
+    if server.meta.attr(ino)?.forbids(set) {
+        return Err(Status::NotPermitted);
+    }
     let attr = match set.size {
         Some(size) => server.truncate(call.context.disk.as_ref(), &call.who, owner, ino, size, set).await?,
         None => server.set_attr(&call.who, owner, ino, set, None)?,
     };
+    if set.flags.is_some() {
+        server.regions.note_flags(ino, attr.flags);
+    }
     body(&Reply::Attr(attr))
 }
 

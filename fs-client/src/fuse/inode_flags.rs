@@ -1,0 +1,120 @@
+//! chattr(1) and lsattr(1): ioctl(2) requests that read and set an inode's marks.
+//!
+//! There are two forms, `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR` (`linux/fs.h`); the kernel asks in either. It checks who may set
+//! what, and turns a change of some marks into one of all. FUSE tells nobody of marks, so that the kernel does not heed them:
+//! the server does.
+
+use cuttlefs_common::attr::InodeFlags;
+
+const GET_FLAGS: u32 = 0x8008_6601;
+const SET_FLAGS: u32 = 0x4008_6602;
+const GET_EXTENDED: u32 = 0x801c_581f;
+const SET_EXTENDED: u32 = 0x401c_5820;
+/// Bytes of `FS_IOC_SETFLAGS`'s argument, whatever its number says.
+const FLAGS_LEN: usize = 4;
+/// Bytes of `struct fsxattr`; marks are its first four.
+const EXTENDED_LEN: usize = 28;
+
+/// In which form marks are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `FS_*_FL`.
+    Flags,
+    /// `struct fsxattr`, with `FS_XFLAG_*`.
+    Extended,
+}
+
+/// What a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Which marks there are.
+    Get(Form),
+    /// These from now on.
+    Set(InodeFlags),
+    /// Marks, or anything else, that inodes do not have here.
+    Unsupported,
+}
+
+/// Marks and their bits in either form.
+const BITS: [(InodeFlags, u32, u32); 4] = [
+    (InodeFlags::IMMUTABLE, 0x10, 0x08),
+    (InodeFlags::APPEND_ONLY, 0x20, 0x10),
+    (InodeFlags::NO_DUMP, 0x40, 0x80),
+    (InodeFlags::NO_ATIME, 0x80, 0x40),
+];
+
+impl Form {
+    fn bit(self, (_, flag, extended): (InodeFlags, u32, u32)) -> u32 {
+        match self {
+            Self::Flags => flag,
+            Self::Extended => extended,
+        }
+    }
+
+    fn parse(self, bits: u32) -> Option<InodeFlags> {
+        let known = BITS.iter().fold(0, |all, row| all | self.bit(*row));
+        let marks = BITS.iter().filter(|row| bits & self.bit(**row) != 0);
+        (bits & !known == 0).then(|| marks.fold(InodeFlags::default(), |all, row| all.with(row.0, true)))
+    }
+
+    /// What the caller gets to read.
+    pub(super) fn encode(self, flags: InodeFlags) -> Vec<u8> {
+        let marks = BITS.iter().filter(|row| flags.has(row.0));
+        let mut bytes = marks.fold(0, |all, row| all | self.bit(*row)).to_ne_bytes().to_vec();
+        if self == Self::Extended {
+            // Neither extent sizes nor projects.
+            bytes.resize(EXTENDED_LEN, 0);
+        }
+        bytes
+    }
+}
+
+/// What an ioctl(2) asks; `None`: it is none of these.
+pub(super) fn asked(command: u32, argument: &[u8]) -> Option<Asked> {
+    let set = |form: Form, len: usize| {
+        let marks = argument.get(..len).and_then(|argument| argument.split_first_chunk::<4>());
+        let marks = marks.filter(|(_, rest)| rest.iter().all(|byte| *byte == 0));
+        let marks = marks.and_then(|(bits, _)| form.parse(u32::from_ne_bytes(*bits)));
+        marks.map_or(Asked::Unsupported, Asked::Set)
+    };
+    Some(match command {
+        GET_FLAGS => Asked::Get(Form::Flags),
+        GET_EXTENDED => Asked::Get(Form::Extended),
+        SET_FLAGS => set(Form::Flags, FLAGS_LEN),
+        SET_EXTENDED => set(Form::Extended, EXTENDED_LEN),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_say_the_same() {
+        let all = InodeFlags::SETTABLE;
+        for form in [Form::Flags, Form::Extended] {
+            for bits in 0..16 {
+                let flags = InodeFlags(bits);
+                let bytes = form.encode(flags.with(InodeFlags::ACCESS_ACL, true));
+                let command = if form == Form::Flags { SET_FLAGS } else { SET_EXTENDED };
+                assert_eq!(asked(command, &bytes), Some(Asked::Set(flags)), "{form:?} {bits}");
+            }
+        }
+        assert_eq!(Form::Flags.encode(all), 0xf0u32.to_ne_bytes());
+        assert_eq!(Form::Extended.encode(all)[..4], 0xd8u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        assert_eq!(asked(0x5401, &[]), None);
+        assert_eq!(asked(GET_FLAGS, &[]), Some(Asked::Get(Form::Flags)));
+        // FS_NOCOW_FL; a project; too few bytes.
+        assert_eq!(asked(SET_FLAGS, &0x0080_0000u32.to_ne_bytes()), Some(Asked::Unsupported));
+        let mut project = vec![0; EXTENDED_LEN];
+        project[12] = 1;
+        assert_eq!(asked(SET_EXTENDED, &project), Some(Asked::Unsupported));
+        assert_eq!(asked(SET_EXTENDED, &[0; 27]), Some(Asked::Unsupported));
+        assert_eq!(asked(SET_FLAGS, &[0; 3]), Some(Asked::Unsupported));
+    }
+}

@@ -1,0 +1,152 @@
+//! What most files do not have, and the kernel asks for again and again: ACLs, capabilities, set-id bits.
+//!
+//! The kernel asks for `security.capability` before it lets somebody write, and for ACLs whenever somebody who does not own a file
+//! comes by it. With every write of somebody unprivileged it says that the file must not keep its privileges
+//! (`FUSE_HANDLE_KILLPRIV_V2`); the server sees to that, but for writes that it acknowledges before it executes them.
+//! Attributes tell which of these a file has. So what it lacks is remembered for as long as attributes may be cached, and the
+//! kernel is answered without a round trip. That long a file that another client gave one of these to may seem to lack it
+//! here, as with the kernel's own cached attributes.
+
+use cuttlefs_common::attr::{Attr, InodeFlags};
+use cuttlefs_common::ids::InodeNo;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Files remembered; when there are more, all are forgotten, which costs one question each.
+const MAX_REMEMBERED: usize = 16 * 1024;
+
+/// What a file may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// An access and a default ACL.
+    Acls = 1,
+    /// Capabilities.
+    Capability = 2,
+    /// Set-id bits and capabilities.
+    Privileges = 4,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    lacks: u8,
+    told: Instant,
+}
+
+/// Files, and what they lacked when the server last told of them.
+#[derive(Debug)]
+pub(super) struct Lacking {
+    keep: Duration,
+    known: Mutex<HashMap<InodeNo, Known>>,
+}
+
+impl Lacking {
+    /// Remembers for `keep`; zero remembers nothing.
+    pub(super) fn new(keep: Duration) -> Self {
+        Self { keep, known: Mutex::new(HashMap::new()) }
+    }
+
+    /// Whether the file is known to lack it.
+    pub(super) fn is_known(&self, ino: InodeNo, lack: Lack) -> bool {
+        if self.keep.is_zero() {
+            return false;
+        }
+        let known = self.known.lock().get(&ino).copied();
+        known.is_some_and(|known| known.lacks & lack as u8 != 0 && known.told.elapsed() < self.keep)
+    }
+
+    /// The server told of a file.
+    pub(super) fn told(&self, attr: &Attr) {
+        let has_acl = attr.flags.has_any(InodeFlags::ACCESS_ACL.with(InodeFlags::DEFAULT_ACL, true));
+        let lacks = [
+            (Lack::Acls, !has_acl),
+            (Lack::Capability, !attr.flags.has(InodeFlags::CAPABILITY)),
+            (Lack::Privileges, !attr.has_privileges()),
+        ];
+        let lacks = lacks.into_iter().filter(|(_, lacks)| *lacks).fold(0, |all, (lack, _)| all | lack as u8);
+        self.remember(attr.ino, |known| *known = lacks);
+    }
+
+    /// The server took its privileges from the file.
+    pub(super) fn dropped(&self, ino: InodeNo) {
+        self.remember(ino, |known| *known |= Lack::Privileges as u8 | Lack::Capability as u8);
+    }
+
+    /// Someone here may have given it what it lacked.
+    pub(super) fn forget(&self, ino: InodeNo) {
+        self.known.lock().remove(&ino);
+    }
+
+    fn remember(&self, ino: InodeNo, change: impl FnOnce(&mut u8)) {
+        if self.keep.is_zero() {
+            return;
+        }
+        let mut known = self.known.lock();
+        let before = known.get(&ino).filter(|known| known.told.elapsed() < self.keep);
+        let mut lacks = before.map_or(0, |known| known.lacks);
+        change(&mut lacks);
+        if known.len() >= MAX_REMEMBERED {
+            known.clear();
+        }
+        known.insert(ino, Known { lacks, told: Instant::now() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::attr::{FileKind, Timestamp};
+
+    fn attr(ino: u64, mode: u16, flags: InodeFlags) -> Attr {
+        let time = Timestamp::default();
+        Attr {
+            ino: InodeNo(ino),
+            kind: FileKind::File,
+            mode,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            change: 0,
+            flags,
+        }
+    }
+
+    #[test]
+    fn a_file_lacks_what_its_attributes_do_not_tell() {
+        let files = Lacking::new(Duration::from_secs(60));
+        let of = |ino| {
+            [Lack::Acls, Lack::Capability, Lack::Privileges].map(|lack| files.is_known(InodeNo(ino), lack))
+        };
+        assert_eq!(of(1), [false; 3]);
+        files.told(&attr(1, 0o755, InodeFlags::default()));
+        assert_eq!(of(1), [true; 3]);
+        files.told(&attr(1, 0o2644, InodeFlags::ACCESS_ACL));
+        assert_eq!(of(1), [false, true, false]);
+        files.told(&attr(1, 0o644, InodeFlags::CAPABILITY));
+        assert_eq!(of(1), [true, false, false]);
+        files.dropped(InodeNo(1));
+        assert_eq!(of(1), [true; 3]);
+        files.forget(InodeNo(1));
+        files.dropped(InodeNo(1));
+        assert_eq!(of(1), [false, true, true]);
+    }
+
+    #[test]
+    fn remembers_for_a_while_and_not_too_many() {
+        let files = Lacking::new(Duration::from_secs(60));
+        for ino in 0..MAX_REMEMBERED as u64 * 2 {
+            files.dropped(InodeNo(ino));
+            assert!(files.known.lock().len() <= MAX_REMEMBERED);
+        }
+        let never = Lacking::new(Duration::ZERO);
+        never.dropped(InodeNo(1));
+        assert!(!never.is_known(InodeNo(1), Lack::Privileges));
+    }
+}

@@ -1,0 +1,295 @@
+"""What Linux lets programs do with inodes beyond reading and writing: one check a word, named on the command line.
+
+usage: inodes.py CHECK DIRECTORY [OTHER-MOUNT'S-DIRECTORY]
+A check that holds ends with status 0. Those that check permissions run parts as user 65534.
+"""
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import struct
+import sys
+import time
+
+libc = ctypes.CDLL(None, use_errno=True)
+AT_FDCWD = -100
+NOBODY = 65534
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+OWNER, USER, OWNING_GROUP, GROUP, MASK, OTHERS = 1, 2, 4, 8, 0x10, 0x20
+NONE = 0xFFFFFFFF
+RENAME_NOREPLACE, RENAME_WHITEOUT = 1, 4
+GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602
+IMMUTABLE, APPEND_ONLY, NO_DUMP, NO_ATIME = 0x10, 0x20, 0x40, 0x80
+
+
+def expect(found, wanted, what):
+    if found != wanted:
+        sys.exit(f"{what}: {found!r}, not {wanted!r}")
+
+
+def refused(number, what, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return expect(errno.errorcode[error.errno], errno.errorcode[number], what)
+    sys.exit(f"{what}: it was done")
+
+
+def as_nobody(call, *arguments, gid=NOBODY):
+    """Runs a call in a process of that user's; gives the name of its error, or nothing."""
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(NOBODY)
+        try:
+            call(*arguments)
+        except OSError as error:
+            os._exit(error.errno)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return errno.errorcode.get(status) if status else None
+
+
+def acl(*entries):
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def write(path, data=b"x", flags=os.O_WRONLY):
+    file = os.open(path, flags)
+    os.write(file, data)
+    os.close(file)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def rename(source, target, flags):
+    if libc.renameat2(AT_FDCWD, source.encode(), AT_FDCWD, target.encode(), flags):
+        raise OSError(ctypes.get_errno(), "renameat2")
+
+
+def set_flags(path, flags):
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.ioctl(file, SET_FLAGS, struct.pack("L", flags))
+    finally:
+        os.close(file)
+
+
+def get_flags(path):
+    file = os.open(path, os.O_RDONLY)
+    flags = struct.unpack("I", fcntl.ioctl(file, GET_FLAGS, bytes(8))[:4])[0]
+    os.close(file)
+    return flags
+
+
+def answers_removed(file):
+    """A directory that was removed while it was open."""
+    expect(os.fstat(file).st_nlink, 0, "links of a removed directory")
+    try:
+        expect(os.listdir(file), [], "entries of a removed directory")
+    except OSError as error:
+        # Removed at this mount: the kernel lists it no more.
+        expect(error.errno, errno.ENOENT, "listing a removed directory")
+    os.fsync(file)
+    os.fchmod(file, 0o710)
+    expect(stat.S_IMODE(os.fstat(file).st_mode), 0o710, "mode of a removed directory")
+    make = lambda: os.open("new", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=file)
+    refused(errno.ENOENT, "a file in a removed directory", make)
+
+
+def removed_directory(directory, other):
+    for remover in [directory, other]:
+        for how in ["rmdir", "rename over"]:
+            path = f"{directory}/gone"
+            os.mkdir(path)
+            file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            if how == "rmdir":
+                os.rmdir(f"{remover}/gone")
+            else:
+                os.mkdir(f"{remover}/over")
+                os.rename(f"{remover}/over", f"{remover}/gone")
+                os.rmdir(f"{remover}/gone")
+            if remover == other:
+                # Attributes may be cached for a second.
+                time.sleep(1.2)
+            answers_removed(file)
+            os.close(file)
+
+
+def removed_directory_and_restart(directory, _other):
+    """Waits for a line on standard input while it has a removed directory open."""
+    path = f"{directory}/outlives"
+    os.mkdir(path)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    os.rmdir(path)
+    print("open", flush=True)
+    sys.stdin.readline()
+    answers_removed(file)
+    os.close(file)
+
+
+def acls(directory, other):
+    path, seen = f"{directory}/listed", f"{other}/listed"
+    write(path, b"secret", os.O_CREAT | os.O_WRONLY)
+    os.chmod(path, 0o640)
+    refused(errno.ENODATA, "no list yet", os.getxattr, path, ACCESS)
+    expect(as_nobody(read, path), "EACCES", "reading without a list")
+    def with_mask(mask):
+        return acl((OWNER, 6, NONE), (USER, 4, NOBODY), (OWNING_GROUP, 4, NONE), (MASK, mask, NONE), (OTHERS, 0, NONE))
+
+    listed = with_mask(4)
+    os.setxattr(path, ACCESS, listed)
+    expect(os.getxattr(path, ACCESS), listed, "the list")
+    expect(mode(path), 0o640, "the mode beside it")
+    expect(as_nobody(read, path), None, "reading as the list allows")
+    expect(as_nobody(write, path), "EACCES", "writing as the list does not allow")
+    expect(as_nobody(os.setxattr, path, ACCESS, listed), "EPERM", "somebody else's list")
+    # chmod moves the mask: at once on this mount, on another one after a second at most.
+    os.chmod(path, 0o600)
+    expect(as_nobody(read, path), "EACCES", "reading past the mask")
+    expect(os.getxattr(path, ACCESS), with_mask(0), "the mask")
+    time.sleep(1.2)
+    expect(os.getxattr(seen, ACCESS), with_mask(0), "the mask elsewhere")
+    refused(errno.EINVAL, "a list without owner", os.setxattr, path, ACCESS, acl((OWNING_GROUP, 4, NONE)))
+    refused(errno.EACCES, "a default list of a file", os.setxattr, path, DEFAULT, listed)
+    minimal = acl((OWNER, 6, NONE), (OWNING_GROUP, 0, NONE), (OTHERS, 4, NONE))
+    os.setxattr(path, ACCESS, minimal)
+    expect(mode(path), 0o604, "the mode of a list that says no more")
+    refused(errno.ENODATA, "a list that says no more is not kept", os.getxattr, path, ACCESS)
+
+
+def inherited_acls(directory, _other):
+    parent = f"{directory}/parent"
+    os.mkdir(parent)
+    default = acl((OWNER, 7, NONE), (USER, 6, NOBODY), (OWNING_GROUP, 5, NONE), (MASK, 7, NONE), (OTHERS, 0, NONE))
+    os.setxattr(parent, DEFAULT, default)
+    before = os.umask(0o077)
+    os.close(os.open(f"{parent}/file", os.O_CREAT | os.O_WRONLY, 0o666))
+    os.mkdir(f"{parent}/below", 0o777)
+    os.mknod(f"{parent}/fifo", stat.S_IFIFO | 0o666)
+    os.close(os.open(f"{directory}/masked", os.O_CREAT | os.O_WRONLY, 0o666))
+    os.umask(before)
+    expect(mode(f"{parent}/file"), 0o660, "the umask does not count beside a default list")
+    expect(mode(f"{parent}/fifo"), 0o660, "nor for what mknod makes")
+    expect(mode(f"{directory}/masked"), 0o600, "it counts elsewhere")
+    expect(os.getxattr(f"{parent}/below", DEFAULT), default, "a directory's default list")
+    refused(errno.ENODATA, "a file has no default list", os.getxattr, f"{parent}/file", DEFAULT)
+    os.chmod(parent, 0o700)
+    expect(as_nobody(write, f"{parent}/file"), "EACCES", "a default list is not the directory's own")
+    os.chmod(parent, 0o755)
+    expect(as_nobody(write, f"{parent}/file"), None, "what is inherited holds")
+
+
+def set_group_id(directory, _other):
+    """chmod(2) and setfacl(1) of somebody who is not in the file's group take the bit; so does a write."""
+    path = f"{directory}/group"
+    list_of_three = acl((OWNER, 7, NONE), (OWNING_GROUP, 7, NONE), (OTHERS, 7, NONE))
+    for gid, left in [(100, 0o2777), (101, 0o777)]:
+        write(path, b"x", os.O_CREAT | os.O_WRONLY)
+        os.chown(path, NOBODY, 100)
+        os.chmod(path, 0o2755)
+        expect(as_nobody(os.setxattr, path, ACCESS, list_of_three, gid=gid), None, "a list of one's own file")
+        expect(mode(path), left, f"after a list by group {gid}")
+    for before, after in [(0o6666, 0o666), (0o6676, 0o676), (0o2666, 0o666)]:
+        for what, change in [("write", write), ("truncate", lambda path: os.truncate(path, 3)),
+                             ("allocate", lambda path: os.posix_fallocate(os.open(path, os.O_WRONLY), 0, 9999))]:
+            os.chown(path, 0, 0)
+            os.chmod(path, before)
+            expect(as_nobody(change, path), None, what)
+            expect(oct(mode(path)), oct(after), f"after {what} of {before:o}")
+            os.chmod(path, before)
+            change(path)
+            expect(oct(mode(path)), oct(before), f"after root's {what} of {before:o}")
+
+
+def whiteouts(directory, other):
+    for name in ["one", "two"]:
+        write(f"{directory}/{name}", name.encode(), os.O_CREAT | os.O_WRONLY)
+    rename(f"{directory}/one", f"{directory}/moved", RENAME_WHITEOUT)
+    refused(errno.EEXIST, "not over a name", rename, f"{directory}/two", f"{directory}/moved",
+            RENAME_WHITEOUT | RENAME_NOREPLACE)
+    rename(f"{directory}/two", f"{directory}/moved", RENAME_WHITEOUT)
+    for seen in [directory, other]:
+        expect(read(f"{seen}/moved"), b"two", "what was moved")
+        for name in ["one", "two"]:
+            left = os.lstat(f"{seen}/{name}")
+            expect((stat.S_ISCHR(left.st_mode), left.st_rdev), (True, 0), f"what is left of {name}")
+
+
+def marks(directory, other):
+    path = f"{directory}/marked"
+    write(path, b"x", os.O_CREAT | os.O_WRONLY)
+    os.mkdir(f"{directory}/fixed")
+    expect(get_flags(path), 0, "marks of a new file")
+    set_flags(path, NO_DUMP | NO_ATIME)
+    expect(get_flags(f"{other}/marked"), NO_DUMP | NO_ATIME, "marks elsewhere")
+    refused(errno.EOPNOTSUPP, "a mark that there is not", set_flags, path, 0x4000)
+    set_flags(path, IMMUTABLE)
+    for mount in [directory, other]:
+        marked = f"{mount}/marked"
+        for what, call, *arguments in [
+            ("write", write, marked), ("truncate", os.truncate, marked, 0), ("chmod", os.chmod, marked, 0o600),
+            ("unlink", os.unlink, marked), ("link", os.link, marked, f"{mount}/again"),
+            ("rename", os.rename, marked, f"{mount}/elsewhere"), ("setxattr", os.setxattr, marked, "user.a", b"x"),
+            ("utime", os.utime, marked), ("rename over", os.rename, f"{mount}/fixed", marked),
+        ]:
+            number = errno.ENOTDIR if what == "rename over" else errno.EPERM
+            refused(number, f"{what} of what is immutable", call, *arguments)
+    expect(read(path), b"x", "reading what is immutable")
+    set_flags(path, APPEND_ONLY)
+    refused(errno.EPERM, "writing elsewhere than at the end", write, path)
+    refused(errno.EPERM, "cutting", os.truncate, path, 0)
+    refused(errno.EPERM, "removing", os.unlink, path)
+    write(path, b"y", os.O_WRONLY | os.O_APPEND)
+    os.utime(path)
+    expect(read(path), b"xy", "what was added")
+    set_flags(path, 0)
+    os.chmod(path, 0o600)
+    set_flags(f"{directory}/fixed", IMMUTABLE)
+    refused(errno.EPERM, "a name in an immutable directory", os.mkdir, f"{directory}/fixed/new")
+    set_flags(f"{directory}/fixed", APPEND_ONLY)
+    os.mkdir(f"{directory}/fixed/new")
+    refused(errno.EPERM, "removing from a directory that is only added to", os.rmdir, f"{directory}/fixed/new")
+    set_flags(f"{directory}/fixed", 0)
+    os.rmdir(f"{directory}/fixed/new")
+
+
+def handles(directory, _other):
+    """name_to_handle_at(2), and back when the kernel has forgotten the inode."""
+    path = f"{directory}/handled"
+    write(path, b"by number", os.O_CREAT | os.O_WRONLY)
+    handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128))
+    mount_id = ctypes.c_int()
+    if libc.name_to_handle_at(AT_FDCWD, path.encode(), handle, ctypes.byref(mount_id), 0):
+        sys.exit(f"name_to_handle_at: {os.strerror(ctypes.get_errno())}")
+    with open("/proc/sys/vm/drop_caches", "w") as drop:
+        drop.write("2")
+    mount = os.open(directory, os.O_RDONLY)
+    file = libc.open_by_handle_at(mount, handle, os.O_RDONLY)
+    if file < 0:
+        sys.exit(f"open_by_handle_at: {os.strerror(ctypes.get_errno())}")
+    expect(os.read(file, 100), b"by number", "what the handle opens")
+    os.close(file)
+    os.unlink(path)
+    # Closed at the server in its own time; as long as it is open there, its handle is good.
+    for _ in range(50):
+        file = libc.open_by_handle_at(mount, handle, os.O_RDONLY)
+        if file < 0:
+            return expect(ctypes.get_errno(), errno.ESTALE, "a removed file's handle")
+        os.close(file)
+        time.sleep(0.1)
+    sys.exit("a removed file was opened")
+
+
+if __name__ == "__main__":
+    check, directory = sys.argv[1], sys.argv[2]
+    globals()[check](directory, sys.argv[3] if len(sys.argv) > 3 else directory)
