@@ -413,7 +413,7 @@ fn a_remount_changes_flags() {
     let mnt = &place.mnt_text();
     let refused = fails(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]);
     assert!(refused.contains("is not mounted at"), "{refused}");
-    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "nosuid"]);
+    succeeds(&["mount", "tcp://memory:1", mnt]);
     let file = place.mnt().join("f");
     let options = || MountTable::read().expect("mounts").at(&place.mnt()).expect("mounted").options.clone();
     let open = std::fs::File::create(&file).expect("create");
@@ -424,12 +424,17 @@ fn a_remount_changes_flags() {
     let remount = ["tcp://memory:1", mnt, "-o", given];
     eventually("the remount", || output(&remount).status.success());
     assert!(succeeds(&remount).contains("not changed by a remount: attr_cache=9"));
-    assert!(options().starts_with("ro,nosuid"), "{}", options());
+    assert!(options().starts_with("ro,nosuid,nodev"), "{}", options());
     let error = std::fs::write(&file, "x").expect_err("read-only");
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
     succeeds(&["mount", "tcp://memory:1", mnt, "-o", "remount,rw"]);
     std::fs::write(&file, "x").expect("write");
-    assert!(options().starts_with("rw,nosuid"), "{}", options());
+    assert!(options().starts_with("rw,nosuid,nodev"), "{}", options());
+    succeeds(&["umount", mnt]);
+    // What was asked for once stays.
+    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "suid,dev"]);
+    succeeds(&["mount", "tcp://memory:1", mnt, "-o", "remount,ro"]);
+    assert!(options().starts_with("ro") && !options().contains("no"), "{}", options());
     succeeds(&["umount", mnt]);
 }
 

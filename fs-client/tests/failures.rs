@@ -4,7 +4,7 @@
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{FileSlot, InodeNo};
 use cuttlefs_common::life::End;
@@ -13,7 +13,7 @@ use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
-use cuttlefs_server::rights::ExportRule;
+use cuttlefs_server::rights::{Account, ExportRule};
 use std::rc::Rc;
 use std::time::Duration;
 use world::contents::{CALLER, read};
@@ -167,6 +167,45 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
         volume.read_dir(&CALLER, root, 0, true, &mut take).expect("list");
         listed.sort();
         assert_eq!(listed, [(b"f".to_vec(), found.ino), (b"moved".to_vec(), found.ino)]);
+        volume.shut_down();
+    });
+}
+
+/// Recovery asks for what many users had open, and nobody's rights of today decide on it.
+#[test]
+fn a_squashed_client_has_its_files_and_its_bytes_again() {
+    both(|world| {
+        let whole = world.client();
+        let everybody = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+        whole.set_attr(&CALLER, ROOT, everybody).expect("chmod");
+        whole.session().sync_all(&CALLER).expect("sync");
+        whole.shut_down();
+        world.kill();
+        let squash = Some(Account { uid: 65_534, gid: 65_534 });
+        world.set_export(ExportRule { root_squash: squash, ..ExportRule::default() });
+        world.start();
+        let volume = world.client();
+        let (first, second) = (Caller { uid: 7, gid: 7, ..CALLER }, Caller { uid: 8, gid: 8, ..CALLER });
+        let create = |caller, name| {
+            volume.create(caller, volume.root(), name, 0o600, true, READ_WRITE).expect("everybody may")
+        };
+        let (attr, open) = create(&first, b"open");
+        let (_, closed) = create(&second, b"closed");
+        for (caller, file) in [(&first, open), (&second, closed)] {
+            volume.write(caller, file.handle, 0, b"bytes").expect("write");
+        }
+        volume.release(closed.handle);
+        let nobody = SetAttr { mode: Some(0), ..SetAttr::default() };
+        volume.set_attr(&first, attr.ino, nobody).expect("its own");
+        world.kill();
+        world.start();
+        assert_eq!(read(&volume, open.handle, 0, 10), Ok(b"bytes".to_vec()));
+        volume.write(&first, open.handle, 5, b"!").expect("it is open");
+        volume.fsync(&first, open.handle, false).expect("nothing is lost");
+        let again = volume.lookup(&second, volume.root(), b"closed").expect("it is there");
+        assert_eq!(again.size, 5, "what its writer had closed was written again");
+        let anew = volume.open(&second, attr.ino, READ_WRITE).map(|_| ());
+        assert_eq!(anew, Err(FsError::Server(Status::Denied)));
         volume.shut_down();
     });
 }

@@ -18,7 +18,8 @@ pub(super) const KNOWN: &str =
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
-  suid, dev, exec, nosuid, nodev, noexec, atime, noatime
+  suid, dev, nosuid, nodev      honour set-id bits, open devices, or not (not): who writes to the server decides on both
+  exec, noexec, atime, noatime
   max_background=N              requests of readahead and asynchronous IO in flight (64)
   threads=N                     threads that serve the mount (8)
   nonempty                      mount over a directory that has entries
@@ -59,8 +60,7 @@ impl MountOptions {
     /// The defaults for root or another user.
     pub fn new(is_root: bool) -> Self {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
-        let fuse =
-            FuseSettings { allow_other: is_root, suid: is_root, dev: is_root, ..FuseSettings::default() };
+        let fuse = FuseSettings { allow_other: is_root, ..FuseSettings::default() };
         Self { fuse, subtree: String::new(), nonempty: false, early_writes: true, key: None }
     }
 
@@ -207,6 +207,10 @@ mod tests {
         assert!(options.fuse.no_atime && options.fuse.allow_other && !options.fuse.read_only);
         assert_eq!(parse("key=a,key=/b").expect("valid").key, Some("/b".into()));
         assert_eq!(parse("").expect("empty"), MountOptions::new(true));
+        let plain = MountOptions::new(true).fuse;
+        assert!(!plain.suid && !plain.dev && plain.exec);
+        let asked = parse("suid,dev").expect("valid").fuse;
+        assert!(asked.suid && asked.dev);
         assert!(!MountOptions::parse(false, &[]).expect("user").fuse.allow_other);
         assert_eq!(
             parse("defaults,x-systemd.automount,nofail,comment=hi,user=joe").expect("fstab"),

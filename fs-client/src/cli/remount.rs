@@ -71,8 +71,8 @@ impl Remount {
             name != REMOUNT && !SHOWN_BY_KERNEL.contains(&name)
         };
         let given: Vec<&str> = words(lists).filter(ours).collect();
-        // The current ones come first, so that those given count.
-        let all = [current.to_owned(), given.join(",")];
+        // The current ones come first, so that those given count. The kernel shows what it withholds, and not what it grants.
+        let all = ["suid,dev".to_owned(), current.to_owned(), given.join(",")];
         let flags = flags_of(&MountOptions::parse(true, &all)?.fuse);
         // An option is fixed if it changes anything but flags.
         let plain = MountOptions::new(true);
@@ -124,6 +124,11 @@ mod tests {
         assert_eq!(ro.flags, MountFlags::RDONLY | MountFlags::NOSUID);
         assert_eq!(parse("ro,nosuid,relatime", "remount,rw").flags, MountFlags::NOSUID);
         assert_eq!(parse("ro,noexec", "remount,suid,exec").flags, MountFlags::RDONLY);
+        assert_eq!(
+            parse("rw,relatime", "remount,ro").flags,
+            MountFlags::RDONLY,
+            "what it grants it goes on granting"
+        );
         assert_eq!(ro.fixed, Vec::<String>::new());
     }
 

@@ -56,7 +56,9 @@ pub struct FuseSettings {
 }
 
 impl Default for FuseSettings {
-    /// Those of root. Other users get `nosuid,nodev` and no `allow_other` from `fusermount3`.
+    /// Those of root. Other users get no `allow_other` from `fusermount3`.
+    ///
+    /// Set-id bits and devices count only where that is asked for: whoever may write to the server would be root here.
     fn default() -> Self {
         Self {
             attr_cache: DEFAULT_CACHE,
@@ -66,8 +68,8 @@ impl Default for FuseSettings {
             cluster_locks: true,
             read_only: false,
             allow_other: true,
-            suid: true,
-            dev: true,
+            suid: false,
+            dev: false,
             exec: true,
             no_atime: false,
             max_background: DEFAULT_MAX_BACKGROUND,

@@ -71,19 +71,22 @@ impl Grant {
             Identity { uid, gid, groups, checked, umask: header.umask, drops_privileges, request }
         };
         if let Some(squashed) = self.all_squash.or(self.root_squash.filter(|_| account.uid == 0)) {
-            return identity(squashed, [].into());
+            return identity(squashed, None);
         }
         let groups = match &self.voice {
-            Voice::One { groups, .. } => groups.clone(),
+            Voice::One { groups, .. } => Some(groups.clone()),
             // What a client says of a user's groups proves nothing, and takes room in each message.
-            Voice::Others if self.is_checked() => self.accounts.groups_of(account.uid),
-            Voice::Others => [].into(),
+            Voice::Others if self.is_checked() => Some(self.accounts.groups_of(account.uid)),
+            Voice::Others => None,
         };
         match self.root_squash {
             None => identity(account, groups),
             Some(squash) => {
                 let gid = if account.gid == 0 { squash.gid } else { account.gid };
-                let groups = groups.iter().copied().filter(|gid| *gid != 0).collect();
+                let groups = groups.map(|groups| match groups.contains(&0) {
+                    true => groups.iter().copied().filter(|gid| *gid != 0).collect(),
+                    false => groups,
+                });
                 identity(Account { gid, ..account }, groups)
             }
         }

@@ -39,8 +39,8 @@ pub struct Identity {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Supplementary groups.
-    pub groups: Arc<[u32]>,
+    /// Supplementary groups, where it is checked and has some.
+    pub groups: Option<Arc<[u32]>>,
     /// The server checks its rights. `false`: a trusted client's kernel has, or it is the server itself.
     pub checked: bool,
     /// Permission bits that what is made does not get, where no default ACL says otherwise.
@@ -57,7 +57,7 @@ impl Identity {
         Self {
             uid: 0,
             gid: 0,
-            groups: [].into(),
+            groups: None,
             checked: false,
             umask: 0,
             drops_privileges: false,
@@ -72,6 +72,6 @@ impl Identity {
 
     /// Whether it is in a group.
     pub fn is_in(&self, gid: u32) -> bool {
-        self.gid == gid || self.groups.contains(&gid)
+        self.gid == gid || self.groups.as_ref().is_some_and(|groups| groups.contains(&gid))
     }
 }

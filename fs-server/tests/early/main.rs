@@ -1,5 +1,6 @@
 //! Early writes against the real server: acknowledged once they are in a ring, there whatever happens afterwards.
 
+mod checked;
 mod client;
 mod kept;
 mod panics;
