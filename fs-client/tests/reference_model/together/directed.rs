@@ -20,7 +20,7 @@ fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], momen
         let small = WorldConfig::new(seed, Translation::Target, POOL_PAGES, 32);
         let config = WorldConfig { log: kind == Kind::Ack, restless: true, ..small };
         let items = vec![Item::Together(batch), Item::Together(dying)];
-        run(&Case { kind, config, clients: 3, weather: None, items });
+        run(&Case { kind, config, clients: 3, weather: None, items, furnish });
     }
 }
 

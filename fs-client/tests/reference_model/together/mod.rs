@@ -12,6 +12,8 @@
 //! | `Ack` | `ack` | names, attributes, contents of the same files | is killed or loses power |
 //! | `Names` | `fsync` | names, attributes; contents of a file by one client | is killed |
 //!
+//! `regions` is a walk of `Names` over several regions of the pool, with idle time.
+//!
 //! Not promised, and so not asked for, or not held against the server:
 //! * with `fsync`, that contents which several clients change at once are there in order behind a crash: each client writes again
 //!   what no sync covered; nor that a power loss spares what was answered since the last sync;
@@ -25,6 +27,7 @@ mod fits;
 mod look;
 mod op;
 mod orders;
+mod regions;
 
 use super::model::Model;
 use super::seeds::{self, Ran};
@@ -98,6 +101,8 @@ struct Case {
     /// One in so many messages has a fault.
     weather: Option<u64>,
     items: Vec<Item>,
+    /// What there is before them.
+    furnish: fn(&mut Walk<Simulated>, usize),
 }
 
 fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
@@ -137,7 +142,7 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
         move |(translation, frames, deferred, clients, weather, items)| {
             let small = WorldConfig::new(seed, translation, POOL_PAGES, frames);
             let config = WorldConfig { deferred, log: kind == Kind::Ack, restless: true, lie, ..small };
-            Case { kind, config, clients, weather, items }
+            Case { kind, config, clients, weather, items, furnish }
         },
     )
 }
@@ -164,7 +169,7 @@ fn run(case: &Case) -> Ran {
         site.world.network().set_weather(case.config.seed, one_in);
     }
     let mut walk = Walk::new(site);
-    furnish(&mut walk, case.clients);
+    (case.furnish)(&mut walk, case.clients);
     for item in &case.items {
         match item {
             Item::One(client, step) => walk.run(client % case.clients, step),
