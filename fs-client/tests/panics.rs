@@ -1,0 +1,138 @@
+//! A panic in any thread of a mount's process ends it at once, also in threads of the FUSE library; what was synced is there.
+
+mod serving;
+
+use cuttlefs_client::fuse::MountTable;
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_server::pool::FormatOptions;
+use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::region::policy::RegionPolicy;
+use rustix::fs::FlockOperation;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::Signal;
+use serving::Serve;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Every place of a mount that `panic_ends::plant` names.
+const PLACES: [&str; 5] = ["fuse", "control", "closer", "lock-ends", "figures"];
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `cuttlefs mount`, the real program; whatever is mounted goes at the end.
+struct Mount {
+    child: Child,
+    at: PathBuf,
+}
+
+impl Mount {
+    fn start(server: &Endpoint, at: &Path, environment: &[(&str, &str)]) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_cuttlefs"))
+            .args(["mount", &server.to_string(), at.to_str().expect("UTF-8"), "--foreground"])
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let mount = Self { child, at: at.to_owned() };
+        let since = Instant::now();
+        while MountTable::read().expect("mounts").at(at).is_none() {
+            assert!(since.elapsed() < PATIENCE, "it does not mount");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        mount
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Either may be gone already.
+        let _ = unmount(&self.at, UnmountFlags::DETACH);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Gives each kind of thread something to do, until the mount is gone.
+fn work(at: &Path, place: &str) -> std::io::Result<()> {
+    // Each has one of its own: that of a mount that died is held until its lease runs out.
+    let path = at.join(format!("locked-{place}"));
+    let holder = File::create(&path)?;
+    rustix::fs::flock(&holder, FlockOperation::LockExclusive)?;
+    let waiting = path.clone();
+    // It waits for the lock, or for the mount to be gone.
+    std::thread::spawn(move || {
+        File::open(waiting).map(|file| rustix::fs::flock(&file, FlockOperation::LockExclusive))
+    });
+    loop {
+        std::fs::write(at.join("written"), "bytes")?;
+        Command::new(env!("CARGO_BIN_EXE_cuttlefs"))
+            .arg("status")
+            .arg(at)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_panic_ends_a_mount_wherever_it_is() {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can || !cfg!(debug_assertions) {
+        println!("NOT TESTED: root, /dev/fuse and a build with debug assertions are needed");
+        assert!(std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_none() || can, "CUTTLEFS_REQUIRE_FUSE is set");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let base = directory.path().canonicalize().expect("canonical");
+    let pool = base.join("pool");
+    serving::make_pool(
+        &FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() },
+        [3; 16],
+    );
+    let with = Serve {
+        frames: 512,
+        listen: vec![format!("unix://{}", base.join("socket").display()).parse().expect("an endpoint")],
+        policy: RegionPolicy::default(),
+        hotspots: Hotspots::Pages,
+        durable_answers: false,
+        rings: None,
+    };
+    let running = serving::serve(&pool, with).expect("start");
+    let endpoint = running.endpoints().remove(0);
+    let at = base.join("mnt");
+    std::fs::create_dir(&at).expect("mkdir");
+    for place in PLACES {
+        let now = base.join(format!("now-{place}"));
+        let mut mount =
+            Mount::start(&endpoint, &at, &[("CUTTLEFS_TEST_PANIC", &format!("{place}:{}", now.display()))]);
+        let mut file = File::create(at.join("file")).expect("created");
+        file.write_all(place.as_bytes()).expect("written");
+        file.sync_all().expect("synced");
+        std::fs::write(&now, "").expect("a file");
+        let working = at.clone();
+        // It ends with an error, when the mount is gone.
+        let worker = std::thread::spawn(move || {
+            work(&working, place).map(|()| "without end").unwrap_or("the mount is gone")
+        });
+        let since = Instant::now();
+        let status = loop {
+            if let Some(status) = mount.child.try_wait().expect("it is ours") {
+                break status;
+            }
+            assert!(since.elapsed() < PATIENCE, "{place}: the mount is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(status.signal(), Some(Signal::ABORT.as_raw()), "{place}: {status}");
+        assert_eq!(worker.join().ok(), Some("the mount is gone"));
+        drop(file);
+        drop(mount);
+        let again = Mount::start(&endpoint, &at, &[]);
+        assert_eq!(std::fs::read(at.join("file")).expect("read"), place.as_bytes());
+        drop(again);
+    }
+    running.stop();
+}
