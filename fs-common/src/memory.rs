@@ -2,7 +2,7 @@
 //!
 //! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer:
 //! bytes may be torn, which the protocols above detect (seqlocks, checksums), but nothing is undefined.
-//! No reference into the memory is ever handed out.
+//! No reference into the memory is ever handed out. Beside it, what keeps the process's heap small.
 //!
 //! # Invariants
 //! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault. A log file
@@ -14,7 +14,7 @@
 //! (`contains`). A foreign descriptor that is not sealed or too small is an error.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
@@ -129,6 +129,21 @@ impl SharedMemory {
     /// under any reader; never make a reference from it.
     pub fn base_address(&self) -> NonNull<u8> {
         self.base
+    }
+
+    /// Gives the whole pages of a range back to the system; they read as zeros from then on.
+    ///
+    /// # Errors
+    /// The memory behind it cannot be given back; nothing is lost by that.
+    pub fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(self.contains(offset as u64, len as u64), "discard outside of the memory");
+        let page = rustix::param::page_size();
+        let (start, end) = (offset.next_multiple_of(page), (offset + len) / page * page);
+        if start >= end {
+            return Ok(());
+        }
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.fd, how, start as u64, (end - start) as u64)?)
     }
 
     /// Whether `[offset, offset + len)` lies inside. Use it on every range a peer names.
@@ -276,6 +291,27 @@ pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// As many heaps as malloc may have. Its threads take turns with them; more would each keep what its threads once needed.
+const HEAPS: libc::c_int = 2;
+
+/// Has the process's heap stay small. To be called before there are threads.
+pub fn limit_heaps() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes a setting of malloc's, and no other thread allocates yet.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+    }
+}
+
+/// Gives back to the system what of the heap nobody uses.
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim takes malloc's own locks; it may be called by any thread at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,6 +327,19 @@ mod tests {
         assert_eq!(&out, b"across a page");
         memory.atomic_u64(16).store(7, Ordering::Release);
         assert_eq!(view.load_u64(16), 7);
+    }
+
+    #[test]
+    fn discarded_pages_are_zeros_and_others_stay() {
+        let page = rustix::param::page_size();
+        let memory = SharedMemory::new("test", 4 * page).expect("memfd");
+        memory.fill(0, 4 * page, 7);
+        memory.discard(page - 1, 2 * page + 2).expect("discard");
+        memory.discard(3 * page, 10).expect("less than a page");
+        let mut out = vec![0u8; 4 * page];
+        memory.read(0, &mut out);
+        assert!(out[..page].iter().chain(&out[3 * page..]).all(|byte| *byte == 7));
+        assert!(out[page..3 * page].iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The server's resident set stays within --memory plus a constant while ten times as much data is written and read.
+# The server's resident set stays within --memory plus a constant while ten times as much data is written and read, the
+# client's within a constant, most of which it gives back when it is not used.
 # usage: memory.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command fio
@@ -9,6 +10,11 @@ memory=${CUTTLEFS_MEMORY_BUDGET:-64M}
 # What the server may use beside its frames: code, stacks, rings, bounce buffers, the metadata cache, tables of
 # eight bytes a pool page. docs/testing.md says what it is made of.
 allowance_mib=${CUTTLEFS_MEMORY_ALLOWANCE_MIB:-256}
+# What a client may have of its own, and what of that an idle one: docs/testing.md, too.
+client_bound_mib=${CUTTLEFS_CLIENT_BOUND_MIB:-96}
+client_idle_mib=${CUTTLEFS_CLIENT_IDLE_MIB:-32}
+# A mount gives its memory back some six seconds after it was last used.
+readonly IDLE_S=12
 data_bytes=$((10 * $(bytes_of "$memory")))
 start_server "$((data_bytes * 3 / 2 / 1048576))M" "$memory"
 mount_fs
@@ -26,6 +32,23 @@ sample() {
 sample "$SERVER_PID" &
 sampler=$!
 
+# Kilobytes a client has resident of its own: not its program, not the server's frames that it maps.
+own_kib() {
+    awk '/^[0-9a-f]+-[0-9a-f]+ / {own = $6 == "" || $6 ~ /^\[/ || $6 ~ /memfd:cuttlefs-lane/} own && /^Rss:/ {sum += $2} END {print sum + 0}' \
+        "/proc/$1/smaps"
+}
+sample_own() {
+    local peak=0 now
+    while now=$(own_kib "$1" 2>/dev/null) && [[ -n $now ]]; do
+        ((now > peak)) && peak=$now && echo "$peak" >"$WORK/client-peak"
+        sleep 0.1
+    done
+}
+CLIENT_PID=${CLIENT_PIDS[$MNT]}
+client_before_kib=$(own_kib "$CLIENT_PID")
+sample_own "$CLIENT_PID" &
+client_sampler=$!
+
 run() {
     fio --directory="$MNT" --eta=never --size=$((data_bytes / 4)) --fallocate=none --numjobs=4 "$@"
 }
@@ -33,6 +56,12 @@ check "write $((data_bytes / 1048576)) MiB" run --name=data --rw=write --bs=1M -
 check "read it in sequence" run --name=data --rw=read --bs=1M --direct=1
 check "read it at random" run --name=data --rw=randread --bs=64k --direct=1 --io_size=$((data_bytes / 8))
 check "overwrite it at random" run --name=data --rw=randwrite --bs=16k --direct=1 --io_size=$((data_bytes / 16))
+
+# Through the page cache, by more programs than the mount has threads, and in pieces of which many are kept until they are synced.
+check "read it through the page cache" run --name=data --rw=read --bs=1M --numjobs=4
+check "write it in small pieces" run --name=data --rw=randwrite --bs=512 --io_size=$((data_bytes / 320))
+check "append small records" \
+    fio --directory="$MNT" --eta=never --name=log --rw=write --bs=100 --size=4M --numjobs=12 --fallocate=none
 
 # Names cost memory too: many small files, made, listed and looked up.
 small_files() {
@@ -42,12 +71,22 @@ small_files() {
 }
 check "make and list 5000 files" small_files
 
-kill "$sampler" 2>/dev/null
-wait "$sampler" 2>/dev/null
+kill "$sampler" "$client_sampler" 2>/dev/null
+wait "$sampler" "$client_sampler" 2>/dev/null
 peak_kib=$(cat "$WORK/peak")
 echo "server: $((before_kib / 1024)) MiB at start, $((peak_kib / 1024)) MiB at most, bound $memory + $allowance_mib MiB"
 check "resident set within $memory + $allowance_mib MiB (peak $((peak_kib / 1024)) MiB)" test "$peak_kib" -le "$limit_kib"
 # A peak that never reached the frames' own size would mean the samples looked at the wrong thing.
 check "the frames were in use" test "$peak_kib" -ge $(($(bytes_of "$memory") / 1024 * 3 / 4))
 check "the server still answers" status_json
+
+client_peak_kib=$(cat "$WORK/client-peak")
+sleep "$IDLE_S"
+client_idle_kib=$(own_kib "$CLIENT_PID")
+echo "client: $((client_before_kib / 1024)) MiB at start, $((client_peak_kib / 1024)) MiB at most, $((client_idle_kib / 1024)) MiB when idle"
+check "the client's own memory within $client_bound_mib MiB (peak $((client_peak_kib / 1024)) MiB)" \
+    test "$client_peak_kib" -le $((client_bound_mib * 1024))
+check "the client's copies and buffers were in use" test "$client_peak_kib" -ge $((client_before_kib + 8 * 1024))
+check "of it $client_idle_mib MiB at most when idle ($((client_idle_kib / 1024)) MiB)" \
+    test "$client_idle_kib" -le $((client_idle_mib * 1024))
 suite_end

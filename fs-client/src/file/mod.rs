@@ -4,11 +4,13 @@ mod handles;
 pub mod interrupt;
 mod open_file;
 mod read;
+mod read_buffers;
 mod remote;
 mod seen;
 pub mod volume;
 
 pub use handles::HandleTable;
 pub(crate) use open_file::{OpenFile, OpenFiles};
+pub(crate) use read_buffers::ReadBuffers;
 pub use remote::RemoteVolume;
 pub(crate) use seen::SeenChanges;

@@ -19,7 +19,6 @@ use cuttlefs_common::rpc::{
     RenameMode, Reply, Request, Rights, SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Bytes of directory entries asked for at once.
@@ -336,18 +335,11 @@ impl Volume for RemoteVolume {
         len: u32,
         take: &mut dyn FnMut(&[u8]),
     ) -> Result<(), FsError> {
-        thread_local! {
-            static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-        }
         let room = MAX_FILE_SIZE.saturating_sub(offset);
         let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
-        BUFFER.with_borrow_mut(|buffer| {
-            if buffer.len() < len {
-                buffer.resize(len, 0);
-            }
-            let read = |state: &HandleState| {
-                read::read(&self.session, caller, &state.file, offset, &mut buffer[..len])
-            };
+        self.session.read_buffers().lend(len, |buffer| {
+            let read =
+                |state: &HandleState| read::read(&self.session, caller, &state.file, offset, &mut *buffer);
             let got = self.handles.with(handle, read)?;
             take(&buffer[..got]);
             Ok(())

@@ -8,6 +8,7 @@
 
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::counting::Sharing;
+use super::idle_memory::{self, IdleMemory};
 use super::{After, Session};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
@@ -45,6 +46,8 @@ fn run_control(weak: &Weak<Session>) {
     let mut pace = BitmapPace::default();
     let mut next_sync = Instant::now() + SYNC_PERIOD;
     let mut sharing = Sharing::default();
+    let mut idle_memory = IdleMemory::default();
+    let mut next_look = Instant::now() + idle_memory::LOOK_PERIOD;
     loop {
         let Some(session) = weak.upgrade() else {
             return;
@@ -98,7 +101,11 @@ fn run_control(weak: &Weak<Session>) {
             }
             next_sync = Instant::now() + SYNC_PERIOD;
         }
-        let until = next_heartbeat.min(next_bitmap).min(next_sync);
+        if now >= next_look {
+            idle_memory.look(&session);
+            next_look = Instant::now() + idle_memory::LOOK_PERIOD;
+        }
+        let until = next_heartbeat.min(next_bitmap).min(next_sync).min(next_look);
         lane.lane().idle(until.saturating_duration_since(Instant::now()));
     }
 }

@@ -75,6 +75,8 @@ pub(crate) struct Lane {
     completions: Vec<Completion>,
     /// The reply being looked at.
     message: Vec<u8>,
+    /// Its memory was used since somebody last looked.
+    used: bool,
 }
 
 /// How one attempt at a request ended, apart from an answer.
@@ -99,7 +101,20 @@ impl Lane {
             connection: None,
             completions: Vec::new(),
             message: Vec::new(),
+            used: false,
         })
+    }
+
+    /// Whether its memory was used since this was last asked.
+    pub(super) fn take_used(&mut self) -> bool {
+        std::mem::take(&mut self.used)
+    }
+
+    /// Gives back the memory that file bytes travel through. Nobody uses the lane.
+    pub(super) fn give_memory_back(&self) {
+        if let Err(error) = self.region.memory().discard(DATA_OFFSET, DATA_LEN) {
+            tracing::debug!(%error, "a lane keeps its memory");
+        }
     }
 
     fn receive(&self, index: usize) -> RecvWr {
@@ -366,7 +381,8 @@ pub(crate) struct LaneGuard<'s> {
 }
 
 impl<'s> LaneGuard<'s> {
-    pub(super) fn new(session: &'s Session, lane: MutexGuard<'s, Lane>) -> Self {
+    pub(super) fn new(session: &'s Session, mut lane: MutexGuard<'s, Lane>) -> Self {
+        lane.used = true;
         Self { session, lane }
     }
 

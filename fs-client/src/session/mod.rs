@@ -18,6 +18,7 @@ mod bitmap_pace;
 mod control;
 mod counting;
 mod early;
+mod idle_memory;
 mod lane;
 mod locks;
 mod recover;
@@ -29,7 +30,7 @@ pub(crate) use lane::{DataBuffer, LaneGuard};
 
 use crate::file::interrupt;
 use crate::file::volume::{Caller, FsError};
-use crate::file::{OpenFile, OpenFiles, SeenChanges};
+use crate::file::{OpenFile, OpenFiles, ReadBuffers, SeenChanges};
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
@@ -208,6 +209,7 @@ pub struct Session {
     open_files: OpenFiles,
     seen: SeenChanges,
     unsynced: Unsynced,
+    read_buffers: ReadBuffers,
     early: EarlyWrites,
     locks: OwnLocks,
     shut_down: AtomicBool,
@@ -257,6 +259,7 @@ impl Session {
             open_files: OpenFiles::default(),
             seen: SeenChanges::default(),
             unsynced: Unsynced::default(),
+            read_buffers: ReadBuffers::default(),
             early: EarlyWrites::new(),
             locks: OwnLocks::default(),
             shut_down: AtomicBool::new(false),
@@ -315,6 +318,16 @@ impl Session {
     /// Written bytes the server may still lose.
     pub(crate) fn unsynced(&self) -> &Unsynced {
         &self.unsynced
+    }
+
+    /// Memory for reads.
+    pub(crate) fn read_buffers(&self) -> &ReadBuffers {
+        &self.read_buffers
+    }
+
+    /// The lanes of callers, without those of the control thread and of locks.
+    fn caller_lanes(&self) -> &[Mutex<Lane>] {
+        &self.lanes[..self.lanes.len() - 2]
     }
 
     /// The inode this mount shows as root.

@@ -1,0 +1,85 @@
+//! Memory that a mount gives back when it has not been used for a while: what its lanes carry file bytes in, what reads are put together
+//! in, and what the heap has kept of copies that are not needed any more.
+//!
+//! The control thread looks each [`LOOK_PERIOD`]. A mount that was not used for two looks in a row has given everything back by then.
+
+use super::Session;
+use std::time::Duration;
+
+/// How often it is looked.
+pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(2);
+/// Looks without use before memory is given back.
+const QUIET_LOOKS: u32 = 2;
+
+/// How long a mount has not been used.
+#[derive(Debug)]
+pub(super) struct IdleMemory {
+    quiet_looks: u32,
+}
+
+impl Default for IdleMemory {
+    /// Nothing has been used yet.
+    fn default() -> Self {
+        Self { quiet_looks: QUIET_LOOKS }
+    }
+}
+
+impl IdleMemory {
+    /// Looks; gives memory back if it is time.
+    pub(super) fn look(&mut self, session: &Session) {
+        if self.is_time(session.take_used()) {
+            session.give_memory_back();
+        }
+    }
+
+    /// Whether it is, after a look that found the mount used or not. Once for each time it was used.
+    fn is_time(&mut self, was_used: bool) -> bool {
+        if was_used {
+            self.quiet_looks = 0;
+            return false;
+        }
+        if self.quiet_looks >= QUIET_LOOKS {
+            return false;
+        }
+        self.quiet_looks += 1;
+        self.quiet_looks == QUIET_LOOKS
+    }
+}
+
+impl Session {
+    /// Whether callers' lanes or buffers were used since this was last asked, or copies are kept.
+    fn take_used(&self) -> bool {
+        let mut used = self.read_buffers.take_used() | !self.unsynced.is_empty();
+        for lane in self.caller_lanes() {
+            // One that is taken is being used.
+            used |= lane.try_lock().is_none_or(|mut lane| lane.take_used());
+        }
+        used
+    }
+
+    fn give_memory_back(&self) {
+        for lane in self.caller_lanes() {
+            if let Some(lane) = lane.try_lock() {
+                lane.give_memory_back();
+            }
+        }
+        self.read_buffers.free();
+        cuttlefs_common::memory::trim_heap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_time_once_after_each_use() {
+        let mut idle = IdleMemory::default();
+        assert!(!idle.is_time(false), "nothing was ever used");
+        for _ in 0..2 {
+            assert!(!idle.is_time(true) && !idle.is_time(false) && idle.is_time(false));
+            assert!(!idle.is_time(false) && !idle.is_time(false));
+        }
+        assert!(!idle.is_time(true) && !idle.is_time(false) && !idle.is_time(true) && !idle.is_time(false));
+    }
+}
