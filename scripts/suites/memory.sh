@@ -10,8 +10,7 @@ memory=${CUTTLEFS_MEMORY_BUDGET:-64M}
 # What the server may use beside its frames: code, stacks, rings, bounce buffers, the metadata cache, tables of
 # eight bytes a pool page. docs/testing.md says what it is made of.
 allowance_mib=${CUTTLEFS_MEMORY_ALLOWANCE_MIB:-256}
-# What a client may have of its own, and what of that an idle one: docs/testing.md, too.
-client_bound_mib=${CUTTLEFS_CLIENT_BOUND_MIB:-96}
+# What an idle client may have of its own. What a busy one may says the mount's status.
 client_idle_mib=${CUTTLEFS_CLIENT_IDLE_MIB:-32}
 # A mount gives its memory back some six seconds after it was last used.
 readonly IDLE_S=12
@@ -45,6 +44,7 @@ sample_own() {
     done
 }
 CLIENT_PID=${CLIENT_PIDS[$MNT]}
+client_bound_mib=$(($(counter memory_bound_bytes "$MNT") / 1048576))
 client_before_kib=$(own_kib "$CLIENT_PID")
 sample_own "$CLIENT_PID" &
 client_sampler=$!

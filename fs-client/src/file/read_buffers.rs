@@ -21,7 +21,8 @@ impl ReadBuffers {
         self.used.store(true, Ordering::Relaxed);
         let mut buffer = self.free.lock().pop().unwrap_or_default();
         if buffer.len() < len {
-            buffer.resize(len, 0);
+            // Of new memory only what is used is resident.
+            buffer = vec![0; len];
         }
         let used = use_it(&mut buffer[..len]);
         let mut free = self.free.lock();

@@ -585,7 +585,9 @@ impl Volume for RemoteVolume {
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        self.session.counters.figures().to_vec()
+        let mut figures = self.session.counters.figures().to_vec();
+        figures.push(("memory_bound_bytes", self.session.memory_bound_bytes()));
+        figures
     }
 
     fn shut_down(&self) {

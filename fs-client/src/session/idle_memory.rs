@@ -4,7 +4,15 @@
 //! The control thread looks each [`LOOK_PERIOD`]. A mount that was not used for two looks in a row has given everything back by then.
 
 use super::Session;
+use super::lane::LANE_BYTES;
+use super::unsynced::MAX_KEPT_BYTES;
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use std::time::Duration;
+
+/// Of a FUSE thread: the request it has read, with room for the longest, and the bytes it reads for one.
+const THREAD_BYTES: usize = 2 * MAX_TRANSFER_BYTES as usize + 16 * 1024;
+/// All else: stacks, tables, connections' buffers, rings of early writes, what the heap has between what is used of it.
+const OTHER_BYTES: usize = 24 << 20;
 
 /// How often it is looked.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(2);
@@ -55,6 +63,13 @@ impl Session {
             used |= lane.try_lock().is_none_or(|mut lane| lane.take_used());
         }
         used
+    }
+
+    /// What a mount has resident of its own at most while its server is there: without its program, and without the server's
+    /// frames, which it maps over `shm`. While the server is away requests wait besides (`fuse/kernel/attendant.rs` has their bound).
+    pub(crate) fn memory_bound_bytes(&self) -> u64 {
+        let threads = self.caller_lanes().len();
+        (self.lanes.len() * LANE_BYTES + threads * THREAD_BYTES + MAX_KEPT_BYTES + OTHER_BYTES) as u64
     }
 
     fn give_memory_back(&self) {

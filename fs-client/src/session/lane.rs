@@ -31,6 +31,8 @@ const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 const RECEIVES: usize = 2;
 const DATA_OFFSET: usize = MESSAGE * (1 + RECEIVES);
 const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
+/// Memory of a lane.
+pub(super) const LANE_BYTES: usize = DATA_OFFSET + DATA_LEN;
 /// One-sided reads of one request at most: a request of 1 MiB whose every second page is absent.
 const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
 /// Longest sleep before looking whether the mount ends.
@@ -89,8 +91,10 @@ enum Broken {
 
 impl Lane {
     pub(super) fn new(slot: u16, device: &dyn Device, pd: &dyn ProtectionDomain) -> Result<Self, RdmaError> {
-        let memory = SharedMemory::new("cuttlefs-lane", DATA_OFFSET + DATA_LEN).map_err(|source| {
-            RdmaError::Io { action: "allocate memory for", endpoint: "a lane".to_owned(), source }
+        let memory = SharedMemory::new("cuttlefs-lane", LANE_BYTES).map_err(|source| RdmaError::Io {
+            action: "allocate memory for",
+            endpoint: "a lane".to_owned(),
+            source,
         })?;
         let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
         Ok(Self {

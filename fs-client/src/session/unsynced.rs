@@ -26,9 +26,9 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Bytes kept at most, with what an entry costs beside its bytes. Small, for every write is copied once more:
 /// what streams past it is written by programs that seldom sync and can be run again.
-const MAX_KEPT_BYTES: usize = 32 << 20;
-/// What an entry costs beside its bytes, about.
-const ENTRY_BYTES: usize = 64;
+pub(super) const MAX_KEPT_BYTES: usize = 32 << 20;
+/// What an entry costs beside its bytes, about: itself, the room its list has grown ahead, and malloc's share.
+const ENTRY_BYTES: usize = 128;
 
 /// What was done.
 #[derive(Clone, Debug, PartialEq, Eq)]

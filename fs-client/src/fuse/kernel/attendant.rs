@@ -22,12 +22,12 @@
 //!
 //! # When all threads wait
 //! Then nobody would read the next interrupt. So after [`STUCK_PERIOD`] without a message read a spare thread reads on, and gives each
-//! request a thread of its own, [`SPARE_THREADS_MAX`] at most. Beyond those requests wait in the kernel, where SIGKILL ends them.
+//! request a thread of its own, [`SPARE_THREADS_MAX`] at most, with [`SPARE_BYTES_MAX`]. Beyond those requests wait in the kernel, where SIGKILL ends them.
 
 use super::abi::opcode;
 use super::dispatch::{self, Header, Kind};
 use super::filesystem::Filesystem;
-use super::requests::{Connection, Pending};
+use super::requests::{Attention, Connection, Pending};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,9 @@ const STUCK_PERIOD: Duration = Duration::from_millis(20);
 /// How long the attendant goes on looking whether all threads wait, after they did.
 const WATCH: Duration = Duration::from_secs(1);
 /// Threads with one request each.
-pub(super) const SPARE_THREADS_MAX: usize = 256;
+const SPARE_THREADS_MAX: usize = 256;
+/// Bytes of their requests, which are writes' for the most part.
+const SPARE_BYTES_MAX: usize = 32 << 20;
 
 /// Signals that stop a process, where it does not handle them.
 const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
@@ -209,7 +211,7 @@ fn look_at_each<F: Filesystem>(
 fn read_while_stuck<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, buffer_len: usize) {
     loop {
         let mut attention = connection.attention.lock();
-        while !attention.has_ended && (!attention.is_stuck || attention.spare_threads >= SPARE_THREADS_MAX) {
+        while !attention.has_ended && !may_read(&attention) {
             connection.spare.wait(&mut attention);
         }
         if attention.has_ended {
@@ -220,6 +222,12 @@ fn read_while_stuck<F: Filesystem>(connection: &Arc<Connection>, file_system: &A
         let mut buffer = vec![0; buffer_len];
         while read_one(connection, file_system, &mut buffer) {}
     }
+}
+
+/// Whether a spare thread is to read, and there is room for what it reads.
+fn may_read(attention: &Attention) -> bool {
+    let has_room = attention.spare_threads < SPARE_THREADS_MAX && attention.spare_bytes < SPARE_BYTES_MAX;
+    attention.is_stuck && has_room
 }
 
 /// Reads one message, and gives it a thread. `false`: somebody else reads, or no thread is left.
@@ -233,16 +241,24 @@ fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, b
         Ok(Kind::Request) => {
             connection.spare_requests.fetch_add(1, Ordering::Relaxed);
             let (c, f, copy) = (connection.clone(), file_system.clone(), message.to_vec());
-            connection.attention.lock().spare_threads += 1;
+            {
+                let mut attention = connection.attention.lock();
+                attention.spare_threads += 1;
+                attention.spare_bytes += len;
+            }
             let handle = move || {
                 dispatch::handle(&c, &*f, &copy);
                 let mut attention = c.attention.lock();
                 attention.spare_threads -= 1;
+                attention.spare_bytes -= len;
                 c.spare.notify_all();
             };
             if let Err(error) = std::thread::Builder::new().name("fuse-request".to_owned()).spawn(handle) {
                 tracing::error!(%error, "a thread for a request could not be started");
-                connection.attention.lock().spare_threads -= 1;
+                let mut attention = connection.attention.lock();
+                attention.spare_threads -= 1;
+                attention.spare_bytes -= len;
+                drop(attention);
                 let header = Header::parse(message).map(|(header, _)| header);
                 if let Ok(Header { opcode, unique, .. }) = header {
                     connection.answer(&connection.note(unique, opcode, 0), libc::ENOMEM, &[]);
@@ -263,7 +279,7 @@ fn read_one<F: Filesystem>(connection: &Arc<Connection>, file_system: &Arc<F>, b
         // Whether they all wait again is for the attendant to see.
         connection.attend.notify_all();
     }
-    attention.is_stuck && attention.spare_threads < SPARE_THREADS_MAX
+    may_read(&attention)
 }
 
 #[cfg(test)]

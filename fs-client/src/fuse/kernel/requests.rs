@@ -67,6 +67,8 @@ pub(super) struct Attention {
     pub(super) is_stuck: bool,
     /// Threads with one request each.
     pub(super) spare_threads: usize,
+    /// Bytes of their requests.
+    pub(super) spare_bytes: usize,
     /// The kernel has ended the connection.
     pub(super) has_ended: bool,
 }
