@@ -113,7 +113,7 @@ def pulled_write(filekey):
 
 
 def reclaim(ino, count):
-    return b"\x03" + varint(count) + (varint(ino) + b"\x01\x01") * count
+    return b"\x03" + varint(count) + (varint(ino) + b"\x01\x01\x00") * count
 
 
 def share_counters():

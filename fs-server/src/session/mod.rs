@@ -101,7 +101,12 @@ struct Reclaimed {
     /// Its number within the server.
     connection: u64,
     filekeys: Vec<FileKey>,
+    /// How many there are when those that were closed since are looked for.
+    prune_beyond: usize,
 }
+
+/// Reclaimed filekeys that are kept without looking whether they were closed since.
+const RECLAIMED_UNLOOKED: usize = 4096;
 
 impl Session {
     /// Owner of the session's filekeys.
@@ -170,6 +175,16 @@ impl Session {
         reclaimed.connection = connection;
         reclaimed.filekeys.extend(filekeys);
         unknown
+    }
+
+    /// Forgets reclaimed filekeys that were closed since: a client may reclaim and close as often as it likes. Looks when there
+    /// are twice as many as were open at the look before.
+    pub fn prune_reclaimed(&self, is_open: impl Fn(FileKey) -> bool) {
+        let mut reclaimed = self.reclaimed.lock();
+        if reclaimed.filekeys.len() > reclaimed.prune_beyond.max(RECLAIMED_UNLOOKED) {
+            reclaimed.filekeys.retain(|filekey| is_open(*filekey));
+            reclaimed.prune_beyond = 2 * reclaimed.filekeys.len();
+        }
     }
 
     fn touch(&self, now: Duration) {
@@ -487,6 +502,21 @@ mod tests {
         let owed = &|client| client == ClientId(2);
         assert_eq!(sessions.note_absent([ClientId(5002), ClientId(5003)], owed), [ClientId(3), ClientId(4)]);
         assert_eq!(sessions.note_absent([], anybody), []);
+    }
+
+    #[test]
+    fn who_reclaims_and_closes_without_end_is_not_remembered_without_end() {
+        let sessions = sessions(&Arc::new(ManualClock::default()));
+        let session =
+            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let stays = FileKey(1);
+        for round in 0..100u64 {
+            let opened = (0..256).map(|key| FileKey(2 + round * 256 + key));
+            session.note_reclaimed(1, std::iter::once(stays).filter(|_| round == 0).chain(opened));
+            session.prune_reclaimed(|filekey| filekey == stays);
+        }
+        assert!(session.reclaimed.lock().filekeys.len() <= RECLAIMED_UNLOOKED + 257);
+        assert!(session.note_reclaimed(2, std::iter::empty()).contains(&stays), "what is open is known");
     }
 
     #[test]
