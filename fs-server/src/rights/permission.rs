@@ -201,7 +201,9 @@ impl Judge<'_> {
             if gives || set.size.is_some() && attr.kind == FileKind::File {
                 let mode = set.mode.unwrap_or(attr.mode);
                 let left = self.without_set_ids(attr, mode);
-                set.mode = (left != attr.mode || set.mode.is_some()).then_some(left);
+                // Said also where nothing goes: metadata knows of one group only, and would take what a member by another one keeps.
+                let has_set_ids = attr.mode & (SET_UID | SET_GID) != 0;
+                set.mode = (has_set_ids || set.mode.is_some()).then_some(left);
             }
         }
         let group = set.gid.unwrap_or(attr.gid);
