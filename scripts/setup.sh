@@ -56,7 +56,7 @@ fi
 
 [[ -e /dev/fuse ]] || die "/dev/fuse is missing: load the fuse module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN"
 command -v cargo >/dev/null ||
-    die "cargo is missing: install Rust 1.88 or newer from https://rustup.rs, then run this again"
+    die "cargo is missing: install Rust 1.90 or newer from https://rustup.rs, then run this again"
 
 # Builds a cargo tool unless it is there. $1: crate, $2: version, $3: command.
 cargo_tool() {

@@ -1,4 +1,4 @@
-//! How fast metadata is on sled: creates, lookups, listings, data commits, unlinks, flushes.
+//! How fast metadata is on a disk: creates, lookups, listings, data commits, unlinks, flushes.
 //!
 //! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY]`
 //! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
@@ -9,7 +9,7 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, Covers, DataCommit, Format, HashKey, Meta, Operation, RangeUpdate, SledOptions, SledStore, Store,
+    Caller, Covers, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation, RangeUpdate, Store,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(below) => tempfile::tempdir_in(below)?,
         None => tempfile::tempdir()?,
     };
-    let store = Arc::new(SledStore::open(&directory.path().join("meta"), SledOptions::default())?);
+    let store = Arc::new(DiskStore::open(&directory.path().join("meta"), DiskOptions::default())?);
     let clock = Arc::new(SystemClock::new());
     let format = Format { uuid: [1; 16], hash_key: HashKey([2; 16]), root: NOBODY, root_mode: 0o755 };
     Meta::format(&*store, &*clock, &format)?;

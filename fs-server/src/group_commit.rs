@@ -7,8 +7,8 @@
 //!
 //! # Why there are two
 //! The data files have a group commit of their own (`pool::DataSync`), which shares no step with this one. There the work
-//! is a request to a worker's io_uring, which some worker awaits, and no thread is needed. Here the work blocks (sled's
-//! flush, the tail's and the log's sync), so it has a thread; and it runs also if whoever asked has gone.
+//! is a request to a worker's io_uring, which some worker awaits, and no thread is needed. Here the work blocks (the
+//! syncs of metadata's log and the redo log), so it has a thread; and it runs also if whoever asked has gone.
 //!
 //! In a server without threads whoever drives it runs the work (`step`), as late as he likes: between asking and being told
 //! other tasks go on, as beside a thread.

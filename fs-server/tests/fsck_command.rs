@@ -8,7 +8,7 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use cuttlefs_server::log::{Change, FileLog, LoggedFile, RING_OFFSET, RedoLog};
 use cuttlefs_server::meta::{
-    Caller, DataCommit, Meta, Operation, RangeUpdate, RequestId, SledOptions, SledStore,
+    Caller, DataCommit, DiskOptions, DiskStore, Meta, Operation, RangeUpdate, RequestId,
 };
 use cuttlefs_server::pool::{
     self, AlignedBuf, DATA_START, Disk, IoBuffer, IoKind, IoRequest, PageSums, SummedDisk, UringDisk,
@@ -62,7 +62,7 @@ fn pool() -> (tempfile::TempDir, PathBuf) {
     let done = ring.block_on(disk.submit(vec![request])).expect("the ring works");
     done.into_iter().for_each(|done| done.result.expect("written"));
     ring.block_on(disk.finish()).expect("the ring works").expect("finished");
-    let store = Arc::new(SledStore::open(&opened.meta_dir(), SledOptions::default()).expect("store"));
+    let store = Arc::new(DiskStore::open(&opened.meta_dir(), DiskOptions::default()).expect("store"));
     let meta = Meta::open(store, Arc::new(SystemClock::new())).expect("metadata");
     let make = Operation::Make { parent: InodeNo::ROOT, name: b"file", node: NewNode::File, mode: 0o644 };
     let ino = meta.execute(Caller::default(), &make, &|_| false).expect("made").attr.expect("attributes").ino;
@@ -153,8 +153,8 @@ fn damaged_intents_superblocks_and_metadata_are_found() {
     assert_eq!(fsck(&dir, &["--repair"]).0, 4, "no superblock, no pool");
     flip(&data, 100);
     assert_eq!(fsck(&dir, &[]).0, 0);
-    // An empty log where batches were flushed to it.
-    let log = dir.join("meta/db");
+    // No records where there were batches that were durable.
+    let log = dir.join("meta/records");
     let len = fs::metadata(&log).expect("there").len() as usize;
     fs::write(&log, vec![0; len]).expect("write");
     let (code, report) = fsck(&dir, &[]);

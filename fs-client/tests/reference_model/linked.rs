@@ -1,4 +1,4 @@
-//! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and sled
+//! Over the real links in one process: a server with threads on a pool in a temporary directory, io_uring and metadata on a disk
 //! included, and two clients. Restarts are clean ones.
 
 use super::chaos::BadLink;

@@ -16,7 +16,7 @@ use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Sampling};
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use cuttlefs_server::early::{EarlyChoice, RingDevice, RingOptions};
 use cuttlefs_server::log::{FileLog, MIN_CAPACITY, RING_OFFSET};
-use cuttlefs_server::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
+use cuttlefs_server::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Meta};
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
@@ -108,7 +108,7 @@ pub fn rings_of(directory: &Path) -> PathBuf {
 /// Makes a pool; returns its pages.
 pub fn make_pool(options: &FormatOptions, key: [u8; 16]) -> u64 {
     let report = pool::format(options, &|dir, uuid| {
-        let store = SledStore::open(dir, SledOptions::default())?;
+        let store = DiskStore::open(dir, DiskOptions::default())?;
         let root = Caller::default();
         let format = Format { uuid: uuid.0, hash_key: HashKey(key), root, root_mode: 0o755 };
         Ok(Meta::format(&store, &SystemClock::new(), &format)?)
@@ -118,10 +118,10 @@ pub fn make_pool(options: &FormatOptions, key: [u8; 16]) -> u64 {
 }
 
 /// The NIC's thread lets go of a stopped server a moment later.
-fn open_store(directory: &Path) -> SledStore {
+fn open_store(directory: &Path) -> DiskStore {
     let mut attempt = 0;
     loop {
-        match SledStore::open(directory, SledOptions::default()) {
+        match DiskStore::open(directory, DiskOptions::default()) {
             Ok(store) => return store,
             Err(error) if attempt == 50 => panic!("{error}"),
             Err(_) => std::thread::sleep(Duration::from_millis(100)),

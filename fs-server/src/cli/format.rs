@@ -1,6 +1,6 @@
 //! `cuttlefsd format`: the pool's directory, data files and empty metadata.
 
-use crate::meta::{Caller, Format, HashKey, Meta, SledOptions, SledStore};
+use crate::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Meta};
 use crate::pool::{self, FormatOptions};
 use clap::Args;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -35,7 +35,7 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         force: args.force,
     };
     let report = pool::format(&options, &|dir, uuid| {
-        let store = SledStore::open(dir, SledOptions::default())?;
+        let store = DiskStore::open(dir, DiskOptions::default())?;
         let mut key = [0; 16];
         SystemRandom.fill(&mut key);
         let format = Format {

@@ -26,7 +26,7 @@ pub(super) struct FsckArgs {
     /// Serve pages that rotted as they are from now on, instead of as errors
     #[arg(long, requires = "repair", conflicts_with = "no_data")]
     accept_rotten: bool,
-    /// Where a copy of the metadata goes; sled writes whenever it is opened [default: the system's temporary directory]
+    /// Where a copy of the metadata goes; a store writes whenever it is opened [default: the system's temporary directory]
     #[arg(long, value_name = "DIR", conflicts_with = "repair")]
     scratch: Option<PathBuf>,
     /// For programs

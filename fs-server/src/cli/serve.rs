@@ -3,7 +3,7 @@
 use crate::config::{Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::early::{EarlyChoice, RingDevice, RingOptions};
 use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
-use crate::meta::{Meta, SledOptions, SledStore};
+use crate::meta::{DiskOptions, DiskStore, Meta};
 use crate::pool;
 use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
@@ -154,7 +154,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         );
     }
     let sampling = sampling(args.sample_unit, args.sample_period_ms)?;
-    let store = SledStore::open(&opened.meta_dir(), SledOptions::default())?;
+    let store = DiskStore::open(&opened.meta_dir(), DiskOptions::default())?;
     let clock = Arc::new(SystemClock::new());
     let meta =
         Arc::new(Meta::open(Arc::new(store), clock.clone()).context("cannot open the pool's metadata")?);

@@ -3,7 +3,7 @@
 //!
 //! # How it works
 //! 1. The pool's lock, and every data file's superblock.
-//! 2. The metadata: read-only, a copy of `meta/` in a scratch directory is opened, for sled writes whenever it is opened.
+//! 2. The metadata: read-only, a copy of `meta/` in a scratch directory is opened, for a store writes whenever it is opened.
 //! 3. Records: `meta::Survey`, `meta::repair`.
 //! 4. Pages: every page that holds bytes against its checksum, in pool order, 1 MiB at a time.
 //!
@@ -19,7 +19,7 @@ mod report;
 pub use report::{Finding, Report};
 
 use crate::log::{Contents, FileLog};
-use crate::meta::{Detail, HashKey, Meta, MetaError, SledOptions, SledStore, Store, Survey, repair};
+use crate::meta::{Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, repair};
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
 use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::world::{Clock, SystemClock};
@@ -187,7 +187,7 @@ impl Drop for Scratch {
     }
 }
 
-type Opened = Result<(SledStore, Option<Scratch>), String>;
+type Opened = Result<(DiskStore, Option<Scratch>), String>;
 
 /// The store, or why it cannot be opened.
 fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, FsckError> {
@@ -203,7 +203,7 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
         let scratch = copied.map_err(|source| FsckError::Scratch { path: opened.meta_dir(), source })?;
         (path, Some(scratch))
     };
-    let store = SledStore::open(&path, SledOptions::default());
+    let store = DiskStore::open(&path, DiskOptions::default());
     Ok(store.map(|store| (store, scratch)).map_err(|error| error.to_string()))
 }
 

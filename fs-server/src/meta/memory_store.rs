@@ -3,13 +3,13 @@
 //! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
 //! store as a restart would find it.
 //!
-//! A store with a `Life` ends with any batch, persist or flush of its server. What is left then is what sled and the tail
-//! (`sled_store`) leave:
+//! A store with a `Life` ends with any batch, persist or flush of its server. What is left then is what the log of
+//! `disk_store` leaves:
 //!
 //! | the server | left |
 //! | --- | --- |
-//! | is killed | every batch, for the tail needs no sync to outlive it; of the one it died with all or nothing |
-//! | loses power | what was persisted or flushed, and any number of the batches behind it, in order: a torn tail ends at its first gap |
+//! | is killed | every batch, for the log needs no sync to outlive it; of the one it died with all or nothing |
+//! | loses power | what was persisted or flushed, and any number of the batches behind it, in order: a torn log ends at its first gap |
 //! | dies with a persist or flush | as if that had not begun, or had come some way |
 
 use super::key;
@@ -248,6 +248,15 @@ impl Store for MemoryStore {
 
     fn is_persistent(&self) -> bool {
         self.contents.read().unflushed.is_empty()
+    }
+
+    fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        Ok(self.contents.read().current.range(vec![kind]..).take_while(|(key, _)| key[0] == kind).count()
+            as u64)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        u64::MAX
     }
 
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {

@@ -10,7 +10,7 @@ use super::live::{Live, LiveInodes, SettleKind};
 use super::name::HashKey;
 use super::operation::{ApplyContext, Caller, Operation, Outcome};
 use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
-use super::store::{Batch, Direction, Store};
+use super::store::{Batch, Store, StoreError};
 use super::view::View;
 use super::written::{CHANGES_PER_START_BITS, Written};
 use cuttlefs_common::attr::SetAttr;
@@ -149,7 +149,7 @@ impl Meta {
         Ok((superblock.uuid, superblock.hash_key))
     }
 
-    /// Opens a formatted store. Counts its inodes and collects its orphans, which is one pass over each.
+    /// Opens a formatted store, and collects its orphans.
     ///
     /// # Errors
     /// [`MetaError`].
@@ -181,18 +181,8 @@ impl Meta {
             store,
         };
         *meta.orphans.lock() = meta.all_inos(key::tag::ORPHAN)?.into_iter().collect();
-        meta.inodes.store(meta.count(key::tag::INODE)?, Ordering::Relaxed);
+        meta.inodes.store(meta.store.count(key::tag::INODE)?, Ordering::Relaxed);
         Ok(meta)
-    }
-
-    fn count(&self, tag: u8) -> Result<u64, MetaError> {
-        let mut count = 0;
-        let range = key::all(tag);
-        self.store.scan(&range.from, &range.to, Direction::Forward, &mut |_, _| {
-            count += 1;
-            true
-        })?;
-        Ok(count)
     }
 
     fn all_inos(&self, tag: u8) -> Result<Vec<InodeNo>, MetaError> {
@@ -212,6 +202,7 @@ impl Meta {
     pub(super) fn fail(&self, operation: &'static str, error: MetaError) -> Status {
         let advice = match &error {
             MetaError::Refused(status) => return *status,
+            MetaError::Store(StoreError::Full) => return Status::NoSpace,
             MetaError::Store(_) => "check the pool's device and its free space, then restart the server",
             _ => "stop the server, copy meta/ away, and restore it from a backup; other files are unharmed",
         };

@@ -1,6 +1,6 @@
 //! Metadata: names, inodes, extents, attributes, orphans and sessions, as records of one ordered store.
 //!
-//! * `store` the narrow trait; `sled_store` and `memory_store` implement it
+//! * `store` the narrow trait; `disk_store` and `memory_store` implement it
 //! * `key`, `record`, `name` the formats
 //! * `operation` what can be done; `apply` one operation -> one batch, pure
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
@@ -20,6 +20,7 @@
 //! `Status::Io`; nothing is guessed or repaired in passing.
 
 mod apply;
+mod disk_store;
 mod draft;
 mod error;
 mod extent_edit;
@@ -34,10 +35,6 @@ mod operation;
 mod problem;
 mod record;
 mod repair;
-mod sled_flushed;
-mod sled_journal;
-mod sled_store;
-mod sled_tail;
 mod store;
 mod survey;
 mod view;
@@ -47,6 +44,7 @@ mod written;
 mod tests;
 
 pub use apply::apply;
+pub use disk_store::{DiskOptions, DiskStore};
 pub use draft::Applied;
 pub use error::MetaError;
 pub use live::NoteData;
@@ -60,7 +58,7 @@ pub use operation::{
 pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;
-pub use sled_store::{SledOptions, SledStore};
+
 pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
 pub use survey::{Survey, check};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};

@@ -13,7 +13,7 @@ use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
 
 /// First byte of every value. Another number means another format.
-const RECORD_VERSION: u8 = 1;
+pub const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
 pub const FORMAT_VERSION: u32 = 3;
 

@@ -5,7 +5,7 @@
 //! * Batches are kept in order: after a crash the store holds a prefix of them.
 //! * `flush` returns when every batch whose `commit` returned before the call survives a power loss.
 //! * A failed `commit` or `flush` leaves the store refusing further batches until it is opened again: after a
-//!   failed sync nobody can tell what is on the device, so it is never retried.
+//!   failed sync nobody can tell what is on the device, so it is never retried. `Full` is no such failure.
 //!
 //! `scan` sees each record whole, but a batch committed while it runs may be seen in part.
 
@@ -38,6 +38,9 @@ pub enum StoreError {
     /// An earlier failure left the store in doubt.
     #[error("metadata store: closed after an earlier failure; restart the server")]
     Poisoned,
+    /// There is no space for the batch; nothing was done, and a later one may find some.
+    #[error("metadata store: no space left on the disk of meta/; delete something, or make space there")]
+    Full,
 }
 
 /// Puts and removes that become visible and durable together.
@@ -116,6 +119,15 @@ pub trait Store: Send + Sync {
 
     /// Whether `persist` would have nothing to do.
     fn is_persistent(&self) -> bool;
+
+    /// Records whose keys begin with `kind`, without a pass over them if that can be.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn count(&self, kind: u8) -> Result<u64, StoreError>;
+
+    /// Bytes that further records may take before only removals should be committed; what those need is kept back.
+    fn room_bytes(&self) -> u64;
 
     /// Bytes the store takes on its device.
     ///

@@ -7,6 +7,7 @@ mod directory;
 mod marks;
 mod model;
 mod posix;
+mod power;
 mod repair;
 mod replay;
 mod rot;

@@ -1,16 +1,16 @@
 //! Restarts and crashes: what is there afterwards, and which numbers are never used again.
 
-use super::super::sled_store::{SledOptions, SledStore};
 use super::super::{
     Batch, Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
     Operation, Placed, RequestId, SlotRecord, Store, check,
 };
+use super::super::{DiskOptions, DiskStore};
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
 use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_common::status::Status;
-use cuttlefs_common::world::{Random, SeededRandom, SystemClock};
+use cuttlefs_common::world::{SeededRandom, SystemClock};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,22 +18,28 @@ use std::time::Duration;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 
-fn sled(path: &Path) -> Arc<SledStore> {
-    Arc::new(SledStore::open(path, SledOptions { cache_bytes: 8 << 20 }).expect("open sled"))
+/// Checkpoints often.
+pub(super) fn open(path: &Path) -> Arc<DiskStore> {
+    Arc::new(
+        DiskStore::open(
+            path,
+            DiskOptions { cache_bytes: 8 << 20, reserve_bytes: 0, checkpoint_bytes: 128 << 10 },
+        )
+        .expect("open"),
+    )
 }
 
 #[test]
-fn sled_keeps_everything_over_a_restart() {
+fn the_store_keeps_everything_over_a_restart() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
     let tree = {
-        let store = sled(&path);
+        let store = open(&path);
         format(&*store);
         let world = World::on(store);
         let below = world.directory(ROOT, "below");
         world.file(below, "file");
         world.make(below, "link", NewNode::Symlink(b"file")).expect("symlink");
-        // Larger than a journal record: goes by a file.
         let many: Vec<_> = (0..5000).map(|index| super::extent(index * 2, index * 2, 1)).collect();
         let update = super::super::RangeUpdate { first: 0.into(), end: 10_000.into(), extents: many };
         let ino = world.file(below, "large");
@@ -41,35 +47,17 @@ fn sled_keeps_everything_over_a_restart() {
         world.meta.commit_data(&[commit]).expect("commit");
         world.meta.flush().expect("flush");
         assert!(matches!(
-            SledStore::open(&path, SledOptions::default()).map(|_| ()),
+            DiskStore::open(&path, DiskOptions::default()).map(|_| ()),
             Err(super::super::StoreError::Backend { .. })
         ));
         (world.attr(below), world.names(below), world.meta.inode_count(), world.meta.extents(ino))
     };
-    let world = World::on(sled(&path));
+    let world = World::on(open(&path));
     let below = world.meta.lookup(ROOT, b"below").expect("lookup");
     let large = world.meta.lookup(below.ino, b"large").expect("lookup").ino;
     let again = (below, world.names(below.ino), world.meta.inode_count(), world.meta.extents(large));
     assert_eq!(again, tree);
     world.assert_sound();
-}
-
-#[test]
-fn an_unfinished_snapshot_does_not_keep_sled_from_opening() {
-    let directory = tempfile::tempdir().expect("directory");
-    let path = directory.path().join("meta");
-    {
-        let world = {
-            let store = sled(&path);
-            format(&*store);
-            World::on(store)
-        };
-        world.file(ROOT, "file");
-        world.meta.flush().expect("flush");
-    }
-    std::fs::write(path.join("snap.FFFFFFFFFFFFFFFF.generating"), b"half").expect("write");
-    let world = World::on(sled(&path));
-    assert_eq!(world.names(ROOT), ["file"]);
 }
 
 #[test]
@@ -95,11 +83,11 @@ fn damaged_records_are_io_and_counted_and_harm_no_other() {
 #[test]
 fn what_is_no_store_is_refused() {
     let clock = Arc::new(SystemClock::new());
-    let open = |store: &Arc<MemoryStore>| Meta::open(store.clone(), clock.clone()).map(|_| ());
+    let open_meta = |store: &Arc<MemoryStore>| Meta::open(store.clone(), clock.clone()).map(|_| ());
     let store = Arc::new(MemoryStore::new());
-    assert!(matches!(open(&store), Err(MetaError::NotFormatted)));
+    assert!(matches!(open_meta(&store), Err(MetaError::NotFormatted)));
     format(&*store);
-    open(&store).expect("open");
+    open_meta(&store).expect("open");
     let again =
         super::super::Format { uuid: [0; 16], hash_key: HashKey([0; 16]), root: ROOT_USER, root_mode: 0o755 };
     assert!(matches!(Meta::format(&*store, &*clock, &again), Err(MetaError::AlreadyFormatted)));
@@ -109,7 +97,7 @@ fn what_is_no_store_is_refused() {
     let mut batch = super::super::Batch::default();
     batch.put(super::super::key::SUPERBLOCK, superblock);
     store.commit(batch).expect("commit");
-    let refused = open(&store);
+    let refused = open_meta(&store);
     assert!(
         matches!(refused, Err(MetaError::Format { found, expected: FORMAT_VERSION }) if found == other),
         "{refused:?}"
@@ -260,7 +248,7 @@ fn crash_child() {
     let Some(path) = std::env::var_os(CHILD) else {
         return;
     };
-    let world = World::on(sled(Path::new(&path)));
+    let world = World::on(open(Path::new(&path)));
     let start = world.attr(ROOT).change;
     for index in 0u64.. {
         let (name, renamed) = (format!("{start:x}-{index}"), format!("{start:x}-{index}-renamed"));
@@ -290,7 +278,7 @@ fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
     const ROUNDS: u64 = 12;
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
-    format(&*sled(&path));
+    format(&*open(&path));
     let mut acknowledged: Vec<String> = Vec::new();
     for round in 0..ROUNDS {
         let output = directory.path().join("output");
@@ -313,7 +301,7 @@ fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
                 .filter_map(|line| line.split_once("acknowledged "))
                 .map(|(_, name)| name.to_owned()),
         );
-        let store = sled(&path);
+        let store = open(&path);
         let world = World::on(store);
         world.assert_sound();
         for name in &acknowledged {
@@ -324,9 +312,9 @@ fn a_killed_server_finds_a_sound_store_with_all_that_was_acknowledged() {
     assert!(acknowledged.len() as u64 > ROUNDS, "the child got nothing done: {acknowledged:?}");
 }
 
-/// Copies a store's files as they are, without the lock.
-fn copy_files(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to.join("blobs")).expect("directory");
+/// Copies a store's files as they are.
+pub(super) fn copy_files(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("directory");
     for entry in std::fs::read_dir(from).expect("list") {
         let entry = entry.expect("entry");
         if entry.file_type().expect("type").is_file() {
@@ -335,71 +323,8 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Power is lost: of the sectors written since the last flush any may be on the device, and any not.
 #[test]
-fn power_loss_keeps_what_was_flushed() {
-    const SECTOR: usize = 512;
-    let directory = tempfile::tempdir().expect("directory");
-    let path = directory.path().join("meta");
-    let store = sled(&path);
-    format(&*store);
-    let world = World::on(store);
-    let churn = |round: usize| {
-        for index in 0..1500 {
-            let name = format!("file{}", index % 700);
-            let _ = world.make(ROOT, &name, NewNode::File);
-            if (index + round).is_multiple_of(3) {
-                world.unlink(ROOT, &name).expect("unlink");
-            }
-        }
-    };
-    for round in 0..4 {
-        churn(round);
-        let marker = format!("flushed{round}");
-        world.directory(ROOT, &marker);
-        world.meta.flush().expect("flush");
-        let (flushed, later) = (
-            directory.path().join(format!("flushed{round}")),
-            directory.path().join(format!("later{round}")),
-        );
-        copy_files(&path, &flushed);
-        churn(round + 1);
-        // Gives the log's writers a moment, so that there is something to lose.
-        std::thread::sleep(Duration::from_millis(20));
-        copy_files(&path, &later);
-        let before = std::fs::read(flushed.join("db")).expect("read");
-        let after = std::fs::read(later.join("db")).expect("read");
-        for seed in 0..6u64 {
-            let random = SeededRandom::new(seed + 100 * round as u64);
-            let mut image = before.clone();
-            image.resize(after.len().max(before.len()), 0);
-            // From few sectors that made it to nearly all.
-            let kept_in_8 = seed + 1;
-            let mut differing = 0;
-            for (sector, new) in image.chunks_mut(SECTOR).zip(after.chunks(SECTOR)) {
-                let differs = sector[..new.len()] != *new;
-                differing += usize::from(differs);
-                if differs && random.next_u64() % 8 < kept_in_8 {
-                    sector[..new.len()].copy_from_slice(new);
-                }
-            }
-            assert!(differing > 100, "nothing was written since the flush");
-            let lost = directory.path().join(format!("lost{round}-{seed}"));
-            copy_files(&flushed, &lost);
-            std::fs::write(lost.join("db"), &image).expect("write");
-            let found = World::on(sled(&lost));
-            found.assert_sound();
-            for known in 0..=round {
-                let marker = format!("flushed{known}");
-                let kept = found.meta.lookup(ROOT, marker.as_bytes());
-                assert!(kept.is_ok(), "round {round} seed {seed}: {marker} is {kept:?}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_store_whose_server_dies_keeps_what_sled_and_the_tail_keep() {
+fn a_store_whose_server_dies_keeps_what_the_log_keeps() {
     let mut kept_last = 0;
     let mut power_kept = std::collections::BTreeSet::new();
     for seed in 0..60 {

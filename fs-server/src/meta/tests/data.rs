@@ -294,6 +294,14 @@ impl Store for Interrupted {
         self.inner.is_persistent()
     }
 
+    fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        self.inner.count(kind)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.inner.room_bytes()
+    }
+
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
         self.inner.size_on_disk_bytes()
     }

@@ -1,8 +1,8 @@
 //! A reference model: the same random operations on a file system of maps, every answer and the whole tree
 //! compared, on both stores.
 
-use super::super::sled_store::{SledOptions, SledStore};
 use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
+use super::super::{DiskOptions, DiskStore};
 use super::{HASH_KEY, MemoryStore, Store, USER, World, check, format};
 use cuttlefs_common::attr::{FileKind, SetAttr, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
@@ -615,10 +615,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 10))]
 
     #[test]
-    fn sled_store_behaves_as_the_model(steps in prop::collection::vec(step(), 1..200)) {
+    fn the_disk_store_behaves_as_the_model(steps in prop::collection::vec(step(), 1..200)) {
         let directory = tempfile::tempdir().expect("directory");
-        let options = SledOptions { cache_bytes: 4 << 20 };
-        let store = SledStore::open(&directory.path().join("meta"), options).expect("open");
+        let options = DiskOptions { cache_bytes: 4 << 20, reserve_bytes: 0, checkpoint_bytes: 2 << 10 };
+        let store = DiskStore::open(&directory.path().join("meta"), options).expect("open");
         walk(Arc::new(store), &steps);
     }
 }

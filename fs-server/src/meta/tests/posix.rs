@@ -1,6 +1,6 @@
 //! POSIX rules, one by one, as pjdfstest and xfstests look at them.
 
-use super::super::{Caller, LINK_MAX, Operation, SledOptions, SledStore};
+use super::super::{Caller, DiskOptions, DiskStore, LINK_MAX, Operation};
 use super::{ROOT_USER, StopOnDrop, USER, World, format};
 use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::InodeNo;
@@ -379,9 +379,9 @@ fn extended_attributes_of_any_size() {
 
 #[test]
 fn an_attribute_is_read_whole_while_it_is_replaced() {
-    // On sled, whose scans see a batch in part; the twin's lock hides that.
+    // On a disk, where scans see a batch in part; the twin's lock hides that.
     let directory = tempfile::tempdir().expect("directory");
-    let store = SledStore::open(&directory.path().join("meta"), SledOptions::default());
+    let store = DiskStore::open(&directory.path().join("meta"), DiskOptions::default());
     let store = Arc::new(store.expect("open"));
     format(&*store);
     let world = World::on(store);

@@ -125,6 +125,14 @@ impl Store for Failing<'_> {
         self.store.is_persistent()
     }
 
+    fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        self.store.count(kind)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.store.room_bytes()
+    }
+
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
         self.store.size_on_disk_bytes()
     }

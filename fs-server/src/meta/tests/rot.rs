@@ -1,7 +1,7 @@
 //! Bits that rot in the files below the store: what comes back is what was there, or an error, never something else.
 
 use super::format;
-use crate::meta::{Batch, Direction, SledOptions, SledStore, Store};
+use crate::meta::{Batch, Direction, DiskOptions, DiskStore, Store};
 use cuttlefs_common::world::{Random, SeededRandom};
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +42,7 @@ fn a_flipped_bit_is_an_error_or_changes_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let whole = directory.path().join("whole");
     let expected = {
-        let store = SledStore::open(&whole, SledOptions::default()).expect("open");
+        let store = DiskStore::open(&whole, DiskOptions::default()).expect("open");
         format(&store);
         for round in 0..40u32 {
             let mut batch = Batch::default();
@@ -69,7 +69,7 @@ fn a_flipped_bit_is_an_error_or_changes_nothing() {
             .collect();
         let path = &files[random.next_u64() as usize % files.len()];
         let mut bytes = fs::read(path).expect("read");
-        // Where there is something: sled's files are zeros for the most part.
+        // Where there is something: the files are zeros for the most part.
         let used: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
         if used.is_empty() {
             continue;
@@ -78,7 +78,7 @@ fn a_flipped_bit_is_an_error_or_changes_nothing() {
         bytes[place] ^= 1 << (random.next_u64() % 8);
         fs::write(path, &bytes).expect("write");
         let opened = catch_unwind(AssertUnwindSafe(|| {
-            let store = SledStore::open(&at, SledOptions::default()).map_err(|error| error.to_string())?;
+            let store = DiskStore::open(&at, DiskOptions::default()).map_err(|error| error.to_string())?;
             records(&store)
         }));
         match opened {

@@ -1,30 +1,25 @@
-//! The tail: every batch since the last flush, in two files that need no sync to outlive the process, and one to outlive
-//! a power loss.
-//!
-//! Sled keeps its newest records in the process's own memory, so a killed server would lose what it acknowledged
-//! since the last flush, and clients would see names come and go. What is written to a file survives the process
-//! without any sync. So each batch's journal record is also appended here, and opening applies those that sled
-//! does not have.
+//! The log: every batch since the last checkpoint, in two files that need no sync to outlive the process, and one to outlive a
+//! power loss.
 //!
 //! ```text
 //! tail-0, tail-1:   header, record, record, ...
-//! header            [ magic "CFTAIL02" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
-//! record            [ life u64 | persistent u64 | len u32 | crc32c u32 | journal record of len bytes ]
+//! header            [ magic "CFTAIL03" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
+//! record            [ life u64 | persistent u64 | len u32 | crc32c u32 | batch of len bytes (`logged`) ]
 //! ```
 //! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the store is opened,
 //! and nobody outside knows it: bytes that a client wrote never pass for a record. `persistent` is the last batch that
-//! was durable when the record was written. Files of releases before have no header, and records `[ len | crc32c of the
-//! journal record | journal record ]`; they are read, and emptied as all are.
+//! was durable when the record was written.
 //!
 //! # How it works
-//! Batches go to one file. A flush turns to the other one first; once it is done, everything in the first is in
-//! sled durably, and that file is emptied. So neither grows past what is committed between two flushes.
+//! Batches go to one file. A checkpoint turns to the other one first; once it is durable, everything in the first is in
+//! it, and that file is emptied. So neither grows past what is committed between two checkpoints.
 //!
 //! # Invariants
 //! * A batch is applied only if its number follows the last one applied: what a power loss left of the files is
 //!   used up to its first gap.
 //! * Both files are empty, durably, before the first new batch: numbers of batches that a power loss took away
 //!   are given out again, and an old record must not pass for a new one.
+//! * A record is whole, or nothing comes after it: one that found no space is cut off again.
 //!
 //! # A torn end and rot
 //!
@@ -34,22 +29,23 @@
 //! | a number is missing; no record says that it was durable | the sync that was under way, or a process killed in a write | what comes before it is applied |
 //! | a number is missing, and some record says that it was durable | rot | the store does not open |
 //! | a header that is not one, beside a good one | rot where nothing is lost | the other one's life counts |
-//! | no file has a header | a release before wrote them | read as it did, up to the first record that is not whole |
+//! | no file has a header | the power failed while a store was opened: all was in the checkpoint | nothing |
 //!
 //! As in the redo log, nobody can tell the last durable record from one that was under way.
 
-use super::sled_journal::{self, JournalError};
-use super::store::Batch;
+use super::logged::{self, LogError};
+use super::space::Space;
+use crate::meta::store::Batch;
 use cuttlefs_common::world::{Random, SystemRandom};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 const FILES: [&str; 2] = ["tail-0", "tail-1"];
-const MAGIC: [u8; 8] = *b"CFTAIL02";
+const MAGIC: [u8; 8] = *b"CFTAIL03";
 const HEADER_BYTES: usize = 24;
-/// Bytes before each journal record.
+/// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
 /// Where in them the checksum is.
 const CRC_AT: usize = 20;
@@ -58,9 +54,14 @@ const CRC_AT: usize = 20;
 #[derive(Debug)]
 pub struct Tail {
     files: [Arc<File>; 2],
+    /// Bytes of each that are records.
+    lens: [u64; 2],
+    /// Which of them were written to since the last sync began.
+    unsynced: [bool; 2],
     /// Which of them batches go to.
     current: usize,
     life: u64,
+    space: Arc<Space>,
 }
 
 impl Tail {
@@ -68,19 +69,22 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn open(directory: &Path) -> io::Result<Self> {
-        let open = |name| OpenOptions::new().create(true).append(true).open(directory.join(name));
+    pub fn open(directory: &Path, space: Arc<Space>) -> io::Result<Self> {
+        let open = |name| {
+            let options = OpenOptions::new().create(true).write(true).truncate(false).to_owned();
+            options.open(directory.join(name))
+        };
         let files = [Arc::new(open(FILES[0])?), Arc::new(open(FILES[1])?)];
         // Not zero: what a power loss leaves of a file may be zeros.
-        Ok(Self { files, current: 0, life: SystemRandom.next_u64() | 1 })
+        let life = SystemRandom.next_u64() | 1;
+        Ok(Self { files, lens: [0; 2], unsynced: [false; 2], current: 0, life, space })
     }
 
     /// What is in the files of `directory`: batches that follow `last` without a gap, in order.
     ///
     /// # Errors
-    /// A batch that was durable is missing; a record that is whole but does not parse, or whose large batch's file is
-    /// damaged.
-    pub fn read(directory: &Path, last: u64) -> Result<Vec<(u64, Batch)>, JournalError> {
+    /// A batch that was durable is missing, or a record that is whole does not parse.
+    pub fn read(directory: &Path, last: u64) -> Result<Vec<(u64, Batch)>, LogError> {
         let mut files = Vec::new();
         for name in FILES {
             match std::fs::read(directory.join(name)) {
@@ -92,23 +96,19 @@ impl Tail {
         let any = files.iter().find_map(|bytes| life_of(bytes));
         let (mut found, mut durable) = (Vec::new(), 0);
         for bytes in &files {
-            let records = match life_of(bytes).or(any) {
-                Some(life) => records(life, bytes.get(HEADER_BYTES..).unwrap_or_default()),
-                None => records_without_header(bytes),
-            };
-            for record in records {
+            let Some(life) = life_of(bytes).or(any) else { continue };
+            for record in records(life, bytes.get(HEADER_BYTES..).unwrap_or_default()) {
                 durable = durable.max(record.persistent);
-                // The number first: the file of a large batch that is in sled may be gone.
-                let seq = sled_journal::seq_of(record.journal)?;
+                let (seq, batch) = logged::decode(record.batch)?;
                 if seq > last {
-                    found.push((seq, record.journal));
+                    found.push((seq, batch));
                 }
             }
         }
         found.sort_by_key(|(seq, _)| *seq);
         let mut batches = Vec::new();
         let mut next = last + 1;
-        for (seq, journal) in found {
+        for (seq, batch) in found {
             if seq != next {
                 tracing::warn!(
                     expected = next,
@@ -117,55 +117,73 @@ impl Tail {
                 );
                 break;
             }
-            batches.push(sled_journal::decode(directory, journal)?);
+            batches.push((seq, batch));
             next += 1;
         }
         if durable >= next {
-            return Err(JournalError::TailDamaged { missing: next, durable });
+            return Err(LogError::Damaged { missing: next, durable });
         }
         Ok(batches)
     }
 
-    /// Appends a batch's journal record; `persistent` is the last batch that is durable by now.
+    /// Appends a batch; `persistent` is the last one that is durable by now.
     ///
     /// # Errors
-    /// [`io::Error`]; then the record may be there in part, and nothing may be appended after it.
-    pub fn append(&mut self, record: &[u8], persistent: u64) -> io::Result<()> {
-        (&*self.files[self.current]).write_all(&framed(self.life, persistent, record))
+    /// [`io::Error`]; if it is `StorageFull` the file is as before, else nothing may be appended any more.
+    pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<()> {
+        let (file, len) = (&self.files[self.current], &mut self.lens[self.current]);
+        let record = framed(self.life, persistent, batch);
+        let written = self.space.write_all_at(file, &record, *len);
+        match &written {
+            Ok(()) => {
+                *len += record.len() as u64;
+                self.unsynced[self.current] = true;
+            }
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => file.set_len(*len)?,
+            Err(_) => {}
+        }
+        written
     }
 
-    /// The files: what was appended is durable once both are synced.
-    pub fn files(&self) -> [Arc<File>; 2] {
-        self.files.clone()
+    /// Begins a sync: the files that it takes to make durable what was appended, and their names.
+    pub fn begin_sync(&mut self) -> Vec<(&'static str, Arc<File>)> {
+        let unsynced = std::mem::take(&mut self.unsynced);
+        let files = FILES.into_iter().zip(self.files.iter().cloned()).zip(unsynced);
+        files.filter_map(|(file, unsynced)| unsynced.then_some(file)).collect()
     }
 
-    /// A flush begins: new batches go to the other file.
+    /// Bytes in both files.
+    pub fn len_bytes(&self) -> u64 {
+        self.lens.iter().sum()
+    }
+
+    /// A checkpoint begins: new batches go to the other file.
     pub fn turn(&mut self) {
         self.current = 1 - self.current;
     }
 
-    /// The flush that `turn` began is done: the file before is needed no more.
+    /// The checkpoint that `turn` began is durable: the file before is needed no more.
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn empty_the_other(&self) -> io::Result<()> {
-        let other = &self.files[1 - self.current];
+    pub fn empty_the_other(&mut self) -> io::Result<()> {
+        let other = 1 - self.current;
         // Its header stays: it is never written again in this life, so no crash can tear it.
-        if other.metadata()?.len() > HEADER_BYTES as u64 {
-            other.set_len(HEADER_BYTES as u64)?;
-        }
+        self.files[other].set_len(HEADER_BYTES as u64)?;
+        self.lens[other] = HEADER_BYTES as u64;
         Ok(())
     }
 
-    /// Empties both, durably, and begins a new life in them. What was in them is in the store, durably.
+    /// Empties both, durably, and begins a new life in them. What was in them is in the checkpoint, durably.
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn begin(&self) -> io::Result<()> {
-        for file in &self.files {
+    pub fn begin(&mut self) -> io::Result<()> {
+        for (file, len) in self.files.iter().zip(&mut self.lens) {
             file.set_len(0)?;
-            (&**file).write_all(&header(self.life))?;
+            self.space.write_all_at(file, &header(self.life), 0)?;
             file.sync_all()?;
+            *len = HEADER_BYTES as u64;
         }
         Ok(())
     }
@@ -186,31 +204,31 @@ fn life_of(bytes: &[u8]) -> Option<u64> {
     (*found == header(life)).then_some(life)
 }
 
-fn framed(life: u64, persistent: u64, journal: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(FRAME_BYTES + journal.len());
+fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FRAME_BYTES + batch.len());
     bytes.extend_from_slice(&life.to_le_bytes());
     bytes.extend_from_slice(&persistent.to_le_bytes());
-    bytes.extend_from_slice(&(journal.len() as u32).to_le_bytes());
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes), journal);
+    bytes.extend_from_slice(&(batch.len() as u32).to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes), batch);
     bytes.extend_from_slice(&crc.to_le_bytes());
-    bytes.extend_from_slice(journal);
+    bytes.extend_from_slice(batch);
     bytes
 }
 
 /// A whole record.
 struct Record<'a> {
     persistent: u64,
-    journal: &'a [u8],
+    batch: &'a [u8],
 }
 
 /// The record at the start of `bytes`, which has the right life.
 fn record_at(bytes: &[u8]) -> Option<Record<'_>> {
     let (frame, rest) = bytes.split_first_chunk::<FRAME_BYTES>()?;
     let number = |at: usize| u32::from_le_bytes(frame[at..at + 4].try_into().expect("four bytes"));
-    let journal = rest.get(..number(16) as usize)?;
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&frame[..CRC_AT]), journal);
+    let batch = rest.get(..number(16) as usize)?;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&frame[..CRC_AT]), batch);
     let persistent = u64::from_le_bytes(frame[8..16].try_into().expect("eight bytes"));
-    (crc == number(CRC_AT)).then_some(Record { persistent, journal })
+    (crc == number(CRC_AT)).then_some(Record { persistent, batch })
 }
 
 /// All whole records of a life, also behind bytes that are none.
@@ -221,27 +239,11 @@ fn records(life: u64, bytes: &[u8]) -> Vec<Record<'_>> {
     while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= FRAME_BYTES) {
         match rest.starts_with(&life).then(|| record_at(rest)).flatten() {
             Some(record) => {
-                at += FRAME_BYTES + record.journal.len();
+                at += FRAME_BYTES + record.batch.len();
                 found.push(record);
             }
             None => at += 1,
         }
-    }
-    found
-}
-
-/// The whole records at the start of a file without a header.
-fn records_without_header(mut bytes: &[u8]) -> Vec<Record<'_>> {
-    let mut found = Vec::new();
-    while let Some((len, rest)) = bytes.split_first_chunk::<4>()
-        && let Some((crc, rest)) = rest.split_first_chunk::<4>()
-        && let Some(journal) = rest.get(..u32::from_le_bytes(*len) as usize)
-        // An empty record is no record, but zeros a power loss left: their checksum would be right.
-        && !journal.is_empty()
-        && crc32c::crc32c(journal) == u32::from_le_bytes(*crc)
-    {
-        found.push(Record { persistent: 0, journal });
-        bytes = &rest[journal.len()..];
     }
     found
 }
@@ -256,17 +258,18 @@ mod tests {
         batch
     }
 
-    fn journal(directory: &Path, number: u8) -> Vec<u8> {
-        sled_journal::encode(directory, u64::from(number), &batch(number)).expect("encode").record
+    fn logged(number: u8) -> Vec<u8> {
+        logged::encode(u64::from(number), &batch(number))
     }
 
     /// Nothing is durable by then.
-    fn append(tail: &mut Tail, directory: &Path, number: u8) {
-        tail.append(&journal(directory, number), 0).expect("append");
+    fn append(tail: &mut Tail, number: u8) {
+        tail.append(&logged(number), 0).expect("append");
     }
 
     fn begun(directory: &Path) -> Tail {
-        let tail = Tail::open(directory).expect("open");
+        let space = Arc::new(Space::open(directory, 0).expect("space"));
+        let mut tail = Tail::open(directory, space).expect("open");
         tail.begin().expect("begin");
         tail
     }
@@ -286,17 +289,17 @@ mod tests {
         assert_eq!(numbers(at, 0), [0u64; 0], "no files, no batches");
         let mut tail = begun(at);
         assert_eq!(numbers(at, 0), [0u64; 0]);
-        (1..=3).for_each(|number| append(&mut tail, at, number));
+        (1..=3).for_each(|number| append(&mut tail, number));
         tail.turn();
-        (4..=5).for_each(|number| append(&mut tail, at, number));
-        assert_eq!(numbers(at, 0), [1, 2, 3, 4, 5], "killed in a flush");
-        assert_eq!(numbers(at, 2), [3, 4, 5], "sled has the first two");
+        (4..=5).for_each(|number| append(&mut tail, number));
+        assert_eq!(numbers(at, 0), [1, 2, 3, 4, 5], "killed in a checkpoint");
+        assert_eq!(numbers(at, 2), [3, 4, 5], "the checkpoint has the first two");
         assert_eq!(numbers(at, 5), [0u64; 0]);
         tail.empty_the_other().expect("empty");
-        assert_eq!(numbers(at, 3), [4, 5], "killed after the flush");
+        assert_eq!(numbers(at, 3), [4, 5], "killed after the checkpoint");
         assert_eq!(numbers(at, 2), [0u64; 0], "a gap ends it");
         tail.turn();
-        append(&mut tail, at, 6);
+        append(&mut tail, 6);
         assert_eq!(numbers(at, 3), [4, 5, 6], "turned back");
         tail.begin().expect("empty");
         assert_eq!(numbers(at, 0), [0u64; 0]);
@@ -307,9 +310,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let at = directory.path();
         let mut tail = begun(at);
-        append(&mut tail, at, 1);
+        append(&mut tail, 1);
         let whole_one = std::fs::read(at.join("tail-0")).expect("read").len();
-        append(&mut tail, at, 2);
+        append(&mut tail, 2);
         let bytes = std::fs::read(at.join("tail-0")).expect("read");
         for cut in 0..bytes.len() {
             std::fs::write(at.join("tail-0"), &bytes[..cut]).expect("write");
@@ -324,8 +327,8 @@ mod tests {
     /// Four records; while the last was written, so many batches were durable.
     fn four(at: &Path, durable: u64) -> (Vec<u8>, usize) {
         let mut tail = begun(at);
-        (1..=3).for_each(|number| append(&mut tail, at, number));
-        tail.append(&journal(at, 4), durable).expect("append");
+        (1..=3).for_each(|number| append(&mut tail, number));
+        tail.append(&logged(4), durable).expect("append");
         let bytes = std::fs::read(at.join("tail-0")).expect("read");
         let record = (bytes.len() - HEADER_BYTES) / 4;
         (bytes, record)
@@ -348,17 +351,17 @@ mod tests {
             }
             let read = Tail::read(at, 0);
             assert!(
-                matches!(read, Err(JournalError::TailDamaged { missing, durable: 3 }) if missing == hit),
+                matches!(read, Err(LogError::Damaged { missing, durable: 3 }) if missing == hit),
                 "byte {place}: {read:?}"
             );
-            // What sled has is not missed.
+            // What the checkpoint has is not missed.
             assert_eq!(numbers(at, 3), [4]);
         }
         // All of the others are gone.
         let mut gone = bytes.clone();
         gone[HEADER_BYTES..HEADER_BYTES + 3 * record].fill(0);
         std::fs::write(at.join("tail-0"), &gone).expect("write");
-        assert!(matches!(Tail::read(at, 0), Err(JournalError::TailDamaged { missing: 1, durable: 3 })));
+        assert!(matches!(Tail::read(at, 0), Err(LogError::Damaged { missing: 1, durable: 3 })));
     }
 
     #[test]
@@ -394,7 +397,7 @@ mod tests {
         let at = directory.path();
         let tail = begun(at);
         // A name or value made to look like one, in a record that a power loss tore.
-        let forged = framed(tail.life ^ 2, u64::MAX, &journal(at, 9));
+        let forged = framed(tail.life ^ 2, u64::MAX, &logged(9));
         let mut torn = framed(tail.life, 0, &forged);
         torn.truncate(torn.len() - 1);
         torn.push(!torn[torn.len() - 1]);
@@ -403,43 +406,58 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_release_without_headers_are_read() {
+    fn what_finds_no_space_leaves_the_file_as_it_was() {
         let directory = tempfile::tempdir().expect("directory");
         let at = directory.path();
-        let old = |number| {
-            let journal = journal(at, number);
-            let (len, crc) = ((journal.len() as u32).to_le_bytes(), crc32c::crc32c(&journal).to_le_bytes());
-            [&len[..], &crc, &journal].concat()
-        };
-        std::fs::write(at.join("tail-0"), [old(1), old(2)].concat()).expect("write");
-        std::fs::write(at.join("tail-1"), [old(3), old(4)[..9].to_vec(), vec![0; 40]].concat())
-            .expect("write");
-        assert_eq!(numbers(at, 0), [1, 2, 3]);
-        let tail = Tail::open(at).expect("open");
-        assert_eq!(numbers(at, 0), [1, 2, 3], "opening changes nothing");
-        tail.begin().expect("begin");
-        assert_eq!(numbers(at, 0), [0u64; 0]);
+        let mut tail = begun(at);
+        append(&mut tail, 1);
+        // A device that is always full.
+        let whole = std::mem::replace(
+            &mut tail.files[0],
+            Arc::new(File::options().write(true).open("/dev/full").expect("open")),
+        );
+        let refused = tail.append(&logged(2), 0).map_err(|error| error.kind());
+        // Its length cannot be set, so that no more is appended; on a file it can.
+        assert!(refused.is_err());
+        tail.files[0] = whole;
+        append(&mut tail, 2);
+        assert_eq!(numbers(at, 0), [1, 2]);
+    }
+
+    #[test]
+    fn only_what_was_written_to_is_synced() {
+        let directory = tempfile::tempdir().expect("directory");
+        let mut tail = begun(directory.path());
+        assert_eq!(tail.begin_sync().len(), 0);
+        append(&mut tail, 1);
+        tail.turn();
+        assert_eq!(tail.begin_sync().len(), 1);
+        assert_eq!(tail.begin_sync().len(), 0);
+        append(&mut tail, 2);
+        tail.turn();
+        append(&mut tail, 3);
+        assert_eq!(tail.begin_sync().len(), 2);
     }
 
     #[test]
     fn golden_bytes() {
         let directory = tempfile::tempdir().expect("directory");
-        let mut tail = Tail::open(directory.path()).expect("open");
+        let mut tail = begun(directory.path());
         tail.life = 0x0102_0304_0506_0708;
         tail.begin().expect("begin");
-        tail.append(&journal(directory.path(), 7), 6).expect("append");
+        tail.append(&logged(7), 6).expect("append");
         let bytes = std::fs::read(directory.path().join("tail-0")).expect("read");
-        let mut expected = b"CFTAIL02\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+        let mut expected = b"CFTAIL03\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
         expected.extend_from_slice(&HEADER_CRC.to_le_bytes());
         expected.extend_from_slice(&[0; 4]);
-        expected.extend_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 15, 0, 0, 0]);
+        expected.extend_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0]);
         expected.extend_from_slice(&RECORD_CRC.to_le_bytes());
-        // Journal record: version, batch 7, inline, 11 bytes: one change, key 07, a value of five times 07.
-        expected.extend_from_slice(&[1, 7, 0, 11, 1, 1, 1, 7, 1, 5, 7, 7, 7, 7, 7]);
+        // Batch: version, number 7, one change, key 07, a value of five times 07.
+        expected.extend_from_slice(&[1, 7, 1, 1, 7, 1, 5, 7, 7, 7, 7, 7]);
         assert_eq!(bytes, expected);
     }
 
     // Computed by another implementation.
-    const HEADER_CRC: u32 = 0xa560_af7a;
-    const RECORD_CRC: u32 = 0xe56c_4a1e;
+    const HEADER_CRC: u32 = 0x515e_7932;
+    const RECORD_CRC: u32 = 0xdfdf_640d;
 }

@@ -1,17 +1,17 @@
-//! How far the store was flushed, beside the store.
+//! How far batches are durable, beside log and checkpoint.
 //!
-//! Sled recovers its log up to the first record whose checksum is wrong, as it must after a crash. A bit that rots in the
-//! middle of the log looks the same, and everything behind it would be gone without a word. So the number of the last
-//! batch that was flushed is also kept in a file of its own: a store that comes back with less is damaged.
+//! A bit that rots at the log's end looks like a torn end, and one in the B-tree's header can make an older root the current
+//! one. So the number of the last batch that a sync of the log or a checkpoint covered is also kept in a file of its own: a
+//! store that comes back with less is damaged.
 //!
 //! ```text
 //! meta/flushed:  [ magic "CFfl" | crc32c u32 of the number | number u64 ]     little-endian
 //! ```
 //!
-//! The file is written after a flush and never synced: after a power loss it may name an older batch, which is harmless.
+//! The file is written after such a sync and never synced: after a power loss it may name an older batch, which is harmless.
 //!
 //! # Failure
-//! A damaged file is told in the log, and nothing is known then until the next flush.
+//! A damaged file is told in the log, and nothing is known then until the next sync.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -53,7 +53,7 @@ impl Flushed {
                 if bytes == encode(batch) {
                     batch
                 } else {
-                    tracing::error!(path = %path.display(), "the note of the last flush is damaged; meta/ may be, too");
+                    tracing::error!(path = %path.display(), "the note of what is durable is damaged; meta/ may be, too");
                     0
                 }
             }
@@ -64,7 +64,7 @@ impl Flushed {
         Ok(Self { file, found })
     }
 
-    /// The batch that was flushed when the file was opened; 0 if that is not known.
+    /// The last batch that was durable when the file was opened; 0 if that is not known.
     pub fn batch(&self) -> u64 {
         self.found
     }

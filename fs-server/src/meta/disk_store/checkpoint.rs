@@ -1,0 +1,161 @@
+//! The checkpoint: all records up to some batch, in a B-tree of redb.
+//!
+//! redb writes to free pages only and changes its root with one write between two syncs, so after any crash the file holds
+//! the last checkpoint that was finished, whole: nothing that it relies upon is overwritten before it is replaced durably. That is
+//! what sled 0.34, which was here before, did not do: it gave a segment of its log out again after `sync_file_range`, which
+//! makes nothing durable (`meta/tests/power.rs`).
+//!
+//! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
+//! * With the records, in the same commit, goes what can be told from them and must not be counted at each start (`Tally`).
+//!
+//! # Failure
+//! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is none
+//! (`summed_file`).
+
+use super::overlay::Overlay;
+use super::space::Space;
+use super::summed_file::SummedFile;
+use super::tally::Tally;
+use crate::meta::record;
+use crate::meta::store::StoreError;
+use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Its name.
+pub const FILE_NAME: &str = "records";
+const RECORDS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("records");
+const STATE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("state");
+/// Number of the last batch that is in the records.
+const APPLIED: &str = "applied";
+const TALLY: &str = "tally";
+
+type Pair = (Vec<u8>, Vec<u8>);
+
+pub(super) fn failed(operation: &'static str, error: impl Into<redb::Error>) -> StoreError {
+    StoreError::Backend { operation, source: Box::new(error.into()) }
+}
+
+/// The file, opened.
+#[derive(Debug)]
+pub struct Checkpoint {
+    database: Database,
+}
+
+/// The records of one checkpoint; stays as it is while others are made.
+pub struct Snapshot {
+    table: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    /// Number of the last batch in it.
+    pub applied: u64,
+    /// What can be told of the records.
+    pub tally: Tally,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("applied", &self.applied).finish_non_exhaustive()
+    }
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `directory`, making an empty one if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
+    pub fn open(directory: &Path, cache_bytes: u64, space: Arc<Space>) -> Result<Self, StoreError> {
+        let backend = |e| StoreError::Backend { operation: "open", source: Box::new(e) };
+        let path = directory.join(FILE_NAME);
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(backend)?;
+        file.try_lock().map_err(|e| backend(e.into()))?;
+        let file = SummedFile::new(file, space).map_err(backend)?;
+        let mut builder = Database::builder();
+        builder.set_cache_size(cache_bytes as usize);
+        let database = builder.create_with_backend(file).map_err(|e| failed("open", e))?;
+        Ok(Self { database })
+    }
+
+    /// The last checkpoint.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        let transaction = self.database.begin_read().map_err(|e| failed("read", e))?;
+        let (records, state) = match (transaction.open_table(RECORDS), transaction.open_table(STATE)) {
+            (Ok(records), Ok(state)) => (records, state),
+            // New: an empty one is written first, so that there is always one to look at.
+            (Err(redb::TableError::TableDoesNotExist(_)), _) => {
+                drop(transaction);
+                self.write(&Overlay::default(), 0, &Tally::default())?;
+                return self.snapshot();
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(failed("read", error)),
+        };
+        let number = |name| -> Result<Vec<u8>, StoreError> {
+            let value = state.get(name).map_err(|e| failed("read", e))?;
+            let missing = || failed("read", redb::Error::Corrupted(format!("no {name} in the checkpoint")));
+            Ok(value.ok_or_else(missing)?.value().to_vec())
+        };
+        let malformed = |e: record::RecordError| failed("read", redb::Error::Corrupted(e.to_string()));
+        let applied = record::parse(&number(APPLIED)?).map_err(malformed)?;
+        let tally = record::parse(&number(TALLY)?).map_err(malformed)?;
+        Ok(Snapshot { table: records, applied, tally })
+    }
+
+    /// Writes what an overlay holds; it is durable when this returns. `applied` is the last batch in it, `tally` what the
+    /// checkpoint before tells of itself.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`]; final.
+    pub fn write(&self, overlay: &Overlay, applied: u64, tally: &Tally) -> Result<(), StoreError> {
+        let mut transaction = self.database.begin_write().map_err(|e| failed("checkpoint", e))?;
+        transaction.set_durability(Durability::Immediate).map_err(|e| failed("checkpoint", e))?;
+        transaction.set_quick_repair(true);
+        let mut tally = tally.clone();
+        {
+            let mut records = transaction.open_table(RECORDS).map_err(|e| failed("checkpoint", e))?;
+            overlay.visit(|key, value| {
+                let old = match value {
+                    Some(value) => records.insert(key, value),
+                    None => records.remove(key),
+                };
+                let old = old.map_err(|e| failed("checkpoint", e))?;
+                tally.change(key, old.as_ref().map(redb::AccessGuard::value), value);
+                Ok::<(), StoreError>(())
+            })?;
+            let mut state = transaction.open_table(STATE).map_err(|e| failed("checkpoint", e))?;
+            for (name, value) in [(APPLIED, record::encode(&applied)), (TALLY, record::encode(&tally))] {
+                state.insert(name, value.as_slice()).map_err(|e| failed("checkpoint", e))?;
+            }
+        }
+        transaction.commit().map_err(|e| failed("checkpoint", e))
+    }
+}
+
+impl Snapshot {
+    /// One record.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let value = self.table.get(key).map_err(|e| failed("get", e))?;
+        Ok(value.map(|value| value.value().to_vec()))
+    }
+
+    /// The records of `from <= key < to`, from either end.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn range(
+        &self,
+        from: &[u8],
+        to: &[u8],
+    ) -> Result<impl DoubleEndedIterator<Item = Result<Pair, StoreError>> + use<>, StoreError> {
+        let range = self.table.range::<&[u8]>(from..to).map_err(|e| failed("scan", e))?;
+        Ok(range.map(|pair| {
+            let (key, value) = pair.map_err(|e| failed("scan", e))?;
+            Ok((key.value().to_vec(), value.value().to_vec()))
+        }))
+    }
+}

@@ -1,0 +1,421 @@
+//! The store on a disk: a log of batches, a checkpoint of what they made, and what lies between in memory.
+//!
+//! * `tail`, `logged` the log: a batch is in it before anybody sees it
+//! * `overlay` what was committed since the last checkpoint, in memory
+//! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` what is told of it
+//! * `flushed` how far checkpoints came; `space` the reserve, and whether there is room
+//!
+//! # How it works
+//! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
+//! and `persist` sync the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
+//! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
+//! the overlay and the log's first file are dropped.
+//!
+//! # Crashes
+//!
+//! | the store died | is found | opening |
+//! | --- | --- | --- |
+//! | before a batch was whole in the log | a torn end | ends there; nobody was told |
+//! | after that | the batch, after a kill; after a power loss if it was synced | applies it |
+//! | while a checkpoint was written | the one before; both log files | applies both |
+//! | after it was durable, before the first log file was emptied | the new one; both log files | skips what it has |
+//! | while opening, before the log's new life began | the checkpoint that opening made; the old log | as above |
+//! | with a damaged header, block or record | sums or numbers that do not fit | refuses, or an error where it is read |
+//!
+//! # Failure
+//! The first failed write or sync poisons the store: everything after it fails until the server restarts. A full disk is
+//! none: see `space`.
+//!
+//! # Bound
+//! `OVERLAY_MAX_BYTES` twice in memory and in the log, and the B-tree's cache.
+
+mod checkpoint;
+mod flushed;
+mod logged;
+mod overlay;
+mod space;
+mod summed_file;
+mod tail;
+mod tally;
+
+use super::store::{Batch, Direction, Store, StoreError, Visitor};
+use checkpoint::{Checkpoint, Snapshot};
+use flushed::Flushed;
+use overlay::{Layers, Overlay};
+use parking_lot::{Condvar, Mutex, RwLock};
+use space::{RESERVE_BYTES, Space};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tail::Tail;
+
+/// Size of the active overlay at which a checkpoint begins by default.
+const CHECKPOINT_BYTES: u64 = 16 << 20;
+/// Size at which commits wait for the checkpoint under way.
+const OVERLAY_MAX_BYTES: u64 = 64 << 20;
+/// Both while space is short: a checkpoint takes new pages before it gives old ones back, so it must be small.
+const CHECKPOINT_SHORT_BYTES: u64 = 1 << 20;
+const OVERLAY_MAX_SHORT_BYTES: u64 = 4 << 20;
+/// How long the checkpoint's thread sleeps if nobody wakes it.
+const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// How many times its records' bytes a B-tree may take: pages are half full at worst, large values round up.
+const TREE_PER_RECORD_BYTES: u64 = 3;
+
+/// How to open a store.
+#[derive(Clone, Copy, Debug)]
+pub struct DiskOptions {
+    /// Bound of the B-tree's page cache in bytes.
+    pub cache_bytes: u64,
+    /// Bound of the reserve in bytes.
+    pub reserve_bytes: u64,
+    /// Size of what was committed since the last checkpoint at which the next one begins, in bytes of memory. A leaf that
+    /// many batches changed is written once, so larger is cheaper; it is also what a start after a kill reads again.
+    pub checkpoint_bytes: u64,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        // Holds the hot part of a few hundred thousand inodes, and is small beside any sensible `--memory`.
+        Self { cache_bytes: 64 << 20, reserve_bytes: RESERVE_BYTES, checkpoint_bytes: CHECKPOINT_BYTES }
+    }
+}
+
+/// Where commits have come to.
+#[derive(Debug)]
+struct Last {
+    /// Number of the last batch.
+    batch: u64,
+    tail: Tail,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    checkpoint: Checkpoint,
+    layers: RwLock<Layers>,
+    /// Held while a batch is committed, and while overlay and log turn.
+    last: Mutex<Last>,
+    /// With `last`: a checkpoint is done, or wanted.
+    turned: Condvar,
+    /// Held by a sync of the log.
+    syncing: Mutex<()>,
+    flushed: Flushed,
+    space: Arc<Space>,
+    checkpoint_bytes: u64,
+    /// Number of the last batch, and of the last that survives a power loss. Only ever raised; release and acquire, so
+    /// that who has seen its batch committed sees it here.
+    committed: AtomicU64,
+    persistent: AtomicU64,
+    /// Set once, by whoever fails first; read before each batch. Relaxed: it guards no other memory.
+    poisoned: AtomicBool,
+}
+
+/// Records on a disk.
+#[derive(Debug)]
+pub struct DiskStore {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn backend(
+    operation: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> StoreError {
+    StoreError::Backend { operation, source: source.into() }
+}
+
+impl DiskStore {
+    /// Opens the store in `path`, making it if it is not there.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
+    pub fn open(path: &Path, options: DiskOptions) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(path).map_err(|e| backend("make the directory", e))?;
+        let opened = |e: io::Error| backend("open", e);
+        if path.join("conf").exists() && !path.join(checkpoint::FILE_NAME).exists() {
+            let what = "meta/ is of an older version, which kept metadata on sled; serve it with that, or format a new pool";
+            return Err(backend("open", what));
+        }
+        let space = Arc::new(Space::open(path, options.reserve_bytes).map_err(opened)?);
+        let checkpoint = Checkpoint::open(path, options.cache_bytes, space.clone())?;
+        let base = checkpoint.snapshot()?;
+        let applied = base.applied;
+        let shared = Shared {
+            checkpoint,
+            layers: RwLock::new(Layers { active: Arc::default(), frozen: None, base: Arc::new(base) }),
+            last: Mutex::new(Last { batch: applied, tail: Tail::open(path, space.clone()).map_err(opened)? }),
+            turned: Condvar::new(),
+            syncing: Mutex::new(()),
+            flushed: Flushed::open(path).map_err(opened)?,
+            space,
+            checkpoint_bytes: options.checkpoint_bytes,
+            path: path.to_path_buf(),
+            committed: AtomicU64::new(applied),
+            persistent: AtomicU64::new(applied),
+            poisoned: AtomicBool::new(false),
+        };
+        shared.redo()?;
+        // The names of the files, and the directory's own.
+        let sync = |path: &Path| File::open(path).and_then(|directory| directory.sync_all());
+        sync(path).map_err(|e| backend("sync the directory", e))?;
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync(parent).map_err(|e| backend("sync the pool directory", e))?;
+        }
+        let shared = Arc::new(shared);
+        let worker = shared.clone();
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || worker.run());
+        Ok(Self { shared, thread: Some(thread.map_err(|e| backend("start a thread", e))?) })
+    }
+}
+
+#[cfg(test)]
+impl DiskStore {
+    /// Has a test told of each sync.
+    pub fn observe_syncs(&self, observer: space::SyncObserver) {
+        self.shared.space.observe(observer);
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        self.shared.space.close();
+        // Under the lock, so that the thread does not miss it between its look and its sleep.
+        drop(self.shared.last.lock());
+        self.shared.turned.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the checkpoint's thread panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.poisoned.load(Ordering::Relaxed) { Err(StoreError::Poisoned) } else { Ok(()) }
+    }
+
+    fn poison(&self, error: StoreError) -> StoreError {
+        if !matches!(error, StoreError::Full) {
+            self.poisoned.store(true, Ordering::Relaxed);
+        }
+        error
+    }
+
+    fn layers(&self) -> Layers {
+        self.layers.read().clone()
+    }
+
+    /// Applies what the log has and the checkpoint has not, makes a checkpoint of it, and begins the log anew.
+    fn redo(&self) -> Result<(), StoreError> {
+        let mut last = self.last.lock();
+        let layers = self.layers();
+        let tail = Tail::read(&self.path, last.batch).map_err(|e| backend("read the log", e))?;
+        if let Some((seq, _)) = tail.last() {
+            last.batch = *seq;
+            tracing::info!(
+                batches = tail.len(),
+                "metadata: applying what the log has and the checkpoint has not"
+            );
+        }
+        let durable = self.flushed.batch();
+        if last.batch < durable {
+            let what = format!(
+                "batch {durable} was durable and the last one found is {}: meta/ is damaged; restore the pool from a copy, or \
+                 move meta/flushed away to go on without what is missing",
+                last.batch
+            );
+            return Err(backend("open", what));
+        }
+        for (_, batch) in tail {
+            layers.active.put(batch);
+        }
+        if !layers.active.is_empty() {
+            self.checkpoint.write(&layers.active, last.batch, &layers.base.tally)?;
+            let base = Arc::new(self.checkpoint.snapshot()?);
+            *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
+        }
+        self.committed.store(last.batch, Ordering::Release);
+        self.note_durable(last.batch)?;
+        last.tail.begin().map_err(|e| backend("empty the log", e))
+    }
+
+    /// All batches up to this one survive a power loss.
+    fn note_durable(&self, batch: u64) -> Result<(), StoreError> {
+        self.flushed.note(batch).map_err(|e| backend("note what is durable", e))?;
+        self.persistent.fetch_max(batch, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Sizes of the overlay at which a checkpoint begins, and at which commits wait.
+    fn overlay_bounds(&self) -> (u64, u64) {
+        match self.room_bytes() {
+            0 => (CHECKPOINT_SHORT_BYTES.min(self.checkpoint_bytes), OVERLAY_MAX_SHORT_BYTES),
+            _ => (self.checkpoint_bytes, OVERLAY_MAX_BYTES),
+        }
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+        let mut last = self.last.lock();
+        let (enough, most) = self.overlay_bounds();
+        while self.layers.read().active.bytes() >= most {
+            if self.space.is_stuck() {
+                return Err(StoreError::Full);
+            }
+            self.check()?;
+            self.turned.notify_all();
+            self.turned.wait_for(&mut last, IDLE_WAIT);
+        }
+        let bytes = logged::encode(last.batch + 1, &batch);
+        let appended = last.tail.append(&bytes, self.persistent.load(Ordering::Acquire));
+        appended.map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull => StoreError::Full,
+            _ => backend("commit", e),
+        })?;
+        last.batch += 1;
+        let active = self.layers.read().active.clone();
+        active.put(batch);
+        self.committed.store(last.batch, Ordering::Release);
+        if active.bytes() >= enough {
+            self.turned.notify_all();
+        }
+        Ok(())
+    }
+
+    fn sync_log(&self) -> Result<(), StoreError> {
+        let _one_at_a_time = self.syncing.lock();
+        let (batch, files) = {
+            let mut last = self.last.lock();
+            (last.batch, last.tail.begin_sync())
+        };
+        if files.is_empty() {
+            // What is not in them is in a checkpoint.
+            self.persistent.fetch_max(batch, Ordering::AcqRel);
+            return Ok(());
+        }
+        for (name, file) in files {
+            self.space.sync(name, &file).map_err(|e| backend("sync the log", e))?;
+        }
+        self.note_durable(batch)
+    }
+
+    /// The checkpoint's thread.
+    fn run(&self) {
+        while let Some((frozen, base, batch)) = self.freeze() {
+            if let Err(error) = self.make_checkpoint(&frozen, &base, batch) {
+                if !self.space.is_closing() {
+                    tracing::error!(%error, "metadata: a checkpoint failed; check the disk of meta/, then restart the server");
+                }
+                self.poison(error);
+                self.turned.notify_all();
+                return;
+            }
+        }
+    }
+
+    /// Waits until a checkpoint is due, and begins it; nothing once the store is closed.
+    fn freeze(&self) -> Option<(Arc<Overlay>, Arc<Snapshot>, u64)> {
+        let mut last = self.last.lock();
+        loop {
+            if self.space.is_closing() || self.poisoned.load(Ordering::Relaxed) {
+                return None;
+            }
+            self.space.refill();
+            let enough = self.overlay_bounds().0;
+            let mut layers = self.layers.write();
+            if layers.active.bytes() >= enough {
+                let frozen = std::mem::take(&mut layers.active);
+                layers.frozen = Some(frozen.clone());
+                last.tail.turn();
+                return Some((frozen, layers.base.clone(), last.batch));
+            }
+            drop(layers);
+            self.turned.wait_for(&mut last, IDLE_WAIT);
+        }
+    }
+
+    fn make_checkpoint(&self, frozen: &Overlay, base: &Snapshot, batch: u64) -> Result<(), StoreError> {
+        self.checkpoint.write(frozen, batch, &base.tally)?;
+        let base = Arc::new(self.checkpoint.snapshot()?);
+        self.note_durable(batch)?;
+        {
+            let mut layers = self.layers.write();
+            layers.frozen = None;
+            layers.base = base;
+        }
+        let mut last = self.last.lock();
+        last.tail.empty_the_other().map_err(|e| backend("empty the log", e))?;
+        self.turned.notify_all();
+        Ok(())
+    }
+
+    /// Bytes on the disk of the file of records.
+    fn tree_bytes(&self) -> u64 {
+        let found = std::fs::metadata(self.path.join(checkpoint::FILE_NAME));
+        found.map_or(0, |found| found.blocks() * 512)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        // Pages that records have left are used again before the file grows.
+        let needed = TREE_PER_RECORD_BYTES * self.layers.read().base.tally.bytes();
+        let free_pages = || self.tree_bytes().saturating_sub(needed);
+        match self.space.room_bytes() {
+            0 => free_pages().saturating_sub(self.space.reserve_bytes().0),
+            room => room,
+        }
+    }
+}
+
+impl Store for DiskStore {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.shared.layers().get(key)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        direction: Direction,
+        visit: Visitor<'_>,
+    ) -> Result<(), StoreError> {
+        if from >= to {
+            return Ok(());
+        }
+        self.shared.layers().scan(from, to, direction, visit)
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+        self.shared.check()?;
+        self.shared.commit(batch).map_err(|error| self.shared.poison(error))
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.persist()
+    }
+
+    fn persist(&self) -> Result<(), StoreError> {
+        self.shared.check()?;
+        self.shared.sync_log().map_err(|error| self.shared.poison(error))
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.shared.persistent.load(Ordering::Acquire) >= self.shared.committed.load(Ordering::Acquire)
+    }
+
+    fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        self.shared.layers().count(kind)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.shared.room_bytes()
+    }
+
+    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
+        Ok(self.shared.tree_bytes() + self.shared.last.lock().tail.len_bytes())
+    }
+}

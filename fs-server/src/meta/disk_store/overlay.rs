@@ -1,0 +1,211 @@
+//! What was committed and is not in the checkpoint yet: records over those of the checkpoint, and removals of such.
+//!
+//! Two layers: batches go to the *active* one; a checkpoint under way writes the *frozen* one, which no longer changes. Both
+//! hide the checkpoint below them. A `Layers` is what a reader looks at: it stays whole for as long as it is held, whatever
+//! checkpoints do meanwhile, because the layers and the B-tree's snapshot are kept by it.
+
+use super::checkpoint::Snapshot;
+use crate::meta::store::{Batch, Direction, StoreError, Visitor};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory of a record beside its bytes: nodes of the map, two allocations.
+const RECORD_OVERHEAD_BYTES: usize = 96;
+/// Records of a layer that a scan copies under its lock at a time: the visitor runs without it, for it may call the store.
+const SCAN_CHUNK: usize = 64;
+
+type Value = Option<Arc<[u8]>>;
+type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+/// Some records; and, if there may be more, the last key up to which these are all.
+type Chunk = (Vec<(Vec<u8>, Value)>, Option<Vec<u8>>);
+
+/// One layer.
+#[derive(Debug, Default)]
+pub struct Overlay {
+    records: RwLock<BTreeMap<Vec<u8>, Value>>,
+    /// Written under the lock, read without; relaxed, for it is only compared with bounds.
+    bytes: AtomicU64,
+}
+
+fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
+    RECORD_OVERHEAD_BYTES + key.len() + value.map_or(0, <[u8]>::len)
+}
+
+impl Overlay {
+    /// Puts a batch; readers of single records see all of it or nothing.
+    pub fn put(&self, batch: Batch) {
+        let mut records = self.records.write();
+        let mut bytes = self.bytes.load(Ordering::Relaxed);
+        for (key, value) in batch.into_changes() {
+            bytes += weight(&key, value.as_deref()) as u64;
+            let key_len = key.len();
+            if let Some(old) = records.insert(key, value.map(Into::into)) {
+                bytes -= (RECORD_OVERHEAD_BYTES + key_len + old.map_or(0, |old| old.len())) as u64;
+            }
+        }
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Memory it takes, about.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing was put.
+    pub fn is_empty(&self) -> bool {
+        self.records.read().is_empty()
+    }
+
+    /// What it says of a record: nothing, removed, or its value.
+    fn get(&self, key: &[u8]) -> Option<Value> {
+        self.records.read().get(key).cloned()
+    }
+
+    /// Visits all of a layer that no longer changes.
+    ///
+    /// # Errors
+    /// The visitor's.
+    pub fn visit<E>(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), E>) -> Result<(), E> {
+        self.records.read().iter().try_for_each(|(key, value)| visit(key, value.as_deref()))
+    }
+
+    /// The next records within the bounds.
+    fn chunk(&self, bounds: &Bounds, direction: Direction) -> Chunk {
+        let records = self.records.read();
+        let range = records.range(bounds.clone()).map(|(key, value)| (key.clone(), value.clone()));
+        let chunk: Vec<_> = match direction {
+            Direction::Forward => range.take(SCAN_CHUNK).collect(),
+            Direction::Reverse => range.rev().take(SCAN_CHUNK).collect(),
+        };
+        let last = (chunk.len() == SCAN_CHUNK).then(|| chunk.last().map(|(key, _)| key.clone())).flatten();
+        (chunk, last)
+    }
+}
+
+/// What a reader looks at.
+#[derive(Debug, Clone)]
+pub struct Layers {
+    /// Batches go here.
+    pub active: Arc<Overlay>,
+    /// What a checkpoint is writing.
+    pub frozen: Option<Arc<Overlay>>,
+    /// The last checkpoint.
+    pub base: Arc<Snapshot>,
+}
+
+impl Layers {
+    /// One record.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.active.get(key).or_else(|| self.frozen.as_ref()?.get(key));
+        match found {
+            Some(value) => Ok(value.map(|value| value.to_vec())),
+            None => self.base.get(key),
+        }
+    }
+
+    /// Records whose keys begin with a byte.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        let mut count = self.base.tally.count(kind);
+        let mut keys = BTreeMap::new();
+        for layer in self.frozen.iter().chain([&self.active]) {
+            let records = layer.records.read();
+            let of_kind = records.range(vec![kind]..).take_while(|(key, _)| key.first() == Some(&kind));
+            keys.extend(of_kind.map(|(key, value)| (key.clone(), value.is_some())));
+        }
+        for (key, is_there) in keys {
+            let was_there = self.base.get(&key)?.is_some();
+            count = (count + u64::from(is_there)).saturating_sub(u64::from(was_there));
+        }
+        Ok(count)
+    }
+
+    /// Visits records in order; see [`crate::meta::Store::scan`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        direction: Direction,
+        visit: Visitor<'_>,
+    ) -> Result<(), StoreError> {
+        let mut base = self.base.range(from, to)?;
+        let mut next_below = || match direction {
+            Direction::Forward => base.next().transpose(),
+            Direction::Reverse => base.next_back().transpose(),
+        };
+        let is_before = |one: &[u8], other: &[u8]| match direction {
+            Direction::Forward => one < other,
+            Direction::Reverse => one > other,
+        };
+        let mut below = next_below()?;
+        let mut bounds = (Bound::Included(from.to_vec()), Bound::Excluded(to.to_vec()));
+        loop {
+            let (chunk, last) = self.chunk(&bounds, direction);
+            for (key, value) in chunk {
+                while let Some((below_key, below_value)) = below.take_if(|(below, _)| is_before(below, &key))
+                {
+                    if !visit(&below_key, &below_value) {
+                        return Ok(());
+                    }
+                    below = next_below()?;
+                }
+                if below.as_ref().is_some_and(|(below, _)| *below == key) {
+                    below = next_below()?;
+                }
+                if let Some(value) = value
+                    && !visit(&key, &value)
+                {
+                    return Ok(());
+                }
+            }
+            let Some(last) = last else { break };
+            // `BTreeMap::range` refuses a range excluded on both ends at one key.
+            match direction {
+                Direction::Forward => bounds.0 = Bound::Excluded(last),
+                Direction::Reverse if last == from => break,
+                Direction::Reverse => bounds.1 = Bound::Excluded(last),
+            }
+        }
+        while let Some((key, value)) = below {
+            if !visit(&key, &value) {
+                return Ok(());
+            }
+            below = next_below()?;
+        }
+        Ok(())
+    }
+
+    /// The next records of both layers, in order.
+    fn chunk(&self, bounds: &Bounds, direction: Direction) -> Chunk {
+        let (active, active_last) = self.active.chunk(bounds, direction);
+        let Some(frozen) = &self.frozen else { return (active, active_last) };
+        let (frozen, frozen_last) = frozen.chunk(bounds, direction);
+        let mut merged: BTreeMap<_, _> = frozen.into_iter().collect();
+        merged.extend(active);
+        let last = match direction {
+            Direction::Forward => active_last.into_iter().chain(frozen_last).min(),
+            Direction::Reverse => active_last.into_iter().chain(frozen_last).max(),
+        };
+        let mut chunk: Vec<_> = match direction {
+            Direction::Forward => merged.into_iter().collect(),
+            Direction::Reverse => merged.into_iter().rev().collect(),
+        };
+        if let Some(last) = &last {
+            // Behind it one of the layers may have more.
+            let whole = chunk.iter().position(|(key, _)| key == last).map_or(0, |at| at + 1);
+            chunk.truncate(whole);
+        }
+        (chunk, last)
+    }
+}

@@ -1,0 +1,214 @@
+//! Space on the metadata's disk: a reserve, and whether there is room for more.
+//!
+//! A file system that is full must still be able to delete, and to delete takes space: a record in the log, new pages of the
+//! B-tree. So
+//! * `meta/reserve` holds space that nobody uses. Whatever finds no space gives it up and tries again; it is taken back as
+//!   soon as there is twice as much free.
+//! * What makes more records (a name, an inode, an attribute, an extent) is refused while less is free than the reserve, or the
+//!   reserve is not whole. What takes records away never is, as long as a byte can be written.
+//!
+//! # Bound
+//! `RESERVE_BYTES`, or a sixteenth of the file system if that is less.
+
+use parking_lot::{Condvar, Mutex};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Its name.
+const NAME: &str = "reserve";
+/// Enough for checkpoints of the size they have while space is short, were each of their records in a leaf of its own, and for the
+/// log beside them.
+pub const RESERVE_BYTES: u64 = 64 << 20;
+/// Part of the file system that it is at most.
+const RESERVE_PART: u64 = 16;
+/// How old the knowledge of free space may be.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+struct Known {
+    looked: Option<Instant>,
+    free_bytes: u64,
+    /// Bytes of the reserve that are held.
+    held_bytes: u64,
+}
+
+/// What a test is told of each sync of a file, before it and after it.
+#[cfg(test)]
+pub type SyncObserver = Box<dyn Fn(&'static str, bool) + Send + Sync>;
+
+/// The reserve, and what is known of free space. All files are written and synced through it.
+pub struct Space {
+    reserve: File,
+    directory: File,
+    /// What the reserve should hold.
+    wanted_bytes: u64,
+    known: Mutex<Known>,
+    closing: AtomicBool,
+    /// Something waits for space that even the reserve did not give. Relaxed: only looked at.
+    stuck: AtomicBool,
+    closed: Condvar,
+    closed_lock: Mutex<()>,
+    #[cfg(test)]
+    observer: std::sync::OnceLock<SyncObserver>,
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Space")
+            .field("wanted_bytes", &self.wanted_bytes)
+            .field("known", &self.known)
+            .finish_non_exhaustive()
+    }
+}
+
+fn free_bytes(directory: &File) -> io::Result<(u64, u64)> {
+    let found = rustix::fs::fstatvfs(directory)?;
+    Ok((found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+}
+
+impl Space {
+    /// Opens the reserve, of at most `most_bytes`, and fills it as far as there is space.
+    ///
+    /// # Errors
+    /// [`io::Error`] if the file cannot be opened; having no space is none.
+    pub fn open(directory: &Path, most_bytes: u64) -> io::Result<Self> {
+        let reserve =
+            File::options().read(true).write(true).create(true).truncate(false).open(directory.join(NAME))?;
+        let directory = File::open(directory)?;
+        let (free, all) = free_bytes(&directory)?;
+        let held_bytes = reserve.metadata()?.blocks() * 512;
+        let space = Self {
+            reserve,
+            directory,
+            wanted_bytes: most_bytes.min(all / RESERVE_PART),
+            known: Mutex::new(Known { looked: None, free_bytes: free, held_bytes }),
+            closing: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            closed: Condvar::new(),
+            closed_lock: Mutex::new(()),
+            #[cfg(test)]
+            observer: std::sync::OnceLock::new(),
+        };
+        space.refill();
+        Ok(space)
+    }
+
+    /// Takes the reserve back if there is twice as much free.
+    pub fn refill(&self) {
+        let mut known = self.known.lock();
+        let Ok((free, _)) = free_bytes(&self.directory) else { return };
+        known.free_bytes = free;
+        let missing = self.wanted_bytes.saturating_sub(known.held_bytes);
+        if missing == 0 || free < missing + self.wanted_bytes {
+            return;
+        }
+        // Behind the end of an empty file, so that a copy of the pool has none of it. A file system without fallocate has
+        // no reserve.
+        let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(self.reserve.as_fd(), flags, 0, self.wanted_bytes).is_ok() {
+            known.held_bytes = self.wanted_bytes;
+            known.looked = None;
+        }
+    }
+
+    /// Gives the reserve up. Whether there was any.
+    fn release(&self) -> bool {
+        let mut known = self.known.lock();
+        // Cut to an end and then over it: what lies behind the end of a file that stays as long may be left there.
+        let cut = || self.reserve.set_len(1).and_then(|()| self.reserve.set_len(0));
+        if known.held_bytes == 0 || cut().is_err() {
+            return false;
+        }
+        tracing::warn!(
+            bytes = known.held_bytes,
+            "the metadata's disk is full: its reserve is used until something is deleted"
+        );
+        known.held_bytes = 0;
+        true
+    }
+
+    /// Bytes that records may still take, the reserve left out.
+    pub fn room_bytes(&self) -> u64 {
+        let mut known = self.known.lock();
+        if known.looked.is_none_or(|looked| looked.elapsed() > LOOK_INTERVAL) {
+            if let Ok((free, _)) = free_bytes(&self.directory) {
+                known.free_bytes = free;
+            }
+            known.looked = Some(Instant::now());
+        }
+        (known.free_bytes + known.held_bytes).saturating_sub(2 * self.wanted_bytes)
+    }
+
+    /// What the reserve should hold, and holds.
+    pub fn reserve_bytes(&self) -> (u64, u64) {
+        (self.wanted_bytes, self.known.lock().held_bytes)
+    }
+
+    /// Writes all of it; without space, after the reserve was given up for it.
+    ///
+    /// # Errors
+    /// [`io::Error`]; `StorageFull` if the reserve is gone, too. A part may be written.
+    pub fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        match file.write_all_at(bytes, at) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && self.release() => {
+                file.write_all_at(bytes, at)
+            }
+            done => done,
+        }
+    }
+
+    /// Makes durable what was written to the file of this name.
+    ///
+    /// # Errors
+    /// [`io::Error`].
+    #[cfg_attr(not(test), expect(unused_variables))]
+    pub fn sync(&self, name: &'static str, file: &File) -> io::Result<()> {
+        #[cfg(test)]
+        self.observer.get().inspect(|observer| observer(name, false));
+        let synced = file.sync_data();
+        #[cfg(test)]
+        self.observer.get().inspect(|observer| observer(name, true));
+        synced
+    }
+
+    /// Who is told of syncs.
+    #[cfg(test)]
+    pub fn observe(&self, observer: SyncObserver) {
+        assert!(self.observer.set(observer).is_ok(), "one observer");
+    }
+
+    /// Who waits for space need not do so any longer.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        let _lock = self.closed_lock.lock();
+        self.closed.notify_all();
+    }
+
+    /// Whether the store is being closed.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Notes whether something waits for space.
+    pub fn set_stuck(&self, stuck: bool) {
+        self.stuck.store(stuck, Ordering::Relaxed);
+    }
+
+    /// Whether something waits for space.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Waits so long, or until it is closed.
+    pub fn wait(&self, so_long: Duration) {
+        let mut lock = self.closed_lock.lock();
+        if !self.is_closing() {
+            self.closed.wait_for(&mut lock, so_long);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What can be told of all records without looking at each: how many there are of a kind, and how many bytes they have.
+//!
+//! It goes with each checkpoint, moved on by what that changes. So it can never disagree with the records, costs nothing where
+//! they are changed, and a start need not count them.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Counts of records by the first byte of their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Of each kind.
+    counts: BTreeMap<u8, u64>,
+    /// Of all keys and values.
+    bytes: u64,
+}
+
+impl Tally {
+    /// A record became another, came, or went.
+    pub fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
+        let bytes = |value: &[u8]| (key.len() + value.len()) as u64;
+        let count = self.counts.entry(key.first().copied().unwrap_or_default()).or_default();
+        *count = (*count + u64::from(new.is_some())).saturating_sub(u64::from(old.is_some()));
+        self.bytes = (self.bytes + new.map_or(0, bytes)).saturating_sub(old.map_or(0, bytes));
+    }
+
+    /// Records of a kind.
+    pub fn count(&self, kind: u8) -> u64 {
+        self.counts.get(&kind).copied().unwrap_or_default()
+    }
+
+    /// Bytes of all keys and values.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_counts_what_comes_and_goes() {
+        let mut tally = Tally::default();
+        tally.change(b"I1", None, Some(b"four"));
+        tally.change(b"I2", None, Some(b""));
+        tally.change(b"X", None, None);
+        assert_eq!((tally.count(b'I'), tally.count(b'X'), tally.bytes()), (2, 0, 8));
+        tally.change(b"I1", Some(b"four"), Some(b"eight by"));
+        assert_eq!((tally.count(b'I'), tally.bytes()), (2, 12));
+        tally.change(b"I1", Some(b"eight by"), None);
+        tally.change(b"I2", Some(b""), None);
+        assert_eq!((tally.count(b'I'), tally.bytes()), (0, 0));
+    }
+}
