@@ -78,14 +78,7 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         clock: Arc::new(SystemClock::new()),
         background,
     };
-    let tcp = match (server, &options.key) {
-        // Over the others the kernel says who is there.
-        (Endpoint::Tcp { .. }, Some(file)) => {
-            TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
-        }
-        _ => TcpSecurity::Loopback,
-    };
-    let device = SoftDevice::new(SoftOptions { tcp });
+    let device = device(server, options.key.as_deref())?;
     Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
         // Nobody is there, as opposed to somebody who does not want us and says why.
         RdmaError::Io { ref source, .. } if source.kind() != ErrorKind::PermissionDenied => {
@@ -96,6 +89,21 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         }
         other => other.into(),
     })
+}
+
+/// An RNIC for connections to a server, which shows this key over tcp.
+///
+/// # Errors
+/// The key file cannot be used.
+pub fn device(server: &Endpoint, key: Option<&Path>) -> anyhow::Result<Arc<SoftDevice>> {
+    let tcp = match (server, key) {
+        // Over the others the kernel says who is there.
+        (Endpoint::Tcp { .. }, Some(file)) => {
+            TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
+        }
+        _ => TcpSecurity::Loopback,
+    };
+    Ok(SoftDevice::new(SoftOptions { tcp }))
 }
 
 fn server_status(server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String> {

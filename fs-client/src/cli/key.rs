@@ -7,7 +7,10 @@ use std::path::PathBuf;
 const KEY_VARIABLE: &str = "CUTTLEFS_KEY";
 
 /// Of what was said, the first; as a path that stays good for a process elsewhere.
-pub(super) fn chosen(said: impl IntoIterator<Item = Option<PathBuf>>) -> anyhow::Result<Option<PathBuf>> {
+///
+/// # Errors
+/// The path cannot be resolved.
+pub fn chosen(said: impl IntoIterator<Item = Option<PathBuf>>) -> anyhow::Result<Option<PathBuf>> {
     let said = said.into_iter().flatten().next();
     let key =
         said.or_else(|| std::env::var_os(KEY_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from));
