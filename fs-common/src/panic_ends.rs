@@ -9,25 +9,18 @@
 //! swallow it. It prints what Rust prints of a panic (thread, place, message), then aborts: SIGABRT.
 //!
 //! # The one exception
-//! sled panics on some damage of a database that is opened. That is a finding and no broken invariant, and nothing runs yet:
-//! `survive` lets a call panic, in its own thread and in threads whose names begin as sled's do. (A test's program may look at what
-//! crashes leave in the same way.)
+//! A database that is opened may be damaged in a way that its library panics on. That is a finding and no broken invariant, and
+//! nothing runs yet: `survive` lets a call panic, in its own thread. (A test's program may look at what crashes
+//! leave in the same way.)
 
 use std::any::Any;
 use std::cell::Cell;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
     static SURVIVES: Cell<bool> = const { Cell::new(false) };
 }
-
-/// Calls of `survive` under way, whose helpers' panics are let be. Release and acquire: one begins before its helpers do.
-static SURVIVING: AtomicUsize = AtomicUsize::new(0);
-
-/// How names of the helper threads begin that a call of `survive` may use: sled's pool.
-const HELPERS: &str = "sled-";
 
 /// From now on a panic ends this process. First thing in `main`; `program` is what it calls itself.
 pub fn install(program: &'static str) {
@@ -47,11 +40,7 @@ pub fn install(program: &'static str) {
 }
 
 fn is_survived() -> bool {
-    let is_helper = || {
-        SURVIVING.load(Ordering::Acquire) > 0
-            && std::thread::current().name().is_some_and(|name| name.starts_with(HELPERS))
-    };
-    SURVIVES.get() || is_helper()
+    SURVIVES.get()
 }
 
 /// Calls what may panic on what it finds, and is to be survived.
@@ -63,10 +52,8 @@ pub fn survive<T>(call: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
     impl Drop for Surviving {
         fn drop(&mut self) {
             SURVIVES.set(self.0);
-            SURVIVING.fetch_sub(1, Ordering::Release);
         }
     }
-    SURVIVING.fetch_add(1, Ordering::Release);
     let _surviving = Surviving(SURVIVES.replace(true));
     catch_unwind(AssertUnwindSafe(call))
 }
@@ -115,8 +102,6 @@ mod tests {
             assert!(is_survived());
             let elsewhere = std::thread::spawn(is_survived).join().expect("no panic");
             assert!(!elsewhere, "another thread's panic is not this call's");
-            let helper = std::thread::Builder::new().name("sled-io-1".to_owned()).spawn(is_survived);
-            assert!(helper.expect("a thread").join().expect("no panic"));
             panic!("on purpose");
         });
         assert!(panicked.is_err() && !is_survived());

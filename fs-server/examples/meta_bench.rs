@@ -9,7 +9,8 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, Covers, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation, RangeUpdate, Store,
+    Caller, Covers, CutStep, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation,
+    RangeUpdate, Store,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -120,6 +121,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }],
                 size: 4096,
                 done: Vec::new(),
+                cut: CutStep::Unchanged,
             };
             let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
             meta.commit_data(&commits)?;

@@ -60,6 +60,10 @@ impl MetaPort for CommittedMeta {
         self.meta.written(ino)
     }
 
+    fn has_room(&self) -> bool {
+        self.meta.has_room()
+    }
+
     fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
         self.meta.extents(ino)
     }

@@ -203,7 +203,9 @@ impl Server {
         }
         let result = match self.meta.attr(ino) {
             Ok(attr) if matches!(attr.kind, FileKind::File | FileKind::Directory) => {
-                tier::reap(&self.regions, ino, || self.meta.reap(ino).map(|_| ())).await.map(|_| ())
+                tier::reap(&self.regions, ino, || self.meta.reap_step(ino).map(|(_, more)| more))
+                    .await
+                    .map(drop)
             }
             Ok(_) => self.meta.reap(ino).map(|_| ()),
             Err(status) => Err(status),

@@ -61,4 +61,72 @@ all_free() {
     return 1
 }
 check "all space is back" all_free
+
+# ---- the metadata's disk -----------------------------------------------------------------------------------------
+# A pool folder on a small disk of its own, the data file elsewhere.
+umount_fs
+stop_server
+readonly SMALL_MIB=48
+POOL=$WORK/small
+mkdir "$POOL"
+if ((EUID != 0)) || ! mount -t tmpfs -o size="${SMALL_MIB}m" tmpfs "$POOL"; then
+    say "the metadata's full disk: skipped, it needs root and a tmpfs"
+    suite_end
+fi
+OTHER_MOUNTS+=("$POOL")
+"$CUTTLEFS_BIN/cuttlefsd" format --pool "$POOL" --size 64M --data "$WORK/elsewhere" >>"$WORK/format.log" 2>&1 || die "format failed"
+launch_server
+mount_fs
+free_inodes() { df -i --output=iavail "$MNT" | tail -1 | tr -d ' '; }
+fill_with() {
+    local round output
+    for round in $(seq 1 200); do
+        output=$("$@" "$round" 2>&1) && continue
+        grep -q 'No space left' <<<"$output" && return 0
+        echo "$output" | tail -3
+        return 1
+    done
+    echo "nothing refused"
+    return 1
+}
+python_fill() {
+    python3 - "$MNT" "$1" "$2" <<'PROGRAM'
+import os, sys
+mnt, kind, number = sys.argv[1:]
+for index in range(1000):
+    path = f"{mnt}/{kind}/{number}-{index}"
+    if kind == "names":
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    elif index < 20:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+        for attribute in range(4):
+            os.setxattr(path, f"user.a{attribute}", os.urandom(65536))
+PROGRAM
+}
+deleting_works() {
+    local kind=$1 file
+    file=$(ls "$MNT/$kind" | head -1)
+    rm "$MNT/$kind/$file" && sync -f "$MNT" && truncate -s 0 "$MNT/$kind/$(ls "$MNT/$kind" | head -1)" && mv "$MNT/$kind" "$MNT/moved" && mv "$MNT/moved" "$MNT/$kind"
+}
+room_is_back() {
+    local waited
+    for ((waited = 0; waited < 100; waited++)); do
+        (($(free_inodes) > 0)) && touch "$MNT/again" && rm "$MNT/again" && return 0
+        sleep 0.1
+    done
+    df -i "$MNT"
+    df "$POOL"
+    return 1
+}
+for kind in attributes names; do
+    mkdir "$MNT/$kind"
+    check "$kind fill the metadata's disk up to ENOSPC" fill_with python_fill "$kind"
+    check "df says that no inode is free" test "$(free_inodes)" -eq 0
+    check "what is there is read ($kind)" bash -c "ls -l '$MNT/$kind' | wc -l"
+    check "unlink, sync, truncate, rename work when it is full of $kind" deleting_works "$kind"
+    restart_all
+    check "and after a restart on the full disk" deleting_works "$kind"
+    check "everything can be deleted ($kind)" rm -rf "$MNT/$kind"
+    check "there is room again" room_is_back
+done
 suite_end

@@ -34,6 +34,8 @@ SERVER_PID=
 SERVER_LAUNCHES=0
 # Pids of `cuttlefs mount --foreground`, by mount point.
 declare -A CLIENT_PIDS=()
+# Other file systems that a suite mounted in $WORK.
+OTHER_MOUNTS=()
 
 suite_begin() {
     SUITE=$1
@@ -295,6 +297,7 @@ suite_cleanup() {
     local pid
     for pid in $(jobs -p); do kill -KILL "$pid" 2>/dev/null; done
     wait 2>/dev/null
+    for at in "${OTHER_MOUNTS[@]}"; do umount -l "$at"; done
     # --one-file-system: should a mount still be there, its files are not ours to delete.
     # What a suite mounted by itself below its directory.
     ! declare -F suite_leave >/dev/null || suite_leave

@@ -571,10 +571,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             Ok(space) => reply.statfs(
                 space.pool_pages,
                 space.free_pages,
-                space.free_pages,
-                // Inodes take no space set aside for them: as many more can be made as pages are free.
-                space.inodes.saturating_add(space.free_pages),
-                space.free_pages,
+                // Pages without room for what maps them are free and cannot be had.
+                if space.free_inodes > 0 { space.free_pages } else { 0 },
+                space.inodes.saturating_add(space.free_inodes),
+                space.free_inodes,
                 PAGE_SIZE as u32,
                 NAME_MAX as u32,
                 PAGE_SIZE as u32,

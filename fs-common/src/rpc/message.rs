@@ -16,16 +16,19 @@ use crate::region::{Extent, MagicPattern, PageSet};
 use crate::status::Status;
 use serde::{Deserialize, Serialize};
 
-/// Largest message either side sends, header included. Directory pages and inline data fit.
-pub const MAX_MESSAGE_BYTES: u32 = 64 * 1024;
+/// Largest message either side sends, header included. An extended attribute's value, or the list of them, of the length that Linux
+/// allows fits, with what comes with it; so do directory pages and inline data.
+pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
 /// Largest payload a write carries inside its message; larger ones are pulled by RDMA READ
 /// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
 /// rings of receive buffers stay small.
 pub const MAX_INLINE_BYTES: usize = 16 * 1024;
 /// Largest read, write or copy of one request: what FUSE sends at most.
 pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
-/// Largest extended attribute value (Linux's `XATTR_SIZE_MAX` is 64 KiB; ours must fit one message).
-pub const XATTR_VALUE_MAX: usize = 60 * 1024;
+/// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.
+pub const XATTR_VALUE_MAX: usize = 64 * 1024;
+/// Longest list of the names of an inode's extended attributes, each with a NUL: Linux's `XATTR_LIST_MAX`.
+pub const XATTR_LIST_MAX: usize = 64 * 1024;
 /// Longest extended attribute name (Linux's `XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = NAME_MAX;
 /// Files one request reclaims at most: the reply, with the longest encoding of each file's attributes, fits one message.
@@ -658,6 +661,9 @@ pub struct Space {
     pub free_pages: u64,
     /// Inodes in use.
     pub inodes: u64,
+    /// Inodes that the metadata's disk has room for, about; none: names, attributes and extents are refused until something
+    /// is deleted.
+    pub free_inodes: u64,
 }
 
 /// A successful reply; which variant belongs to which request is said beside it. Failures carry a status in the

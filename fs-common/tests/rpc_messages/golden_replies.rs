@@ -163,8 +163,8 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
         (Reply::Offset(5), vec![10, 5]),
         (Reply::Copied { len: 5, change: 6 }, vec![11, 5, 6]),
         (
-            Reply::Space(Space { pool_pages: 300, free_pages: 2, inodes: 1 }),
-            joined(&[&[12], &[0xac, 2], &[2], &[1]]),
+            Reply::Space(Space { pool_pages: 300, free_pages: 2, inodes: 1, free_inodes: 3 }),
+            joined(&[&[12], &[0xac, 2], &[2], &[1], &[3]]),
         ),
         (Reply::Status("{}"), joined(&[&[13], b"\x02{}"])),
         (Reply::Queued, vec![14]),

@@ -410,9 +410,9 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             .boxed(),
         any::<u64>().prop_map(Reply::Offset).boxed(),
         any::<(u64, u64)>().prop_map(|(len, change)| Reply::Copied { len, change }).boxed(),
-        any::<(u64, u64, u64)>()
-            .prop_map(|(pool_pages, free_pages, inodes)| {
-                Reply::Space(Space { pool_pages, free_pages, inodes })
+        any::<(u64, u64, u64, u64)>()
+            .prop_map(|(pool_pages, free_pages, inodes, free_inodes)| {
+                Reply::Space(Space { pool_pages, free_pages, inodes, free_inodes })
             })
             .boxed(),
         text().prop_map(Reply::Status).boxed(),

@@ -1,15 +1,22 @@
 //! The façade as file regions call it: data that changed in memory, data that became durable, truncation, and
 //! files without a name.
 
+use super::error::MetaError;
+use super::key;
 use super::live::NoteData;
 use super::metadata::Meta;
-use super::operation::{Caller, DataCommit, DataStamp, Operation};
+use super::operation::{Caller, CutStep, DataCommit, DataStamp, Operation, REAP_BATCH_EXTENTS, RangeUpdate};
+use super::record::{self, CounterRecord};
+use super::store::Direction;
 use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
-use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 use std::borrow::Cow;
+
+/// Behind the last page of any file.
+const MAX_PAGE: FilePage = FilePage(u64::MAX);
 
 impl Meta {
     /// Notes a change of an inode's data that is in memory only. Gives the attributes as they are now: if contents changed,
@@ -99,27 +106,62 @@ impl Meta {
         self.orphans.lock().iter().copied().collect()
     }
 
-    /// Frees an orphan nobody has open; large files in several batches. Gives the extents no record names any
-    /// more, whose pages may be used again after a flush. If the store fails half-way, what was freed until then
-    /// is given, and the rest stays an orphan.
+    /// Frees an orphan nobody has open, or the last part of a large one: `more` says whether it is to be done again. Gives the
+    /// extents no record names any more, whose pages may be used again after a flush. If the store fails half-way, the
+    /// rest stays an orphan.
     ///
     /// # Errors
     /// `Invalid` if the inode still has a name, `Io`.
+    pub fn reap_step(&self, ino: InodeNo) -> Result<(Vec<Extent>, bool), Status> {
+        let outcome = self.execute(Caller::default(), &Operation::ReapOrphan { ino }, &|_| false)?;
+        if !outcome.more {
+            self.orphans.lock().remove(&ino);
+        }
+        Ok((outcome.freed, outcome.more))
+    }
+
+    /// All steps, one after the other.
+    ///
+    /// # Errors
+    /// As `reap_step`.
     pub fn reap(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
-        let mut freed = Vec::new();
+        let mut all = Vec::new();
         loop {
-            // The mutex is free between batches, so that others get their turn during a large file.
-            match self.execute(Caller::default(), &Operation::ReapOrphan { ino }, &|_| false) {
-                Ok(outcome) => {
-                    freed.extend(outcome.freed);
-                    if !outcome.more {
-                        self.orphans.lock().remove(&ino);
-                        return Ok(freed);
-                    }
-                }
-                Err(status) if freed.is_empty() => return Err(status),
-                Err(_) => return Ok(freed),
+            let (freed, more) = self.reap_step(ino)?;
+            all.extend(freed);
+            if !more {
+                return Ok(all);
             }
         }
+    }
+
+    /// Takes away what cuts of the server before this one had not come to: in steps, as those would have.
+    pub(super) fn finish_cuts(&self) -> Result<(), MetaError> {
+        for ino in self.all_inos(key::tag::CUT)? {
+            let key = key::cut(ino);
+            let Some(value) = self.store.get(&key)? else { continue };
+            let CounterRecord(from) = record::parse(&value).map_err(MetaError::record(&key))?;
+            tracing::info!(%ino, page = from, "finishing the cut of a file");
+            let mut more = true;
+            while more {
+                let mut writer = self.writer.lock();
+                let Some(inode) = self.stored().inode(ino)? else { break };
+                // The extent that reaches over the page is among them if it is the last.
+                let (mut first, mut count) = (FilePage(from), 0);
+                self.stored().extents(ino, FilePage(from), MAX_PAGE, Direction::Reverse, &mut |extent| {
+                    first = extent.file_page.max(FilePage(from));
+                    count += 1;
+                    count < REAP_BATCH_EXTENTS
+                })?;
+                more = count == REAP_BATCH_EXTENTS;
+                let range = RangeUpdate { first, end: MAX_PAGE, extents: Vec::new() };
+                let cut = if more { CutStep::Unchanged } else { CutStep::Done };
+                let commit = DataCommit { cut, ..DataCommit::of_ranges(ino, vec![range], inode.size) };
+                let operation =
+                    Operation::CommitData { commits: Cow::Owned(vec![commit]), stamps: vec![None] };
+                self.execute_locked(&mut writer, Caller::default(), &operation, &|_| true)?;
+            }
+        }
+        Ok(())
     }
 }

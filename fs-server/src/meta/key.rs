@@ -9,6 +9,7 @@
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
+//! | `T ino:8` | a cut that is not finished: what lies from its page on is on its way out |
 //! | `C client:16` | a client that has a session; nothing in it |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
@@ -26,6 +27,7 @@ pub mod tag {
     pub const INODE: u8 = b'I';
     pub const ORPHAN: u8 = b'O';
     pub const SYMLINK: u8 = b'S';
+    pub const CUT: u8 = b'T';
     pub const EXTENT: u8 = b'X';
 }
 
@@ -56,6 +58,11 @@ pub fn inode(ino: InodeNo) -> [u8; 9] {
 /// Symlink target.
 pub fn symlink(ino: InodeNo) -> [u8; 9] {
     tagged(tag::SYMLINK, ino)
+}
+
+/// Cut under way.
+pub fn cut(ino: InodeNo) -> [u8; 9] {
+    tagged(tag::CUT, ino)
 }
 
 /// Orphan.
@@ -151,7 +158,7 @@ fn parse_u64(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// The inode number of an `I`, `O` or `S` key.
+/// The inode number of an `I`, `O`, `S` or `T` key.
 pub fn parse_ino(key: &[u8]) -> Option<InodeNo> {
     Some(InodeNo(parse_u64(key.get(1..)?)?))
 }
@@ -196,6 +203,7 @@ mod tests {
         assert_eq!(&inode(ino), b"I\x01\x02\x03\x04\x05\x06\x07\x08");
         assert_eq!(&symlink(ino), b"S\x01\x02\x03\x04\x05\x06\x07\x08");
         assert_eq!(&orphan(ino), b"O\x01\x02\x03\x04\x05\x06\x07\x08");
+        assert_eq!(&cut(ino), b"T\x01\x02\x03\x04\x05\x06\x07\x08");
         assert_eq!(
             &bucket(ino, 0x00a1_a2a3_a4a5_a6a7),
             b"D\x01\x02\x03\x04\x05\x06\x07\x08\xa1\xa2\xa3\xa4\xa5\xa6\xa7"

@@ -10,7 +10,7 @@ use super::live::{Live, LiveInodes, SettleKind};
 use super::name::HashKey;
 use super::operation::{ApplyContext, Caller, Operation, Outcome};
 use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
-use super::store::{Batch, Store, StoreError};
+use super::store::{Batch, Store, StoreError, StoreFigures};
 use super::view::View;
 use super::written::{CHANGES_PER_START_BITS, Written};
 use cuttlefs_common::attr::SetAttr;
@@ -28,6 +28,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// batch of a create when half of the block is left; so a flush a second keeps ahead of 30 thousand creates a
 /// second, and faster ones pay one flush each block. A crash skips at most two blocks of 2^64 numbers.
 const INO_BLOCK: u64 = 1 << 16;
+/// What an inode takes on the store's device with its name, about: for `df`.
+const INODE_BYTES: u64 = 1024;
+/// So many are told at most, for programs that add them up.
+const ROOM_INODES_MAX: u64 = 1 << 40;
 
 /// What a new store is made with.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +153,7 @@ impl Meta {
         Ok((superblock.uuid, superblock.hash_key))
     }
 
-    /// Opens a formatted store, and collects its orphans.
+    /// Opens a formatted store: finishes cuts that the server before this one had begun, and collects orphans.
     ///
     /// # Errors
     /// [`MetaError`].
@@ -180,12 +184,13 @@ impl Meta {
             damage: AtomicU64::new(0),
             store,
         };
+        meta.finish_cuts()?;
         *meta.orphans.lock() = meta.all_inos(key::tag::ORPHAN)?.into_iter().collect();
         meta.inodes.store(meta.store.count(key::tag::INODE)?, Ordering::Relaxed);
         Ok(meta)
     }
 
-    fn all_inos(&self, tag: u8) -> Result<Vec<InodeNo>, MetaError> {
+    pub(super) fn all_inos(&self, tag: u8) -> Result<Vec<InodeNo>, MetaError> {
         let keys = self.stored().keys(&key::all(tag))?;
         let parse = |key: Vec<u8>| {
             key::parse_ino(&key).ok_or_else(|| MetaError::record(&key)(record::RecordError::Malformed))
@@ -229,6 +234,21 @@ impl Meta {
     /// Inodes there are, orphans included.
     pub fn inode_count(&self) -> u64 {
         self.inodes.load(Ordering::Relaxed)
+    }
+
+    /// What the store takes.
+    pub fn store_figures(&self) -> StoreFigures {
+        self.store.figures()
+    }
+
+    /// Whether more may be put into the store: names, inodes, attributes, extents. What takes them away needs no room.
+    pub fn has_room(&self) -> bool {
+        self.store.room_bytes() > 0
+    }
+
+    /// Inodes there is room for, about.
+    pub fn room_inodes(&self) -> u64 {
+        (self.store.room_bytes() / INODE_BYTES).min(ROOM_INODES_MAX)
     }
 
     /// Inodes whose data is not wholly durable.
@@ -321,6 +341,9 @@ impl Meta {
         let changed = |ino| live(ino).map(|live| live.writable());
         let view = View::new(&*self.store, self.hash_key, &changed);
         let mut applied = apply(&view, operation, &context)?;
+        if adds(operation, &applied.outcome) && !self.has_room() {
+            return Err(Status::NoSpace.into());
+        }
         let reserve = applied.outcome.created.then(|| self.reserve(writer, &mut applied.batch)).flatten();
         if !applied.batch.is_empty() {
             self.store.commit(applied.batch)?;
@@ -456,6 +479,25 @@ impl Meta {
             self.flush_store()
         };
         close().map_err(|e| self.fail("close", e))
+    }
+}
+
+/// Whether an operation puts records into the store that were not there, without bound: those are refused while there is no room.
+/// A rename makes as many as it removes, but for a whiteout; write-back of data that was accepted must not fail.
+fn adds(operation: &Operation<'_>, outcome: &Outcome) -> bool {
+    match operation {
+        Operation::Make { .. } | Operation::Link { .. } | Operation::SetXattr { .. } => true,
+        Operation::Create { .. } | Operation::Rename { .. } => outcome.created,
+        Operation::Unlink { .. }
+        | Operation::Rmdir { .. }
+        | Operation::SetAttr { .. }
+        | Operation::DropPrivileges { .. }
+        | Operation::RemoveXattr { .. }
+        | Operation::CommitData { .. }
+        | Operation::ReapOrphan { .. }
+        | Operation::PutClient { .. }
+        | Operation::EndSession { .. }
+        | Operation::RemoveClient { .. } => false,
     }
 }
 

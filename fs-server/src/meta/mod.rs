@@ -52,14 +52,14 @@ pub use memory_store::{MemoryStore, StoreLie};
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, Caller, Covers, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome, Placed,
-    RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
+    ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome,
+    Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;
 
-pub use store::{Batch, Direction, Store, StoreError, VALUE_MAX_BYTES};
+pub use store::{Batch, Direction, Store, StoreError, StoreFigures, VALUE_MAX_BYTES, Visitor};
 pub use survey::{Survey, check};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};
 pub use written::{ClientChange, Cut, Verdict, Written};

@@ -12,14 +12,14 @@ use std::borrow::Cow;
 /// Most names an inode can have. Linux's tools expect 65000 or less of `LINK_MAX` on common file systems.
 /// Subdirectories do not count against it.
 pub const LINK_MAX: u32 = 65_000;
-/// Extended attributes an inode can have: as many as fit one listing reply with the longest names.
-pub const XATTRS_PER_INODE_MAX: u32 = 240;
+/// Extended attributes an inode can have. Their list is bounded, too (`XATTR_LIST_MAX`).
+pub const XATTRS_PER_INODE_MAX: u32 = 1024;
 /// Bytes of an extended attribute kept in one record.
 pub const XATTR_PIECE_BYTES: usize = 4096;
 /// An unlinked file with at most so many extents goes in the batch that unlinks it; larger ones become orphans
 /// first, so that no batch grows with a file.
 pub const INLINE_REAP_EXTENTS: usize = 64;
-/// Extents one batch of a reap removes.
+/// Extents one batch of a reap, a cut or a punch removes.
 pub const REAP_BATCH_EXTENTS: usize = 1024;
 
 /// Names a request for good: a retransmission has the same, no other request ever has.
@@ -111,13 +111,28 @@ pub struct DataCommit {
     pub done: Vec<DoneRequest>,
     /// The changes this covers.
     pub covers: Covers,
+    /// Whether it is a step of a cut.
+    pub cut: CutStep,
 }
 
 impl DataCommit {
     /// A change of the mapping that covers no write.
     pub fn of_ranges(ino: InodeNo, ranges: Vec<RangeUpdate>, size: u64) -> Self {
-        Self { ino, ranges, size, done: Vec::new(), covers: Covers::Nothing }
+        Self { ino, ranges, size, done: Vec::new(), covers: Covers::Nothing, cut: CutStep::Unchanged }
     }
+}
+
+/// What a batch says of a cut that takes several: a file that is cut off at a page loses what is behind it in steps, the last
+/// pages first, so that no batch grows with a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CutStep {
+    /// It is no step of a cut, or one in the midst of it.
+    #[default]
+    Unchanged,
+    /// It begins: all that lies from this page on is on its way out. Until it is done, the file has no other change of its mapping.
+    From(FilePage),
+    /// Nothing is left of it.
+    Done,
 }
 
 /// Times and counter of the inode when its data was committed. The façade fills it in from the live inode.

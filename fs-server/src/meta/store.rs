@@ -79,6 +79,25 @@ impl Batch {
 /// What a scan hands each record to: key, value; `false` ends the scan.
 pub type Visitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
+/// What a store takes, in bytes, and what bounds that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreFigures {
+    /// On its device.
+    pub disk: u64,
+    /// What further records may take.
+    pub room: u64,
+    /// Of the reserve, and what it should hold.
+    pub reserve: u64,
+    /// See `reserve`.
+    pub reserve_bound: u64,
+    /// Memory of what is in no checkpoint yet.
+    pub since_checkpoint: u64,
+    /// At which commits wait for the checkpoint.
+    pub since_checkpoint_bound: u64,
+    /// Of pages kept in memory at most.
+    pub cache_bound: u64,
+}
+
 /// An ordered store of records. See the module for what is promised.
 pub trait Store: Send + Sync {
     /// One record.
@@ -128,6 +147,11 @@ pub trait Store: Send + Sync {
 
     /// Bytes that further records may take before only removals should be committed; what those need is kept back.
     fn room_bytes(&self) -> u64;
+
+    /// Figures for people.
+    fn figures(&self) -> StoreFigures {
+        StoreFigures::default()
+    }
 
     /// Bytes the store takes on its device.
     ///

@@ -67,6 +67,8 @@ struct Surveyor<'a> {
     inodes: BTreeMap<InodeNo, InodeRecord>,
     counted: BTreeMap<InodeNo, Counted>,
     orphans: BTreeSet<InodeNo>,
+    /// Files of which a part is on its way out.
+    cuts: BTreeSet<InodeNo>,
     found: Survey,
 }
 
@@ -86,10 +88,12 @@ impl Survey {
             inodes: BTreeMap::new(),
             counted: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            cuts: BTreeSet::new(),
             found: Self::default(),
         };
         surveyor.inodes()?;
         surveyor.entries()?;
+        surveyor.cuts()?;
         surveyor.extents()?;
         surveyor.attributes()?;
         surveyor.targets_and_orphans()?;
@@ -193,6 +197,19 @@ impl Surveyor<'_> {
         })
     }
 
+    fn cuts(&mut self) -> Result<(), StoreError> {
+        self.each(tag::CUT, &mut |this, key, value| {
+            let ino = key::parse_ino(key).ok_or(RecordError::Malformed)?;
+            let _: record::CounterRecord = record::parse(value)?;
+            if this.inodes.contains_key(&ino) {
+                this.cuts.insert(ino);
+            } else {
+                this.problem(ProblemKind::NoInode, ino, key, Detail::None);
+            }
+            Ok(())
+        })
+    }
+
     fn extents(&mut self) -> Result<(), StoreError> {
         let mut last = (InodeNo(0), 0);
         self.each(tag::EXTENT, &mut |this, key, value| {
@@ -206,7 +223,8 @@ impl Surveyor<'_> {
                 }
                 Some(inode) => {
                     let end = FilePage(inode.size.div_ceil(PAGE_SIZE_U64));
-                    if extent.state == ExtentState::Written && extent.file_end() > end {
+                    let is_past_end = extent.state == ExtentState::Written && extent.file_end() > end;
+                    if is_past_end && !this.cuts.contains(&ino) {
                         this.problem(ProblemKind::PastEnd, ino, key, page_detail(end.max(page)));
                     }
                 }

@@ -2,6 +2,7 @@
 
 mod acl;
 mod crash;
+mod cut;
 mod data;
 mod directory;
 mod marks;
@@ -10,6 +11,7 @@ mod posix;
 mod power;
 mod repair;
 mod replay;
+mod room;
 mod rot;
 
 use super::{Caller, Format, HashKey, MemoryStore, Meta, Operation, Outcome, Store, check};

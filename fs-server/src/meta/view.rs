@@ -167,15 +167,25 @@ impl<'a> View<'a> {
 
     /// Visits the names of an inode's extended attributes.
     pub fn xattr_names(&self, ino: InodeNo, visit: &mut dyn FnMut(&[u8])) -> Result<(), MetaError> {
-        let KeyRange { from, to } = key::all_of(tag::XATTR, ino);
-        self.scan(&from, &to, Direction::Forward, &mut |key, _| {
-            let malformed = || MetaError::record(key)(RecordError::Malformed);
-            let (_, name, piece) = key::parse_xattr(key).ok_or_else(malformed)?;
-            if piece == 0 {
-                visit(name);
+        let KeyRange { mut from, to } = key::all_of(tag::XATTR, ino);
+        loop {
+            let mut long = None;
+            self.scan(&from, &to, Direction::Forward, &mut |key, _| {
+                let malformed = || MetaError::record(key)(RecordError::Malformed);
+                let (_, name, piece) = key::parse_xattr(key).ok_or_else(malformed)?;
+                if piece == 0 {
+                    visit(name);
+                    return Ok(true);
+                }
+                // The other pieces of a long value are passed over.
+                long = Some(key::all_of_xattr(ino, name).to);
+                Ok(false)
+            })?;
+            match long {
+                Some(next) => from = next,
+                None => return Ok(()),
             }
-            Ok(true)
-        })
+        }
     }
 
     /// Keys of all of an inode's extended attribute records.

@@ -23,7 +23,7 @@ use crate::config::{CONFIG_FILE, Config};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use rustix::fs::{FlockOperation, OFlags};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -288,14 +288,12 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         let pid = read.ok().and_then(|_| text.trim().parse().ok());
         return Err(PoolError::InUse { path: dir.to_owned(), pid });
     }
-    // Only for the message above: the lock is what counts, so the number need not be durable.
-    let write = |file: &mut File| {
-        file.set_len(0)?;
-        file.seek(SeekFrom::Start(0))?;
-        writeln!(file, "{}", std::process::id())
-    };
-    write(&mut file).map_err(at("write", &path))?;
-    Ok(file)
+    // Only for the message above: the lock is what counts, so the number need not be durable, nor even be there. In place and of
+    // one length, it needs no space on a full disk but the first time.
+    match file.write_all_at(format!("{:>15}\n", std::process::id()).as_bytes(), 0) {
+        Err(error) if error.kind() != io::ErrorKind::StorageFull => Err(at("write", &path)(error)),
+        _ => Ok(file),
+    }
 }
 
 /// Takes the lock of a pool's directory, and leaves its file as it is.

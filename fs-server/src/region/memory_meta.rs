@@ -3,7 +3,7 @@
 //! Batches are applied at once and become durable with `flush`; `crash` goes back to the last flush, or to any batch
 //! after it, as a store that writes its log in order may.
 
-use super::meta_port::{DataCommit, MetaPort, NoteData, Written};
+use super::meta_port::{CutStep, DataCommit, MetaPort, NoteData, Written};
 use crate::pool::disk::LocalFuture;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
@@ -18,6 +18,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Record {
     size: u64,
+    /// From where on it is being cut off.
+    cut: Option<u64>,
     extents: BTreeMap<u64, Extent>,
 }
 
@@ -108,7 +110,13 @@ impl MemoryMeta {
     /// The store after a crash: `keep` of the batches since the last flush survive. What is live comes from it.
     pub fn crash(&self, keep: usize) -> Self {
         let inner = self.inner.lock();
-        let store = inner.history.get(keep).unwrap_or(&inner.store).clone();
+        let mut store = inner.history.get(keep).unwrap_or(&inner.store).clone();
+        for record in store.values_mut() {
+            // As metadata does when it is opened.
+            if let Some(from) = record.cut.take() {
+                replace(record, from, u64::MAX, &[]);
+            }
+        }
         let live = store
             .iter()
             .map(|(ino, record)| {
@@ -177,6 +185,10 @@ impl MetaPort for MemoryMeta {
         self.attr(ino).map(|_| Written::default())
     }
 
+    fn has_room(&self) -> bool {
+        true
+    }
+
     fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
         let inner = self.inner.lock();
         let record = inner.store.get(&ino).ok_or(Status::NotFound)?;
@@ -208,6 +220,11 @@ impl MetaPort for MemoryMeta {
                     replace(record, range.first.0, range.end.0, &range.extents);
                 }
                 record.size = commit.size;
+                match commit.cut {
+                    CutStep::Unchanged => {}
+                    CutStep::From(page) => record.cut = Some(page.0),
+                    CutStep::Done => record.cut = None,
+                }
             }
         })
     }

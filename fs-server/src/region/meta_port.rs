@@ -10,7 +10,8 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
 pub use crate::meta::{
-    ClientChange, Covers, DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId, Verdict, Written,
+    ClientChange, Covers, CutStep, DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId,
+    Verdict, Written,
 };
 
 /// Metadata as file regions see it.
@@ -41,6 +42,8 @@ pub trait MetaPort: Send + Sync {
     /// # Errors
     /// `Io` if the store fails; then nothing was changed.
     fn commit_data(&self, commits: &[DataCommit]) -> Result<(), Status>;
+    /// Whether there is room for what maps further pages.
+    fn has_room(&self) -> bool;
     /// Makes every batch so far durable where it is used from.
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>>;
     /// Makes every batch so far survive a power loss, by the quickest way.

@@ -52,8 +52,8 @@ pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
 pub use meta_port::{
-    ClientChange, Covers, DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate, RequestId,
-    Verdict, Written,
+    ClientChange, Covers, CutStep, DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate,
+    RequestId, Verdict, Written,
 };
 pub use newer::{NEWER_MAX, Newer};
 

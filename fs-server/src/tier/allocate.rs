@@ -5,6 +5,7 @@
 
 use super::detach::{detach, take_holes, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
+use super::steps::Steps;
 use super::write::{note_done, note_modified, zero_tail};
 use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
@@ -144,14 +145,15 @@ async fn punch_hole_for(
         ticket.committed().await?;
     }
     let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
-    let (holds_pages, durable_size) = {
+    let (steps, durable_size) = {
         let state = file.state();
-        (state.table.pieces_in(first, last.max(first)).next().is_some(), state.durable_size)
+        (Steps::of(&state.table, first, last), state.durable_size)
     };
-    if holds_pages {
-        let range = RangeUpdate { first: FilePage(first), end: FilePage(last), extents: Vec::new() };
-        let commit = DataCommit::of_ranges(file.ino(), vec![range], durable_size);
+    // Each is a punch of its own: cut off between two, the file is punched in part, as it may be before the answer.
+    for step in steps.in_order() {
+        let commit = DataCommit::of_ranges(file.ino(), vec![step.removal()], durable_size);
         regions.meta.commit_data(&[commit])?;
+        let (first, last) = (step.first, step.end);
         let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
             let removed = state.table.remove(first, last);
             let page = state.size / PAGE_SIZE_U64;
@@ -160,6 +162,7 @@ async fn punch_hole_for(
         });
         file.dirty.lock().retain(|page, _| !(first..last).contains(&page.0));
         detach(regions, &removed).await;
+        futures_lite::future::yield_now().await;
     }
     note_allocated(regions, file, request, offset);
     let note = NoteData { allocated_pages: Some(file.allocated_pages()), ..NoteData::default() };

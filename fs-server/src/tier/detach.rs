@@ -56,6 +56,10 @@ async fn allocate(
     near: Option<PoolPage>,
     reserve: Option<&Mutex<Reserve>>,
 ) -> Result<Vec<Run>, Status> {
+    // What a reserve keeps was promised before.
+    if reserve.is_none() && !regions.meta.has_room() {
+        return Err(Status::NoSpace);
+    }
     for _ in 0..ALLOCATE_ATTEMPTS {
         let taken = match reserve {
             Some(reserve) => regions.space.allocate_from(&mut reserve.lock(), pages, near),

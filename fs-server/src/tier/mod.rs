@@ -17,6 +17,7 @@ mod reap;
 mod restore;
 mod scrub;
 mod seek;
+mod steps;
 mod truncate;
 mod write;
 mod write_back;

@@ -7,24 +7,37 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 
 /// Frees everything a regular file holds and returns how many pages that were. `commit` deletes the inode and all its
-/// records in one batch; it is called once, when nobody can open the file any more.
+/// records, or the last of them if there are many, and says whether there are more; it is called when nobody can open the
+/// file any more, until there are none, and others get their turn in between.
 ///
 /// # Errors
 /// `Busy` if the file is open or being reaped: whoever closes it last, or the other reaper, will do it. What `commit`
-/// says; then the file stays as it was.
+/// says; if it said so at first the file stays as it was, else its pages are nobody's until a restart.
 pub async fn reap(
     regions: &Regions,
     ino: InodeNo,
-    commit: impl FnOnce() -> Result<(), Status>,
+    mut commit: impl FnMut() -> Result<bool, Status>,
 ) -> Result<u64, Status> {
     let file = regions.begin_reap(ino)?;
     let removed = {
         // Whoever began before the mark gets done first.
         let _alone = file.order.write().await;
         let _settled = file.settle.lock().await;
-        if let Err(status) = commit() {
-            regions.end_reap(ino, false);
-            return Err(status);
+        let mut begun = false;
+        loop {
+            match commit() {
+                Ok(true) => begun = true,
+                Ok(false) => break,
+                Err(status) => {
+                    // Of one that has lost a part nobody may see the rest.
+                    if begun {
+                        regions.close_contents(ino);
+                    }
+                    regions.end_reap(ino, false);
+                    return Err(status);
+                }
+            }
+            futures_lite::future::yield_now().await;
         }
         file.dirty.lock().clear();
         file.change_layout(regions.file_table(), &regions.generations, |state| {

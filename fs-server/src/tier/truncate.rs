@@ -6,16 +6,32 @@
 //! changes, clients see a new generation, and the pages leave. The durable length never grows past what is on SSD:
 //! growth over bytes that are not there yet becomes durable with the next write-back.
 //!
+//! # A cut in steps
+//! A file in very many pieces loses them in several batches, the last pages first, so that nobody else waits for one
+//! file. The first is the caller's: the length is durable with it, with whatever says that the request was done, and with a record
+//! that a cut has begun (`Cut`). From then on nobody sees the rest, whose pages stay the file's until the batch that takes
+//! them away. The file's locks are held throughout, so nothing is written behind the new end before the last step.
+//!
+//! | the server dies | the next one |
+//! | --- | --- |
+//! | before the first batch | knows nothing of it; the client asks again |
+//! | between two | finishes the cut when it opens the metadata, before anybody is served; the request is known to be done |
+//! | after the last | has nothing to do |
+//!
 //! # Failure
-//! If `commit` fails nothing was changed.
+//! If `commit` fails nothing was changed. If a later step does, or nobody waits for it any more, nobody may change the file's
+//! contents until the next start has finished the cut: it would take away what was written behind the end.
 
 use super::detach::{detach, end_is_inside_bytes};
+use super::steps::{self, Steps};
 use super::write::zero_tail;
 use super::write_back::write_back;
 use crate::log::Change;
 use crate::pool::disk::Disk;
 use crate::region::range_table::MAX_FILE_PAGES;
-use crate::region::{Covers, DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId};
+use crate::region::{
+    Covers, CutStep, DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId,
+};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
@@ -81,12 +97,13 @@ pub async fn truncate_for(
     } else {
         durable_size
     };
-    let cuts = shrinks && file.state().table.pieces_in(end_page, MAX_FILE_PAGES).next().is_some();
-    let ranges = if cuts {
-        vec![RangeUpdate { first: FilePage(end_page), end: FilePage(MAX_FILE_PAGES), extents: Vec::new() }]
-    } else {
-        Vec::new()
-    };
+    let steps =
+        if shrinks { Steps::of(&file.state().table, end_page, MAX_FILE_PAGES) } else { Steps::default() };
+    let cuts = !steps.is_empty();
+    let mut steps = steps.last_first();
+    let first_step = steps.next();
+    let ranges: Vec<RangeUpdate> = first_step.iter().map(steps::Step::removal).collect();
+    let step_mark = if steps.len() > 0 { CutStep::From(FilePage(end_page)) } else { CutStep::Unchanged };
     if let Some(ticket) = &ticket {
         // A file that is not cut keeps what is reserved behind its end. Doing it again must not take that away.
         let stays = Change::Write { offset: new_size, bytes: &[], ends: Some(new_size) };
@@ -96,10 +113,16 @@ pub async fn truncate_for(
     }
     // What makes a file longer takes nobody's bytes.
     let covers = if shrinks { Covers::Cut { all } } else { Covers::Nothing };
-    let cut = commit(DataCommit { covers, ..DataCommit::of_ranges(file.ino(), ranges, new_durable) })?;
+    let cut = commit(DataCommit {
+        covers,
+        cut: step_mark,
+        ..DataCommit::of_ranges(file.ino(), ranges, new_durable)
+    })?;
 
-    let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
-        let removed = if cuts { state.table.remove(end_page, MAX_FILE_PAGES) } else { Vec::new() };
+    file.change_layout(regions.file_table(), &regions.generations, |state| {
+        if cuts {
+            state.table.remove(end_page, MAX_FILE_PAGES);
+        }
         state.size = new_size;
         state.durable_size = new_durable;
         state.uncommitted |= new_durable != new_size;
@@ -115,12 +138,15 @@ pub async fn truncate_for(
         if shrinks {
             state.tail_is_zero = !end_is_inside_bytes(state, new_size);
         }
-        removed
     });
     if cuts {
         file.dirty.lock().split_off(&FilePage(end_page));
     }
-    detach(regions, &removed).await;
+    if let Some(step) = first_step {
+        let under_way = CutUnderWay { regions, file, is_done: steps.len() == 0 };
+        detach(regions, &step.pieces).await;
+        cut_the_rest(under_way, steps, new_durable).await?;
+    }
     if !file.is_clean() {
         regions.list_dirty(file);
     }
@@ -129,4 +155,39 @@ pub async fn truncate_for(
         file.ino(),
         NoteData { size: Some(new_size), allocated_pages: Some(pages), modified: false },
     )
+}
+
+/// A cut of which a step was committed, and not the last.
+struct CutUnderWay<'a> {
+    regions: &'a Regions,
+    file: &'a Arc<FileRegion>,
+    is_done: bool,
+}
+
+impl Drop for CutUnderWay<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let ino = self.file.ino();
+            tracing::error!(%ino, "the cut of a file could not be finished: its contents are closed until the server restarts");
+            self.regions.close_contents(ino);
+        }
+    }
+}
+
+async fn cut_the_rest(
+    mut under_way: CutUnderWay<'_>,
+    mut steps: impl ExactSizeIterator<Item = steps::Step>,
+    durable_size: u64,
+) -> Result<(), Status> {
+    let (regions, ino) = (under_way.regions, under_way.file.ino());
+    while let Some(step) = steps.next() {
+        futures_lite::future::yield_now().await;
+        let is_last = steps.len() == 0;
+        let cut = if is_last { CutStep::Done } else { CutStep::Unchanged };
+        let commit = DataCommit { cut, ..DataCommit::of_ranges(ino, vec![step.removal()], durable_size) };
+        regions.meta.commit_data(&[commit])?;
+        under_way.is_done = is_last;
+        detach(regions, &step.pieces).await;
+    }
+    Ok(())
 }

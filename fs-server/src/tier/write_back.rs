@@ -17,7 +17,9 @@
 
 use crate::pool::disk::{Disk, LocalFuture};
 use crate::region::range_table::{Piece, PieceState, RangeTable};
-use crate::region::{Covers, DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions};
+use crate::region::{
+    Covers, CutStep, DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions,
+};
 use cuttlefs_common::ids::{FilePage, PoolPage};
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
@@ -68,7 +70,14 @@ impl<'a> Taken<'a> {
             let done = std::mem::take(&mut state.done).into_values().collect();
             let restored = std::mem::take(&mut state.restored);
             let covers = Covers::Changes { until: state.contents, restored };
-            let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done, covers };
+            let commit = DataCommit {
+                ino: file.ino(),
+                ranges,
+                size: state.size,
+                done,
+                covers,
+                cut: CutStep::Unchanged,
+            };
             Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
         })?;
         let dirty = std::mem::take(&mut *file.dirty.lock());

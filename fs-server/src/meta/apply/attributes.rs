@@ -12,12 +12,14 @@ use super::super::written::Cut;
 use super::{acl, data, marks, privileges, touch_inode};
 use cuttlefs_common::attr::{CAPABILITY_XATTR, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
-use cuttlefs_common::rpc::{XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrMode};
+use cuttlefs_common::rpc::{XATTR_LIST_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrMode};
 use cuttlefs_common::status::Status;
 
 const MODE: u16 = 0o7777;
 /// Pieces of the largest value.
 const XATTR_PIECES_MAX: usize = XATTR_VALUE_MAX.div_ceil(XATTR_PIECE_BYTES);
+/// So many attributes have a list that is short enough, whatever their names.
+const XATTRS_WITH_ANY_NAMES: u32 = (XATTR_LIST_MAX / (XATTR_NAME_MAX + 1)) as u32;
 // A piece's number is one byte of its key.
 const _: () = assert!(XATTR_PIECES_MAX <= u8::MAX as usize + 1);
 
@@ -62,6 +64,9 @@ pub(super) fn set_attr(
         acl::follow_mode(draft, ino, &mut record)?;
     }
     draft.put_inode(ino, record);
+    if let Some(commit) = commit {
+        data::note_cut(draft, commit);
+    }
     outcome.attr = Some(record.attr(ino));
     Ok(outcome)
 }
@@ -182,6 +187,13 @@ pub(super) fn put_xattr(
     if old.is_empty() {
         if record.xattrs >= XATTRS_PER_INODE_MAX {
             return Err(Status::NoSpace.into());
+        }
+        if record.xattrs >= XATTRS_WITH_ANY_NAMES {
+            let mut list_bytes = name.len() + 1;
+            draft.view.xattr_names(ino, &mut |name| list_bytes += name.len() + 1)?;
+            if list_bytes > XATTR_LIST_MAX {
+                return Err(Status::NoSpace.into());
+            }
         }
         record.xattrs += 1;
     }

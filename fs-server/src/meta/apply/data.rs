@@ -4,10 +4,10 @@ use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::key;
 use super::super::operation::{
-    ApplyContext, Covers, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS,
+    ApplyContext, Covers, CutStep, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS,
     RangeUpdate,
 };
-use super::super::record::{self, BytesRecord, InodeRecord, SlotRecord};
+use super::super::record::{self, BytesRecord, CounterRecord, InodeRecord, SlotRecord};
 use super::super::store::Direction;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE};
@@ -33,6 +33,15 @@ pub(super) fn edit_ranges(
         .map_err(|_| MetaError::Inconsistent { what: "fewer pages allocated than extents hold", ino: ino.0 })
 }
 
+/// Notes how far a cut in steps has come.
+pub(super) fn note_cut(draft: &mut Draft<'_>, commit: &DataCommit) {
+    match commit.cut {
+        CutStep::Unchanged => {}
+        CutStep::From(page) => draft.batch.put(key::cut(commit.ino), record::encode(&CounterRecord(page.0))),
+        CutStep::Done => draft.batch.remove(key::cut(commit.ino)),
+    }
+}
+
 pub(super) fn commit_data(
     draft: &mut Draft<'_>,
     commits: &[DataCommit],
@@ -54,6 +63,7 @@ pub(super) fn commit_data(
         }
         record.allocated_pages = edit_ranges(draft, commit.ino, record.allocated_pages, &commit.ranges)?;
         record.size = commit.size;
+        note_cut(draft, commit);
         if let Some(stamp) = stamp {
             (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
         }

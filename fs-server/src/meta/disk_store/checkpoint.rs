@@ -18,6 +18,7 @@ use super::summed_file::SummedFile;
 use super::tally::Tally;
 use crate::meta::record;
 use crate::meta::store::StoreError;
+use cuttlefs_common::panic_ends;
 use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
 use std::fs::File;
 use std::path::Path;
@@ -72,7 +73,10 @@ impl Checkpoint {
         let file = SummedFile::new(file, space).map_err(backend)?;
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes as usize);
-        let database = builder.create_with_backend(file).map_err(|e| failed("open", e))?;
+        // What it recovers from may be damaged in a way that its blocks' sums do not show.
+        let opened = panic_ends::survive(|| builder.create_with_backend(file));
+        let damaged = |_| redb::Error::Corrupted("meta/records; restore the pool from a copy".to_owned());
+        let database = opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))?;
         Ok(Self { database })
     }
 

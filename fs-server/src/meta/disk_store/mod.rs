@@ -37,8 +37,10 @@ mod space;
 mod summed_file;
 mod tail;
 mod tally;
+#[cfg(test)]
+mod tests;
 
-use super::store::{Batch, Direction, Store, StoreError, Visitor};
+use super::store::{Batch, Direction, Store, StoreError, StoreFigures, Visitor};
 use checkpoint::{Checkpoint, Snapshot};
 use flushed::Flushed;
 use overlay::{Layers, Overlay};
@@ -107,6 +109,7 @@ struct Shared {
     flushed: Flushed,
     space: Arc<Space>,
     checkpoint_bytes: u64,
+    cache_bytes: u64,
     /// Number of the last batch, and of the last that survives a power loss. Only ever raised; release and acquire, so
     /// that who has seen its batch committed sees it here.
     committed: AtomicU64,
@@ -154,6 +157,7 @@ impl DiskStore {
             flushed: Flushed::open(path).map_err(opened)?,
             space,
             checkpoint_bytes: options.checkpoint_bytes,
+            cache_bytes: options.cache_bytes,
             path: path.to_path_buf(),
             committed: AtomicU64::new(applied),
             persistent: AtomicU64::new(applied),
@@ -413,6 +417,21 @@ impl Store for DiskStore {
 
     fn room_bytes(&self) -> u64 {
         self.shared.room_bytes()
+    }
+
+    fn figures(&self) -> StoreFigures {
+        let shared = &self.shared;
+        let layers = shared.layers();
+        let (reserve_bound, reserve) = shared.space.reserve_bytes();
+        StoreFigures {
+            disk: shared.tree_bytes() + shared.last.lock().tail.len_bytes(),
+            room: shared.room_bytes(),
+            reserve,
+            reserve_bound,
+            since_checkpoint: layers.active.bytes() + layers.frozen.map_or(0, |frozen| frozen.bytes()),
+            since_checkpoint_bound: shared.overlay_bounds().1,
+            cache_bound: shared.cache_bytes,
+        }
     }
 
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {

@@ -49,6 +49,9 @@ pub struct Space {
     wanted_bytes: u64,
     known: Mutex<Known>,
     closing: AtomicBool,
+    /// A test's disk is full.
+    #[cfg(test)]
+    full: AtomicBool,
     /// Something waits for space that even the reserve did not give. Relaxed: only looked at.
     stuck: AtomicBool,
     closed: Condvar,
@@ -88,6 +91,8 @@ impl Space {
             wanted_bytes: most_bytes.min(all / RESERVE_PART),
             known: Mutex::new(Known { looked: None, free_bytes: free, held_bytes }),
             closing: AtomicBool::new(false),
+            #[cfg(test)]
+            full: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             closed: Condvar::new(),
             closed_lock: Mutex::new(()),
@@ -154,6 +159,10 @@ impl Space {
     /// # Errors
     /// [`io::Error`]; `StorageFull` if the reserve is gone, too. A part may be written.
     pub fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        #[cfg(test)]
+        if self.full.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         match file.write_all_at(bytes, at) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull && self.release() => {
                 file.write_all_at(bytes, at)
@@ -174,6 +183,12 @@ impl Space {
         #[cfg(test)]
         self.observer.get().inspect(|observer| observer(name, true));
         synced
+    }
+
+    /// Makes the disk full, or no longer.
+    #[cfg(test)]
+    pub fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::Release);
     }
 
     /// Who is told of syncs.

@@ -354,7 +354,7 @@ fn extended_attributes_of_any_size() {
     set("user.a", b"1", XattrMode::Create).expect("set");
     assert!(world.attr(file).ctime > before.ctime && world.attr(file).mtime == before.mtime);
     assert_eq!(set("user.a", b"2", XattrMode::Create), Err(Status::Exists));
-    for len in [0, 1, 4095, 4096, 4097, 8192, 61_440, 100] {
+    for len in [0, 1, 4095, 4096, 4097, 8192, 65_536, 100] {
         let value: Vec<u8> = (0..len).map(|index| index as u8).collect();
         set("user.a", &value, XattrMode::Any).expect("set");
         set("user.ab", b"neighbour", XattrMode::Any).expect("set");
@@ -362,7 +362,7 @@ fn extended_attributes_of_any_size() {
         assert_eq!(world.meta.xattr(file, b"user.ab"), Ok(b"neighbour".to_vec()));
         world.assert_sound();
     }
-    assert_eq!(set("user.a", &vec![0; 61_441], XattrMode::Any), Err(Status::ValueTooLarge));
+    assert_eq!(set("user.a", &vec![0; 65_537], XattrMode::Any), Err(Status::ValueTooLarge));
     assert_eq!(set("", b"", XattrMode::Any), Err(Status::Invalid));
     assert_eq!(world.meta.xattr_names(file), Ok(b"user.a\0user.ab\0".to_vec()));
     let remove = |name: &'static [u8]| world.run(&Operation::RemoveXattr { ino: file, name });
@@ -373,6 +373,18 @@ fn extended_attributes_of_any_size() {
         set(&format!("user.many{index}"), b"", XattrMode::Any).expect("set");
     }
     assert_eq!(set("user.more", b"", XattrMode::Any), Err(Status::NoSpace));
+    // Or as many as their list has room for: 64 KiB, as on Linux.
+    let long = world.file(ROOT, "long");
+    let set = |index: usize| {
+        let name = format!("user.{index:0250}");
+        let set =
+            Operation::SetXattr { ino: long, name: name.as_bytes(), value: &[7; 5000], mode: XattrMode::Any };
+        world.run(&set).map(drop)
+    };
+    (0..256).for_each(|index| set(index).expect("set"));
+    assert_eq!(world.meta.xattr_names(long).map(|names| names.len()), Ok(64 * 1024));
+    assert_eq!(set(256), Err(Status::NoSpace));
+    set(255).expect("one that is there is changed");
     world.unlink(ROOT, "file").expect("unlink");
     world.assert_sound();
 }

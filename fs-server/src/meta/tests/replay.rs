@@ -1,8 +1,8 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, Covers, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore, Operation,
-    Placed, RangeUpdate, RequestId, Store, View, apply, key,
+    ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore,
+    Operation, Placed, RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
@@ -59,6 +59,7 @@ fn operations_survive_the_log() {
             request: RequestId { client: ClientId(9), slot: SlotIndex(2), seq: 1 },
             placed: Placed { offset: 29_000, len: 1000 },
         }],
+        cut: CutStep::Unchanged,
     };
     let gone = RangeUpdate { first: FilePage(2), end: FilePage(9), extents: vec![] };
     let cut = DataCommit::of_ranges(file, vec![gone], 5000);

@@ -134,5 +134,6 @@ pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
         // Pages in quarantine are nobody's; they come back with the next flush.
         free_pages: figures.free - figures.withheld + figures.quarantined,
         inodes: server.meta.inode_count(),
+        free_inodes: server.meta.room_inodes(),
     }))
 }

@@ -90,6 +90,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let scrub = *server.scrub.lock();
     let locks = server.locks.figures();
     let nic = server.device.figures();
+    let metadata = server.meta.store_figures();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
@@ -199,6 +200,15 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "waiting_for_write_back": region.dirty_files,
             "inodes": server.meta.inode_count(),
             "kept_for_requests": server.sessions.kept_count(),
+        },
+        "metadata": {
+            "disk_bytes": metadata.disk,
+            "room_bytes": metadata.room,
+            "reserve_bytes": metadata.reserve,
+            "reserve_bound": metadata.reserve_bound,
+            "since_checkpoint_bytes": metadata.since_checkpoint,
+            "since_checkpoint_bound": metadata.since_checkpoint_bound,
+            "cache_bound": metadata.cache_bound,
         },
         "memory": {
             "bounce_bytes": server.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,

@@ -140,7 +140,7 @@ impl World {
                 }
             }
             drop(file);
-            block_on(reap(regions, InodeNo(ino), || self.storage.meta.remove(InodeNo(ino)).map(|_| ())))
+            block_on(reap(regions, InodeNo(ino), || self.storage.meta.remove(InodeNo(ino)).map(|_| false)))
                 .expect("reaped");
         }
     }

@@ -199,7 +199,7 @@ impl World {
                     Expect { ino: self.next_ino, sizes: [0].into(), ..Expect::default() };
                 storage.meta.create(InodeNo(self.next_ino));
                 self.next_ino += 1;
-                let commit = || storage.meta.remove(number).map(|_| ());
+                let commit = || storage.meta.remove(number).map(|_| false);
                 match drive(storage, reap(regions, number, commit), steps) {
                     None => return false,
                     Some(freed) => freed.expect("reaped"),

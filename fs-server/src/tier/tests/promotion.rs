@@ -164,7 +164,7 @@ fn pages_that_leave_their_file_leave_their_heat() {
     promote(&storage, 1);
     assert_eq!((heat(0..4), heat(12..16)), (vec![0; 4], vec![0; 4]));
     drop(file);
-    block_on(reap(&storage.regions, InodeNo(1), || storage.meta.remove(InodeNo(1)).map(|_| ())))
+    block_on(reap(&storage.regions, InodeNo(1), || storage.meta.remove(InodeNo(1)).map(|_| false)))
         .expect("reaps");
     assert_eq!(heat(0..16), [0; 16]);
     promote(&storage, 1);

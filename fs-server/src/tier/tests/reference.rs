@@ -279,8 +279,9 @@ impl World {
             }
             Op::Replace { ino } => {
                 let pages = self.model[&ino].pages.len() as u64;
-                let freed =
-                    block_on(reap(regions, InodeNo(ino), || storage.meta.remove(InodeNo(ino)).map(|_| ())));
+                let freed = block_on(reap(regions, InodeNo(ino), || {
+                    storage.meta.remove(InodeNo(ino)).map(|_| false)
+                }));
                 assert_eq!(freed, Ok(pages));
                 storage.meta.create(InodeNo(ino));
                 self.model.insert(ino, Model::default());

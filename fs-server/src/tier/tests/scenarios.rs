@@ -298,7 +298,7 @@ fn an_open_file_is_not_reaped_and_a_reaped_one_is_stale() {
     put(&storage, 1, 0, 3 * PAGE_SIZE).expect("writes");
     let regions = &*storage.regions;
     let opened = regions.open(RegionOwner(1), INO, Rights { read: true, write: true }).expect("opens");
-    let gone = || storage.meta.remove(INO).map(|_| ());
+    let gone = || storage.meta.remove(INO).map(|_| false);
     assert_eq!(block_on(reap(regions, INO, gone)), Err(Status::Busy));
     assert!(regions.close(RegionOwner(1), opened.filekey).expect("closes").last);
     assert_eq!(block_on(reap(regions, INO, gone)), Ok(3));

@@ -1,0 +1,108 @@
+//! Overlays and checkpoints under way, and a disk that is full.
+
+use super::*;
+use std::collections::BTreeMap;
+
+fn opened(path: &Path, checkpoint_bytes: u64) -> DiskStore {
+    let options = DiskOptions { cache_bytes: 1 << 20, reserve_bytes: 0, checkpoint_bytes };
+    DiskStore::open(path, options).expect("open")
+}
+
+fn put(store: &DiskStore, number: u32) -> Result<(), StoreError> {
+    let mut batch = Batch::default();
+    batch.put(format!("Z{number:06}").into_bytes(), vec![number as u8; 300]);
+    if number >= 50 {
+        batch.remove(format!("Z{:06}", number - 50).into_bytes());
+    }
+    store.commit(batch)
+}
+
+fn all(store: &DiskStore, direction: Direction) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut found = Vec::new();
+    let visit: Visitor<'_> = &mut |key, value| {
+        found.push((key.to_vec(), value.to_vec()));
+        true
+    };
+    store.scan(b"Z", b"[", direction, visit).expect("scan");
+    found
+}
+
+fn expected(last: u32) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let first = (last + 1).saturating_sub(50);
+    (first..=last).map(|number| (format!("Z{number:06}").into_bytes(), vec![number as u8; 300])).collect()
+}
+
+#[test]
+fn layers_are_one_store_while_checkpoints_go_on() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = opened(&path, 8 << 10);
+    for number in 0..3000 {
+        put(&store, number).expect("commits");
+        if number % 100 == 99 {
+            let forward = all(&store, Direction::Forward);
+            assert_eq!(forward, expected(number));
+            let mut reverse = all(&store, Direction::Reverse);
+            reverse.reverse();
+            assert_eq!(reverse, forward);
+            assert_eq!(store.count(b'Z').expect("count"), 50);
+        }
+    }
+    assert!(store.shared.layers().base.applied > 1000, "checkpoints were made");
+    drop(store);
+    let store = opened(&path, 8 << 10);
+    assert_eq!(all(&store, Direction::Forward), expected(2999));
+    assert_eq!(store.count(b'Z').expect("count"), 50);
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_harms_nothing() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = opened(&path, 8 << 10);
+    (0..500).for_each(|number| put(&store, number).expect("commits"));
+    store.flush().expect("flushes");
+    store.shared.space.set_full(true);
+    for _ in 0..3 {
+        assert!(matches!(put(&store, 500), Err(StoreError::Full)), "the log has no space");
+    }
+    store.flush().expect("what was committed is durable");
+    assert_eq!(all(&store, Direction::Forward), expected(499));
+    store.shared.space.set_full(false);
+    (500..1000).for_each(|number| put(&store, number).expect("commits"));
+    assert_eq!(all(&store, Direction::Forward), expected(999));
+    drop(store);
+    assert_eq!(all(&opened(&path, 8 << 10), Direction::Forward), expected(999));
+}
+
+#[test]
+fn a_checkpoint_waits_for_space_and_readers_do_not() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = opened(&path, u64::MAX);
+    (0..500).for_each(|number| put(&store, number).expect("commits"));
+    let shared = store.shared.clone();
+    let (frozen, base, batch) = {
+        let mut last = shared.last.lock();
+        let mut layers = shared.layers.write();
+        let frozen = std::mem::take(&mut layers.active);
+        layers.frozen = Some(frozen.clone());
+        last.tail.turn();
+        (frozen, layers.base.clone(), last.batch)
+    };
+    shared.space.set_full(true);
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| shared.make_checkpoint(&frozen, &base, batch));
+        while !shared.space.is_stuck() {
+            std::thread::yield_now();
+        }
+        assert_eq!(all(&store, Direction::Forward), expected(499));
+        shared.space.set_full(false);
+        checkpoint.join().expect("no panic").expect("it is written in the end");
+    });
+    let found: BTreeMap<_, _> = all(&store, Direction::Forward).into_iter().collect();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected(499));
+    assert!(store.shared.layers().base.applied == batch && store.shared.layers().frozen.is_none());
+    drop(store);
+    assert_eq!(all(&opened(&path, 8 << 10), Direction::Forward), expected(499));
+}
