@@ -1,4 +1,5 @@
-//! How fast metadata is on a disk: creates, lookups, listings, data commits, unlinks, flushes.
+//! How fast metadata is on a disk: creates, lookups, listings, data commits, a start, unlinks, flushes; and how large, in memory
+//! and on the disk.
 //!
 //! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY]`
 //! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
@@ -35,6 +36,20 @@ fn timed<T>(
     let value = run()?;
     report(what, count, start.elapsed());
     Ok(value)
+}
+
+/// What there is in memory and on the disk, and an inode's part of it.
+fn footprint(what: &str, files: usize, store: &dyn Store) -> Result<(), Box<dyn Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let of = |name| status.lines().find(|line| line.starts_with(name)).unwrap_or("").replace('\t', " ");
+    let disk = store.size_on_disk_bytes()?;
+    println!(
+        "{what:<28} {} {}; on disk {disk} bytes, {} an inode",
+        of("VmRSS"),
+        of("VmHWM"),
+        disk / files as u64
+    );
+    Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -128,6 +143,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     })?;
+    meta.flush()?;
+    footprint("with all files", files, &*store)?;
+    drop((meta, store));
+    let (store, meta) = timed("start", 1, || {
+        let store = Arc::new(DiskStore::open(&directory.path().join("meta"), DiskOptions::default())?);
+        let meta = Meta::open(store.clone(), Arc::new(SystemClock::new()))?;
+        Ok((store, meta))
+    })?;
+    timed("extents looked at by a start", files, || Ok(meta.all_extents(&mut |_, _| {})?))?;
+    footprint("after that start", files, &*store)?;
     timed("flush of one create", 100, || {
         for index in 0..100 {
             let name = format!("flushed-{index}");
@@ -175,9 +200,5 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     })?;
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let resident = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or("");
-    println!("{:<28} {resident}", "most memory resident");
-    println!("{:<28} {:>10} bytes", "on disk at the end", store.size_on_disk_bytes()?);
-    Ok(())
+    footprint("without them", files, &*store)
 }

@@ -4,7 +4,7 @@ use super::background::Reporter;
 use super::connect::Backend;
 use super::process::ProcessId;
 use super::run_state;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::size::ByteSize;
 use std::fs::OpenOptions;
@@ -16,12 +16,14 @@ use std::time::{Duration, Instant};
 
 /// What makes a directory a pool.
 const POOL_FILE: &str = "cuttlefs.toml";
-/// How long a server may take to answer: recovery of a large pool included.
-const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long somebody else may answer where this server is to listen.
+const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a server may take to write back and end.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// After so long people are told what is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// And again after each further one of these.
+const TOLD_AGAIN: Duration = Duration::from_secs(15);
 /// Pause between questions to a server that does not answer yet.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes of a log shown with an error.
@@ -117,28 +119,29 @@ impl ServerProcess {
         }
     }
 
+    /// As long as its process is there: how long recovery of a pool takes is for the pool to say, and who stops a server in the
+    /// midst of it has to wait for all of it again. Ctrl-C ends it.
     fn wait_until_it_answers(&mut self, backend: &dyn Backend, reporter: &Reporter) -> anyhow::Result<()> {
         let started = Instant::now();
-        let mut told = false;
+        let mut tell_at = PATIENCE;
         loop {
-            let refusal = match backend.server_status(&self.endpoint, None) {
+            match backend.server_status(&self.endpoint, None) {
                 Ok(status) if pid_in(&status).is_none_or(|pid| pid == i64::from(self.id.pid)) => {
                     return Ok(());
                 }
-                Ok(_) => anyhow!("another cuttlefsd answers at {}", self.endpoint),
-                Err(error) => error,
-            };
+                Ok(_) if started.elapsed() > OTHERS_LIMIT => {
+                    let tail = tail_text(&self.log, self.log_start);
+                    bail!("another cuttlefsd answers at {}{tail}", self.endpoint);
+                }
+                _ => {}
+            }
             if let Some(status) = self.child.try_wait().context("cannot wait for cuttlefsd")? {
                 bail!("cuttlefsd ended while it started ({status}){}", tail_text(&self.log, self.log_start));
             }
-            if started.elapsed() > START_LIMIT {
-                let limit = START_LIMIT.as_secs();
-                let tail = tail_text(&self.log, self.log_start);
-                return Err(refusal.context(format!("cuttlefsd does not answer after {limit} s{tail}")));
-            }
-            if !told && started.elapsed() > PATIENCE {
-                told = true;
-                reporter.progress(&format!("cuttlefsd is starting; its log is {}", self.log.display()));
+            if started.elapsed() > tell_at {
+                tell_at += TOLD_AGAIN;
+                let (seconds, log) = (started.elapsed().as_secs(), self.log.display());
+                reporter.progress(&format!("cuttlefsd has been starting for {seconds} s; its log is {log}"));
             }
             std::thread::sleep(ASK_AGAIN);
         }

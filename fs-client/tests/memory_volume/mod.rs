@@ -377,7 +377,8 @@ impl Volume for MemoryVolume {
     fn stat_fs(&self, _caller: &Caller) -> Result<Space, FsError> {
         let state = self.enter("stat_fs");
         let free_pages = POOL_PAGES - state.tree.pages();
-        Ok(Space { pool_pages: POOL_PAGES, free_pages, inodes: state.tree.len() as u64 })
+        let inodes = state.tree.len() as u64;
+        Ok(Space { pool_pages: POOL_PAGES, free_pages, inodes, free_inodes: free_pages })
     }
 
     fn get_xattr(&self, _caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError> {

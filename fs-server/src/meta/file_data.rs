@@ -146,14 +146,15 @@ impl Meta {
             while more {
                 let mut writer = self.writer.lock();
                 let Some(inode) = self.stored().inode(ino)? else { break };
-                // The extent that reaches over the page is among them if it is the last.
                 let (mut first, mut count) = (FilePage(from), 0);
                 self.stored().extents(ino, FilePage(from), MAX_PAGE, Direction::Reverse, &mut |extent| {
-                    first = extent.file_page.max(FilePage(from));
+                    first = extent.file_page;
                     count += 1;
                     count < REAP_BATCH_EXTENTS
                 })?;
                 more = count == REAP_BATCH_EXTENTS;
+                // The last step also cuts the extent that reaches over the page.
+                let first = if more { first } else { FilePage(from) };
                 let range = RangeUpdate { first, end: MAX_PAGE, extents: Vec::new() };
                 let cut = if more { CutStep::Unchanged } else { CutStep::Done };
                 let commit = DataCommit { cut, ..DataCommit::of_ranges(ino, vec![range], inode.size) };

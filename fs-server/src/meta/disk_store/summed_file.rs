@@ -288,9 +288,9 @@ impl StorageBackend for SummedFile {
         match (offset.is_multiple_of(BLOCK), end.is_multiple_of(BLOCK)) {
             (true, true) if offset > 0 => self.write_blocks(offset / BLOCK, data),
             // The header. Its block is never a hole, so that it needs no space.
-            _ if end <= BLOCK => self.space.write_all_at(&self.file, data, place(0) + offset),
+            _ if end <= BLOCK => self.file.write_all_at(data, place(0) + offset),
             (true, true) => {
-                self.space.write_all_at(&self.file, &data[..BLOCK_BYTES], place(0))?;
+                self.file.write_all_at(&data[..BLOCK_BYTES], place(0))?;
                 self.write_blocks(1, &data[BLOCK_BYTES..])
             }
             _ => Err(invalid("a write of parts of blocks")),

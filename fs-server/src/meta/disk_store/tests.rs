@@ -103,6 +103,6 @@ fn a_checkpoint_waits_for_space_and_readers_do_not() {
     let found: BTreeMap<_, _> = all(&store, Direction::Forward).into_iter().collect();
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected(499));
     assert!(store.shared.layers().base.applied == batch && store.shared.layers().frozen.is_none());
-    drop(store);
+    drop((store, shared, base, frozen));
     assert_eq!(all(&opened(&path, 8 << 10), Direction::Forward), expected(499));
 }
