@@ -10,7 +10,7 @@ use cuttlefs_client::file::volume::{Caller, Handle, OpenHow, Volume};
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rpc::durable::{CONNECTIONS_MAX, Kind};
+use cuttlefs_common::rpc::durable::{CONNECTIONS_OF_PEER, Kind};
 use cuttlefs_common::rpc::{NewNode, RenameMode};
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -117,7 +117,7 @@ fn who_lost_a_rings_place_writes_the_ordinary_way() {
         (0..20).for_each(|part| write(1000 + part));
         let since = Instant::now();
         rings.cut();
-        while others.taken.len() < CONNECTIONS_MAX {
+        while others.taken.len() < CONNECTIONS_OF_PEER {
             others.take_all();
             assert!(since.elapsed() < PATIENCE, "the server keeps the broken ring's place");
         }

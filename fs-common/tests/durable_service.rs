@@ -5,8 +5,8 @@ use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{ConnectOptions, Device as _, Endpoint, PeerIdentity, QpConfig, QpState};
 use cuttlefs_common::rpc::durable::{
-    CONNECTIONS_MAX, Executed, Kind, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
-    SenderIdentity, Service, ServiceFuture, Settings, Wants, Work,
+    CONNECTIONS_MAX, CONNECTIONS_OF_PEER, Executed, Kind, Receiver, ReceiverOptions, Request, RingStore,
+    Sender, SenderError, SenderIdentity, Service, ServiceFuture, Settings, Wants, Work,
 };
 use std::future::ready;
 use std::path::PathBuf;
@@ -326,7 +326,7 @@ fn who_says_nothing_keeps_no_place() {
         {
             mute.push(qp);
         }
-        assert!(mute.len() >= CONNECTIONS_MAX, "{} places", mute.len());
+        assert!(mute.len() >= CONNECTIONS_OF_PEER, "{} places", mute.len());
         let mut sender = None;
         wait_until("a place for who speaks", || {
             sender = running.connect(link, Kind::WFlush).ok();

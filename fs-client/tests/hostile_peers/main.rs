@@ -38,7 +38,6 @@ struct Site {
     running: Option<RunningServer>,
     client: Option<RemoteVolume>,
     /// A file that anybody may open, of 1 MiB.
-    ino: InodeNo,
     handle: cuttlefs_client::file::volume::Handle,
     /// What is there before anybody hostile has come.
     before: Left,
@@ -66,6 +65,9 @@ impl Left {
     }
 }
 
+/// The file that everybody may write.
+const FILE: &[u8] = b"file";
+
 impl Site {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("directory");
@@ -85,21 +87,14 @@ impl Site {
         let running = serving::serve(&dir, with).expect("start");
         let client = serving::connect(&own, "honest", 4, false);
         let (attr, file) =
-            client.create(&CALLER, InodeNo::ROOT, b"file", 0o666, true, READ_WRITE).expect("create");
+            client.create(&CALLER, InodeNo::ROOT, FILE, 0o666, true, READ_WRITE).expect("create");
         client
             .set_attr(&CALLER, attr.ino, SetAttr { mode: Some(0o666), ..SetAttr::default() })
             .expect("mode");
         assert_eq!(client.write(&CALLER, file.handle, 0, &vec![7; MIB]), Ok(MIB as u32));
         // All its lanes are there from here on.
         let before = Left::of(&running);
-        Self {
-            directory,
-            running: Some(running),
-            client: Some(client),
-            ino: attr.ino,
-            handle: file.handle,
-            before,
-        }
+        Self { directory, running: Some(running), client: Some(client), handle: file.handle, before }
     }
 
     fn running(&self) -> &RunningServer {
@@ -250,7 +245,7 @@ fn a_connection_that_ended_leaves_nothing() {
 #[test]
 fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
     let site = Site::new();
-    let filekey = Peer::attached(&site.unix(), 1).open(site.ino);
+    let filekey = Peer::attached(&site.unix(), 1).open(FILE);
     for round in 0..150u64 {
         let mut peer = Peer::attached(&site.unix(), 1);
         let slot = 1 + (round % 60) as u16;
@@ -259,7 +254,7 @@ fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
     }
     for round in 0..50 {
         let mut peer = Peer::attached(&site.unix(), 100 + round);
-        let filekey = peer.open(site.ino);
+        let filekey = peer.open(FILE);
         peer.send(1, 1, &pulled_write(filekey));
         if round % 2 == 0 {
             peer.frame();
@@ -277,7 +272,7 @@ fn a_peer_that_answers_no_transfer_stops_nobody() {
     let mut mute: Vec<Peer> = (0..4 * BUFFERS_OF_PEER as u128)
         .map(|number| {
             let mut peer = Peer::attached(&site.unix(), 10 + number);
-            let filekey = peer.open(site.ino);
+            let filekey = peer.open(FILE);
             peer.send(1, 1, &pulled_write(filekey));
             peer
         })

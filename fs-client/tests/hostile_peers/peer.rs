@@ -25,6 +25,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Peer {
     stream: UnixStream,
     sequence: u64,
+    /// The directory that its session sees as root.
+    root: Option<InodeNo>,
 }
 
 /// Connects as a stranger: credentials are those of the thread that connects.
@@ -45,7 +47,7 @@ fn stream(path: &Path) -> UnixStream {
 impl Peer {
     /// Connected, and nothing said.
     pub fn silent(path: &Path) -> Self {
-        Self { stream: stream(path), sequence: 0 }
+        Self { stream: stream(path), sequence: 0, root: None }
     }
 
     /// Connected, and welcomed; `None` if it was refused.
@@ -69,12 +71,22 @@ impl Peer {
             0,
             &Request::Attach { secret: SessionSecret(client.to_le_bytes()), label, subtree: b"" },
         );
-        self.answer().expect("an answer").0.result
+        let (header, body) = self.answer().expect("an answer");
+        if let Ok(Reply::Attached(attached)) = Reply::parse(&body) {
+            self.root = Some(attached.root);
+        }
+        header.result
     }
 
-    pub fn open(&mut self, ino: InodeNo) -> FileKey {
+    /// Opens a file of the root by its name: numbers that were not looked up name nothing in a stranger's session.
+    pub fn open(&mut self, name: &[u8]) -> FileKey {
+        let parent = self.root.expect("it has a session");
+        self.send(0, 1, &Request::Lookup { parent, name });
+        let (header, body) = self.answer().expect("an answer");
+        assert_eq!(header.result, Ok(()));
+        let Ok(Reply::Attr(attr)) = Reply::parse(&body) else { panic!("not found") };
         let rights = Rights { read: true, write: true };
-        self.send(0, 1, &Request::Open { ino, rights, truncate: false });
+        self.send(0, 2, &Request::Open { ino: attr.ino, rights, truncate: false });
         let (header, body) = self.answer().expect("an answer");
         assert_eq!(header.result, Ok(()));
         let Ok(Reply::Opened(opened)) = Reply::parse(&body) else { panic!("not opened") };

@@ -6,7 +6,7 @@ use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Cut;
-use cuttlefs_common::rpc::{Allocate, EARLY_WRITE_MAX, RenameMode, SeekFor, XattrMode};
+use cuttlefs_common::rpc::{Allocate, EARLY_WRITE_MAX, RenameMode, SeekFor, XATTR_VALUE_MAX, XattrMode};
 use proptest::prelude::*;
 
 /// Offsets stay below: more than the smallest pool holds, so that space runs out.
@@ -219,8 +219,7 @@ fn names() -> impl Strategy<Value = Step> {
     ];
     let xattr =
         prop_oneof![2 => Just(XattrMode::Any), 1 => Just(XattrMode::Create), 1 => Just(XattrMode::Replace)];
-    let xattr_len =
-        prop_oneof![6 => 0usize..300, 2 => 0usize..9000, 1 => Just(60 * 1024), 1 => Just(60 * 1024 + 1)];
+    let xattr_len = prop_oneof![6 => 0usize..300, 2 => 0usize..9000, 1 => Just(XATTR_VALUE_MAX), 1 => Just(XATTR_VALUE_MAX + 1)];
     prop_oneof![
         4 => (parent(), name(), kind).prop_map(|(parent, name, kind)| Step::Make { parent, name, kind }),
         8 => (parent(), name(), any::<bool>(), how())

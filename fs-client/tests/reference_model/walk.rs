@@ -8,7 +8,7 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, TraceId};
-use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, XattrMode};
+use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, XATTR_VALUE_MAX, XattrMode};
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -363,7 +363,7 @@ impl<S: Site> Walk<S> {
                 let (ino, name) = (model.pick(ino), name(index));
                 let value: Vec<u8> = (0..len).map(|index| (index * 7) as u8).collect();
                 let real = status(volume.set_xattr(&CALLER, ino, &name, &value, mode));
-                let expected = if len > 60 * 1024 {
+                let expected = if len > XATTR_VALUE_MAX {
                     Err(Status::ValueTooLarge)
                 } else {
                     model.node(ino).and_then(|node| match (mode, node.xattrs.contains_key(&name)) {

@@ -91,9 +91,15 @@ pub(in crate::rdma::soft) fn connect(
         return Err(handshake(format!("no answer in {} ms", timeout.as_millis())));
     }
     let mut buffer = [0; BUFFER_LEN];
-    let (len, descriptors) = fds::receive::<{ fds::MAX_DESCRIPTORS }>(&socket, &mut buffer)
-        .map_err(io_error("receive from"))?
-        .ok_or_else(|| handshake("the server closed the connection".to_owned()))?;
+    let (len, descriptors) = match fds::receive::<{ fds::MAX_DESCRIPTORS }>(&socket, &mut buffer) {
+        // A server that refuses does not read the hello, which is this error, once: its reason waits behind it.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+            fds::receive::<{ fds::MAX_DESCRIPTORS }>(&socket, &mut buffer)
+        }
+        received => received,
+    }
+    .map_err(io_error("receive from"))?
+    .ok_or_else(|| handshake("the server closed the connection".to_owned()))?;
     let (memory_len, window_lens) =
         match ShmMessage::parse(&buffer[..len]).map_err(|error| handshake(error.to_string()))? {
             ShmMessage::Refuse { reason } => return Err(RdmaError::Refused { endpoint, reason }),
