@@ -26,7 +26,7 @@ const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, tr
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
 /// What has been done, in the order of the answers.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Done {
     client: usize,
     start: u64,
@@ -149,18 +149,41 @@ impl Walk {
             self.world.kill()
         }
         self.world.start();
-        for done in self.done.iter_mut().filter(|done| !done.synced) {
-            if !done.is_cut {
-                done.pending = true;
-            } else if power {
-                // Nobody brings a cut back.
-                done.may_be_missing = true;
-            }
+        if power {
+            self.lose_cuts();
         }
+        self.done.iter_mut().filter(|done| !done.synced && !done.is_cut).for_each(|done| done.pending = true);
         // Nor does who misses two servers know what went over it in between.
         for client in &mut self.clients {
             client.may_lose |= client.is_behind;
             client.is_behind = true;
+        }
+    }
+
+    /// Power is lost: nobody brings a cut back that was not synced, nor what its client has forgotten for it.
+    fn lose_cuts(&mut self) {
+        let mut index = 0;
+        while index < self.done.len() {
+            let Done { client, start: cut, is_cut, synced, .. } = self.done[index];
+            index += 1;
+            if !is_cut || synced {
+                continue;
+            }
+            self.done[index - 1].may_be_missing = true;
+            let earlier = self.done.drain(..index - 1).collect::<Vec<_>>();
+            let with_parts = earlier.into_iter().flat_map(|done| {
+                // What was restored before is durable.
+                let is_forgotten = done.client == client && !done.synced && !done.restored && done.end > cut;
+                if !is_forgotten {
+                    return vec![done];
+                }
+                let kept = Done { end: cut, ..done };
+                let forgotten = Done { start: done.start.max(cut), may_be_missing: true, ..done };
+                if kept.start < cut { vec![kept, forgotten] } else { vec![forgotten] }
+            });
+            let with_parts = with_parts.collect::<Vec<_>>();
+            index += with_parts.len() - (index - 1);
+            self.done.splice(..0, with_parts);
         }
     }
 

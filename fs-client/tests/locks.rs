@@ -11,6 +11,7 @@ use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::rpc::{BlockingLock, Request};
 use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use world::{Death, LEASE, World, WorldConfig};
@@ -21,6 +22,7 @@ const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const OWNER: LockOwner = LockOwner(u64::MAX - 5);
 const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
 const LOCKED: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Locked)));
+const LOST: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Io)));
 const HELD: Option<Result<(), FsError>> = Some(Ok(()));
 
 /// Somebody who asked for a lock.
@@ -65,7 +67,10 @@ impl User {
     }
 
     fn ask(&self, space: LockSpace, owner: LockOwner, blocking: bool) -> Arc<Waiter> {
-        let mode = LockMode::Exclusive;
+        self.ask_for(LockMode::Exclusive, space, owner, blocking)
+    }
+
+    fn ask_for(&self, mode: LockMode, space: LockSpace, owner: LockOwner, blocking: bool) -> Arc<Waiter> {
         let lock = Lock { space, owner, range: LockRange::WHOLE, mode, pid: 77 };
         let waiter = Arc::<Waiter>::default();
         self.volume.set_lock(&CALLER, self.handle, lock, blocking, waiter.clone());
@@ -79,6 +84,12 @@ impl User {
 
     fn unlock(&self, space: LockSpace) -> Result<(), FsError> {
         self.volume.unlock(&CALLER, self.handle, space, OWNER, LockRange::WHOLE)
+    }
+
+    /// Closes the file and opens it again: it has lost a lock.
+    fn open_again(&mut self) {
+        self.volume.release(self.handle);
+        self.handle = self.volume.open(&CALLER, self.ino, READ_WRITE).expect("open").handle;
     }
 
     /// Hears how waits ended.
@@ -268,7 +279,7 @@ fn locks_are_reclaimed_before_anybody_else_gets_them() {
 #[test]
 fn who_does_not_come_back_loses_his_locks_with_the_grace_period() {
     both(|world, space| {
-        let (one, two) = (User::new(world), User::new(world));
+        let (mut one, two) = (User::new(world), User::new(world));
         assert_eq!(one.try_lock(space), HELD);
         kill(world);
         let asked = two.ask(space, OWNER, false);
@@ -278,10 +289,11 @@ fn who_does_not_come_back_loses_his_locks_with_the_grace_period() {
         world.pass(LEASE / 2 + Duration::from_secs(1));
         two.hear();
         assert_eq!(asked.answer(), HELD);
-        // Who was away hears of it once.
+        // Who was away hears of it, and nothing goes through that open file any more.
         one.heartbeat();
-        let lost = Some(Err(FsError::Server(Status::Io)));
-        assert_eq!(one.try_lock(space), lost);
+        assert_eq!(one.try_lock(space), LOST);
+        assert_eq!(one.try_lock(space), LOST);
+        one.open_again();
         assert_eq!(one.try_lock(space), LOCKED);
     });
 }
@@ -289,7 +301,7 @@ fn who_does_not_come_back_loses_his_locks_with_the_grace_period() {
 #[test]
 fn a_client_that_was_silent_for_too_long_has_lost_its_locks() {
     both(|world, space| {
-        let (one, two) = (User::new(world), User::new(world));
+        let (mut one, two) = (User::new(world), User::new(world));
         assert_eq!(one.try_lock(space), HELD);
         let waiting = two.ask(space, OWNER, true);
         for _ in 0..5 {
@@ -305,10 +317,86 @@ fn a_client_that_was_silent_for_too_long_has_lost_its_locks() {
         assert_eq!(held(world), 0);
         assert_eq!(one.unlock(space), Err(FsError::Server(Status::Io)));
         assert_eq!(one.unlock(space), Ok(()));
+        assert_eq!(one.try_lock(space), LOST);
+        one.open_again();
         assert_eq!(one.try_lock(space), HELD);
         assert_eq!(two.try_lock(space), LOCKED);
         let ino = one.ino;
         assert_eq!(two.volume.get_attr(&CALLER, ino).map(|attr| attr.ino), Ok(ino));
+    });
+}
+
+/// How an owner gives a lock up, or a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivesUp {
+    Unlocks,
+    Closes,
+    Shares,
+}
+
+/// The server gives the lock to who waits for it, tells him, and is killed before it tells who gave it up.
+#[test]
+fn what_a_killed_server_gave_to_others_is_not_reclaimed() {
+    for gives_up in [GivesUp::Unlocks, GivesUp::Closes, GivesUp::Shares] {
+        both(|world, space| {
+            if gives_up == GivesUp::Shares && space == LockSpace::Whole {
+                // flock gives up what it converts.
+                return;
+            }
+            let (one, two) = (User::new(world), Rc::new(User::new(world)));
+            assert_eq!(one.try_lock(space), HELD);
+            let mode = if gives_up == GivesUp::Shares { LockMode::Shared } else { LockMode::Exclusive };
+            let waiting = two.ask_for(mode, space, OWNER, true);
+            let (who_waits, waiter) = (two.clone(), waiting.clone());
+            let hears = move |_: &dyn Fn(Duration)| {
+                who_waits.hear();
+                assert_eq!(waiter.answer(), HELD);
+                Some(Death::Sudden)
+            };
+            world.network().cut_after(Cut::Reply, 0);
+            world.meanwhile(|server| server.locks.figures().waiting == 0, hears);
+            match (gives_up, space) {
+                (GivesUp::Unlocks, _) => one.unlock(space).expect("unlock"),
+                (GivesUp::Closes, LockSpace::Ranges) => one.volume.flush(one.handle, OWNER).expect("flush"),
+                (GivesUp::Closes, LockSpace::Whole) => one.volume.release(one.handle),
+                (GivesUp::Shares, _) => {
+                    let shared = one.ask_for(LockMode::Shared, space, OWNER, false);
+                    two.heartbeat();
+                    one.heartbeat();
+                    one.hear();
+                    assert_eq!(shared.answer(), HELD);
+                }
+            }
+            assert!(world.has_acted() && world.has_died(), "{gives_up:?}");
+            two.heartbeat();
+            one.heartbeat();
+            let held_by_both = if gives_up == GivesUp::Shares { 2 } else { 1 };
+            assert_eq!(held(world), held_by_both, "{gives_up:?}, {space:?}");
+            assert_eq!(two.unlock(space), Ok(()), "{gives_up:?}, {space:?}: it was not lost");
+        });
+    }
+}
+
+#[test]
+fn an_open_file_whose_lock_was_lost_is_fenced() {
+    both(|world, space| {
+        let (mut one, two) = (User::new(world), User::new(world));
+        let other = one.volume.open(&CALLER, one.ino, READ_WRITE).expect("open").handle;
+        assert_eq!(one.try_lock(space), HELD);
+        one.volume.write(&CALLER, one.handle, 0, b"locked").expect("write");
+        world.pass(LEASE * 2);
+        assert_eq!(two.try_lock(space), HELD);
+        two.volume.write(&CALLER, two.handle, 0, b"others").expect("write");
+        // The request that finds the session gone is not sent again.
+        let io = FsError::Server(Status::Io);
+        assert_eq!(one.volume.write(&CALLER, one.handle, 0, b"fenced"), Err(io.clone()));
+        assert_eq!(one.volume.read(&CALLER, one.handle, 0, 6, &mut |_| ()), Err(io.clone()));
+        assert_eq!(one.volume.fsync(&CALLER, one.handle, false), Err(io));
+        let mut bytes = Vec::new();
+        one.volume.read(&CALLER, other, 0, 6, &mut |read| bytes.extend_from_slice(read)).expect("read");
+        assert_eq!(bytes, b"others", "another open file of the same mount");
+        one.open_again();
+        one.volume.write(&CALLER, one.handle, 0, b"anew").expect("write");
     });
 }
 

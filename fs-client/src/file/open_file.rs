@@ -33,9 +33,22 @@ pub(crate) struct OpenFile {
     /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
     read_pages: AtomicU64,
     was_read: AtomicBool,
+    /// A lock that was taken through it was lost. Set once, by recovery, before any other request goes out (release); read
+    /// when a request is made, and behind it (acquire).
+    fenced: AtomicBool,
 }
 
 impl OpenFile {
+    /// Nothing goes through it any more.
+    pub(crate) fn fence(&self) {
+        self.fenced.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing may go through it any more.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Acquire)
+    }
+
     /// The inode.
     pub(crate) fn ino(&self) -> InodeNo {
         self.ino
@@ -46,8 +59,13 @@ impl OpenFile {
         Reclaim { ino: self.ino, rights: self.rights, ticket: Some(self.ticket) }
     }
 
-    /// Its key in the current session.
+    /// Its key in the current session; of one that is fenced, none: also requests that are sent again find no file.
     pub(crate) fn filekey(&self) -> FileKey {
+        if self.is_fenced() { FileKey(NO_KEY) } else { self.bound_key() }
+    }
+
+    /// What the server knows it by, to close it.
+    pub(crate) fn bound_key(&self) -> FileKey {
         FileKey(self.filekey.load(Ordering::Relaxed))
     }
 
@@ -166,6 +184,7 @@ impl OpenFiles {
             bitmap: RwLock::new(PageBitmap::default()),
             read_pages: AtomicU64::new(0),
             was_read: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
         });
         file.rebind(Some(opened));
         if rights.write {

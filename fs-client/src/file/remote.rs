@@ -74,6 +74,15 @@ impl RemoteVolume {
         Self { session, handles: HandleTable::default() }
     }
 
+    /// The open file of a handle, for what goes through it.
+    ///
+    /// # Errors
+    /// `Io` if a lock that was taken through it was lost.
+    fn unfenced(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
+        let state = self.handles.get(handle)?;
+        if state.file.is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(state) }
+    }
+
     /// The session underneath, for figures.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
@@ -138,7 +147,8 @@ impl RemoteVolume {
         }
         let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
         let epoch = self.session.recovered_epoch();
-        let (at, len, change) = self.send_write(&mut lane, caller, file, offset, append, bytes)?;
+        let (at, len, change) =
+            unless_fenced(file, self.send_write(&mut lane, caller, file, offset, append, bytes))?;
         let session = lane.session_number();
         drop(lane);
         let bytes = &bytes[..len as usize];
@@ -209,6 +219,11 @@ impl RemoteVolume {
         unsynced.synced(Some(ino), mark);
         Ok(())
     }
+}
+
+/// What came of a request through an open file: one that was fenced meanwhile named no file.
+fn unless_fenced<T>(file: &OpenFile, result: Result<T, FsError>) -> Result<T, FsError> {
+    result.map_err(|error| if file.is_fenced() { FsError::Server(Status::Io) } else { error })
 }
 
 fn rights(how: &OpenHow) -> Rights {
@@ -338,8 +353,13 @@ impl Volume for RemoteVolume {
         let room = MAX_FILE_SIZE.saturating_sub(offset);
         let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
         self.session.read_buffers().lend(len, |buffer| {
-            let read =
-                |state: &HandleState| read::read(&self.session, caller, &state.file, offset, &mut *buffer);
+            let read = |state: &HandleState| {
+                if state.file.is_fenced() {
+                    return Err(FsError::Server(Status::Io));
+                }
+                let got = read::read(&self.session, caller, &state.file, offset, &mut *buffer);
+                unless_fenced(&state.file, got)
+            };
             let got = self.handles.with(handle, read)?;
             take(&buffer[..got]);
             Ok(())
@@ -347,7 +367,7 @@ impl Volume for RemoteVolume {
     }
 
     fn write(&self, caller: &Caller, handle: Handle, offset: u64, bytes: &[u8]) -> Result<u32, FsError> {
-        let state = self.handles.get(handle)?;
+        let state = self.unfenced(handle)?;
         let how = WriteHow { append: state.how.append, sync: state.how.sync };
         self.write_through(caller, &state, offset, bytes, how).map(|written| written.len)
     }
@@ -360,12 +380,12 @@ impl Volume for RemoteVolume {
         bytes: &[u8],
         how: WriteHow,
     ) -> Result<Written, FsError> {
-        let state = self.handles.get(handle)?;
+        let state = self.unfenced(handle)?;
         self.write_through(caller, &state, offset, bytes, how)
     }
 
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError> {
-        let ino = self.handles.get(handle)?.file.ino();
+        let ino = self.unfenced(handle)?.file.ino();
         let scope = if contents_only { SyncScope::InodeContents(ino) } else { SyncScope::Inode(ino) };
         self.sync(caller, ino, scope)
     }
@@ -480,7 +500,7 @@ impl Volume for RemoteVolume {
         len: u64,
         how: Allocate,
     ) -> Result<(), FsError> {
-        let state = self.handles.get(handle)?;
+        let state = self.unfenced(handle)?;
         let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
         let ino = state.file.ino();
         let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
@@ -506,7 +526,7 @@ impl Volume for RemoteVolume {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, FsError> {
-        let (from, to) = (self.handles.get(from)?, self.handles.get(to)?);
+        let (from, to) = (self.unfenced(from)?, self.unfenced(to)?);
         let (ino, target) = (from.file.ino(), to.file.ino());
         // What a server did of a copy of several pieces when it was killed is done again. Within one file the first time may
         // move the file's end, so what there is to copy is settled before.
@@ -551,7 +571,7 @@ impl Volume for RemoteVolume {
         blocking: bool,
         waiter: Arc<dyn LockWaiter>,
     ) {
-        match self.handles.get(handle) {
+        match self.unfenced(handle) {
             Ok(state) => self.session.set_lock(caller, handle, &state.file, lock, blocking, waiter),
             Err(error) => {
                 let _told = waiter.answer(Err(error));
@@ -581,7 +601,8 @@ impl Volume for RemoteVolume {
         handle: Handle,
         lock: Lock,
     ) -> Result<Option<BlockingLock>, FsError> {
-        self.session.test_lock(caller, &self.handles.get(handle)?.file, lock)
+        let state = self.unfenced(handle)?;
+        unless_fenced(&state.file, self.session.test_lock(caller, &state.file, lock))
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {

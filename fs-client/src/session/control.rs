@@ -127,7 +127,7 @@ fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), F
     while !files.is_empty() {
         let sent = RefCell::new(Vec::<FileKey>::new());
         let build = || {
-            *sent.borrow_mut() = files.iter().map(|file| file.filekey()).collect();
+            *sent.borrow_mut() = files.iter().map(|file| file.bound_key()).collect();
             Request::Close { filekeys: sent.borrow().clone() }
         };
         for file in &files {
@@ -146,7 +146,7 @@ fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), F
         // closed too, or the space of unlinked files never comes back.
         session.wait_for_recovery();
         let mut closed = sent.into_inner().into_iter();
-        files.retain(|file| closed.next() != Some(file.filekey()));
+        files.retain(|file| closed.next() != Some(file.bound_key()));
     }
     Ok(())
 }

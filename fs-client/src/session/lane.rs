@@ -6,7 +6,7 @@
 //!
 //! The data part is where large writes are pulled from and where fetches and one-sided reads land.
 
-use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, RECOVERY_SLOT, Session};
+use super::{BACKOFF_FIRST, BACKOFF_LONGEST, CONNECT_TIMEOUT, DETACH_PATIENCE, RECOVERY_SLOT, Session};
 use crate::file::interrupt;
 use crate::file::volume::{Caller, FsError};
 use cuttlefs_common::ids::{FileKey, PAGE_SIZE, SlotIndex};
@@ -24,7 +24,7 @@ use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
@@ -79,6 +79,8 @@ pub(crate) struct Lane {
     message: Vec<u8>,
     /// Its memory was used since somebody last looked.
     used: bool,
+    /// What is asked is waited for also when the mount ends: it begins a session, or ends it.
+    is_at_door: bool,
 }
 
 /// How one attempt at a request ended, apart from an answer.
@@ -106,6 +108,7 @@ impl Lane {
             completions: Vec::new(),
             message: Vec::new(),
             used: false,
+            is_at_door: false,
         })
     }
 
@@ -154,11 +157,37 @@ impl Lane {
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = session.pd.connect(&session.options.endpoint, options)?;
         self.connection = Some(Connection { qp: connected.qp, session: 0 });
-        let number = session.attach(self, &connected.windows)?;
+        self.is_at_door = true;
+        let attached = session.attach(self, &connected.windows);
+        self.is_at_door = false;
+        let number = attached?;
         if let Some(connection) = &mut self.connection {
             connection.session = number;
         }
+        if session.is_shut_down() {
+            // The mount may have said good-bye before this: then this has begun another session.
+            self.detach(session);
+            self.disconnect();
+            return Err(RdmaError::Closed);
+        }
         Ok(())
+    }
+
+    /// Says good-bye over a standing connection. Best effort: if it is lost, the lease ends the session.
+    pub(super) fn detach(&mut self, session: &Session) {
+        self.is_at_door = true;
+        // The first uses up the number of a request that the end of the mount may have left without an answer: that answer would be
+        // taken for the good-bye's.
+        let is_said = [Request::Heartbeat, Request::Detach].iter().all(|request| {
+            let place = Place { slot: self.slot, seq: self.seq };
+            let answer = self.exchange(session, &session.own_caller(), request, place);
+            self.seq += 1;
+            matches!(answer, Ok(Ok(_)))
+        });
+        self.is_at_door = false;
+        if !is_said {
+            tracing::debug!("the server did not answer our good-bye; the session ends with its lease");
+        }
     }
 
     /// Connects, trying until it works, the mount ends, or, if it `may_end`, nobody waits for it.
@@ -268,6 +297,16 @@ impl Lane {
         }
     }
 
+    /// Something arrived that nobody waits for: the answer to a request that was sent twice. It took a receive.
+    fn pass_over(&self, completion: &Completion) -> Result<(), Broken> {
+        match completion.kind {
+            CompletionKind::Recv | CompletionKind::RecvWithImm if completion.status == WcStatus::Success => {
+                self.post_receive(self.receive(completion.wr_id.0 as usize))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn post(&self, requests: &[SendWr]) -> Result<(), Broken> {
         let Some(connection) = &self.connection else {
             return Err(Broken::Disconnected("not connected"));
@@ -288,7 +327,7 @@ impl Lane {
     /// promised to bring, or damaged a length, and both ends would wait for ever. Asking again on another connection
     /// costs nothing if the server is only slow: it answers where it was asked last.
     fn next_completion(&mut self, session: &Session) -> Result<Completion, Broken> {
-        let since = Instant::now();
+        let since = session.now();
         loop {
             let Some(connection) = &self.connection else {
                 return Err(Broken::Disconnected("not connected"));
@@ -315,10 +354,11 @@ impl Lane {
             if connection.qp.state() == QpState::Error {
                 return Err(Broken::Disconnected("connection lost"));
             }
-            if session.is_shut_down() {
+            let waited = session.now().saturating_sub(since);
+            if session.is_shut_down() && (!self.is_at_door || waited >= DETACH_PATIENCE) {
                 return Err(Broken::ShutDown);
             }
-            if since.elapsed() >= session.answer_patience() {
+            if waited >= session.answer_patience() {
                 return Err(Broken::Disconnected("no answer for long"));
             }
         }
@@ -374,7 +414,13 @@ impl Lane {
     pub(super) fn idle(&mut self, time: Duration) {
         self.cq.wait(time);
         self.cq.poll(&mut self.completions, 16);
-        self.completions.clear();
+        let number = self.connection.as_ref().map(|connection| connection.qp.number());
+        for completion in std::mem::take(&mut self.completions) {
+            if Some(completion.qp) == number {
+                // If that fails the connection is broken, which whoever asks next finds.
+                let _ = self.pass_over(&completion);
+            }
+        }
     }
 }
 
@@ -471,16 +517,6 @@ impl<'s> LaneGuard<'s> {
         self.lane.connection.as_ref().map(|connection| u64::from(connection.qp.number().0))
     }
 
-    /// One attempt over a connection that already stands.
-    pub(super) fn call_once(&mut self, caller: &Caller, request: &Request<'_>) -> Result<(), FsError> {
-        let place = Place { slot: self.lane.slot, seq: self.lane.seq };
-        match self.lane.exchange(self.session, caller, request, place) {
-            Ok(Ok(header)) => header.result.map_err(FsError::Server),
-            Ok(Err(status)) => Err(FsError::Server(status)),
-            Err(_) => Err(FsError::ShutDown),
-        }
-    }
-
     /// The lane's registered data buffer.
     pub(crate) fn data(&self) -> DataBuffer {
         DataBuffer { region: self.lane.region.clone() }
@@ -531,7 +567,12 @@ impl<'s> LaneGuard<'s> {
                     *lens.get_mut(completion.wr_id.0 as usize)? = completion.byte_len as usize;
                     outstanding -= 1;
                 }
-                Ok(_) => {}
+                Ok(completion) => {
+                    if self.lane.pass_over(&completion).is_err() {
+                        self.lane.disconnect();
+                        return None;
+                    }
+                }
                 Err(_) => {
                     self.lane.disconnect();
                     return None;

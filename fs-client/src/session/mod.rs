@@ -62,6 +62,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a request waits for a lane before it looks whether somebody still waits for the request.
 const LANE_SLICE: Duration = Duration::from_millis(100);
+/// How long it is waited for the answer to a good-bye.
+const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 /// First and longest pause between attempts to reconnect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
@@ -80,7 +82,7 @@ pub struct SessionOptions {
     pub early_writes: bool,
     /// Of the largest of such writes, how many a ring has room for.
     pub ring_depth: usize,
-    /// By what rings measure patience.
+    /// By what patience is measured.
     pub clock: Arc<dyn Clock>,
     /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
     /// for a simulation in one thread.
@@ -283,7 +285,7 @@ impl Session {
         if self.options.background {
             return self.open_files.close(file);
         }
-        let build = || Request::Close { filekeys: vec![file.filekey()] };
+        let build = || Request::Close { filekeys: vec![file.bound_key()] };
         let after = After::WritesOf(file.ino());
         if let Err(error) = self.call_after(after, &self.own_caller(), build, |_| Ok(())) {
             tracing::debug!(%error, "closing a file failed");
@@ -486,22 +488,36 @@ impl Session {
         if self.ending.swap(true, Ordering::AcqRel) {
             return;
         }
-        if self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed) {
+        let is_there = self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed);
+        if is_there {
             self.end_early_writes();
-            if let Ok(mut lane) = self.any_lane()
-                && lane.is_connected()
-            {
-                // Best effort: if it is lost, the lease ends the session.
-                let _ = lane.call_once(&self.own_caller(), &Request::Detach);
-            }
         }
+        // First: what is sent behind the good-bye would begin another session.
         self.shut_down.store(true, Ordering::Release);
         self.pause.1.notify_all();
+        if is_there {
+            self.detach();
+        }
         self.end_lock_waits();
         self.open_files.end_closes();
     }
 
-    /// The time by which rings measure patience.
+    /// Says good-bye over a connection that stands: whoever ends a mount may never have asked for anything himself, and lanes
+    /// connect when they are first used.
+    fn detach(&self) {
+        let connected = self.lanes.iter().find_map(|lane| lane.try_lock().filter(|lane| lane.is_connected()));
+        let connected = connected.map(|lane| LaneGuard::new(self, lane));
+        // Nobody gives up here, so there is a lane.
+        let Some(mut lane) = connected.or_else(|| self.any_lane().ok()) else { return };
+        if lane.is_connected() {
+            lane.lane().detach(self);
+        } else if let Err(error) = lane.lane().connect_once(self) {
+            // Who connects to a mount that ends says good-bye.
+            tracing::debug!(%error, "the mount has ended");
+        }
+    }
+
+    /// The time by which patience is measured.
     fn now(&self) -> Duration {
         self.options.clock.monotonic()
     }

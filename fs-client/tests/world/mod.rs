@@ -436,7 +436,10 @@ impl World {
         };
         // A mount that cannot connect fails; in bad weather who mounts tries again.
         let session = (1..CONNECT_TRIES).find_map(|_| connect().ok());
-        RemoteVolume::new(session.unwrap_or_else(|| connect().expect("connect")))
+        let session = session.unwrap_or_else(|| connect().expect("connect"));
+        // Whoever waits in vain is found by its steps.
+        session.set_answer_patience(Duration::from_millis(u64::MAX));
+        RemoteVolume::new(session)
     }
 
     /// Looks at the server.

@@ -95,6 +95,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         // What lost its last name before this server started, or while clients could still come back for it.
         while task.server.sessions.is_grace_period() {
             spawner.sleep(GRACE_CHECK).await;
+            task.server.sessions.tick();
         }
         task.server.settle_grace();
         let lost = task.server.sessions.take_lost();

@@ -199,8 +199,10 @@ pub struct Sessions {
     absent: Mutex<VecDeque<ClientId>>,
     /// Clients of the server before this one that may have files to reclaim.
     recovering: Mutex<BTreeSet<ClientId>>,
-    /// When they are no longer waited for.
-    grace_until: Duration,
+    /// Monotonic milliseconds when they are no longer waited for. Relaxed, as what follows: a look that comes late changes nothing.
+    grace_until_ms: AtomicU64,
+    /// Monotonic milliseconds of the last `tick`.
+    ticked_ms: AtomicU64,
     /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
     /// (acquire).
     settled: AtomicBool,
@@ -226,7 +228,8 @@ impl Sessions {
             recovering: Mutex::new(
                 before.iter().filter(|(_, had_session)| *had_session).map(|(client, _)| *client).collect(),
             ),
-            grace_until: clock.monotonic() + lease,
+            grace_until_ms: AtomicU64::new((clock.monotonic() + lease).as_millis() as u64),
+            ticked_ms: AtomicU64::new(clock.monotonic().as_millis() as u64),
             settled: AtomicBool::new(false),
             kept: Kept::default(),
             clock,
@@ -237,7 +240,34 @@ impl Sessions {
 
     /// Whether there is still somebody to wait for before an unlinked file may be freed.
     pub fn is_grace_period(&self) -> bool {
-        !self.recovering.lock().is_empty() && self.clock.monotonic() < self.grace_until
+        if self.recovering.lock().is_empty() {
+            return false;
+        }
+        let now = self.now_ms();
+        // Whoever stood still cannot say that nobody came meanwhile.
+        now < self.grace_until_ms.load(Ordering::Relaxed) || self.stood_still(now)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.monotonic().as_millis() as u64
+    }
+
+    /// Whether this server did nothing for so long that clients' silence says nothing of them.
+    fn stood_still(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.ticked_ms.load(Ordering::Relaxed)) > self.lease.as_millis() as u64 / 2
+    }
+
+    /// Is called several times a lease. If this machine or process stood still since the last time, stopped or suspended, all
+    /// clients get their time again: they could not be heard.
+    pub fn tick(&self) {
+        let now = self.now_ms();
+        if self.stood_still(now) {
+            tracing::warn!("this server stood still; its clients' leases begin anew");
+            let lease_ms = self.lease.as_millis() as u64;
+            self.grace_until_ms.fetch_max(now + lease_ms, Ordering::Relaxed);
+            self.list().iter().for_each(|session| session.touch(self.clock.monotonic()));
+        }
+        self.ticked_ms.store(now, Ordering::Relaxed);
     }
 
     /// Whether the grace period is over and no file waits any more for its end.
@@ -354,6 +384,7 @@ impl Sessions {
 
     /// Ends every session that was silent for the lease and returns them.
     pub fn expire(&self) -> Vec<Arc<Session>> {
+        self.tick();
         let now = self.clock.monotonic().as_millis() as u64;
         let lease_ms = self.lease.as_millis() as u64;
         let mut by_client = self.by_client.lock();
@@ -440,9 +471,9 @@ mod tests {
         let again =
             sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         assert_eq!(first.number(), again.number());
-        clock.advance(Duration::from_secs(9));
+        pass(&clock, &sessions, 9);
         sessions.note_request(&first).expect("alive");
-        clock.advance(Duration::from_secs(9));
+        pass(&clock, &sessions, 9);
         assert!(sessions.expire().is_empty());
         clock.advance(Duration::from_secs(2));
         assert_eq!(sessions.expire().len(), 1);
@@ -483,11 +514,37 @@ mod tests {
         assert!(!all_back.is_grace_period());
         let one_lost = sessions();
         one_lost.recovered(ClientId(1));
-        clock.advance(Duration::from_secs(9));
+        pass(&clock, &one_lost, 9);
         assert!(one_lost.is_grace_period());
-        clock.advance(Duration::from_secs(1));
+        pass(&clock, &one_lost, 1);
         assert!(!one_lost.is_grace_period());
         assert_eq!(one_lost.take_lost(), [ClientId(2)]);
+    }
+
+    /// Time goes on with the server.
+    fn pass(clock: &ManualClock, sessions: &Sessions, seconds: usize) {
+        for _ in 0..seconds {
+            clock.advance(Duration::from_secs(1));
+            sessions.tick();
+        }
+    }
+
+    #[test]
+    fn a_server_that_stood_still_ends_nobody_and_no_grace_period() {
+        let clock = Arc::new(ManualClock::default());
+        let before = [(ClientId(1), true)];
+        let sessions =
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
+        sessions.attach(ClientId(2), user(2, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach");
+        pass(&clock, &sessions, 8);
+        clock.advance(Duration::from_secs(1000));
+        assert!(sessions.is_grace_period(), "before anything else is done");
+        assert!(sessions.expire().is_empty());
+        pass(&clock, &sessions, 9);
+        assert!(sessions.is_grace_period() && sessions.expire().is_empty());
+        pass(&clock, &sessions, 2);
+        assert!(!sessions.is_grace_period());
+        assert_eq!(sessions.expire().len(), 1);
     }
 
     #[test]
@@ -535,7 +592,7 @@ mod tests {
         assert_eq!(one_more(&peer), Some(Status::Busy));
         let other = shares.peer(&address(2));
         assert_eq!(one_more(&other), None);
-        clock.advance(Duration::from_secs(11));
+        pass(&clock, &sessions, 11);
         drop(sessions.expire());
         assert_eq!((shares.used(Resource::Sessions), peer.used(Resource::Sessions)), (0, 0));
     }

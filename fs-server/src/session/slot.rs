@@ -27,7 +27,7 @@ pub enum Admission {
     },
     /// It was answered before: send this again.
     Replay(Arc<[u8]>),
-    /// It is running: whoever runs it will answer on the connection it came in on last.
+    /// It is running: whoever runs it will answer on the newest connection it came in on.
     Running,
 }
 
@@ -37,7 +37,7 @@ pub struct Slot {
     last: Option<u64>,
     busy: bool,
     reply: Option<Arc<[u8]>>,
-    /// Connection (its number within the server) that waits for the answer.
+    /// Connection that waits for the answer: its number within the server, which grows.
     answer_to: u64,
     /// Kept for the request that comes first.
     keeps: Option<InodeNo>,
@@ -67,7 +67,8 @@ impl Slot {
     pub fn admit(&mut self, seq: u64, connection: u64) -> Result<Admission, Status> {
         match self.last {
             Some(last) if seq == last && self.busy => {
-                self.answer_to = connection;
+                // Copies may be looked at in any order; what is behind an older connection nobody reads.
+                self.answer_to = self.answer_to.max(connection);
                 Ok(Admission::Running)
             }
             Some(_) if self.busy => Err(Status::BadSequence),
@@ -111,6 +112,7 @@ mod tests {
         let mut slot = Slot::default();
         assert_eq!(slot.admit(41, 1), Ok(Admission::Run { first: true }), "a fresh slot takes any number");
         assert_eq!(slot.admit(41, 2), Ok(Admission::Running));
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Running), "a late copy");
         assert_eq!(slot.admit(42, 2), Err(Status::BadSequence), "one request at a time");
         assert_eq!(slot.admit(40, 2), Err(Status::BadSequence));
         assert_eq!(slot.finish(Some(reply.clone())), 2, "the newest connection gets the answer");

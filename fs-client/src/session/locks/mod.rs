@@ -7,12 +7,15 @@
 //!
 //! What is granted is noted, and reclaimed from the next server before any other request goes out. A mount that was
 //! silent for longer than its lease has lost its locks: the next thing their owner does with them fails once
-//! with `Io`, so that he knows.
+//! with `Io`, so that he knows, and the open file that they were taken through is fenced: nothing is read or written
+//! through it any more. What was written through it while the lock was held is restored as everything else is.
 //!
 //! # Invariants
 //! * What is noted is of the session that the table is of. An answer of an older session is not noted: its server is gone, and
 //!   what came of it was not reclaimed, so the request is made once more.
 //! * Locks of a file are given up before it is closed.
+//! * What a request under way gives up, or makes a shared one of, is not reclaimed: the server that was killed may have done it,
+//!   and given the lock to others, who reclaim it.
 //! * Bytes that were written before a lock is given up are durable at the server by then: no kill of it has them written
 //!   again over what the next holder writes.
 //!
@@ -37,7 +40,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 use std::time::Duration;
-use table::{Noted, Owned, Wait};
+use table::{Before, Noted, Owned, Wait};
 
 /// How often it is asked what is in the way of a lock while the server cannot say.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -71,7 +74,15 @@ impl Session {
             let _told = waiter.answer(Err(FsError::Server(Status::Io)));
             return;
         }
-        let id = self.locks.begin(Wait { file: file.clone(), handle, lock, blocking, waiter, queued: false });
+        let id = self.locks.begin(Wait {
+            file: file.clone(),
+            handle,
+            lock,
+            blocking,
+            waiter,
+            queued: false,
+            before: Before::default(),
+        });
         match self.ask_for_lock(caller, id, file, lock, blocking) {
             Ok(true) => {
                 waiting::start(self);
@@ -121,6 +132,7 @@ impl Session {
                         return Err(FsError::Server(Status::Locked));
                     }
                 }
+                Err(_) if file.is_fenced() => return Err(FsError::Server(Status::Io)),
                 Err(error) => return Err(error),
             }
         }
@@ -163,9 +175,14 @@ impl Session {
         loop {
             let build = || Request::Unlock { ino, space, owner, range };
             let take = |reply: Reply<'_>| if reply == Reply::Done { Ok(()) } else { unexpected() };
-            let ((), session) = self.call_noting_session(After::WritesOf(ino), caller, build, take)?;
-            if self.locks.cleared(owned, range, session) == Noted::Done {
-                break;
+            let before = self.locks.give_up(owned, range);
+            match self.call_noting_session(After::WritesOf(ino), caller, build, take) {
+                Ok(((), session)) if self.locks.cleared(owned, range, session) == Noted::Done => break,
+                Ok(_) => {}
+                Err(error) => {
+                    self.locks.keep(owned, before);
+                    return Err(error);
+                }
             }
         }
         if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
@@ -263,7 +280,11 @@ impl Session {
                 }
             };
             let mut reclaimed = reclaimed.into_iter().chain(std::iter::repeat(false));
-            batch.iter().filter(|_| reclaimed.next() == Some(false)).for_each(|lost| self.locks.lose(lost));
+            for lost in batch.iter().filter(|_| reclaimed.next() == Some(false)) {
+                if let Some(file) = self.locks.lose(lost) {
+                    file.fence();
+                }
+            }
         }
         for (id, file, lock, blocking) in waits {
             let request = Request::SetLock { filekey: file.filekey(), lock, wait: id, blocking };
@@ -275,7 +296,10 @@ impl Session {
                     }
                     _ => return None,
                 },
-                Err(status) => self.end_wait(id, Err(FsError::Server(status))),
+                Err(status) => {
+                    let status = if file.is_fenced() { Status::Io } else { status };
+                    self.end_wait(id, Err(FsError::Server(status)));
+                }
             }
         }
         Some(())

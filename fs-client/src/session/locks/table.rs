@@ -3,7 +3,7 @@
 use crate::file::OpenFile;
 use crate::file::volume::{Handle, LockWaiter};
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::ReclaimLock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -32,12 +32,23 @@ pub(super) struct Wait {
     pub(super) waiter: Arc<dyn LockWaiter>,
     /// The server has said that it is to be waited for. Until then whoever asked asks again by himself.
     pub(super) queued: bool,
+    /// What is held until the answer is there, if that is more than what is asked for.
+    pub(super) before: Before,
 }
 
 impl Wait {
     pub(super) fn owned(&self) -> Owned {
         Owned { ino: self.file.ino(), space: self.lock.space, owner: self.lock.owner }
     }
+}
+
+/// What an owner had of a range before a request that makes it less was sent.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Before {
+    /// The session it was held in.
+    session: u64,
+    held: Vec<HeldLock<LockOwner>>,
+    through: Option<Through>,
 }
 
 /// What a new session is asked for again.
@@ -53,13 +64,20 @@ pub(super) enum Noted {
     Outdated,
 }
 
+/// An open file that locks were taken through.
+#[derive(Clone, Debug)]
+struct Through {
+    handle: Handle,
+    file: Arc<OpenFile>,
+}
+
 #[derive(Default)]
 struct State {
     /// Whose server knows what is here.
     session: u64,
     held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
     /// The open file each owner used last: with its end go locks the kernel says nothing more of.
-    through: HashMap<Owned, Handle>,
+    through: HashMap<Owned, Through>,
     lost: HashSet<Owned>,
     waits: BTreeMap<WaitId, Wait>,
     next_wait: u64,
@@ -73,6 +91,37 @@ struct State {
 }
 
 impl State {
+    /// Takes out what an owner has of a range.
+    fn take(&mut self, owned: Owned, range: LockRange) -> Before {
+        let Owned { ino, space, owner } = owned;
+        let list = self.held.get(&(ino, space));
+        let held = list.into_iter().flat_map(LockList::iter);
+        let overlapping = held.filter(|held| {
+            held.holder == owner && held.range.first <= range.last && range.first <= held.range.last
+        });
+        let clip = |held: &HeldLock<LockOwner>| {
+            let range =
+                LockRange { first: held.range.first.max(range.first), last: held.range.last.min(range.last) };
+            HeldLock { range, ..*held }
+        };
+        let held = overlapping.map(clip).collect();
+        let through = self.through.get(&owned).cloned();
+        self.clear(owned, range);
+        Before { session: self.session, held, through }
+    }
+
+    /// The request did not do that after all.
+    fn put_back(&mut self, owned: Owned, before: Before) {
+        // A server that has followed did not hear of it.
+        if before.session == self.session && !before.held.is_empty() {
+            let list = self.held.entry((owned.ino, owned.space)).or_default();
+            before.held.into_iter().for_each(|held| list.set(held));
+            if let Some(through) = before.through {
+                self.through.insert(owned, through);
+            }
+        }
+    }
+
     fn is_known(&self, owned: Owned) -> bool {
         self.through.contains_key(&owned) || self.lost.contains(&owned)
     }
@@ -116,7 +165,7 @@ impl OwnLocks {
     }
 
     /// Somebody asks for a lock.
-    pub(super) fn begin(&self, wait: Wait) -> WaitId {
+    pub(super) fn begin(&self, mut wait: Wait) -> WaitId {
         self.used.store(true, Ordering::Relaxed);
         let mut state = self.state();
         if wait.lock.space == LockSpace::Whole {
@@ -125,6 +174,21 @@ impl OwnLocks {
             if !held.is_some_and(|list| list.holds(wait.lock.owner, LockRange::WHOLE, wait.lock.mode)) {
                 state.clear(wait.owned(), LockRange::WHOLE);
             }
+        }
+        let Lock { space, owner: holder, range, mode, pid } = wait.lock;
+        let list = state.held.get(&(wait.file.ino(), space));
+        if mode == LockMode::Shared && list.is_some_and(|list| list.holds(holder, range, LockMode::Exclusive))
+        {
+            // It is granted at once, and others may share it before this mount hears of that: should the server be killed, only
+            // what is asked for is reclaimed.
+            let owned = wait.owned();
+            let before = state.take(owned, range);
+            let list = state.held.entry((owned.ino, space)).or_default();
+            list.set(HeldLock { holder, range, mode, pid });
+            if let Some(through) = before.through.clone() {
+                state.through.insert(owned, through);
+            }
+            wait.before = before;
         }
         state.next_wait += 1;
         let id = WaitId(state.next_wait);
@@ -157,13 +221,27 @@ impl OwnLocks {
         };
         let Lock { space, owner: holder, range, mode, pid } = wait.lock;
         state.held.entry((wait.file.ino(), space)).or_default().set(HeldLock { holder, range, mode, pid });
-        state.through.insert(wait.owned(), wait.handle);
+        state.through.insert(wait.owned(), Through { handle: wait.handle, file: wait.file.clone() });
         (Noted::Done, Some(wait))
     }
 
     /// The wait is over without a lock.
     pub(super) fn forget(&self, id: WaitId) -> Option<Wait> {
-        self.state().waits.remove(&id)
+        let mut state = self.state();
+        let mut wait = state.waits.remove(&id)?;
+        state.put_back(wait.owned(), std::mem::take(&mut wait.before));
+        Some(wait)
+    }
+
+    /// A server is asked to give locks up. It may do so, and give them to others, and be killed before it answers: from here on
+    /// they are not reclaimed. Gives what is to be noted again should it refuse.
+    pub(super) fn give_up(&self, owned: Owned, range: LockRange) -> Before {
+        self.state().take(owned, range)
+    }
+
+    /// It has refused.
+    pub(super) fn keep(&self, owned: Owned, before: Before) {
+        self.state().put_back(owned, before);
     }
 
     /// Locks were given up.
@@ -202,7 +280,7 @@ impl OwnLocks {
             return None;
         }
         let mut state = self.state();
-        let through = state.through.iter().filter(|(_, used)| **used == handle);
+        let through = state.through.iter().filter(|(_, used)| used.handle == handle);
         let owned: Vec<Owned> = through.map(|(owned, _)| *owned).collect();
         if owned.is_empty() {
             return None;
@@ -247,19 +325,20 @@ impl OwnLocks {
         (held, waits)
     }
 
-    /// The server did not give this lock back.
-    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) {
+    /// The server did not give this lock back. Gives the open file it was taken through: nothing more goes through that.
+    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<OpenFile>> {
         tracing::warn!(%ino, pid = lock.pid, first = lock.range.first, last = lock.range.last,
             "a lock is lost: the server had ended this mount's session");
         let owned = Owned { ino: *ino, space: lock.space, owner: lock.owner };
         let mut state = self.state();
         // As long as the open file is, or until the owner hears of it.
         state.lost.insert(owned);
-        let through = state.through.get(&owned).copied();
+        let through = state.through.get(&owned).cloned();
         state.clear(owned, lock.range);
-        if let Some(handle) = through {
-            state.through.insert(owned, handle);
+        if let Some(through) = &through {
+            state.through.insert(owned, through.clone());
         }
+        through.map(|through| through.file)
     }
 
     /// Those who wait, in the order they came.
@@ -321,7 +400,6 @@ mod tests {
     use crate::file::volume::{FsError, GrantedLock};
     use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
     use cuttlefs_common::ids::FileKey;
-    use cuttlefs_common::locks::LockMode;
     use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
 
     const OWNER: LockOwner = LockOwner(7);
@@ -341,6 +419,10 @@ mod tests {
     }
 
     fn begin(locks: &OwnLocks, handle: u64) -> WaitId {
+        ask(locks, handle, LockMode::Exclusive)
+    }
+
+    fn ask(locks: &OwnLocks, handle: u64, mode: LockMode) -> WaitId {
         let time = Timestamp::default();
         let attr = Attr {
             ino: INO,
@@ -361,10 +443,18 @@ mod tests {
         };
         let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
         let range = LockRange { first: 10, last: 19 };
-        let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode: LockMode::Exclusive, pid: 1 };
+        let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode, pid: 1 };
         let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });
-        let waiter = Arc::new(Nobody);
-        locks.begin(Wait { file, handle: Handle(handle), lock, blocking: true, waiter, queued: false })
+        let (waiter, before) = (Arc::new(Nobody), Before::default());
+        locks.begin(Wait {
+            file,
+            handle: Handle(handle),
+            lock,
+            blocking: true,
+            waiter,
+            queued: false,
+            before,
+        })
     }
 
     #[test]
@@ -387,6 +477,34 @@ mod tests {
         assert_eq!(locks.begin_session(4).0.len(), 1);
         assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 4), Noted::Done);
         assert_eq!(locks.begin_session(5).0, []);
+    }
+
+    #[test]
+    fn what_a_request_under_way_makes_less_is_not_reclaimed() {
+        let locks = OwnLocks::default();
+        let id = begin(&locks, 1);
+        assert!(locks.granted(id, 0).1.is_some());
+        let reclaimed =
+            |session| locks.begin_session(session).0.iter().map(|held| held.lock).collect::<Vec<_>>();
+        let whole = reclaimed(0);
+        // A part is being given up.
+        let before = locks.give_up(OWNED, LockRange { first: 12, last: 13 });
+        let ranges: Vec<_> = reclaimed(0).iter().map(|lock| (lock.range.first, lock.range.last)).collect();
+        assert_eq!(ranges, [(10, 11), (14, 19)]);
+        locks.keep(OWNED, before);
+        assert_eq!(reclaimed(0), whole, "the server refused");
+        // All of it, and the server that would have refused is gone.
+        let before = locks.give_up(OWNED, LockRange::WHOLE);
+        assert_eq!((reclaimed(1), locks.is_known(OWNED)), (vec![], false));
+        locks.keep(OWNED, before);
+        assert_eq!(reclaimed(1), []);
+        // It is to be shared.
+        let id = begin(&locks, 1);
+        assert!(locks.granted(id, 1).1.is_some());
+        let shared = ask(&locks, 1, LockMode::Shared);
+        assert_eq!(reclaimed(1)[0].mode, LockMode::Shared);
+        assert!(locks.forget(shared).is_some());
+        assert_eq!(reclaimed(1)[0].mode, LockMode::Exclusive, "the server refused");
     }
 
     #[test]
