@@ -248,6 +248,24 @@ fn a_cut_that_nobody_synced_holds_against_older_writes_and_not_against_newer_one
 }
 
 #[test]
+fn a_cut_of_an_earlier_life_hides_nothing_that_was_written_since() {
+    let world = World::new(CONFIG);
+    let one = User::new(&world);
+    one.write(0, &[1; 9000]);
+    assert_eq!(one.fsync(), Ok(()));
+    one.write(0, &[2; 10]);
+    one.cut(5000);
+    kill(&world, false);
+    one.come_back();
+    one.write(0, &[3; 9000]);
+    one.cut(8000);
+    kill(&world, false);
+    one.come_back();
+    assert_eq!(one.all(), [3; 8000]);
+    assert_eq!(one.fsync(), Ok(()));
+}
+
+#[test]
 fn what_two_clients_restore_stands_in_the_order_it_was_answered() {
     for first in [0, 1] {
         let world = World::new(CONFIG);

@@ -53,8 +53,6 @@ pub struct FileState {
     pub(crate) covered: u64,
     /// What clients have restored since the last commit: of each the last.
     pub(crate) restored: Vec<ClientChange>,
-    /// The length that the file was cut to since the last commit, if what came before was not all in the store.
-    pub(crate) cut: Option<u64>,
 }
 
 impl FileState {
@@ -163,7 +161,6 @@ impl FileRegion {
                 contents: 0,
                 covered: 0,
                 restored: Vec::new(),
-                cut: None,
             }),
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),

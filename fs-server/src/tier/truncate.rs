@@ -68,8 +68,9 @@ pub async fn truncate_for(
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
-    let cut_before = file.state().cut.is_some_and(|size| size < new_size && new_size < file.size());
-    if cut_before {
+    // Asked of the store: the cut before may be of an earlier life of the server.
+    let cut_before = regions.meta.written(file.ino())?.cut;
+    if new_size < file.size() && cut_before.is_some_and(|cut| cut.size < new_size) {
         // The store knows of one cut that it has without all that came before it: this one would hide what was written between
         // the two. If it cannot be written back, whoever restores that hears that it is lost.
         let _ = write_back(regions, disk, std::slice::from_ref(file), false).await;
@@ -126,10 +127,8 @@ pub async fn truncate_for(
         state.size = new_size;
         state.durable_size = new_durable;
         state.uncommitted |= new_durable != new_size;
-        match (shrinks, all) {
-            (true, true) => (state.contents, state.covered) = (cut.change, cut.change),
-            (true, false) => state.cut = Some(state.cut.map_or(new_size, |before| before.min(new_size))),
-            (false, _) => {}
+        if shrinks && all {
+            (state.contents, state.covered) = (cut.change, cut.change);
         }
         if let Some(request) = request.filter(|_| new_durable != new_size) {
             // The batch says that it was done, but not that the length is durable.

@@ -92,7 +92,6 @@ impl<'a> Taken<'a> {
                 state.table.set_state(*first, *end, PieceState::Written);
             }
             state.durable_size = self.commit.size;
-            state.cut = None;
             if let Covers::Changes { until, .. } = self.commit.covers {
                 state.covered = until;
             }
