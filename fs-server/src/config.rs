@@ -491,14 +491,14 @@ mod tests {
             ("path = \"/\"", "path = \"/a/../b\"", "[[export]]"),
             ("for = [\"*\"]", "for = [\"root\"]", "uid:1000"),
             ("for = [\"*\"]", "for = []", "for nobody"),
-            ("# speaks_for_others", "speaks_for_others", "all_squash"),
+            ("for = [\"*\"]", "for = [\"key:laptop\"]\nspeaks_for_others = false", "all_squash"),
             ("# all_squash = \"65534:65534\"", "all_squash = \"65534\"", "UID:GID"),
             ("listen = []", "listen = [\"http://x\"]", "no endpoint"),
             ("# root_squash = \"65534:65534\"", "root_squash = \"nobody\"", "UID:GID"),
             ("data = [\"data\"]", "data = []", "pool.data"),
             ("uuid = \"3031", "uuid = \"303", "no UUID"),
-            ("[[export]]", "[[exports]]", "exports"),
-            ("[[export]]", "[export]", "[[export]]"),
+            ("\n[[export]]\n", "\n[[exports]]\n", "exports"),
+            ("\n[[export]]\n", "\n[export]\n", "[[export]]"),
             ("[pool]", "[pool", "pool"),
         ];
         for (from, to, named) in changes {
