@@ -10,7 +10,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
 use cuttlefs_common::region::{FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Restored, Rights, SyncScope,
+    RECLAIM_FILES_MAX, RESTORE_MAX_BYTES, Reclaim, Reply, Request, Restored, Rights, SyncScope,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -102,13 +102,14 @@ impl Session {
         if recovered.number == number {
             return Ok(true);
         }
-        // What is answered from here on by the server that is gone its caller restores.
-        self.unsynced.begin_recovery();
         // Uses up the number of a request that an attempt before this one may have left without an answer, so that none
-        // of ours gets that answer.
-        if lane.call_recovering(self, &Request::Heartbeat, &mut recovered.seq).is_none() {
+        // of ours gets that answer. It also tells a lane whose session is over already, for another one has recovered the next:
+        // that is nothing to recover.
+        if !matches!(lane.call_recovering(self, &Request::Heartbeat, &mut recovered.seq), Some(Ok(_))) {
             return Ok(false);
         }
+        // What is answered from here on by the server that is gone its caller restores.
+        self.unsynced.begin_recovery();
         let files = self.open_files.all();
         tracing::info!(files = files.len(), "the server lost our session; reclaiming open files");
         for batch in files.chunks(RECLAIM_FILES_MAX) {
@@ -259,8 +260,8 @@ impl Session {
 
 /// Bytes in pieces that fit a message, with their places.
 fn chunks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
-    let places = (0..).map(move |index: u64| offset + index * MAX_INLINE_BYTES as u64);
-    places.zip(bytes.chunks(MAX_INLINE_BYTES))
+    let places = (0..).map(move |index: u64| offset + index * RESTORE_MAX_BYTES as u64);
+    places.zip(bytes.chunks(RESTORE_MAX_BYTES))
 }
 
 impl Kept {

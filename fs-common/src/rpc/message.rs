@@ -23,6 +23,9 @@ pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
 /// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
 /// rings of receive buffers stay small.
 pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+/// Largest piece of a write that is restored in one request: as much as a message holds, for a crash between two pieces may leave a
+/// length in the middle of the write.
+pub const RESTORE_MAX_BYTES: usize = 64 * 1024;
 /// Largest read, write or copy of one request: what FUSE sends at most.
 pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.
@@ -106,7 +109,7 @@ pub enum Restored<'a> {
     Bytes {
         /// Where.
         offset: u64,
-        /// At most [`MAX_INLINE_BYTES`].
+        /// At most [`RESTORE_MAX_BYTES`].
         #[serde(with = "serde_bytes")]
         bytes: &'a [u8],
     },

@@ -5,8 +5,8 @@ use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
 use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
-    Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX,
+    RESTORE_MAX_BYTES, Request, Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -99,7 +99,7 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             check_range(*offset, *len)?;
         }
         Request::Restore { what, .. } => match *what {
-            Restored::Bytes { bytes, .. } if bytes.is_empty() || bytes.len() > MAX_INLINE_BYTES => {
+            Restored::Bytes { bytes, .. } if bytes.is_empty() || bytes.len() > RESTORE_MAX_BYTES => {
                 return Err(Status::Invalid);
             }
             Restored::Bytes { offset, bytes } => check_range(offset, bytes.len() as u64)?,
