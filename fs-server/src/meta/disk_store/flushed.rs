@@ -13,6 +13,7 @@
 //! # Failure
 //! A damaged file is told in the log, and nothing is known then until the next sync.
 
+use super::space::Space;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -69,12 +70,15 @@ impl Flushed {
         self.found
     }
 
-    /// All batches up to this one are durable.
+    /// All batches up to this one are durable. Without space for it an older one stays noted.
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn note(&self, batch: u64) -> io::Result<()> {
-        self.file.write_all_at(&encode(batch), 0)
+    pub fn note(&self, batch: u64, space: &Space) -> io::Result<()> {
+        match space.write_all_at(&self.file, &encode(batch), 0) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
+            noted => noted,
+        }
     }
 }
 
@@ -86,8 +90,9 @@ mod tests {
     fn golden_bytes_and_damage() {
         let directory = tempfile::tempdir().expect("directory");
         let flushed = Flushed::open(directory.path()).expect("open");
+        let space = Space::open(directory.path(), 0).expect("space");
         assert_eq!(flushed.batch(), 0);
-        flushed.note(0x0102).expect("write");
+        flushed.note(0x0102, &space).expect("write");
         let path = directory.path().join(NAME);
         let bytes = std::fs::read(&path).expect("read");
         assert_eq!(bytes[..4], *b"CFfl");

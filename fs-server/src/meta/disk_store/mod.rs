@@ -27,7 +27,8 @@
 //! none: see `space`.
 //!
 //! # Bound
-//! `OVERLAY_MAX_BYTES` twice in memory and in the log, and the B-tree's cache.
+//! `OVERLAY_MAX_BYTES` twice in memory and in the log, and the B-tree's cache. On a disk with little room both are smaller:
+//! see `overlay_most_bytes`.
 
 mod checkpoint;
 mod flushed;
@@ -60,9 +61,10 @@ use tail::Tail;
 const CHECKPOINT_BYTES: u64 = 16 << 20;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
-/// Both while space is short: a checkpoint takes new pages before it gives old ones back, so it must be small.
-const CHECKPOINT_SHORT_BYTES: u64 = 1 << 20;
-const OVERLAY_MAX_SHORT_BYTES: u64 = 4 << 20;
+/// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above.
+const RECORD_PAGES_BYTES: u64 = 8 << 10;
+/// Space for a checkpoint that is there in any case.
+const CHECKPOINT_LEAST_BYTES: u64 = 64 << 10;
 /// How long the checkpoint's thread sleeps if nobody wakes it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// How many times its records' bytes a B-tree may take: pages are half full at worst, large values round up.
@@ -251,23 +253,48 @@ impl Shared {
 
     /// All batches up to this one survive a power loss.
     fn note_durable(&self, batch: u64) -> Result<(), StoreError> {
-        self.flushed.note(batch).map_err(|e| backend("note what is durable", e))?;
+        self.flushed.note(batch, &self.space).map_err(|e| backend("note what is durable", e))?;
         self.persistent.fetch_max(batch, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Sizes of the overlay at which a checkpoint begins, and at which commits wait.
-    fn overlay_bounds(&self) -> (u64, u64) {
-        match self.room_bytes() {
-            0 => (CHECKPOINT_SHORT_BYTES.min(self.checkpoint_bytes), OVERLAY_MAX_SHORT_BYTES),
-            _ => (self.checkpoint_bytes, OVERLAY_MAX_BYTES),
-        }
+    /// Space that an overlay's checkpoint takes at most: all pages it changes are written anew before the old ones can be used
+    /// again.
+    fn checkpoint_cost(&self, layers: &Layers, overlay: &Overlay) -> u64 {
+        let pages =
+            (overlay.len() * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * layers.base.tally.bytes());
+        pages + TREE_PER_RECORD_BYTES * overlay.bytes()
+    }
+
+    /// Space that the active overlay's checkpoint and its log may take: half of what is left beside the checkpoint under way,
+    /// so that the next one still finds some; and half of the reserve when nothing is left, for what takes records away.
+    fn overlay_most_bytes(&self, layers: &Layers) -> u64 {
+        let under_way = layers.frozen.as_ref().map_or(0, |frozen| self.checkpoint_cost(layers, frozen));
+        let left = self.space.room_bytes().saturating_sub(under_way);
+        (left.max(self.space.reserve_bytes().0) / 2).max(CHECKPOINT_LEAST_BYTES)
+    }
+
+    /// Whether the active overlay has these bytes, in memory or in the log, or takes this part of the space it may take.
+    fn has_grown(&self, last: &Last, bytes: u64, part: u64) -> bool {
+        let layers = self.layers();
+        let (active, log) = (&layers.active, last.tail.current_bytes());
+        active.bytes().max(log) >= bytes
+            || self.checkpoint_cost(&layers, active) + log >= self.overlay_most_bytes(&layers) / part
+    }
+
+    /// Whether commits wait for the checkpoint under way.
+    fn is_full(&self, last: &Last) -> bool {
+        self.has_grown(last, OVERLAY_MAX_BYTES, 1)
+    }
+
+    /// Whether a checkpoint begins as soon as none is under way.
+    fn is_due(&self, last: &Last) -> bool {
+        self.has_grown(last, self.checkpoint_bytes, 2)
     }
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let mut last = self.last.lock();
-        let (enough, most) = self.overlay_bounds();
-        while self.layers.read().active.bytes() >= most {
+        while self.is_full(&last) {
             if self.space.is_stuck() {
                 return Err(StoreError::Full);
             }
@@ -285,7 +312,7 @@ impl Shared {
         let active = self.layers.read().active.clone();
         active.put(batch);
         self.committed.store(last.batch, Ordering::Release);
-        if active.bytes() >= enough {
+        if self.is_due(&last) {
             self.turned.notify_all();
         }
         Ok(())
@@ -330,15 +357,13 @@ impl Shared {
                 return None;
             }
             self.space.refill();
-            let enough = self.overlay_bounds().0;
-            let mut layers = self.layers.write();
-            if layers.active.bytes() >= enough {
+            if self.is_due(&last) {
+                let mut layers = self.layers.write();
                 let frozen = std::mem::take(&mut layers.active);
                 layers.frozen = Some(frozen.clone());
                 last.tail.turn();
                 return Some((frozen, layers.base.clone(), last.batch));
             }
-            drop(layers);
             self.turned.wait_for(&mut last, IDLE_WAIT);
         }
     }
@@ -365,13 +390,16 @@ impl Shared {
     }
 
     fn room_bytes(&self) -> u64 {
-        // Pages that records have left are used again before the file grows.
-        let needed = TREE_PER_RECORD_BYTES * self.layers.read().base.tally.bytes();
-        let free_pages = || self.tree_bytes().saturating_sub(needed);
-        match self.space.room_bytes() {
-            0 => free_pages().saturating_sub(self.space.reserve_bytes().0),
-            room => room,
+        let room = self.space.room_bytes();
+        if room > 0 {
+            return room;
         }
+        // Pages that records have left are used again before the file grows.
+        let layers = self.layers();
+        let overlays = layers.frozen.iter().chain([&layers.active]);
+        let needed = TREE_PER_RECORD_BYTES * layers.base.tally.bytes()
+            + overlays.map(|overlay| self.checkpoint_cost(&layers, overlay)).sum::<u64>();
+        self.tree_bytes().saturating_sub(needed + self.space.reserve_bytes().0)
     }
 }
 
@@ -429,7 +457,7 @@ impl Store for DiskStore {
             reserve,
             reserve_bound,
             since_checkpoint: layers.active.bytes() + layers.frozen.map_or(0, |frozen| frozen.bytes()),
-            since_checkpoint_bound: shared.overlay_bounds().1,
+            since_checkpoint_bound: OVERLAY_MAX_BYTES,
             cache_bound: shared.cache_bytes,
         }
     }

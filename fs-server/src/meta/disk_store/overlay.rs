@@ -54,6 +54,11 @@ impl Overlay {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Records in it, removals among them.
+    pub fn len(&self) -> u64 {
+        self.records.read().len() as u64
+    }
+
     /// Whether nothing was put.
     pub fn is_empty(&self) -> bool {
         self.records.read().is_empty()

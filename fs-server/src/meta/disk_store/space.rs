@@ -8,7 +8,7 @@
 //!   reserve is not whole. What takes records away never is, as long as a byte can be written.
 //!
 //! # Bound
-//! `RESERVE_BYTES`, or a sixteenth of the file system if that is less.
+//! `RESERVE_BYTES`, or an eighth of the file system if that is less.
 
 use parking_lot::{Condvar, Mutex};
 use std::fs::File;
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 /// Its name.
 const NAME: &str = "reserve";
-/// Enough for checkpoints of the size they have while space is short, were each of their records in a leaf of its own, and for the
-/// log beside them.
+/// Twice this is there when what adds is refused first: enough for the checkpoints that are bounded by it (`overlay_most_bytes`),
+/// three of which take space before the pages that the first of them replaced are used again, and for the log beside them.
 pub const RESERVE_BYTES: u64 = 64 << 20;
 /// Part of the file system that it is at most.
-const RESERVE_PART: u64 = 16;
+const RESERVE_PART: u64 = 8;
 /// How old the knowledge of free space may be.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -162,6 +162,12 @@ impl Space {
         #[cfg(test)]
         if self.full.load(Ordering::Acquire) {
             return Err(io::ErrorKind::StorageFull.into());
+        }
+        // What was looked at a moment ago is not there for two. Too much is taken off where bytes are written again: until the
+        // next look.
+        {
+            let mut known = self.known.lock();
+            known.free_bytes = known.free_bytes.saturating_sub(bytes.len() as u64);
         }
         match file.write_all_at(bytes, at) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull && self.release() => {

@@ -157,6 +157,11 @@ impl Tail {
         self.lens.iter().sum()
     }
 
+    /// Bytes since the last checkpoint began.
+    pub fn current_bytes(&self) -> u64 {
+        self.lens[self.current]
+    }
+
     /// A checkpoint begins: new batches go to the other file.
     pub fn turn(&mut self) {
         self.current = 1 - self.current;

@@ -56,6 +56,20 @@ fn layers_are_one_store_while_checkpoints_go_on() {
 }
 
 #[test]
+fn a_record_that_is_written_again_and_again_does_not_grow_the_log_for_ever() {
+    let directory = tempfile::tempdir().expect("directory");
+    let store = opened(&directory.path().join("meta"), 8 << 10);
+    // More than the bound of the log, where commits wait: the overlay has one record all the time.
+    for _ in 0..OVERLAY_MAX_BYTES / 300 + 1000 {
+        put(&store, 7).expect("commits");
+        if store.shared.layers().base.applied > 0 {
+            return;
+        }
+    }
+    panic!("no checkpoint was made: {} bytes of log", store.shared.last.lock().tail.len_bytes());
+}
+
+#[test]
 fn a_disk_that_is_full_for_a_while_harms_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
