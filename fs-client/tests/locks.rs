@@ -355,6 +355,9 @@ fn what_a_killed_server_gave_to_others_is_not_reclaimed() {
             };
             world.network().cut_after(Cut::Reply, 0);
             world.meanwhile(|server| server.locks.figures().waiting == 0, hears);
+            // Who has the lock now comes back first.
+            let comes_back = two.clone();
+            world.behind_death(move || comes_back.heartbeat());
             match (gives_up, space) {
                 (GivesUp::Unlocks, _) => one.unlock(space).expect("unlock"),
                 (GivesUp::Closes, LockSpace::Ranges) => one.volume.flush(one.handle, OWNER).expect("flush"),
@@ -373,6 +376,13 @@ fn what_a_killed_server_gave_to_others_is_not_reclaimed() {
             let held_by_both = if gives_up == GivesUp::Shares { 2 } else { 1 };
             assert_eq!(held(world), held_by_both, "{gives_up:?}, {space:?}");
             assert_eq!(two.unlock(space), Ok(()), "{gives_up:?}, {space:?}: it was not lost");
+            if gives_up != GivesUp::Closes {
+                assert_eq!(
+                    one.unlock(space),
+                    Ok(()),
+                    "{gives_up:?}, {space:?}: nor was it by who gave it up"
+                );
+            }
         });
     }
 }
