@@ -7,7 +7,7 @@
 //! Little-endian: a version (4 bytes, 2), then eight bytes an entry: tag (2), permissions (2), user or group (4).
 //!
 //! # Invariants
-//! An [`Acl`] is valid: entries in the order of their tags, one each for the owner, the owning group and others, one mask if
+//! An `Acl` is valid: entries in the order of their tags, one each for the owner, the owning group and others, one mask if
 //! there are entries for named users or groups.
 
 use cuttlefs_common::status::Status;

@@ -118,8 +118,6 @@ start_server() {
         cat "$WORK/format.log" >&2
         die "format failed"
     }
-    # Over tcp it is TLS that is tested. The server makes the key when it starts.
-    export CUTTLEFS_KEY=$POOL/key
     launch_server
 }
 
@@ -133,6 +131,8 @@ server_url() {
 }
 
 launch_server() {
+    # Over tcp it is TLS that is tested. The server makes the key when it starts.
+    export CUTTLEFS_KEY=$POOL/key
     # Below the range the kernel takes ephemeral ports from, so that nobody gets it by chance between two starts.
     PORT=${PORT:-$((20000 + $$ % 10000))}
     SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
