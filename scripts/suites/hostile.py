@@ -201,6 +201,9 @@ class Peer:
 def new_client():
     return os.urandom(16)
 
+# Status of an answer: this peer's share is used.
+BUSY = 16
+
 
 class Attack:
     def __init__(self, path, name, seconds):
@@ -223,7 +226,12 @@ class Attack:
         status, reply = peer.call(lookup(peer.root, self.name))
         assert status == 0, f"lookup: {status}"
         ino, _ = take_varint(reply, 1)
-        status, reply = peer.call(open_file(ino))
+        # The keys of an attack before this one go with its sessions' leases.
+        for _ in range(300):
+            status, reply = peer.call(open_file(ino))
+            if status != BUSY:
+                break
+            time.sleep(0.1)
         assert status == 0, f"open: {status}"
         return ino, take_varint(reply, 1)[0]
 
