@@ -166,12 +166,13 @@ impl Server {
         by: ClientChange,
         what: Restored<'_>,
     ) -> Result<bool, Status> {
-        let set_length = async |size| {
+        let grow = async || {
+            let Restored::End(size) = what else { return Ok(()) };
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let commit = |data| self.set_attr(who, owner, file.ino(), &set, Some(data));
-            tier::restore_length(&self.regions, disk, file, size, commit).await
+            tier::truncate_for(&self.regions, disk, file, size, None, commit).await.map(|_| ())
         };
-        tier::restore(&self.regions, disk, file, by, what, set_length).await
+        tier::restore(&self.regions, disk, file, by, what, grow).await
     }
 
     /// Where every answered mutation is durable: waits until everything done so far is.

@@ -273,7 +273,6 @@ impl Kept {
                 .map(|(offset, bytes)| (change, Restored::Bytes { offset, bytes }))
                 .collect(),
             What::End => vec![(change, Restored::End(offset))],
-            What::Reaches => vec![(change, Restored::Reaches(offset))],
             What::Allocate { len, how } => {
                 vec![(change, Restored::Allocate { offset, len: *len, how: *how })]
             }

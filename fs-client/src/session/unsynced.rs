@@ -5,7 +5,7 @@
 //! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery has the next server restore them. Each names the
 //! file's change counter when it was answered: by that the server knows what came later, of this mount's and of others'.
 //!
-//! What sets a file's length or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
+//! What makes a file longer or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
 //! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
 //!
 //! # Bounds
@@ -37,8 +37,6 @@ pub(crate) enum What {
     Bytes(Vec<u8>),
     /// The file was made to end here.
     End,
-    /// It ended here or behind it.
-    Reaches,
     /// fallocate(2).
     Allocate {
         /// Bytes of the range.
@@ -64,7 +62,7 @@ impl Kept {
     fn cost(&self) -> usize {
         match &self.what {
             What::Bytes(bytes) => bytes.len() + ENTRY_BYTES,
-            What::End | What::Reaches | What::Allocate { .. } => ENTRY_BYTES,
+            What::End | What::Allocate { .. } => ENTRY_BYTES,
         }
     }
 
@@ -76,7 +74,7 @@ impl Kept {
             What::Bytes(_) | What::Allocate { .. } if room == 0 => return None,
             What::Bytes(bytes) => bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX)),
             What::Allocate { len, .. } => *len = (*len).min(room),
-            What::End | What::Reaches => {}
+            What::End => {}
         }
         Some(self)
     }
@@ -86,7 +84,7 @@ impl Kept {
         let len = match &self.what {
             What::Bytes(bytes) => bytes.len() as u64,
             What::Allocate { len, .. } => *len,
-            What::End | What::Reaches => 0,
+            What::End => 0,
         };
         (self.offset, self.offset.saturating_add(len))
     }
@@ -105,7 +103,7 @@ impl Kept {
         let grows = match &self.what {
             What::Bytes(_) => true,
             What::Allocate { how: Reserve { keep_size } | ZeroRange { keep_size }, .. } => !keep_size,
-            What::Allocate { how: Allocate::PunchHole, .. } | What::End | What::Reaches => false,
+            What::Allocate { how: Allocate::PunchHole, .. } | What::End => false,
         };
         grows.then(|| self.span().1)
     }
@@ -283,7 +281,7 @@ impl Unsynced {
     }
 
     /// Notes that `session` has cut or grown a file to `size`. Of a file that was cut, this is what recovery must not
-    /// write past, and what the server may have lost with the machine; of one that has grown, the server may forget it.
+    /// write past; of one that has grown, the server may forget it.
     fn note_end(&self, session: u64, ino: InodeNo, size: u64, change: u64) {
         let mut state = self.state.lock();
         state.rewrite(ino, |kept| kept.cut_to(size).into_iter().collect());
@@ -311,7 +309,7 @@ impl Unsynced {
                 state.rewrite(ino, |kept| kept.unpunched(offset, end));
             }
             if let Some(left_behind) = left_behind {
-                state.note_operation(session, ino, left_behind, What::Reaches, change);
+                state.note_operation(session, ino, left_behind, What::End, change);
             }
         }
         state.note_operation(session, ino, offset, What::Allocate { len, how }, change);
@@ -540,7 +538,7 @@ mod tests {
         let unsynced = unsynced();
         let ends = || {
             let kept = unsynced.changes_of(INO).0;
-            kept.iter().filter(|kept| kept.what == What::Reaches).map(|kept| kept.offset).collect::<Vec<_>>()
+            kept.iter().filter(|kept| kept.what == What::End).map(|kept| kept.offset).collect::<Vec<_>>()
         };
         unsynced.note_allocate(1, INO, (10, 20), Allocate::ZeroRange { keep_size: true }, 100);
         unsynced.note_allocate(1, INO, (0, 100), Allocate::PunchHole, 100);
@@ -566,7 +564,7 @@ mod tests {
             [
                 (0, allocated(4096, reserve)),
                 (8192, allocated(8192, reserve)),
-                (16_385, What::Reaches),
+                (16_385, What::End),
                 (16_384, allocated(1, Allocate::PunchHole)),
                 (4096, allocated(4000, Allocate::PunchHole)),
             ]
@@ -588,7 +586,7 @@ mod tests {
         };
         let kept: Vec<_> = all(1000);
         let written = (0, What::Bytes(b"wr".to_vec()));
-        let reached = (7, What::Reaches);
+        let reached = (7, What::End);
         assert_eq!(kept, [(100, What::End), written.clone(), reached.clone(), (2, punch(90))]);
         let kept: Vec<_> = all(50);
         assert_eq!(kept, [written, reached, (2, punch(48))], "it never was longer");

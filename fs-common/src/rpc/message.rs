@@ -113,7 +113,7 @@ pub enum Restored<'a> {
         #[serde(with = "serde_bytes")]
         bytes: &'a [u8],
     },
-    /// The file was made to end here: whatever had been behind it was cut off.
+    /// The file was made to end here.
     End(u64),
     /// fallocate(2).
     Allocate {
@@ -126,8 +126,6 @@ pub enum Restored<'a> {
     },
     /// Something the client has no copy of: it can only be told whether it was lost.
     NotKept,
-    /// The file ended here or behind it.
-    Reaches(u64),
 }
 
 /// What to seek for.

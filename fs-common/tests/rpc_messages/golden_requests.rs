@@ -306,7 +306,6 @@ fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
             vec![39, 6, 7, 2, 1, 2, 1],
         ),
         (restore(Restored::NotKept), vec![39, 6, 7, 3]),
-        (restore(Restored::Reaches(300)), vec![39, 6, 7, 4, 0xac, 0x02]),
     ]
 }
 

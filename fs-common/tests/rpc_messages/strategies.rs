@@ -350,7 +350,6 @@ fn restored() -> impl Strategy<Value = Restored<'static>> {
             .prop_map(|((offset, len), how)| Restored::Allocate { offset, len, how })
             .boxed(),
         Just(Restored::NotKept).boxed(),
-        any::<u64>().prop_map(Restored::Reaches).boxed(),
     ])
 }
 

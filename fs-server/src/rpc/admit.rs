@@ -105,7 +105,7 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             Restored::Bytes { offset, bytes } => check_range(offset, bytes.len() as u64)?,
             Restored::Allocate { len: 0, .. } => return Err(Status::Invalid),
             Restored::Allocate { offset, len, .. } => check_range(offset, len)?,
-            Restored::End(size) | Restored::Reaches(size) => check_range(0, size)?,
+            Restored::End(size) => check_range(0, size)?,
             Restored::NotKept => {}
         },
         Request::CopyRange { from_offset, to_offset, len, .. } => {

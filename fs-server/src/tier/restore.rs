@@ -54,7 +54,7 @@ impl Changing<'_> {
     }
 }
 
-/// Makes a client's change again where nothing newer stands. `set_length` makes the file end there. Whether some of it is lost.
+/// Makes a client's change again where nothing newer stands. `grow` makes the file longer. Whether some of it is lost.
 ///
 /// # Errors
 /// As writing, allocating, and growing.
@@ -64,7 +64,7 @@ pub async fn restore(
     file: &Arc<FileRegion>,
     by: ClientChange,
     what: Restored<'_>,
-    set_length: impl AsyncFnOnce(u64) -> Result<(), Status>,
+    grow: impl AsyncFnOnce() -> Result<(), Status>,
 ) -> Result<bool, Status> {
     let _alone = file.changes.write().await;
     file.usable()?;
@@ -72,11 +72,9 @@ pub async fn restore(
     let (start, end) = match what {
         Restored::Bytes { offset, bytes } => (offset, offset.saturating_add(bytes.len() as u64)),
         Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
-        // What was behind the end was cut off, whether the file was longer or not: others may bring it back.
-        Restored::End(size) => (size, u64::MAX),
         // Whoever made it longer has changed it since, or it was never shorter.
-        Restored::Reaches(size) if size <= file.size() => return Ok(false),
-        Restored::Reaches(size) => (size - 1, size),
+        Restored::End(size) if size <= file.size() => return Ok(false),
+        Restored::End(size) => (size - 1, size),
         Restored::NotKept => (0, 1),
     };
     let parts = regions.newer.judge(ino, by, (start, end), || {
@@ -85,7 +83,7 @@ pub async fn restore(
         Ok(written)
     })?;
     let mut lost = false;
-    let mut set_length = Some(set_length);
+    let mut grow = Some(grow);
     for (from, to, verdict) in parts {
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
@@ -101,23 +99,7 @@ pub async fn restore(
             (Verdict::Restore, Restored::Allocate { how, .. }) => {
                 allocate_for(regions, disk, file, (from, to - from), how, None).await?;
             }
-            (Verdict::Restore, Restored::End(end)) if to == u64::MAX => {
-                // What is newer and stands behind the end keeps the file as long as it reaches.
-                let size = file.size();
-                let kept = if size > from { from } else { size.max(end) };
-                if kept != size {
-                    set_length.take().expect("the last part is one")(kept).await?;
-                }
-            }
-            (Verdict::Restore, Restored::End(_)) => {
-                let to = to.min(file.size());
-                if from < to {
-                    allocate_for(regions, disk, file, (from, to - from), Allocate::PunchHole, None).await?;
-                }
-            }
-            (Verdict::Restore, Restored::Reaches(size)) => {
-                set_length.take().expect("it is one part")(size).await?;
-            }
+            (Verdict::Restore, Restored::End(_)) => grow.take().expect("an end is one part")().await?,
         }
         if gives_contents(&what) {
             regions.newer.restored(ino, by, from, to);
@@ -134,10 +116,5 @@ pub async fn restore(
 /// Whether it gives bytes other contents.
 fn gives_contents(what: &Restored<'_>) -> bool {
     use Allocate::{PunchHole, ZeroRange};
-    matches!(
-        what,
-        Restored::Bytes { .. }
-            | Restored::End(_)
-            | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. }
-    )
+    matches!(what, Restored::Bytes { .. } | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. })
 }
