@@ -28,8 +28,10 @@ mkdir "$logs"
 cuts=false
 suite_leave() {
     local at
+    # The kernel lets go of an ended process's io_uring, and so of its files, a moment later: then lazily, and without a word, for
+    # the last line is the summary.
     for at in cut pool outer; do
-        ! mountpoint -q "$WORK/$at" || umount "$WORK/$at" || umount -l "$WORK/$at"
+        ! mountpoint -q "$WORK/$at" || umount "$WORK/$at" 2>/dev/null || umount -l "$WORK/$at"
     done
 }
 make_disks() {
