@@ -26,21 +26,20 @@ const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, tr
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
 /// What has been done, in the order of the answers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Done {
     client: usize,
     start: u64,
     end: u64,
     /// 0: zeros, or nothing.
     value: u8,
-    is_cut: bool,
     /// A sync has covered it.
     synced: bool,
     /// A server died with it, and its client has not come back.
     pending: bool,
     /// It is restored, if its client is not told otherwise.
     restored: bool,
-    /// Its client was told that something is lost, or nobody would tell.
+    /// Its client was told that something is lost.
     may_be_missing: bool,
 }
 
@@ -115,12 +114,12 @@ impl Walk {
         }
     }
 
-    fn note(&mut self, client: usize, start: u64, end: u64, value: u8, is_cut: bool) {
+    fn note(&mut self, client: usize, start: u64, end: u64, value: u8) {
         for other in self.clients.iter_mut().filter(|other| other.is_behind) {
             other.may_lose = true;
         }
         let (synced, pending, restored, may_be_missing) = (false, false, false, false);
-        self.done.push(Done { client, start, end, value, is_cut, synced, pending, restored, may_be_missing });
+        self.done.push(Done { client, start, end, value, synced, pending, restored, may_be_missing });
     }
 
     fn fsync(&mut self, client: usize) {
@@ -149,41 +148,11 @@ impl Walk {
             self.world.kill()
         }
         self.world.start();
-        if power {
-            self.lose_cuts();
-        }
-        self.done.iter_mut().filter(|done| !done.synced && !done.is_cut).for_each(|done| done.pending = true);
-        // Nor does who misses two servers know what went over it in between.
+        self.done.iter_mut().filter(|done| !done.synced).for_each(|done| done.pending = true);
+        // Who misses two servers does not know what went over it in between.
         for client in &mut self.clients {
             client.may_lose |= client.is_behind;
             client.is_behind = true;
-        }
-    }
-
-    /// Power is lost: nobody brings a cut back that was not synced, nor what its client has forgotten for it.
-    fn lose_cuts(&mut self) {
-        let mut index = 0;
-        while index < self.done.len() {
-            let Done { client, start: cut, is_cut, synced, .. } = self.done[index];
-            index += 1;
-            if !is_cut || synced {
-                continue;
-            }
-            self.done[index - 1].may_be_missing = true;
-            let earlier = self.done.drain(..index - 1).collect::<Vec<_>>();
-            let with_parts = earlier.into_iter().flat_map(|done| {
-                // What was restored before is durable.
-                let is_forgotten = done.client == client && !done.synced && !done.restored && done.end > cut;
-                if !is_forgotten {
-                    return vec![done];
-                }
-                let kept = Done { end: cut, ..done };
-                let forgotten = Done { start: done.start.max(cut), may_be_missing: true, ..done };
-                if kept.start < cut { vec![kept, forgotten] } else { vec![forgotten] }
-            });
-            let with_parts = with_parts.collect::<Vec<_>>();
-            index += with_parts.len() - (index - 1);
-            self.done.splice(..0, with_parts);
         }
     }
 
@@ -213,25 +182,25 @@ impl Walk {
             0..8 => {
                 let written = one.volume.write(&CALLER, one.file, start, &vec![value; len as usize]);
                 assert_eq!(written, Ok(len as u32));
-                self.note(client, start, start + len, value, false);
+                self.note(client, start, start + len, value);
                 format!("{client} writes {value} to {start}..{}", start + len)
             }
             8..13 => {
                 let start = one.volume.get_attr(&CALLER, one.ino).expect("attr").size;
                 let written = one.volume.write(&CALLER, one.log, 0, &vec![value; len as usize]);
                 assert_eq!(written, Ok(len as u32));
-                self.note(client, start, start + len, value, false);
+                self.note(client, start, start + len, value);
                 format!("{client} appends {value} to {start}..{}", start + len)
             }
             13..15 => {
                 let set = SetAttr { size: Some(start), ..SetAttr::default() };
                 one.volume.set_attr(&CALLER, one.ino, set).expect("cut");
-                self.note(client, start, u64::MAX, 0, true);
+                self.note(client, start, u64::MAX, 0);
                 format!("{client} cuts to {start}")
             }
             15..17 => {
                 one.volume.allocate(&CALLER, one.file, start, len, Allocate::PunchHole).expect("punch");
-                self.note(client, start, start + len, 0, false);
+                self.note(client, start, start + len, 0);
                 format!("{client} punches {start}..{}", start + len)
             }
             _ => return self.fsync(client),

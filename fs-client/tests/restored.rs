@@ -11,9 +11,13 @@ use cuttlefs_common::life::End;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rpc::{Allocate, Request};
 use cuttlefs_common::status::Status;
+use cuttlefs_server::server::Server;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 use world::contents::{CALLER, read};
-use world::{Crash, LEASE, World, WorldConfig};
+use world::{Crash, Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
@@ -266,6 +270,52 @@ fn a_cut_of_an_earlier_life_hides_nothing_that_was_written_since() {
 }
 
 #[test]
+fn a_cut_is_restored_between_what_came_before_and_behind_it_also_when_power_took_it() {
+    for (first, power) in [(0, false), (0, true), (1, false), (1, true)] {
+        let world = World::new(CONFIG);
+        let users = [User::new(&world), User::new(&world)];
+        let [one, two] = &users;
+        one.write(0, b"0123456789");
+        assert_eq!(one.fsync(), Ok(()));
+        two.write(6, b"older");
+        one.cut(4);
+        two.write(8, b"new");
+        let expected = b"0123\0\0\0\0new";
+        kill(&world, power);
+        users[first].come_back();
+        users[1 - first].come_back();
+        assert_eq!(one.all(), expected, "{first} came first, power lost: {power}");
+        assert_eq!((one.fsync(), two.fsync()), (Ok(()), Ok(())));
+        kill(&world, true);
+        assert_eq!(two.all(), expected, "{first} came first, power lost: {power}");
+    }
+}
+
+#[test]
+fn where_a_file_was_made_longer_nobody_restores_what_was_there_before() {
+    for away_first in [false, true] {
+        let world = World::new(CONFIG);
+        let users = [User::new(&world), User::new(&world)];
+        let [away, stays] = &users;
+        stays.write(0, b"0123");
+        assert_eq!(stays.fsync(), Ok(()));
+        away.write(8, b"lost");
+        kill(&world, false);
+        stays.cut(6);
+        stays.write(20, b"end");
+        kill(&world, false);
+        let [first, second] = if away_first { [away, stays] } else { [stays, away] };
+        first.come_back();
+        second.come_back();
+        let expected = [b"0123".as_slice(), &[0; 16], b"end"].concat();
+        assert_eq!(stays.all(), expected, "who was away came first: {away_first}");
+        assert_eq!(stays.fsync(), Ok(()));
+        kill(&world, true);
+        assert_eq!(stays.all(), expected, "who was away came first: {away_first}");
+    }
+}
+
+#[test]
 fn what_two_clients_restore_stands_in_the_order_it_was_answered() {
     for first in [0, 1] {
         let world = World::new(CONFIG);
@@ -322,10 +372,7 @@ fn a_recovery_that_dies_at_any_event_loses_nothing() {
             user.write(0, &[b'.'; 9000]);
             assert_eq!(user.fsync(), Ok(()));
             user.write(100, b"one");
-            if !power {
-                // A power loss may take a cut that was not synced.
-                user.cut(8000);
-            }
+            user.cut(8000);
             user.write(8500, b"two");
             user.allocate(4000, 1000, Allocate::PunchHole);
             user.append(b"three");
@@ -347,4 +394,56 @@ fn a_recovery_that_dies_at_any_event_loses_nothing() {
         }
         assert!(events > 20, "{events} events");
     }
+}
+
+/// Whatever moment of a recovery another client's sync makes durable: a file is then as it was once.
+#[test]
+fn a_file_is_nothing_in_a_recovery_that_it_never_was() {
+    let (mut moments, mut seen) = (0, BTreeSet::new());
+    loop {
+        let world = World::new(CONFIG);
+        let (user, other) = (User::new(&world), User::new(&world));
+        let mut versions = vec![user.all()];
+        assert_eq!(user.fsync(), Ok(()));
+        let changes: [&dyn Fn(); 8] = [
+            &|| user.write(0, &[1; 189]),
+            &|| user.write(22, &[2; 6613]),
+            &|| user.write(100, &[3; 90_000]),
+            &|| user.allocate(50_000, 30_000, Allocate::PunchHole),
+            &|| user.cut(20_000),
+            &|| user.write(30_000, &[4; 10]),
+            &|| user.allocate(20, 29_990, Allocate::ZeroRange { keep_size: true }),
+            &|| user.write(30_005, &[5; 10]),
+        ];
+        for change in changes {
+            change();
+            versions.push(user.all());
+        }
+        kill(&world, false);
+        other.come_back();
+        let polls = Cell::new(0);
+        let is_time = move |_: &Server| polls.replace(polls.get() + 1) == moments;
+        let (syncs, looks) = (Rc::new(other), Rc::new(RefCell::new(None)));
+        let (other, found) = (syncs.clone(), looks.clone());
+        world.meanwhile(is_time, move |_| {
+            syncs.volume.session().sync_all(&CALLER).expect("sync");
+            Some(Death::Sudden)
+        });
+        world.behind_death(move || *looks.borrow_mut() = Some(other.all()));
+        user.come_back();
+        if !world.has_acted() {
+            break;
+        }
+        // It may hear of the death only now.
+        user.come_back();
+        let at = |bytes: &Vec<u8>| versions.iter().position(|version| version == bytes);
+        if let Some(found) = found.take() {
+            assert!(at(&found).is_some(), "moment {moments}: {} bytes, which it never was", found.len());
+            seen.insert(at(&found));
+        }
+        assert_eq!(at(&user.all()), Some(versions.len() - 1), "moment {moments}");
+        assert_eq!(user.fsync(), Ok(()));
+        moments += 1;
+    }
+    assert!(seen.len() > 4, "{seen:?} in {moments} moments");
 }

@@ -164,15 +164,14 @@ impl Server {
         owner: RegionOwner,
         file: &Arc<FileRegion>,
         by: ClientChange,
-        what: Restored<'_>,
+        what: Restored<tier::Source<'_>>,
     ) -> Result<bool, Status> {
-        let grow = async || {
-            let Restored::End(size) = what else { return Ok(()) };
+        let set_length = async |size| {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let commit = |data| self.set_attr(who, owner, file.ino(), &set, Some(data));
-            tier::truncate_for(&self.regions, disk, file, size, None, commit).await.map(|_| ())
+            tier::restore_length(&self.regions, disk, file, size, commit).await
         };
-        tier::restore(&self.regions, disk, file, by, what, grow).await
+        tier::restore(&self.regions, disk, file, by, what, set_length).await
     }
 
     /// Where every answered mutation is durable: waits until everything done so far is.

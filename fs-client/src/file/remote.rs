@@ -9,14 +9,14 @@ use super::read;
 use super::volume::{
     Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow, Written,
 };
-use crate::session::{After, Early, LaneGuard, Session};
+use crate::session::{After, DataBuffer, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    Allocate, BlockingLock, DirEntry, MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Opened, Payload,
-    RenameMode, Reply, Request, Rights, SeekFor, Space, SyncScope, XattrMode,
+    Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, Opened, RenameMode, Reply, Request,
+    Rights, SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -183,24 +183,12 @@ impl RemoteVolume {
             }
             other => unexpected(other),
         };
-        if bytes.len() <= MAX_INLINE_BYTES {
-            let build = |_: &_| Request::Write {
-                filekey: file.filekey(),
-                offset,
-                append,
-                payload: Payload::Inline(bytes),
-            };
-            return lane.call(caller, build, |reply, _| take(reply));
-        }
-        let build = |buffer: &crate::session::DataBuffer| {
-            // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
-            buffer.write(bytes);
-            Request::Write {
-                filekey: file.filekey(),
-                offset,
-                append,
-                payload: Payload::Pull(buffer.remote(bytes.len() as u32)),
-            }
+        // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
+        let build = |buffer: &DataBuffer| Request::Write {
+            filekey: file.filekey(),
+            offset,
+            append,
+            payload: buffer.payload(bytes),
         };
         lane.call(caller, build, |reply, _| take(reply))
     }
@@ -252,12 +240,11 @@ impl Volume for RemoteVolume {
             // Nothing changes, so the counter that comes back may be somebody else's change.
             return self.get_attr(caller, ino);
         }
-        let cutting = set.size.map(|size| self.session.unsynced().cutting(ino, size));
         let build = || Request::SetAttr { ino, set };
         let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
         self.session.seen().changed_by_us(ino, attr.change);
-        if let Some(cutting) = cutting {
-            cutting.done(session, attr.change);
+        if let Some(size) = set.size {
+            self.session.unsynced().note_end(session, ino, size, attr.change);
         }
         Ok(attr)
     }
@@ -328,11 +315,10 @@ impl Volume for RemoteVolume {
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let build = || Request::Open { ino, rights, truncate: how.truncate };
-        let cutting = how.truncate.then(|| self.session.unsynced().cutting(ino, 0));
         let (opened, session) =
             self.session.call_noting_session(After::WritesOf(ino), caller, build, opened)?;
-        if let Some(cutting) = cutting {
-            cutting.done(session, opened.attr.change);
+        if how.truncate {
+            self.session.unsynced().note_end(session, ino, 0, opened.attr.change);
         }
         if how.write && !how.append && opened.attr.flags.has(InodeFlags::APPEND_ONLY) {
             // open(2) tells it, not the first write.

@@ -17,8 +17,8 @@ use cuttlefs_common::rdma::{
     WrId,
 };
 use cuttlefs_common::rpc::{
-    HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, RemoteBuffer, Reply, ReplyHeader, Request,
-    RequestHeader,
+    HEADER_LEN, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, Payload, RemoteBuffer, Reply,
+    ReplyHeader, Request, RequestHeader,
 };
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
@@ -393,6 +393,11 @@ impl Lane {
         self.call_raw(session, &session.own_caller(), request, Place::NOWHERE)
     }
 
+    /// Its memory for bytes of requests.
+    pub(super) fn data(&self) -> DataBuffer {
+        DataBuffer { region: self.region.clone() }
+    }
+
     /// A request of a recovery. `seq` moves on when it is answered. `None`: the connection broke.
     pub(super) fn call_recovering(
         &mut self,
@@ -519,7 +524,7 @@ impl<'s> LaneGuard<'s> {
 
     /// The lane's registered data buffer.
     pub(crate) fn data(&self) -> DataBuffer {
-        DataBuffer { region: self.lane.region.clone() }
+        self.lane.data()
     }
 
     /// One-sided, target-translated reads: each run `(offset in request, len)` of the file from `base` on, all
@@ -591,8 +596,17 @@ pub(crate) struct DataBuffer {
 
 impl DataBuffer {
     /// Copies bytes in; they fit, because no request is larger than `MAX_TRANSFER_BYTES`.
-    pub(crate) fn write(&self, bytes: &[u8]) {
+    fn write(&self, bytes: &[u8]) {
         self.region.memory().write(DATA_OFFSET, bytes);
+    }
+
+    /// Bytes of one request: in the message if they are few, otherwise from here.
+    pub(crate) fn payload<'b>(&self, bytes: &'b [u8]) -> Payload<'b> {
+        if bytes.len() <= MAX_INLINE_BYTES {
+            return Payload::Inline(bytes);
+        }
+        self.write(bytes);
+        Payload::Pull(self.remote(bytes.len() as u32))
     }
 
     /// Copies bytes out.

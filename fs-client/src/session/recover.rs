@@ -1,7 +1,7 @@
 //! Attaching, and what follows when the server no longer knows the session: open files and locks are reclaimed before
 //! any other request goes out.
 
-use super::lane::Lane;
+use super::lane::{DataBuffer, Lane};
 use super::unsynced::{Kept, What};
 use super::{After, Attachment, Session, Windows};
 use crate::file::OpenFile;
@@ -10,7 +10,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
 use cuttlefs_common::region::{FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{
-    RECLAIM_FILES_MAX, RESTORE_MAX_BYTES, Reclaim, Reply, Request, Restored, Rights, SyncScope,
+    Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Restored, Rights, SyncScope,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -191,9 +191,10 @@ impl Session {
         let filekey = opened.filekey;
         let (kept, not_kept) = self.unsynced.changes_of(ino);
         let not_kept = not_kept.map(|change| (change, Restored::NotKept));
-        let all = kept.iter().flat_map(Kept::restored).chain(not_kept);
+        let buffer = lane.data();
         let mut is_lost = false;
-        for (change, what) in all {
+        for (change, what) in kept.iter().map(|kept| (kept.change, kept.restored())).chain(not_kept) {
+            let what = in_message(what, &buffer);
             let request = Request::Restore { filekey, change, what };
             is_lost |= match lane.call_recovering(self, &request, seq)? {
                 Ok(body) => match Reply::parse(body) {
@@ -237,47 +238,37 @@ impl Session {
             if synced_by == answered_by {
                 return Ok(());
             }
-            let mut restored_by = None;
-            for (offset, chunk) in chunks(offset, bytes) {
-                let what = Restored::Bytes { offset, bytes: chunk };
-                let restore = || Request::Restore { filekey: file.filekey(), change, what };
-                let take = |reply: Reply<'_>| match reply {
-                    Reply::Restored { lost } => Ok(lost),
-                    _ => Err(FsError::Server(Status::Malformed)),
-                };
-                let (lost, session) =
-                    self.call_noting_session(After::WritesOf(ino), caller, restore, take)?;
-                if lost {
-                    return Err(FsError::Server(Status::Io));
-                }
-                // If a server was lost in between, the sync is answered by another session than the first of them was.
-                restored_by.get_or_insert(session);
+            let mut lane = self.borrow_lane(After::WritesOf(ino))?;
+            let restore = |buffer: &DataBuffer| {
+                let what = in_message(Restored::Bytes { offset, bytes }, buffer);
+                Request::Restore { filekey: file.filekey(), change, what }
+            };
+            let is_lost = lane.call(caller, restore, |reply, _| match reply {
+                Reply::Restored { lost } => Ok(lost),
+                _ => Err(FsError::Server(Status::Malformed)),
+            })?;
+            if is_lost {
+                return Err(FsError::Server(Status::Io));
             }
-            answered_by = restored_by.unwrap_or(synced_by);
+            answered_by = lane.session_number();
         }
     }
-}
-
-/// Bytes in pieces that fit a message, with their places.
-fn chunks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
-    let places = (0..).map(move |index: u64| offset + index * RESTORE_MAX_BYTES as u64);
-    places.zip(bytes.chunks(RESTORE_MAX_BYTES))
 }
 
 impl Kept {
-    /// As requests tell it, with its counter.
-    fn restored(&self) -> Vec<(u64, Restored<'_>)> {
-        let Self { change, offset, .. } = *self;
+    fn restored(&self) -> Restored<&[u8]> {
+        let offset = self.offset;
         match &self.what {
-            What::Bytes(bytes) => chunks(offset, bytes)
-                .map(|(offset, bytes)| (change, Restored::Bytes { offset, bytes }))
-                .collect(),
-            What::End => vec![(change, Restored::End(offset))],
-            What::Allocate { len, how } => {
-                vec![(change, Restored::Allocate { offset, len: *len, how: *how })]
-            }
+            What::Bytes(bytes) => Restored::Bytes { offset, bytes },
+            What::End => Restored::End(offset),
+            What::Allocate { len, how } => Restored::Allocate { offset, len: *len, how: *how },
         }
     }
+}
+
+/// As a request tells it; many bytes are pulled from `buffer`.
+fn in_message<'b>(what: Restored<&'b [u8]>, buffer: &DataBuffer) -> Restored<Payload<'b>> {
+    what.map(|bytes| buffer.payload(bytes))
 }
 
 fn map_windows(windows: &[Arc<dyn RemoteWindow>]) -> Option<Windows> {

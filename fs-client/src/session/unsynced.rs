@@ -5,7 +5,9 @@
 //! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery has the next server restore them. Each names the
 //! file's change counter when it was answered: by that the server knows what came later, of this mount's and of others'.
 //!
-//! What makes a file longer or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
+//! What sets a file's length or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
+//! Each is kept whole, also where a later one has overtaken some of it, and restored whole: so a file goes through nothing in
+//! recovery but what it was before, and a crash in the midst of it leaves nothing else.
 //! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
 //!
 //! # Bounds
@@ -16,10 +18,10 @@
 //! # Invariants
 //! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not
 //!   taken, and the caller restores it by himself.
-//! * Entries go away only by a sync that began after they were noted, or by a change of the same range. A recovery ends with
-//!   such a sync: there are only entries of the server's present life.
+//! * Entries go away only by a sync that began after they were noted. A recovery ends with such a sync: there are only entries of
+//!   the server's present life.
 
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
@@ -66,126 +68,15 @@ impl Kept {
         }
     }
 
-    /// What is left of it once the file was cut to `size`.
-    fn cut_to(mut self, size: u64) -> Option<Self> {
-        let room = size.checked_sub(self.offset)?;
-        match &mut self.what {
-            // Nothing written past the new end is there any more; at the end itself there is nothing.
-            What::Bytes(_) | What::Allocate { .. } if room == 0 => return None,
-            What::Bytes(bytes) => bytes.truncate(usize::try_from(room).unwrap_or(usize::MAX)),
-            What::Allocate { len, .. } => *len = (*len).min(room),
-            What::End => {}
-        }
-        Some(self)
-    }
-
-    /// From where to where it goes.
-    fn span(&self) -> (u64, u64) {
-        let len = match &self.what {
-            What::Bytes(bytes) => bytes.len() as u64,
-            What::Allocate { len, .. } => *len,
-            What::End => 0,
-        };
-        (self.offset, self.offset.saturating_add(len))
-    }
-
     /// The range it gives contents to.
     fn range(&self) -> Option<(u64, u64)> {
-        use Allocate::{PunchHole, ZeroRange};
-        let gives =
-            matches!(self.what, What::Bytes(_) | What::Allocate { how: PunchHole | ZeroRange { .. }, .. });
-        gives.then(|| self.span())
-    }
-
-    /// Where the file ends at least once it was made.
-    fn ends(&self) -> Option<u64> {
-        use Allocate::{Reserve, ZeroRange};
-        let grows = match &self.what {
-            What::Bytes(_) => true,
-            What::Allocate { how: Reserve { keep_size } | ZeroRange { keep_size }, .. } => !keep_size,
-            What::Allocate { how: Allocate::PunchHole, .. } | What::End => false,
+        let len = match &self.what {
+            What::Bytes(bytes) => bytes.len() as u64,
+            What::Allocate { len, how: Allocate::PunchHole | Allocate::ZeroRange { .. } } => *len,
+            What::Allocate { how: Allocate::Reserve { .. }, .. } | What::End => return None,
         };
-        grows.then(|| self.span().1)
+        Some((self.offset, self.offset.saturating_add(len)))
     }
-
-    /// What is left of space kept once `[start, end)` was punched. Kept again as it was it would take pages that the punch gave
-    /// back, and that it does not give back again where the file has grown over them since. What is behind the hole in its last
-    /// page goes, too: that page was given back if the file ended there.
-    fn unpunched(self, start: u64, end: u64) -> Vec<Self> {
-        let end = end.checked_next_multiple_of(PAGE_SIZE_U64).unwrap_or(u64::MAX);
-        match self.what {
-            What::Allocate { how: how @ Allocate::Reserve { .. }, .. } => self.beside(how, start, end),
-            _ => vec![self],
-        }
-    }
-
-    /// Its pieces before and behind `[start, end)`, as allocations.
-    fn beside(&self, how: Allocate, start: u64, end: u64) -> Vec<Self> {
-        let (own_start, own_end) = self.span();
-        let piece = |from: u64, to: u64| {
-            let what = |len| What::Allocate { len, how };
-            let Self { number, change, .. } = *self;
-            (from < to).then(|| Kept { number, change, offset: from, what: what(to - from) })
-        };
-        let (before, behind) = (own_end.min(start), own_start.max(end));
-        piece(own_start, before).into_iter().chain(piece(behind, own_end)).collect()
-    }
-
-    /// What is left of zeros once `[start, end)` was given other contents; `Err`: it has bytes, or gives none.
-    fn zeros_without(self, start: u64, end: u64) -> Result<Vec<Self>, Self> {
-        match self.what {
-            What::Allocate { how, .. } if self.range().is_some() => Ok(self.beside(how, start, end)),
-            _ => Err(self),
-        }
-    }
-
-    /// What is left of it once `[start, end)` was given other contents.
-    fn without(self, start: u64, end: u64) -> Vec<Self> {
-        let Kept { number, change, offset, what } = self;
-        let What::Bytes(mut bytes) = what else {
-            return vec![Kept { number, change, offset, what }];
-        };
-        let own_end = offset + bytes.len() as u64;
-        if own_end <= start || offset >= end {
-            return vec![Kept { number, change, offset, what: What::Bytes(bytes) }];
-        }
-        let mut rest = Vec::new();
-        if own_end > end {
-            let behind = bytes[(end - offset) as usize..].to_vec();
-            rest.push(Kept { number, change, offset: end, what: What::Bytes(behind) });
-        }
-        if offset < start {
-            bytes.truncate((start - offset) as usize);
-            rest.push(Kept { number, change, offset, what: What::Bytes(bytes) });
-        }
-        rest
-    }
-}
-
-/// Changes in their order, without what later ones among them gave other contents. The file must not go through what it
-/// was before: that may be older than what another client's sync has made durable, and power may fail in between.
-fn last_only(kept: Vec<Kept>) -> Vec<Kept> {
-    let mut newer: Vec<(u64, u64)> = Vec::new();
-    let mut last = Vec::new();
-    for change in kept.into_iter().rev() {
-        let range = change.range();
-        let Some((start, end)) = range else {
-            last.push(change);
-            continue;
-        };
-        let mut pieces = vec![change];
-        for (from, to) in newer.iter().copied().filter(|(from, to)| *from < end && start < *to) {
-            let cut =
-                |piece: Kept| piece.zeros_without(from, to).unwrap_or_else(|kept| kept.without(from, to));
-            pieces = pieces.into_iter().flat_map(cut).collect();
-        }
-        last.extend(pieces);
-        newer.push((start, end));
-    }
-    last.reverse();
-    // As the server did them: what it has restored of a client is known by the last counter.
-    last.sort_by_key(|kept| kept.change);
-    last
 }
 
 #[derive(Debug, Default)]
@@ -208,8 +99,6 @@ struct State {
     cost: usize,
     /// In order: what is written again is written in the same order each time.
     files: BTreeMap<InodeNo, FileWrites>,
-    /// Truncations under way, with their new lengths.
-    cutting: Vec<(InodeNo, u64)>,
     failed: HashSet<InodeNo>,
 }
 
@@ -230,30 +119,6 @@ impl State {
             }
             None => file.dropped = Some((number, change)),
         }
-    }
-
-    fn note_operation(&mut self, session: u64, ino: InodeNo, offset: u64, what: What, change: u64) {
-        if self.durable_answers {
-            return;
-        }
-        if self.session != session {
-            // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
-            self.failed.insert(ino);
-            return;
-        }
-        let fits = self.cost + ENTRY_BYTES <= MAX_KEPT_BYTES;
-        self.keep(ino, offset, fits.then_some(what), change);
-    }
-
-    /// Puts something else in the place of each change of a file.
-    fn rewrite(&mut self, ino: InodeNo, change: impl Fn(Kept) -> Vec<Kept>) {
-        let Some(file) = self.files.get_mut(&ino) else {
-            return;
-        };
-        let before: usize = file.kept.iter().map(Kept::cost).sum();
-        file.kept = std::mem::take(&mut file.kept).into_iter().flat_map(change).collect();
-        let after: usize = file.kept.iter().map(Kept::cost).sum();
-        self.cost = self.cost - before + after;
     }
 }
 
@@ -280,12 +145,23 @@ impl Unsynced {
         true
     }
 
-    /// Notes that `session` has cut or grown a file to `size`. Of a file that was cut, this is what recovery must not
-    /// write past; of one that has grown, the server may forget it.
-    fn note_end(&self, session: u64, ino: InodeNo, size: u64, change: u64) {
+    fn note_operation(&self, session: u64, ino: InodeNo, offset: u64, what: What, change: u64) {
         let mut state = self.state.lock();
-        state.rewrite(ino, |kept| kept.cut_to(size).into_iter().collect());
-        state.note_operation(session, ino, size, What::End, change);
+        if state.durable_answers {
+            return;
+        }
+        if state.session != session {
+            // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
+            state.failed.insert(ino);
+            return;
+        }
+        let fits = state.cost + ENTRY_BYTES <= MAX_KEPT_BYTES;
+        state.keep(ino, offset, fits.then_some(what), change);
+    }
+
+    /// Notes that `session` has made a file end at `size`; `change` is the file's counter then.
+    pub(crate) fn note_end(&self, session: u64, ino: InodeNo, size: u64, change: u64) {
+        self.note_operation(session, ino, size, What::End, change);
     }
 
     /// Notes what `session` has allocated, zeroed or punched; `change` is the file's counter then.
@@ -297,22 +173,7 @@ impl Unsynced {
         how: Allocate,
         change: u64,
     ) {
-        let mut state = self.state.lock();
-        if !matches!(how, Allocate::Reserve { .. }) {
-            let end = offset.saturating_add(len);
-            // Bytes that go from the file's end leave its length behind, which zeroing does not give back.
-            let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
-            let left_behind =
-                kept.filter_map(Kept::ends).filter(|own| (offset + 1..=end).contains(own)).max();
-            state.rewrite(ino, |kept| kept.without(offset, end));
-            if how == Allocate::PunchHole {
-                state.rewrite(ino, |kept| kept.unpunched(offset, end));
-            }
-            if let Some(left_behind) = left_behind {
-                state.note_operation(session, ino, left_behind, What::End, change);
-            }
-        }
-        state.note_operation(session, ino, offset, What::Allocate { len, how }, change);
+        self.note_operation(session, ino, offset, What::Allocate { len, how }, change);
     }
 
     /// Notes that `session` has written to this file by itself: there are no bytes to keep here, nor to write again.
@@ -334,13 +195,6 @@ impl Unsynced {
         let state = self.state.lock();
         let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
         len > 0 && kept.filter_map(Kept::range).any(|(from, to)| from < end && offset < to)
-    }
-
-    /// A truncation is going to be sent. Until what this gives is dropped, nothing past `size` is written again: the
-    /// server that was lost may have cut the file already, and another one does not cut it twice.
-    pub(crate) fn cutting(&self, ino: InodeNo, size: u64) -> Cutting<'_> {
-        self.state.lock().cutting.push((ino, size));
-        Cutting { unsynced: self, ino, size }
     }
 
     /// A sync begins.
@@ -399,18 +253,16 @@ impl Unsynced {
         self.state.lock().files.keys().copied().collect()
     }
 
-    /// What to restore of a file, in order, no byte twice, and the counter of the last change that was not kept.
+    /// What to restore of a file, in the order in which the server did it: what it has restored of a client is known by the last
+    /// counter. And the counter of the last change that was not kept.
     pub(super) fn changes_of(&self, ino: InodeNo) -> (Vec<Kept>, Option<u64>) {
         let state = self.state.lock();
         let Some(file) = state.files.get(&ino) else {
             return (Vec::new(), None);
         };
-        let not_kept = file.dropped.map(|(_, change)| change);
         let mut kept = file.kept.clone();
-        for (_, size) in state.cutting.iter().filter(|(cut, _)| *cut == ino) {
-            kept = kept.into_iter().filter_map(|kept| kept.cut_to(*size)).collect();
-        }
-        (last_only(kept), not_kept)
+        kept.sort_by_key(|kept| kept.change);
+        (kept, file.dropped.map(|(_, change)| change))
     }
 
     /// The file's writes cannot be written again; `gone`: because there is no such file any more.
@@ -440,29 +292,6 @@ impl Unsynced {
     }
 }
 
-/// A truncation under way.
-pub(crate) struct Cutting<'u> {
-    unsynced: &'u Unsynced,
-    ino: InodeNo,
-    size: u64,
-}
-
-impl Cutting<'_> {
-    /// `session` has done it; `change` is the file's counter now.
-    pub(crate) fn done(self, session: u64, change: u64) {
-        self.unsynced.note_end(session, self.ino, self.size, change);
-    }
-}
-
-impl Drop for Cutting<'_> {
-    fn drop(&mut self) {
-        let mut state = self.unsynced.state.lock();
-        if let Some(at) = state.cutting.iter().position(|cut| *cut == (self.ino, self.size)) {
-            state.cutting.swap_remove(at);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -488,24 +317,6 @@ mod tests {
     }
 
     #[test]
-    fn the_file_does_not_go_through_what_it_was_before() {
-        let unsynced = unsynced();
-        assert!(unsynced.note(1, INO, 0, b"first", 1));
-        unsynced.note_allocate(1, INO, (10, 20), Allocate::PunchHole, 100);
-        assert!(unsynced.note(1, INO, 12, b"over zeros", 2));
-        assert!(unsynced.note(1, INO, 1, b"ver", 3));
-        let kept = unsynced.changes_of(INO).0;
-        let made: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
-        let zeros = |len| What::Allocate { len, how: Allocate::PunchHole };
-        let mut bytes: Vec<_> =
-            made.iter().filter(|(_, what)| matches!(what, What::Bytes(_))).cloned().collect();
-        bytes.sort_by_key(|(offset, _)| *offset);
-        let expected = [(0, &b"f"[..]), (1, b"ver"), (4, b"t"), (12, b"over zeros")];
-        assert_eq!(bytes, expected.map(|(offset, bytes)| (offset, What::Bytes(bytes.to_vec()))));
-        assert!(made.contains(&(10, zeros(2))) && made.contains(&(22, zeros(8))) && made.len() == 6);
-    }
-
-    #[test]
     fn a_sync_frees_what_was_before_it() {
         let unsynced = unsynced();
         assert!(unsynced.note(1, INO, 0, b"before", 1));
@@ -520,96 +331,33 @@ mod tests {
     }
 
     #[test]
-    fn changed_ranges_are_cut_out() {
+    fn changes_are_kept_whole_and_in_the_order_of_their_counters() {
         let unsynced = unsynced();
-        unsynced.note(1, INO, 10, b"0123456789", 1);
-        unsynced.note_allocate(1, INO, (13, 2), Allocate::PunchHole, 100);
-        assert_eq!(ranges(&unsynced), [(15, b"56789".to_vec()), (10, b"012".to_vec())]);
-        unsynced.cutting(INO, 16).done(1, 2);
-        assert_eq!(ranges(&unsynced), [(15, b"5".to_vec()), (10, b"012".to_vec())]);
-        unsynced.cutting(INO, 0).done(1, 3);
-        assert_eq!(ranges(&unsynced), []);
-        unsynced.synced(None, unsynced.mark());
-        assert_eq!(unsynced.state.lock().cost, 0);
-    }
-
-    #[test]
-    fn what_keeps_the_length_leaves_none_behind() {
-        let unsynced = unsynced();
-        let ends = || {
-            let kept = unsynced.changes_of(INO).0;
-            kept.iter().filter(|kept| kept.what == What::End).map(|kept| kept.offset).collect::<Vec<_>>()
-        };
-        unsynced.note_allocate(1, INO, (10, 20), Allocate::ZeroRange { keep_size: true }, 100);
-        unsynced.note_allocate(1, INO, (0, 100), Allocate::PunchHole, 100);
-        unsynced.note_allocate(1, INO, (0, 200), Allocate::PunchHole, 100);
-        assert_eq!(ends(), [0; 0]);
-        unsynced.note_allocate(1, INO, (5, 20), Allocate::ZeroRange { keep_size: false }, 100);
-        unsynced.note_allocate(1, INO, (0, 100), Allocate::PunchHole, 100);
-        assert_eq!(ends(), [25], "that has grown the file");
-    }
-
-    #[test]
-    fn space_that_was_punched_is_not_kept_again() {
-        let unsynced = unsynced();
-        let reserve = Allocate::Reserve { keep_size: false };
-        unsynced.note_allocate(1, INO, (0, 16_385), reserve, 100);
-        unsynced.note_allocate(1, INO, (16_384, 1), Allocate::PunchHole, 100);
-        unsynced.note_allocate(1, INO, (4096, 4000), Allocate::PunchHole, 100);
-        let kept = unsynced.changes_of(INO).0;
-        let kept: Vec<_> = kept.into_iter().map(|kept| (kept.offset, kept.what)).collect();
-        let allocated = |len, how| What::Allocate { len, how };
+        let punch = What::Allocate { len: 90, how: Allocate::PunchHole };
+        assert!(unsynced.note(1, INO, 2, b"answered late", 3));
+        assert!(unsynced.note(1, INO, 0, b"first", 1));
+        unsynced.note_end(1, INO, 4, 4);
+        unsynced.note_allocate(1, INO, (1, 90), Allocate::PunchHole, 5);
+        assert!(unsynced.note(1, INO, 0, b"all of it", 2));
+        let kept = unsynced.changes_of(INO).0.into_iter();
+        let kept: Vec<_> = kept.map(|kept| (kept.change, kept.offset, kept.what)).collect();
+        let written = |bytes: &[u8]| What::Bytes(bytes.to_vec());
         assert_eq!(
             kept,
             [
-                (0, allocated(4096, reserve)),
-                (8192, allocated(8192, reserve)),
-                (16_385, What::End),
-                (16_384, allocated(1, Allocate::PunchHole)),
-                (4096, allocated(4000, Allocate::PunchHole)),
+                (1, 0, written(b"first")),
+                (2, 0, written(b"all of it")),
+                (3, 2, written(b"answered late")),
+                (4, 4, What::End),
+                (5, 1, punch),
             ]
         );
-    }
-
-    #[test]
-    fn operations_are_kept_in_order_and_cut_with_the_file() {
-        let unsynced = unsynced();
-        let punch = |len| What::Allocate { len, how: Allocate::PunchHole };
-        unsynced.cutting(INO, 100).done(1, 1);
-        unsynced.note(1, INO, 0, b"written", 2);
-        unsynced.note_allocate(1, INO, (2, 90), Allocate::PunchHole, 100);
-        let all = |size| {
-            let cutting = unsynced.cutting(INO, size);
-            let kept = unsynced.changes_of(INO).0.into_iter().map(|kept| (kept.offset, kept.what)).collect();
-            drop(cutting);
-            kept
-        };
-        let kept: Vec<_> = all(1000);
-        let written = (0, What::Bytes(b"wr".to_vec()));
-        let reached = (7, What::End);
-        assert_eq!(kept, [(100, What::End), written.clone(), reached.clone(), (2, punch(90))]);
-        let kept: Vec<_> = all(50);
-        assert_eq!(kept, [written, reached, (2, punch(48))], "it never was longer");
-        let kept: Vec<_> = all(0);
-        assert_eq!(kept, []);
+        unsynced.synced(None, unsynced.mark());
+        assert_eq!(unsynced.state.lock().cost, 0);
         // A lost server's answer cannot be made good any more.
         unsynced.begin_session(2, false);
         unsynced.note_allocate(1, INO, (0, 1), Allocate::PunchHole, 100);
         assert!(unsynced.take_failed(INO));
-    }
-
-    #[test]
-    fn what_is_being_cut_is_not_written_again() {
-        let unsynced = unsynced();
-        unsynced.note(1, INO, 0, b"0123456789", 1);
-        unsynced.note(1, INO, 20, b"past", 2);
-        let cutting = unsynced.cutting(INO, 4);
-        assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
-        drop(cutting);
-        assert_eq!(ranges(&unsynced).len(), 2, "it failed");
-        unsynced.cutting(INO, 4).done(1, 3);
-        assert_eq!(ranges(&unsynced), [(0, b"0123".to_vec())]);
-        assert!(unsynced.state.lock().cutting.is_empty());
     }
 
     #[test]
@@ -618,7 +366,7 @@ mod tests {
         unsynced.note(1, INO, 10, b"0123456789", 1);
         unsynced.note_allocate(1, INO, (30, 10), Allocate::ZeroRange { keep_size: false }, 100);
         unsynced.note_allocate(1, INO, (100, 10), Allocate::Reserve { keep_size: false }, 100);
-        unsynced.cutting(INO, 200).done(1, 2);
+        unsynced.note_end(1, INO, 200, 2);
         for (offset, len, has) in [
             (0, 10, false),
             (0, 11, true),

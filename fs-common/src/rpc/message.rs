@@ -23,9 +23,6 @@ pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
 /// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
 /// rings of receive buffers stay small.
 pub const MAX_INLINE_BYTES: usize = 16 * 1024;
-/// Largest piece of a write that is restored in one request: as much as a message holds, for a crash between two pieces may leave a
-/// length in the middle of the write.
-pub const RESTORE_MAX_BYTES: usize = 64 * 1024;
 /// Largest read, write or copy of one request: what FUSE sends at most.
 pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.
@@ -102,18 +99,18 @@ pub enum Allocate {
     },
 }
 
-/// A change of contents that a server answered, which may have been killed before it was durable.
+/// A change of contents that a server answered, which may have been killed before it was durable. It is restored whole, as it was
+/// asked for: no state of the file comes back that it never had. In a message `B` is a [`Payload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Restored<'a> {
+pub enum Restored<B> {
     /// These bytes were written.
     Bytes {
         /// Where.
         offset: u64,
-        /// At most [`RESTORE_MAX_BYTES`].
-        #[serde(with = "serde_bytes")]
-        bytes: &'a [u8],
+        /// At least one.
+        bytes: B,
     },
-    /// The file was made to end here.
+    /// The file was made to end here: whatever had been behind it was cut off.
     End(u64),
     /// fallocate(2).
     Allocate {
@@ -126,6 +123,18 @@ pub enum Restored<'a> {
     },
     /// Something the client has no copy of: it can only be told whether it was lost.
     NotKept,
+}
+
+impl<B> Restored<B> {
+    /// The same with its bytes in another form.
+    pub fn map<C>(self, form: impl FnOnce(B) -> C) -> Restored<C> {
+        match self {
+            Self::Bytes { offset, bytes } => Restored::Bytes { offset, bytes: form(bytes) },
+            Self::End(size) => Restored::End(size),
+            Self::Allocate { offset, len, how } => Restored::Allocate { offset, len, how },
+            Self::NotKept => Restored::NotKept,
+        }
+    }
 }
 
 /// What to seek for.
@@ -560,7 +569,7 @@ pub enum Request<'a> {
         change: u64,
         /// The change.
         #[serde(borrow)]
-        what: Restored<'a>,
+        what: Restored<Payload<'a>>,
     },
 }
 

@@ -297,8 +297,8 @@ fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
     let restore = |what| Request::Restore { filekey: FileKey(6), change: 7, what };
     vec![
         (
-            restore(Restored::Bytes { offset: 5, bytes: b"ab" }),
-            joined(&[&[39], &[6], &[7], &[0, 5, 2, b'a', b'b']]),
+            restore(Restored::Bytes { offset: 5, bytes: Payload::Inline(b"ab") }),
+            joined(&[&[39], &[6], &[7], &[0, 5, 0, 2, b'a', b'b']]),
         ),
         (restore(Restored::End(300)), vec![39, 6, 7, 1, 0xac, 0x02]),
         (

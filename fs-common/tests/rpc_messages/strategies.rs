@@ -342,9 +342,9 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
     ])
 }
 
-fn restored() -> impl Strategy<Value = Restored<'static>> {
+fn restored() -> impl Strategy<Value = Restored<Payload<'static>>> {
     Union::new(vec![
-        (any::<u64>(), bytes()).prop_map(|(offset, bytes)| Restored::Bytes { offset, bytes }).boxed(),
+        (any::<u64>(), payload()).prop_map(|(offset, bytes)| Restored::Bytes { offset, bytes }).boxed(),
         any::<u64>().prop_map(Restored::End).boxed(),
         (any::<(u64, u64)>(), allocate())
             .prop_map(|((offset, len), how)| Restored::Allocate { offset, len, how })

@@ -5,8 +5,8 @@ use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
 use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX,
-    RESTORE_MAX_BYTES, Request, Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
+    Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -84,13 +84,7 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             }
         }
         Request::Write { offset, payload, append, .. } => {
-            let len = match payload {
-                Payload::Inline(bytes) if bytes.len() > MAX_INLINE_BYTES => return Err(Status::Invalid),
-                Payload::Inline(bytes) => bytes.len() as u64,
-                Payload::Pull(buffer) if buffer.len > MAX_TRANSFER_BYTES => return Err(Status::Invalid),
-                Payload::Pull(buffer) => u64::from(buffer.len),
-            };
-            check_range(if *append { 0 } else { *offset }, len)?;
+            check_range(if *append { 0 } else { *offset }, payload_len(payload)?)?;
         }
         Request::Allocate { offset, len, .. } => {
             if *len == 0 {
@@ -99,10 +93,10 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             check_range(*offset, *len)?;
         }
         Request::Restore { what, .. } => match *what {
-            Restored::Bytes { bytes, .. } if bytes.is_empty() || bytes.len() > RESTORE_MAX_BYTES => {
-                return Err(Status::Invalid);
-            }
-            Restored::Bytes { offset, bytes } => check_range(offset, bytes.len() as u64)?,
+            Restored::Bytes { offset, bytes } => match payload_len(&bytes)? {
+                0 => return Err(Status::Invalid),
+                len => check_range(offset, len)?,
+            },
             Restored::Allocate { len: 0, .. } => return Err(Status::Invalid),
             Restored::Allocate { offset, len, .. } => check_range(offset, len)?,
             Restored::End(size) => check_range(0, size)?,
@@ -154,6 +148,16 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
 fn check_lock(space: LockSpace, range: LockRange) -> Result<(), Status> {
     let whole = space == LockSpace::Ranges || range == LockRange::WHOLE;
     if range.is_valid() && whole { Ok(()) } else { Err(Status::Invalid) }
+}
+
+/// How many bytes a request brings.
+fn payload_len(payload: &Payload<'_>) -> Result<u64, Status> {
+    match payload {
+        Payload::Inline(bytes) if bytes.len() > MAX_INLINE_BYTES => Err(Status::Invalid),
+        Payload::Inline(bytes) => Ok(bytes.len() as u64),
+        Payload::Pull(buffer) if buffer.len > MAX_TRANSFER_BYTES => Err(Status::Invalid),
+        Payload::Pull(buffer) => Ok(u64::from(buffer.len)),
+    }
 }
 
 fn check_range(offset: u64, len: u64) -> Result<(), Status> {

@@ -34,7 +34,7 @@ pub use reap::reap;
 pub use restore::{Changing, begin_change, restore};
 pub use scrub::{PassFigures, SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 pub use seek::seek;
-pub use truncate::{truncate, truncate_for};
+pub use truncate::{restore_length, truncate, truncate_for};
 pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};
 pub use write_back::{Timer, WRITE_BACK_INTERVAL, release_space, run_write_back, write_back, write_back_all};
 
@@ -58,6 +58,15 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
+    /// Some of them.
+    fn part(self, at: usize, len: usize) -> Self {
+        assert!(at + len <= self.len(), "a part past the write's bytes");
+        match self {
+            Self::Bytes(bytes) => Self::Bytes(&bytes[at..at + len]),
+            Self::Memory { memory, offset, .. } => Self::Memory { memory, offset: offset + at, len },
+        }
+    }
+
     /// How many bytes.
     pub const fn len(&self) -> usize {
         match self {

@@ -54,7 +54,7 @@ impl Changing<'_> {
     }
 }
 
-/// Makes a client's change again where nothing newer stands. `grow` makes the file longer. Whether some of it is lost.
+/// Makes a client's change again where nothing newer stands. `set_length` makes the file end there. Whether some of it is lost.
 ///
 /// # Errors
 /// As writing, allocating, and growing.
@@ -63,28 +63,28 @@ pub async fn restore(
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     by: ClientChange,
-    what: Restored<'_>,
-    grow: impl AsyncFnOnce() -> Result<(), Status>,
+    what: Restored<Source<'_>>,
+    set_length: impl AsyncFn(u64) -> Result<(), Status>,
 ) -> Result<bool, Status> {
     let _alone = file.changes.write().await;
     file.usable()?;
     let ino = file.ino();
-    let (start, end) = match what {
+    let judge = |range| {
+        regions.newer.judge(ino, by, range, || {
+            let mut written = regions.meta.written(ino)?;
+            written.cover(file.state().contents);
+            Ok(written)
+        })
+    };
+    let range = match what {
         Restored::Bytes { offset, bytes } => (offset, offset.saturating_add(bytes.len() as u64)),
         Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
-        // Whoever made it longer has changed it since, or it was never shorter.
-        Restored::End(size) if size <= file.size() => return Ok(false),
-        Restored::End(size) => (size - 1, size),
+        // What was behind the end was cut off, whether the file was longer or not: others may bring it back.
+        Restored::End(size) => (size, u64::MAX),
         Restored::NotKept => (0, 1),
     };
-    let parts = regions.newer.judge(ino, by, (start, end), || {
-        let mut written = regions.meta.written(ino)?;
-        written.cover(file.state().contents);
-        Ok(written)
-    })?;
-    let mut lost = false;
-    let mut grow = Some(grow);
-    for (from, to, verdict) in parts {
+    let (mut is_restored, mut lost) = (false, false);
+    for (from, to, verdict) in judge(range)? {
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
             (Verdict::Lost, _) | (Verdict::Restore, Restored::NotKept) => {
@@ -92,18 +92,44 @@ pub async fn restore(
                 continue;
             }
             (Verdict::Restore, Restored::Bytes { offset, bytes }) => {
-                let part = &bytes[(from - offset) as usize..(to - offset) as usize];
-                write_for(regions, disk, file, WriteAt::Offset(from), Source::Bytes(part), None, None)
-                    .await?;
+                let part = bytes.part((from - offset) as usize, (to - from) as usize);
+                write_for(regions, disk, file, WriteAt::Offset(from), part, None, None).await?;
             }
             (Verdict::Restore, Restored::Allocate { how, .. }) => {
                 allocate_for(regions, disk, file, (from, to - from), how, None).await?;
             }
-            (Verdict::Restore, Restored::End(_)) => grow.take().expect("an end is one part")().await?,
+            // What is newer and stands behind the end keeps the file as long as it reaches.
+            (Verdict::Restore, Restored::End(_)) if to == u64::MAX => {
+                if file.size() > from {
+                    set_length(from).await?;
+                }
+            }
+            (Verdict::Restore, Restored::End(_)) => {
+                let to = to.min(file.size());
+                if from < to {
+                    allocate_for(regions, disk, file, (from, to - from), Allocate::PunchHole, None).await?;
+                }
+            }
         }
         if gives_contents(&what) {
             regions.newer.restored(ino, by, from, to);
         }
+        is_restored = true;
+    }
+    if let Restored::End(size) = what
+        && file.size() < size
+    {
+        // A cut may be stored without what had made the file so long.
+        for (_, _, verdict) in judge((size - 1, size))? {
+            lost |= verdict == Verdict::Lost;
+            if verdict == Verdict::Restore {
+                set_length(size).await?;
+                is_restored = true;
+            }
+        }
+    }
+    if is_restored {
+        // All of it: of what is said to be restored nothing is restored again.
         file.change_bookkeeping(|state| state.note_restored(by));
         regions.list_dirty(file);
     }
@@ -114,7 +140,12 @@ pub async fn restore(
 }
 
 /// Whether it gives bytes other contents.
-fn gives_contents(what: &Restored<'_>) -> bool {
+fn gives_contents<B>(what: &Restored<B>) -> bool {
     use Allocate::{PunchHole, ZeroRange};
-    matches!(what, Restored::Bytes { .. } | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. })
+    matches!(
+        what,
+        Restored::Bytes { .. }
+            | Restored::End(_)
+            | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. }
+    )
 }

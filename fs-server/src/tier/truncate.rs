@@ -49,7 +49,21 @@ pub async fn truncate(
     new_size: u64,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
-    truncate_for(regions, disk, file, new_size, None, commit).await
+    set_length(regions, disk, file, new_size, By::Client(None), commit).await
+}
+
+/// Sets the length as a client has it restored. That says nothing of what others had changed before and may still restore.
+///
+/// # Errors
+/// As `truncate`.
+pub async fn restore_length(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    new_size: u64,
+    commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
+) -> Result<(), Status> {
+    set_length(regions, disk, file, new_size, By::Restoring, commit).await.map(drop)
 }
 
 /// The same for a request that asks for the length and nothing else. It is known to be done wherever the length is, also where
@@ -65,18 +79,41 @@ pub async fn truncate_for(
     request: Option<RequestId>,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
+    set_length(regions, disk, file, new_size, By::Client(request), commit).await
+}
+
+/// Whose change it is.
+#[derive(Clone, Copy)]
+enum By {
+    /// A client's, with this request: it comes behind all that was done before.
+    Client(Option<RequestId>),
+    /// One of an earlier life of the server.
+    Restoring,
+}
+
+async fn set_length(
+    regions: &Regions,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    new_size: u64,
+    by: By,
+    commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
+) -> Result<Attr, Status> {
+    let (request, is_restored) = match by {
+        By::Client(request) => (request, false),
+        By::Restoring => (None, true),
+    };
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
-    // Asked of the store: the cut before may be of an earlier life of the server.
-    let cut_before = regions.meta.written(file.ino())?.cut;
-    if new_size < file.size() && cut_before.is_some_and(|cut| cut.size < new_size) {
-        // The store knows of one cut that it has without all that came before it: this one would hide what was written between
-        // the two. If it cannot be written back, whoever restores that hears that it is lost.
-        let _ = write_back(regions, disk, std::slice::from_ref(file), false).await;
-    }
     let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
+    // The store knows of one cut that it has without all that came before it, of this life of the server or an earlier one. A higher
+    // one would hide what was written between the two; while that is written back, nobody may write more of it.
+    let cut_before = regions.meta.written(file.ino())?.cut;
+    if new_size < file.size() && cut_before.is_some_and(|cut| cut.size < new_size) {
+        write_back(regions, disk, std::slice::from_ref(file), false).await?;
+    }
     let _settled = file.settle.lock().await;
     file.usable()?;
     if new_size > file.size() {
@@ -113,7 +150,7 @@ pub async fn truncate_for(
         ticket.committed().await?;
     }
     // What makes a file longer takes nobody's bytes.
-    let covers = if shrinks { Covers::Cut { all } } else { Covers::Nothing };
+    let covers = if shrinks && !is_restored { Covers::Cut { all } } else { Covers::Nothing };
     let cut = commit(DataCommit {
         covers,
         cut: step_mark,
@@ -127,7 +164,7 @@ pub async fn truncate_for(
         state.size = new_size;
         state.durable_size = new_durable;
         state.uncommitted |= new_durable != new_size;
-        if shrinks && all {
+        if shrinks && all && !is_restored {
             (state.contents, state.covered) = (cut.change, cut.change);
         }
         if let Some(request) = request.filter(|_| new_durable != new_size) {

@@ -2,6 +2,7 @@
 
 use super::{Body, Call, body, done};
 use crate::region::{ClientChange, FileRegion};
+use crate::rpc::bounce::Bounce;
 use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
 use crate::tier::{self, WriteAt};
@@ -140,6 +141,26 @@ fn runs(offset: u64, valid_len: usize, pages: &PageSet) -> Vec<(usize, usize)> {
     runs
 }
 
+/// Has a write's bytes here: those that are not in the message come into a bounce buffer, which is kept in `bounce`.
+async fn gather<'b>(
+    call: &Call<'_>,
+    payload: Payload<'b>,
+    bounce: &'b mut Option<Rc<Bounce>>,
+) -> Result<tier::Source<'b>, Status> {
+    let buffer = match payload {
+        Payload::Inline(bytes) => return Ok(tier::Source::Bytes(bytes)),
+        Payload::Pull(buffer) => buffer,
+    };
+    let len = buffer.len as usize;
+    let bounce = &*bounce.insert(Rc::new(call.context.bounce.lend(&call.claim()).await));
+    call.context
+        .transfers
+        .run(call.connection, Direction::Pull, bounce, &buffer, 0, len)
+        .await
+        .map_err(|status| call.transfer_failed(status))?;
+    Ok(tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len })
+}
+
 pub(super) async fn write(
     call: &Call<'_>,
     filekey: FileKey,
@@ -155,20 +176,8 @@ pub(super) async fn write(
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let (disk, request) = (call.context.disk.as_ref(), call.who.request);
-    let bounce;
-    let source = match payload {
-        Payload::Inline(bytes) => tier::Source::Bytes(bytes),
-        Payload::Pull(buffer) => {
-            let len = buffer.len as usize;
-            bounce = Rc::new(call.context.bounce.lend(&call.claim()).await);
-            call.context
-                .transfers
-                .run(call.connection, Direction::Pull, &bounce, &buffer, 0, len)
-                .await
-                .map_err(|status| call.transfer_failed(status))?;
-            tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len }
-        }
-    };
+    let mut bounce = None;
+    let source = gather(call, payload, &mut bounce).await?;
     // Its bytes are here: whoever restores something of this file waits for no peer.
     let changing = tier::begin_change(&server.regions, &file).await?;
     let written = tier::write_for(&server.regions, disk, &file, at, source, request, None).await?;
@@ -235,11 +244,18 @@ pub(super) async fn restore(
     call: &Call<'_>,
     filekey: FileKey,
     change: u64,
-    what: Restored<'_>,
+    what: Restored<Payload<'_>>,
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
     call.take_privileges(file.ino())?;
     let by = ClientChange { client: call.session.client(), change };
+    // Its bytes are here before anybody waits for it.
+    let mut bounce = None;
+    let source = match what {
+        Restored::Bytes { bytes, .. } => gather(call, bytes, &mut bounce).await?,
+        _ => tier::Source::Bytes(&[]),
+    };
+    let what = what.map(|_| source);
     let disk = call.context.disk.as_ref();
     let lost = call.context.server.restore(disk, &call.who, call.session.number(), &file, by, what).await?;
     body(&Reply::Restored { lost })
