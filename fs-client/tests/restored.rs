@@ -8,6 +8,7 @@ use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::life::End;
+use cuttlefs_common::locks::LockOwner;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rpc::{Allocate, Request};
 use cuttlefs_common::status::Status;
@@ -359,6 +360,25 @@ fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_resto
     away.come_back();
     assert_eq!(stays.all(), b"other\0\0\0newest");
     assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
+}
+
+/// A child process that was forked for something else closes what it was given, and does not look.
+#[test]
+fn a_loss_is_told_by_fsync_to_each_handle_also_if_a_close_has_said_it() {
+    let world = World::new(CONFIG);
+    let (away, stays) = (User::new(&world), User::new(&world));
+    away.write(0, b"lost");
+    kill(&world, false);
+    stays.write(0, b"stays");
+    assert_eq!(stays.fsync(), Ok(()));
+    away.come_back();
+    for _ in 0..2 {
+        assert_eq!(away.volume.flush(away.handle, LockOwner(1)), LOST);
+    }
+    assert_eq!((away.fsync(), away.fsync()), (LOST, Ok(())));
+    assert_eq!(away.volume.flush(away.handle, LockOwner(1)), Ok(()));
+    assert_eq!(away.volume.fsync(&CALLER, away.log, true), LOST, "another handle");
+    assert_eq!(stays.fsync(), Ok(()));
 }
 
 /// Every event of a recovery is a place to die at. Whoever is alone loses nothing.

@@ -34,6 +34,35 @@ close_to_open() {
 }
 check "close-to-open of one file, 40 versions" close_to_open
 
+# The length is that of the open, too, also where the mount had attributes that are still good for a while.
+length_at_open() {
+    python3 - "$MNT" "$OTHER" <<'PYTHON'
+import mmap, os, sys
+here, other = sys.argv[1:]
+ways = {
+    "fstat": lambda fd: os.fstat(fd).st_size,
+    "seek": lambda fd: os.lseek(fd, 0, os.SEEK_END),
+    "read": lambda fd: len(os.pread(fd, 1 << 20, 0)),
+    "mmap": lambda fd: len(mmap.mmap(fd, 0, prot=mmap.PROT_READ)),
+    "append": lambda fd: os.lseek(fd, 0, os.SEEK_END),
+}
+for version, (way, length_of) in enumerate(list(ways.items()) * 10):
+    name = f"length.{way}.{version % 3}"
+    # It is made, or seen, here.
+    with open(f"{here}/{name}", "ab") as file:
+        assert os.fstat(file.fileno()).st_size == os.stat(f"{here}/{name}").st_size
+    wanted = 1 + 7919 * (version * 37 % 50)
+    with open(f"{other}/{name}", "wb") as file:
+        file.write(b"x" * wanted)
+    fd = os.open(f"{here}/{name}", os.O_RDWR | (os.O_APPEND if way == "append" else 0))
+    got = length_of(fd)
+    os.close(fd)
+    if got != wanted:
+        sys.exit(f"{name}: {way} gives {got} right behind open, and {wanted} bytes were closed at the other mount")
+PYTHON
+}
+check "the length at an open is what the other mount has closed" length_at_open
+
 both_ways() {
     local round
     for round in $(seq 1 20); do

@@ -2,6 +2,7 @@
 
 use super::open_file::OpenFile;
 use super::volume::{FsError, Handle, OpenHow};
+use crate::session::LossesTold;
 use parking_lot::RwLock;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One open(2).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct HandleState {
     pub(crate) file: Arc<OpenFile>,
     pub(crate) how: OpenHow,
+    /// What it was told of lost bytes.
+    pub(crate) losses_told: LossesTold,
 }
 
 /// Handles of all mounts of this process, so that a number means one open for good.
@@ -30,9 +33,9 @@ pub struct HandleTable {
 }
 
 impl HandleTable {
-    pub(crate) fn insert(&self, file: Arc<OpenFile>, how: OpenHow) -> Handle {
+    pub(crate) fn insert(&self, state: HandleState) -> Handle {
         let handle = Handle(NEXT.fetch_add(1, Ordering::Relaxed));
-        self.handles.write().insert(handle, Arc::new(HandleState { file, how }));
+        self.handles.write().insert(handle, Arc::new(state));
         handle
     }
 

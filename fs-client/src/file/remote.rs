@@ -89,10 +89,16 @@ impl RemoteVolume {
     }
 
     fn opened(&self, opened: &Opened, rights: Rights, how: OpenHow) -> OpenedFile {
-        let keep_cache = self.session.seen().opened(opened.attr.ino, opened.attr.change);
+        let change = opened.attr.change;
+        let keep_cache = self.session.seen().opened(opened.attr.ino, change);
         let file = self.session.open_files().add(opened, rights);
         self.session.open_files().forget_written(|| self.session.unsynced().files());
-        OpenedFile { handle: self.handles.insert(file, how), keep_cache }
+        OpenedFile { handle: self.insert_handle(file, how), keep_cache, change }
+    }
+
+    fn insert_handle(&self, file: Arc<OpenFile>, how: OpenHow) -> Handle {
+        let losses_told = self.session.unsynced().losses().before_open(file.ino());
+        self.handles.insert(HandleState { file, how, losses_told })
     }
 
     /// Writes all of `bytes` through an open file, in parts that fit a request.
@@ -122,7 +128,7 @@ impl RemoteVolume {
         }
         if how.sync && !all_durable {
             let ino = state.file.ino();
-            self.sync(caller, ino, SyncScope::InodeContents(ino))?;
+            self.sync(caller, state, SyncScope::InodeContents(ino))?;
         }
         Ok(Written { offset: first, len: written })
     }
@@ -193,10 +199,11 @@ impl RemoteVolume {
         lane.call(caller, build, |reply, _| take(reply))
     }
 
-    fn sync(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
+    fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {
+        let ino = state.file.ino();
         self.sync_kept(caller, ino, scope)?;
-        let failed = self.session.unsynced().take_failed(ino);
-        if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+        let lost = self.session.unsynced().losses().tell(ino, &state.losses_told);
+        if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
     /// After it nothing is to be written again that was written before. What was lost is for an fsync to tell.
@@ -371,13 +378,14 @@ impl Volume for RemoteVolume {
     }
 
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError> {
-        let ino = self.unfenced(handle)?.file.ino();
+        let state = self.unfenced(handle)?;
+        let ino = state.file.ino();
         let scope = if contents_only { SyncScope::InodeContents(ino) } else { SyncScope::Inode(ino) };
-        self.sync(caller, ino, scope)
+        self.sync(caller, &state, scope)
     }
 
     fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError> {
-        self.sync(caller, ino, SyncScope::Inode(ino))
+        self.sync_kept(caller, ino, SyncScope::Inode(ino))
     }
 
     fn flushes(&self) -> bool {
@@ -389,9 +397,9 @@ impl Volume for RemoteVolume {
         let ino = state.file.ino();
         self.session.settle(After::WritesOf(ino))?;
         self.session.release_owner(ino, closer);
-        // Told once: not to somebody who only reads.
-        let failed = state.how.write && self.session.unsynced().take_failed(ino);
-        if failed { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+        // Any process that was given the handle closes it, and may not care: the next fsync tells it all the same.
+        let lost = state.how.write && self.session.unsynced().losses().are_untold(ino, &state.losses_told);
+        if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
     }
 
     fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError> {
@@ -399,7 +407,7 @@ impl Volume for RemoteVolume {
         let build = || Request::Open { ino, rights, truncate: false };
         let opened = self.session.call_after(After::Nothing, caller, build, opened)?;
         let file = self.session.open_files().add(&opened, rights);
-        Ok(self.handles.insert(file, OpenHow::default()))
+        Ok(self.insert_handle(file, OpenHow::default()))
     }
 
     fn release(&self, handle: Handle) {

@@ -95,6 +95,8 @@ pub struct OpenFile {
     pub handle: Handle,
     /// Pages the kernel holds from an earlier open are still good.
     pub keep_cache: bool,
+    /// The file's change counter when it was opened: attributes with an older one are not to be used any more.
+    pub change: u64,
 }
 
 /// A lock that was granted.

@@ -150,7 +150,11 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     }
 
     /// How the kernel uses a file that was just opened.
-    fn opened(&self, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
+    fn opened(&self, ino: InodeNo, flags: i32, opened: &OpenFile) -> (FileHandle, FopenFlags) {
+        if !self.lacking.has_told(ino, opened.change) {
+            // What another mount has closed is seen by who opens it: its length comes with attributes, which an open does not bring.
+            self.cache.forget_attributes(convert::to_fuse_ino(self.root, ino));
+        }
         let handle = FileHandle(opened.handle.0);
         if self.is_direct(flags) {
             return (handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
@@ -311,7 +315,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
         match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
             Ok(opened) => {
-                let (handle, how) = self.opened(flags.0, &opened);
+                let (handle, how) = self.opened(self.ino(ino), flags.0, &opened);
                 if !reply.opened(handle, how) {
                     self.volume.release(opened.handle);
                 }
@@ -335,8 +339,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
             Ok((attr, opened)) => {
                 self.lacking.told(&attr);
+                let (handle, how) = self.opened(attr.ino, flags, &opened);
                 let attr = convert::to_file_attr(self.root, &attr);
-                let (handle, how) = self.opened(flags, &opened);
                 let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
                 if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
                     self.volume.release(opened.handle);

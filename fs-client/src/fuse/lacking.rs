@@ -1,11 +1,17 @@
-//! What most files do not have, and the kernel asks for again and again: ACLs, capabilities, set-id bits.
+//! What the kernel was told of files: what they lack, and how old its attributes are.
 //!
+//! # What a file lacks
+//! Most files have no ACLs, capabilities and set-id bits, and the kernel asks for them again and again.
 //! The kernel asks for `security.capability` before it lets somebody write, and for ACLs whenever somebody who does not own a file
 //! comes by it. With every write of somebody unprivileged it says that the file must not keep its privileges
 //! (`FUSE_HANDLE_KILLPRIV_V2`); the server sees to that, but for writes that it acknowledges before it executes them.
 //! Attributes tell which of these a file has. So what it lacks is remembered for as long as attributes may be cached, and the
 //! kernel is answered without a round trip. That long a file that another client gave one of these to may seem to lack it
 //! here, as with the kernel's own cached attributes.
+//!
+//! # How old attributes are
+//! Who opens a file sees what others have closed (close-to-open), its length too. So of each file there is the change counter of
+//! the attributes that the kernel was told last; if the opened file has another one, the kernel is to forget them.
 
 use cuttlefs_common::attr::{Attr, InodeFlags};
 use cuttlefs_common::ids::InodeNo;
@@ -31,9 +37,11 @@ pub(super) enum Lack {
 struct Known {
     lacks: u8,
     told: Instant,
+    /// `None`: nobody knows which of several attributes the kernel has.
+    change: Option<u64>,
 }
 
-/// Files, and what they lacked when the server last told of them.
+/// Files, and what the kernel was last told of them.
 #[derive(Debug)]
 pub(super) struct Lacking {
     keep: Duration,
@@ -55,7 +63,12 @@ impl Lacking {
         known.is_some_and(|known| known.lacks & lack as u8 != 0 && known.told.elapsed() < self.keep)
     }
 
-    /// The server told of a file.
+    /// Whether the kernel's attributes of a file are of this change counter, or it keeps none.
+    pub(super) fn has_told(&self, ino: InodeNo, change: u64) -> bool {
+        self.keep.is_zero() || self.known.lock().get(&ino).is_some_and(|known| known.change == Some(change))
+    }
+
+    /// The server told of a file, and the kernel is going to be.
     pub(super) fn told(&self, attr: &Attr) {
         let has_acl = attr.flags.has_any(InodeFlags::ACCESS_ACL.with(InodeFlags::DEFAULT_ACL, true));
         let lacks = [
@@ -64,12 +77,16 @@ impl Lacking {
             (Lack::Privileges, !attr.has_privileges()),
         ];
         let lacks = lacks.into_iter().filter(|(_, lacks)| *lacks).fold(0, |all, (lack, _)| all | lack as u8);
-        self.remember(attr.ino, |known| *known = lacks);
+        self.remember(attr.ino, |known, change| {
+            *known = lacks;
+            // Of two answers at once nobody knows which the kernel takes last.
+            *change = Some(attr.change).filter(|told| change.is_none_or(|before| before <= *told));
+        });
     }
 
     /// The server took its privileges from the file.
     pub(super) fn dropped(&self, ino: InodeNo) {
-        self.remember(ino, |known| *known |= Lack::Privileges as u8 | Lack::Capability as u8);
+        self.remember(ino, |known, _| *known |= Lack::Privileges as u8 | Lack::Capability as u8);
     }
 
     /// Someone here may have given it what it lacked.
@@ -77,18 +94,20 @@ impl Lacking {
         self.known.lock().remove(&ino);
     }
 
-    fn remember(&self, ino: InodeNo, change: impl FnOnce(&mut u8)) {
+    fn remember(&self, ino: InodeNo, edit: impl FnOnce(&mut u8, &mut Option<u64>)) {
         if self.keep.is_zero() {
             return;
         }
         let mut known = self.known.lock();
-        let before = known.get(&ino).filter(|known| known.told.elapsed() < self.keep);
-        let mut lacks = before.map_or(0, |known| known.lacks);
-        change(&mut lacks);
+        let before = known.get(&ino);
+        let mut change = before.and_then(|known| known.change);
+        let mut lacks =
+            before.filter(|known| known.told.elapsed() < self.keep).map_or(0, |known| known.lacks);
+        edit(&mut lacks, &mut change);
         if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
-        known.insert(ino, Known { lacks, told: Instant::now() });
+        known.insert(ino, Known { lacks, told: Instant::now(), change });
     }
 }
 

@@ -21,12 +21,14 @@ mod early;
 mod idle_memory;
 mod lane;
 mod locks;
+mod losses;
 mod recover;
 mod spread_count;
 mod unsynced;
 
 pub(crate) use early::{After, Early};
 pub(crate) use lane::{DataBuffer, LaneGuard};
+pub(crate) use losses::LossesTold;
 
 use crate::file::interrupt;
 use crate::file::volume::{Caller, FsError};

@@ -166,7 +166,7 @@ impl Session {
         }
         if let Err(status) = lane.call_recovering(self, &Request::Sync(SyncScope::All), seq)? {
             tracing::error!(%status, "what a killed server had lost could not be made durable; fsync will fail");
-            files.iter().for_each(|ino| self.unsynced.fail(*ino));
+            files.iter().for_each(|ino| self.unsynced.losses().note(*ino));
         }
         self.unsynced.synced(None, mark);
         Some(())
@@ -185,7 +185,7 @@ impl Session {
             Err(_) => None,
         };
         let Some(opened) = opened else {
-            self.unsynced.give_up(ino, true);
+            self.unsynced.forget(ino);
             return Some(());
         };
         let filekey = opened.filekey;
@@ -209,7 +209,7 @@ impl Session {
         }
         if is_lost {
             tracing::error!(%ino, "unsynced changes of a file are lost with a killed server: others have changed it since, there were too many to keep them, or they could not be made again; its next fsync fails");
-            self.unsynced.fail(ino);
+            self.unsynced.losses().note(ino);
         }
         lane.call_recovering(self, &Request::Close { filekeys: vec![filekey] }, seq)?.ok();
         Some(())

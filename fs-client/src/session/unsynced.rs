@@ -21,10 +21,11 @@
 //! * Entries go away only by a sync that began after they were noted. A recovery ends with such a sync: there are only entries of
 //!   the server's present life.
 
+use super::losses::Losses;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// Bytes kept at most, with what an entry costs beside its bytes. Small, for every write is copied once more:
 /// what streams past it is written by programs that seldom sync and can be run again.
@@ -99,7 +100,6 @@ struct State {
     cost: usize,
     /// In order: what is written again is written in the same order each time.
     files: BTreeMap<InodeNo, FileWrites>,
-    failed: HashSet<InodeNo>,
 }
 
 impl State {
@@ -130,6 +130,7 @@ pub(crate) struct Mark(u64);
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     state: Mutex<State>,
+    losses: Losses,
 }
 
 impl Unsynced {
@@ -152,7 +153,7 @@ impl Unsynced {
         }
         if state.session != session {
             // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
-            state.failed.insert(ino);
+            self.losses.note(ino);
             return;
         }
         let fits = state.cost + ENTRY_BYTES <= MAX_KEPT_BYTES;
@@ -183,7 +184,7 @@ impl Unsynced {
             return;
         }
         if state.session != session {
-            state.failed.insert(ino);
+            self.losses.note(ino);
             return;
         }
         state.keep(ino, 0, None, change);
@@ -237,15 +238,9 @@ impl Unsynced {
         self.state.lock().files.is_empty()
     }
 
-    /// Written bytes of this file were lost, or nobody knows.
-    pub(super) fn fail(&self, ino: InodeNo) {
-        self.state.lock().failed.insert(ino);
-    }
-
-    /// Whether written bytes of this file were lost; says so once.
-    pub(crate) fn take_failed(&self, ino: InodeNo) -> bool {
-        let mut state = self.state.lock();
-        !state.failed.is_empty() && state.failed.remove(&ino)
+    /// Files whose written bytes were lost, or nobody knows.
+    pub(crate) fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     /// Files with writes that recovery has to look at.
@@ -265,14 +260,11 @@ impl Unsynced {
         (kept, file.dropped.map(|(_, change)| change))
     }
 
-    /// The file's writes cannot be written again; `gone`: because there is no such file any more.
-    pub(super) fn give_up(&self, ino: InodeNo, gone: bool) {
+    /// There is no such file any more: nobody will ask for its bytes.
+    pub(super) fn forget(&self, ino: InodeNo) {
         let mut state = self.state.lock();
         if let Some(file) = state.files.remove(&ino) {
             state.cost -= file.kept.iter().map(Kept::cost).sum::<usize>();
-        }
-        if !gone {
-            state.failed.insert(ino);
         }
     }
 
@@ -356,8 +348,9 @@ mod tests {
         assert_eq!(unsynced.state.lock().cost, 0);
         // A lost server's answer cannot be made good any more.
         unsynced.begin_session(2, false);
+        let told = unsynced.losses().before_open(INO);
         unsynced.note_allocate(1, INO, (0, 1), Allocate::PunchHole, 100);
-        assert!(unsynced.take_failed(INO));
+        assert!(unsynced.losses().tell(INO, &told));
     }
 
     #[test]
@@ -392,10 +385,11 @@ mod tests {
         assert!(!unsynced.note(1, INO, 0, b"late", 1));
         assert!(unsynced.is_empty());
         // There are no bytes to send again: what the lost server copied may be lost.
+        let told = unsynced.losses().before_open(INO);
         unsynced.note_elsewhere(1, INO, 100);
-        assert!(unsynced.take_failed(INO));
+        assert!(unsynced.losses().tell(INO, &told));
         unsynced.note_elsewhere(2, INO, 100);
-        assert!(!unsynced.take_failed(INO));
+        assert!(!unsynced.losses().tell(INO, &told));
     }
 
     #[test]

@@ -111,11 +111,13 @@ impl State {
             self.resize(ino, 0)?;
         }
         self.tree.file(ino)?;
-        self.tree.node_mut(ino)?.opens += 1;
+        let node = self.tree.node_mut(ino)?;
+        node.opens += 1;
+        let change = node.attr.change;
         let handle = self.next_handle;
         self.next_handle += 1;
         self.handles.insert(handle, (ino, how));
-        Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache })
+        Ok(OpenFile { handle: Handle(handle), keep_cache: self.keeps_cache, change })
     }
 
     /// Who changes the contents may not leave set-id bits and capabilities on the file.

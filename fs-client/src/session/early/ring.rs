@@ -328,7 +328,7 @@ impl Ring {
 fn fail(session: &Session, ino: InodeNo, error: &dyn std::fmt::Display) {
     tracing::error!(%ino, %error, "an acknowledged write was not done; the file's next fsync or close fails");
     session.seen.forget(ino);
-    session.unsynced.fail(ino);
+    session.unsynced.losses().note(ino);
 }
 
 /// Takes a step again and again until it is done, the connection breaks, or it takes too long.
