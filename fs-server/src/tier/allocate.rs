@@ -1,20 +1,29 @@
 //! What `fallocate` does: reserve, zero a range, punch a hole.
 //!
-//! These change the durable mapping at once, in one batch: reserved space is recorded as unwritten, a punched range
-//! as a hole. Bytes at the edges, in pages that stay, are zeroed like any write, and become durable like one.
+//! These change the durable mapping at once: reserved space is recorded as unwritten, a punched range as a hole. Bytes at the
+//! edges, in pages that stay, are zeroed like any write, and become durable like one.
+//!
+//! # In steps
+//! What is in many pieces goes in several batches (`steps`), in file order, so that nobody else waits for one file. The file's
+//! locks are held throughout. Each step is one of its own: cut off between two, by a kill or a failing store, the file is
+//! zeroed, punched or reserved in part, as it may be before the answer, and asking again does the rest. Which request it
+//! was is noted with the last. Space that no step came to goes back (`Unmapped`).
 
 use super::detach::{detach, take_holes, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
-use super::steps::Steps;
+use super::steps::{STEP_PIECES, Steps};
 use super::write::{note_done, note_modified, zero_tail};
 use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
+use crate::pool::space::Run;
 use crate::region::range_table::{Piece, PieceState};
 use crate::region::{DataCommit, FileRegion, FileState, NoteData, Placed, RangeUpdate, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
-use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::status::Status;
+use std::collections::VecDeque;
+use std::iter::Peekable;
 use std::sync::Arc;
 
 /// Does what `how` says to `[offset, offset + len)`.
@@ -149,7 +158,6 @@ async fn punch_hole_for(
         let state = file.state();
         (Steps::of(&state.table, first, last), state.durable_size)
     };
-    // Each is a punch of its own: cut off between two, the file is punched in part, as it may be before the answer.
     for step in steps.in_order() {
         let commit = DataCommit::of_ranges(file.ino(), vec![step.removal()], durable_size);
         regions.meta.commit_data(&[commit])?;
@@ -161,7 +169,9 @@ async fn punch_hole_for(
             removed
         });
         file.dirty.lock().retain(|page, _| !(first..last).contains(&page.0));
+        let noted = note_space(regions, file);
         detach(regions, &removed).await;
+        noted?;
         futures_lite::future::yield_now().await;
     }
     note_allocated(regions, file, request, offset);
@@ -186,15 +196,10 @@ async fn reserve(
     let _settled = file.settle.lock().await;
     file.usable()?;
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-    let (reserved, runs) = take_holes(regions, file, (first, last), PieceState::Unwritten, None).await?;
+    let (reserved, _) = take_holes(regions, file, (first, last), PieceState::Unwritten, None).await?;
+    let reserved = Unmapped { regions, pieces: reserved.into() };
     let how = Reserving { request, ticket: ticket.as_ref(), ..how };
-    let result = reserve_taken(regions, disk, file, (offset, end), &reserved, &how).await;
-    if result.is_err() {
-        // Never mapped, never reached by an IO.
-        regions.space.give_back(&runs);
-    }
-    let removed = result?;
-    vacate_pieces(regions, &removed).await;
+    reserve_taken(regions, disk, file, (offset, end), reserved, &how).await?;
     let grows = !keep_size && end > file.size();
     if grows {
         file.change_size(regions.file_table(), |state| {
@@ -214,6 +219,12 @@ async fn reserve(
     } else {
         regions.meta.note_data(file.ino(), note)
     }
+}
+
+/// What a file holds by now: also if no further step comes.
+fn note_space(regions: &Regions, file: &Arc<FileRegion>) -> Result<Attr, Status> {
+    let note = NoteData { allocated_pages: Some(file.allocated_pages()), ..NoteData::default() };
+    regions.meta.note_data(file.ino(), note)
 }
 
 /// Something was changed that the store does not know, and the next write-back says for which request.
@@ -237,15 +248,29 @@ struct Reserving<'r> {
     ticket: Option<&'r Ticket<'r>>,
 }
 
-/// Commits and maps reserved space; returns the pieces that had bytes and no longer have.
+/// Space that was taken and never mapped, nor reached by an IO: it goes back.
+struct Unmapped<'a> {
+    regions: &'a Regions,
+    pieces: VecDeque<Piece>,
+}
+
+impl Drop for Unmapped<'_> {
+    fn drop(&mut self) {
+        let run = |piece: &Piece| Run { first: PoolPage(piece.pool), len: piece.len };
+        let runs: Vec<Run> = self.pieces.iter().map(run).collect();
+        self.regions.space.give_back(&runs);
+    }
+}
+
+/// Commits and maps reserved space, and takes their bytes from pages that are to have none.
 async fn reserve_taken(
     regions: &Regions,
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     (offset, end): (u64, u64),
-    reserved: &[Piece],
+    mut reserved: Unmapped<'_>,
     how: &Reserving<'_>,
-) -> Result<Vec<Piece>, Status> {
+) -> Result<(), Status> {
     let Reserving { keep_size, zero, request, ticket } = *how;
     if !keep_size && end > file.size() {
         zero_tail(regions, disk, file).await?;
@@ -275,31 +300,64 @@ async fn reserve_taken(
         let pieces = state.table.pieces_in(first, last.max(first));
         (pieces.filter(|piece| zero && piece.state.has_bytes()).collect(), state.durable_size)
     };
-    let ranges: Vec<RangeUpdate> = reserved
-        .iter()
-        .chain(&converted)
-        .map(|piece| RangeUpdate {
+    let mut converted = converted.into_iter().peekable();
+    loop {
+        let step = next_step(&reserved.pieces, &mut converted);
+        if step.is_empty() {
+            return Ok(());
+        }
+        let update = |(piece, _): &(Piece, bool)| RangeUpdate {
             first: FilePage(piece.first),
             end: FilePage(piece.end()),
             extents: vec![Piece { state: PieceState::Unwritten, ..*piece }.extent()],
-        })
-        .collect();
-    if ranges.is_empty() {
-        return Ok(converted);
-    }
-    regions.meta.commit_data(&[DataCommit::of_ranges(file.ino(), ranges, durable_size)])?;
-    file.change_layout(regions.file_table(), &regions.generations, |state| {
-        reserved.iter().for_each(|piece| state.table.insert(*piece));
-        for piece in &converted {
-            state.table.set_state(piece.first, piece.end(), PieceState::Unwritten);
-            let page = state.size / PAGE_SIZE_U64;
-            state.tail_is_zero |= (piece.first..piece.end()).contains(&page);
+        };
+        let ranges = step.iter().map(update).collect();
+        regions.meta.commit_data(&[DataCommit::of_ranges(file.ino(), ranges, durable_size)])?;
+        let is_new = |step: &&(Piece, bool)| step.1;
+        reserved.pieces.drain(..step.iter().filter(is_new).count());
+        file.change_layout(regions.file_table(), &regions.generations, |state| {
+            for (piece, is_new) in &step {
+                if *is_new {
+                    state.table.insert(*piece);
+                    continue;
+                }
+                state.table.set_state(piece.first, piece.end(), PieceState::Unwritten);
+                let page = state.size / PAGE_SIZE_U64;
+                state.tail_is_zero |= (piece.first..piece.end()).contains(&page);
+            }
+        });
+        let emptied: Vec<Piece> = step.iter().filter(|step| !is_new(step)).map(|(piece, _)| *piece).collect();
+        {
+            let mut dirty = file.dirty.lock();
+            for piece in &emptied {
+                let mut behind = dirty.split_off(&FilePage(piece.first));
+                dirty.append(&mut behind.split_off(&FilePage(piece.end())));
+            }
         }
-    });
-    let mut dirty = file.dirty.lock();
-    for piece in &converted {
-        dirty.retain(|page, _| !(piece.first..piece.end()).contains(&page.0));
+        let noted = note_space(regions, file);
+        vacate_pieces(regions, &emptied).await;
+        noted?;
+        futures_lite::future::yield_now().await;
     }
-    drop(dirty);
-    Ok(converted)
+}
+
+/// The next pieces in file order: of those to be mapped, with `true`, and of those to be emptied.
+fn next_step(
+    mapped: &VecDeque<Piece>,
+    emptied: &mut Peekable<impl Iterator<Item = Piece>>,
+) -> Vec<(Piece, bool)> {
+    let mut mapped = mapped.iter().peekable();
+    let mut step = Vec::new();
+    while step.len() < STEP_PIECES {
+        let is_first = |piece: &Piece| mapped.peek().is_none_or(|mapped| piece.first < mapped.first);
+        let next = match emptied.next_if(is_first) {
+            Some(piece) => (piece, false),
+            None => match mapped.next() {
+                Some(piece) => (*piece, true),
+                None => break,
+            },
+        };
+        step.push(next);
+    }
+    step
 }

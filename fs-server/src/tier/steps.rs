@@ -5,7 +5,7 @@ use crate::region::range_table::{Piece, RangeTable};
 use cuttlefs_common::ids::FilePage;
 
 /// Pieces of a step. Few in tests, so that they have steps.
-const STEP_PIECES: usize = if cfg!(test) { 2 } else { crate::meta::REAP_BATCH_EXTENTS };
+pub(super) const STEP_PIECES: usize = if cfg!(test) { 2 } else { crate::meta::REAP_BATCH_EXTENTS };
 
 /// The pieces of a range, in parts.
 #[derive(Debug, Default)]

@@ -3,7 +3,8 @@
 use super::harness::{Storage, stamped};
 use crate::pool::disk::{Disk, IoKind, LocalFuture};
 use crate::pool::simdisk::{SimFault, SimMode};
-use crate::region::{MetaPort, run_eviction};
+use crate::region::{FileRegion, MetaPort, run_eviction};
+use crate::tier::steps::STEP_PIECES;
 use crate::tier::{
     Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back,
     truncate, write, write_back, write_back_all,
@@ -16,6 +17,7 @@ use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights};
 use cuttlefs_common::status::Status;
 use futures_lite::future::{block_on, poll_once, yield_now};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -381,4 +383,69 @@ fn the_background_tasks_write_back_evict_and_stop() {
     block_on(evicting);
     block_on(writing);
     storage.check();
+}
+
+/// A file of which pages 1, 3, 5, ... have bytes, durably, and the rest are holes.
+fn in_pieces(storage: &Storage, pieces: u64) -> Arc<FileRegion> {
+    for piece in 0..pieces {
+        put(storage, 1, (2 * piece + 1) * PAGE, PAGE_SIZE).expect("writes");
+    }
+    block_on(write_back_all(&storage.regions, &storage.disk)).expect("is durable");
+    storage.file(1)
+}
+
+#[test]
+fn what_is_zeroed_or_reserved_in_many_pieces_goes_in_many_batches() {
+    let zero = Allocate::ZeroRange { keep_size: true };
+    let reserve = Allocate::Reserve { keep_size: true };
+    for (how, least) in [(zero, 10 / STEP_PIECES), (reserve, 5 / STEP_PIECES)] {
+        let storage = storage(32, 16);
+        let file = in_pieces(&storage, 5);
+        let before = storage.meta.crash_states();
+        let (regions, disk) = (&*storage.regions, &storage.disk);
+        block_on(allocate_range(regions, disk, &file, 0, 10 * PAGE, how)).expect("is done");
+        assert!(storage.meta.crash_states() - before >= least, "{how:?}");
+        assert_eq!(file.allocated_pages(), 10);
+        for page in 0..10 {
+            let bytes = if how == reserve && page % 2 == 1 {
+                stamped(1, page * PAGE, PAGE_SIZE)
+            } else {
+                vec![0; PAGE_SIZE]
+            };
+            assert_eq!(storage.read(&file, page * PAGE, PAGE_SIZE), Ok(bytes), "page {page}, {how:?}");
+        }
+        storage.check();
+    }
+}
+
+#[test]
+fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
+    // The store fails, or nobody waits any longer.
+    for fails in [true, false] {
+        let storage = storage(32, 16);
+        let file = in_pieces(&storage, 5);
+        let (regions, disk) = (&*storage.regions, &storage.disk);
+        let before = storage.meta.crash_states();
+        {
+            let how = Allocate::ZeroRange { keep_size: true };
+            let mut zeroing = pin!(allocate_range(regions, disk, &file, 0, 10 * PAGE, how));
+            while storage.meta.crash_states() == before {
+                assert!(block_on(poll_once(zeroing.as_mut())).is_none(), "it takes several steps");
+            }
+            storage.meta.fail_batches(fails);
+            assert!(!fails || block_on(zeroing).is_err());
+        }
+        storage.meta.fail_batches(false);
+        // One step is there: a reserved page and one that had bytes.
+        assert_eq!(file.allocated_pages(), 6);
+        assert_eq!(storage.read(&file, 0, 2 * PAGE_SIZE), Ok(vec![0; 2 * PAGE_SIZE]));
+        assert_eq!(storage.read(&file, 3 * PAGE, PAGE_SIZE), Ok(stamped(1, 3 * PAGE, PAGE_SIZE)));
+        storage.check();
+        assert_eq!(regions.space().figures().used, 6);
+        let how = Allocate::ZeroRange { keep_size: true };
+        block_on(allocate_range(regions, disk, &file, 0, 10 * PAGE, how)).expect("does the rest");
+        assert_eq!(storage.read(&file, 0, 10 * PAGE_SIZE), Ok(vec![0; 10 * PAGE_SIZE]));
+        assert_eq!(regions.space().figures().used, 10);
+        storage.check();
+    }
 }
