@@ -4,6 +4,7 @@
 
 /// POSIX access control lists.
 pub mod acl;
+mod bits;
 /// The `cuttlefsd` command.
 pub mod cli;
 /// Metadata's flushes, for all who wait.

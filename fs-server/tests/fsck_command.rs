@@ -53,7 +53,7 @@ fn pool() -> (tempfile::TempDir, PathBuf) {
     let opened = pool::open(&dir).expect("open");
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
     let ring = Rc::new(UringDisk::new(opened.data_files().clone(), frames.clone()).expect("io_uring"));
-    let sums = Arc::new(PageSums::new(opened.data_files().sum_layout(), 1 << 20, []));
+    let sums = Arc::new(PageSums::new(opened.data_files().sum_layout(), 1 << 20, Vec::new()));
     let disk = SummedDisk::new(ring.clone(), frames, sums);
     let mut buffer = AlignedBuf::zeroed(PAGES as usize * PAGE_SIZE);
     buffer.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 100) as u8);

@@ -2,6 +2,7 @@
 
 use super::report::{Finding, Report};
 use super::{FsckOptions, Progress};
+use crate::bits;
 use crate::meta::Survey;
 use crate::pool::sums::{DEFAULT_CACHE_BYTES, IntentsDamaged, PageSums, SummedDisk, Verdict};
 use crate::pool::{PoolDirectory, UringDisk};
@@ -32,7 +33,7 @@ pub(super) fn check(
     let written: Vec<&(InodeNo, Extent)> =
         survey.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Written).collect();
     let layout = opened.data_files().sum_layout();
-    let runs = written.iter().map(|(_, extent)| inside(extent));
+    let runs = bits::of(opened.pages(), written.iter().map(|(_, extent)| inside(extent)));
     let sums = Arc::new(PageSums::new(layout, DEFAULT_CACHE_BYTES, runs));
     // No IO names a frame.
     let frames = Arc::new(SharedMemory::new("cuttlefs-fsck", PAGE_SIZE)?);

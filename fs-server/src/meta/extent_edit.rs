@@ -39,12 +39,7 @@ impl ExtentEdit {
         self.load(view, ino, update.first, update.end)?;
         self.cut(update.first.0, update.end.0);
         for extent in &update.extents {
-            let record = ExtentRecord {
-                pool_page: extent.pool_page,
-                len_pages: extent.len_pages,
-                state: extent.state,
-            };
-            self.working.insert(extent.file_page.0, record);
+            self.working.insert(extent.file_page.0, ExtentRecord::from(*extent));
         }
         self.join(update.first.0, update.end.0);
         Ok(())
@@ -87,11 +82,7 @@ impl ExtentEdit {
             true
         })?;
         for extent in found {
-            let record = ExtentRecord {
-                pool_page: extent.pool_page,
-                len_pages: extent.len_pages,
-                state: extent.state,
-            };
+            let record = ExtentRecord::from(extent);
             // What was loaded before may have been changed or removed since: it must not come back.
             if self.loaded.insert(extent.file_page.0, record).is_none() {
                 self.working.insert(extent.file_page.0, record);

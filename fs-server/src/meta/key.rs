@@ -14,7 +14,7 @@
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
 //!
-//! There is no record of free space: it is what no extent names.
+//! There is no record of free space: it is what no extent names (`page_map`).
 
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 

@@ -5,6 +5,7 @@ use super::key;
 use super::metadata::Meta;
 use super::name::Cookie;
 use super::operation::RequestId;
+use super::page_map::PartVisitor;
 use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, FileKind};
@@ -206,7 +207,16 @@ impl Meta {
         Ok(extents)
     }
 
-    /// Visits every extent of every inode, orphans included: what is not visited is free. For start-up.
+    /// Which pool pages extents name, orphans' included: what is not named is free. Returns how many pages contradict that
+    /// (`Store::pages`).
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, Status> {
+        self.store.pages(visit).map_err(|e| self.fail("pages", e.into()))
+    }
+
+    /// Visits every extent of every inode, orphans included. Takes long: for tests, and for who looks for a page's owner.
     ///
     /// # Errors
     /// `Io`.

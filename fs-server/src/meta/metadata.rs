@@ -476,7 +476,11 @@ impl Meta {
             self.durable_reserved.store(writer.next_ino, Ordering::Release);
             self.reserved.store(writer.next_ino, Ordering::Release);
             self.store.commit(batch)?;
-            self.flush_store()
+            self.flush_store()?;
+            if let Err(error) = self.store.settle() {
+                tracing::warn!(%error, "the next start will have to read the metadata's log");
+            }
+            Ok(())
         };
         close().map_err(|e| self.fail("close", e))
     }

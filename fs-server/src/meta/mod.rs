@@ -6,6 +6,7 @@
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
+//! * `page_map` which pool pages extents name, kept beside the records
 //! * `survey` whether a store's records agree with each other; `problem` what can be wrong; `repair` what is done about it
 //!
 //! # Invariants
@@ -32,6 +33,7 @@ mod memory_store;
 mod metadata;
 mod name;
 mod operation;
+mod page_map;
 mod problem;
 mod record;
 mod repair;
@@ -55,6 +57,7 @@ pub use operation::{
     ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome,
     Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
+pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
 pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;

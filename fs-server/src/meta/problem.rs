@@ -53,6 +53,8 @@ pub enum ProblemKind {
     XattrCount,
     /// The inode's marks are not those of its attributes.
     Marks,
+    /// What is kept of which pages are free is not what the extents say.
+    PageMap,
 }
 
 /// One contradiction.
@@ -81,6 +83,8 @@ pub enum Detail {
     Numbers(u64, u64),
     /// The first page that is in two places, and the inode that keeps it.
     Page(u64, InodeNo),
+    /// How many pages, and the first of them.
+    Pages(u64, u64),
 }
 
 impl ProblemKind {
@@ -110,6 +114,7 @@ impl ProblemKind {
             Self::Allocated => "allocated",
             Self::XattrCount => "xattr-count",
             Self::Marks => "marks",
+            Self::PageMap => "page-map",
         }
     }
 
@@ -138,6 +143,7 @@ impl ProblemKind {
             Self::Allocated => "allocated pages are not those of its extents",
             Self::XattrCount => "extended attributes are counted wrong",
             Self::Marks => "its marks do not say which lists and capabilities it has",
+            Self::PageMap => "the record of free pages is not what the extents say",
         }
     }
 
@@ -159,6 +165,7 @@ impl ProblemKind {
             Self::Unreachable => "moves it to /lost+found; without names and bytes, marks it to be freed",
             Self::WrongParent | Self::LinkCount | Self::Allocated | Self::XattrCount => "corrects the number",
             Self::Marks => "corrects the marks",
+            Self::PageMap => "makes it anew from the extents",
             Self::NamedOrphan => "removes the orphan's record",
         }
     }
@@ -172,6 +179,7 @@ impl fmt::Display for Problem {
             Detail::Record(error) => write!(f, ": {}: {error}", self.key.escape_ascii()),
             Detail::Name(name) => write!(f, ": `{}`", name.escape_ascii()),
             Detail::Numbers(found, expected) => write!(f, ": {found}, not {expected}"),
+            Detail::Pages(pages, first) => write!(f, ": {pages} pages, the first is {first}"),
             Detail::Page(page, keeper) => write!(f, ": page {page}, which inode {keeper} keeps"),
         }
     }

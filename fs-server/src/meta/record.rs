@@ -131,6 +131,12 @@ pub struct ExtentRecord {
     pub state: ExtentState,
 }
 
+impl From<Extent> for ExtentRecord {
+    fn from(extent: Extent) -> Self {
+        Self { pool_page: extent.pool_page, len_pages: extent.len_pages, state: extent.state }
+    }
+}
+
 impl ExtentRecord {
     /// With its place in the file.
     pub fn at(&self, file_page: FilePage) -> Extent {

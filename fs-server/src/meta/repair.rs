@@ -44,6 +44,11 @@ pub fn repair(
         };
         let repairer = Repairer { store, view: View::of_store(store, hash_key), pool_pages, now };
         for problem in survey.problems.into_iter().filter(|problem| problem.kind == first) {
+            if problem.kind == ProblemKind::PageMap {
+                store.recount()?;
+                repaired.push(problem);
+                continue;
+            }
             let batch = repairer.batch(&problem)?;
             if !batch.is_empty() {
                 store.commit(batch)?;

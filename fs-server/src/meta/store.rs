@@ -9,6 +9,8 @@
 //!
 //! `scan` sees each record whole, but a batch committed while it runs may be seen in part.
 
+use super::key;
+use super::page_map::{PageMap, PartVisitor};
 use std::collections::BTreeMap;
 
 /// Largest value a record may have. Engines are fast and careful with small values only; whatever is larger is
@@ -144,6 +146,38 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError`].
     fn count(&self, kind: u8) -> Result<u64, StoreError>;
+
+    /// Which pool pages extents name (`page_map`), without a pass over the extents if that can be. Returns how many pages
+    /// contradict that: 0, or two extents name one, or what is kept is not what the extents say.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
+        let mut map = PageMap::default();
+        let all = key::all(key::tag::EXTENT);
+        self.scan(&all.from, &all.to, Direction::Forward, &mut |key, value| {
+            map.add(key, value);
+            true
+        })?;
+        map.visit(visit);
+        Ok(map.contradictions)
+    }
+
+    /// Does now what the next opening would have to do first, as far as that can be done. For a clean stop.
+    ///
+    /// # Errors
+    /// [`StoreError`]; all that was committed is as durable as before.
+    fn settle(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Makes anew from the records what is kept beside them. For a store at rest.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn recount(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Bytes that further records may take before only removals should be committed; what those need is kept back.
     fn room_bytes(&self) -> u64;

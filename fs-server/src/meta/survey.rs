@@ -1,16 +1,18 @@
 //! Whether a store's records agree with each other: for tests, and for `cuttlefsd fsck`. Looks at everything, repairs
 //! nothing, and goes on behind a record that does not parse.
 //!
-//! Holds some 200 bytes an inode and 48 an extent.
+//! Holds some 200 bytes an inode and 48 an extent, and a bit or two a page.
 
 use super::apply::mark_of;
 use super::key::{self, tag};
 use super::name::HashKey;
+use super::page_map::{NO_PAGES, PART_PAGES, PageMap, PartBits, PartKey};
 use super::problem::{Detail, Problem, ProblemKind};
 use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord};
 use super::store::{Direction, Store, StoreError};
 use super::view::View;
 use crate::acl::Acl;
+use crate::bits;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, DEFAULT_ACL_XATTR, FileKind, InodeFlags};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -95,6 +97,7 @@ impl Survey {
         surveyor.entries()?;
         surveyor.cuts()?;
         surveyor.extents()?;
+        surveyor.page_map()?;
         surveyor.attributes()?;
         surveyor.targets_and_orphans()?;
         surveyor.clients()?;
@@ -266,6 +269,29 @@ impl Surveyor<'_> {
             let page = one.1.pool_page.max(other.1.pool_page);
             let key = key::extent(loses.0, loses.1.file_page);
             self.problem(ProblemKind::PoolOverlap, loses.0, &key, Detail::Page(page.0, keeps.0));
+        }
+        Ok(())
+    }
+
+    /// The map of pages beside the extents.
+    fn page_map(&mut self) -> Result<(), StoreError> {
+        let mut expected = PageMap::default();
+        self.found.extents.iter().for_each(|(_, extent)| expected.add_extent(ExtentRecord::from(*extent)));
+        let (mut pages, mut first) = (0, None);
+        let mut differ = |key: PartKey, one: &PartBits, other: &PartBits| {
+            let differing: PartBits = std::array::from_fn(|word| one[word] ^ other[word]);
+            if let Some(page) = bits::find(&differing, 0..PART_PAGES, true) {
+                pages += bits::count(&differing, 0..PART_PAGES);
+                first = first.or(Some(key.first_page() + page));
+            }
+        };
+        let contradictions = self.store.pages(&mut |key, bits| differ(key, bits, &expected.take(key)))?;
+        expected.visit(&mut |key, bits| differ(key, bits, &NO_PAGES));
+        // As many as there are of extents go with those.
+        let unexplained = contradictions > 0 && expected.contradictions == 0;
+        if pages > 0 || unexplained {
+            let detail = Detail::Pages(pages.max(1), first.unwrap_or(0));
+            self.problem(ProblemKind::PageMap, InodeNo(0), b"", detail);
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ use super::sums::layout::{intent_blocks, pages_that_fit};
 use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock};
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, Config, PoolConfig};
+use crate::meta::POOL_PAGES_MAX;
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
@@ -281,12 +282,6 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
             "--size {size} is less than {least} for each of {files} data files"
         )));
     }
-    if options.size > i64::MAX as u64 / 2 {
-        return Err(PoolError::Size(format!(
-            "--size {} is more than a file can have",
-            ByteSize(options.size)
-        )));
-    }
     let (mut total, mut files_seen) = (0u64, 0);
     for candidate in candidates {
         candidate.pages = match candidate.opened.as_ref().filter(|opened| opened.is_device) {
@@ -308,6 +303,10 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
             }
         };
         total += candidate.pages;
+    }
+    if total > POOL_PAGES_MAX {
+        let most = ByteSize(POOL_PAGES_MAX * PAGE_SIZE_U64);
+        return Err(PoolError::Size(format!("a pool has at most {most}; --size or the devices have more")));
     }
     Ok(total)
 }

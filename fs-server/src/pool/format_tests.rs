@@ -182,13 +182,13 @@ fn other_peoples_files_are_not_destroyed() {
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let dir = temporary();
-    for size in [0, 4096, LEAST_FILE_BYTES - 1, u64::MAX, i64::MAX as u64] {
+    for size in [0, 4096, LEAST_FILE_BYTES - 1, u64::MAX, i64::MAX as u64, (64 << 40) + 4096] {
         let options = FormatOptions { size, ..options(dir.path()) };
         assert!(matches!(format(&options), Err(PoolError::Size(_))), "{size}");
         assert!(!options.dir.join("data").exists());
     }
-    let huge = FormatOptions { size: 1 << 60, ..options(dir.path()) };
-    let error = format(&huge).expect_err("no disk has an exabyte");
+    let huge = FormatOptions { size: 64 << 40, ..options(dir.path()) };
+    let error = format(&huge).expect_err("no disk here has so much");
     assert!(matches!(error, PoolError::NoRoom { .. }), "{error}");
     assert!(!huge.dir.join("data").exists(), "half a file is not left behind");
     format(&options(dir.path())).expect("smaller, and no force needed");

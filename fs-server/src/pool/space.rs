@@ -1,33 +1,44 @@
 //! Which pool pages are free.
 //!
-//! Free space is not stored anywhere: at start it is what no extent record names, so it can never disagree with
-//! the metadata. In memory a page is free, used, or quarantined (docs/ARCHITECTURE.md, "Who may use a page").
+//! A page is free, used, or quarantined (docs/ARCHITECTURE.md, "Who may use a page"). At start the used ones are those that
+//! extents name, as the metadata's map of pages tells.
 //!
 //! # How it works
-//! Free runs are kept twice: by first page (`by_first`), to merge neighbours and to go on where a file ends, and by
-//! length (`by_len`), to find a run that fits. Every step is a B-tree operation, so an allocation is O(log n) for
-//! each run it takes. Where an allocation goes:
+//! A bitmap has a bit for each page that is not free. It is looked at in parts of 8,192 pages, of each of which the free pages
+//! and its longest free run are known; parts are listed by the latter, in powers of two. So memory is a bit a page and some
+//! 20 bytes a part, however fragmented the pool is, and an allocation looks through a kilobyte of bits for each part
+//! that it takes from. Where an allocation goes:
 //!
 //! 1. to the page `near` and those behind it, if they are free, so that a file that grows stays in one piece;
-//! 2. else to the smallest run that holds all of it (best fit keeps large runs large); of equals, the first;
-//! 3. else, to the largest run, whole, and again with what is left.
+//! 2. else to a part whose longest run holds all of it, a small one if there is one, and in that to the smallest run that
+//!    does (so large runs stay large); of equals, the first. What is larger than a part goes to the shortest row of free parts
+//!    that holds it, or to the longest;
+//! 3. else to the long runs of a part that has one of the longest, and again with what is left.
 //!
 //! # Invariants
-//! * Free runs neither overlap nor touch; both trees hold the same runs.
-//! * `free + used + quarantined == pages`, always.
+//! * `free + used + quarantined == pages`, always; what is told of a part is what its bits say.
 //! * Of the free pages `withheld` are promised to reserves; they are never more than are free. Only the allocation that
 //!   names a reserve may take its pages, so what a reserve was made for does not fail for want of space.
 //! * A page is given out only from free runs; a quarantined page becomes free only through `release_quarantined`
 //!   (invariant 3).
 //!
 //! # Failure
-//! Too little free space is `NoSpace` and changes nothing. Metadata that names a page twice, or one past the end,
+//! Too little free space is `NoSpace` and changes nothing. Metadata that contradicts itself, or names a page past the end,
 //! is a `SpaceError` at start. Giving back a page that is not used is a broken invariant of the caller and asserts:
 //! going on would hand one page to two files.
 
+use crate::bits;
 use cuttlefs_common::ids::PoolPage;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// Pages of a part: a kilobyte of bits.
+const PART_PAGES: u64 = 8192;
+/// Lists of parts, by the logarithm of the longest free run.
+const LISTS: usize = PART_PAGES.ilog2() as usize + 1;
+/// Parts of one list that are looked at for one whose longest run is long enough, or for the longest of all.
+const LOOKS: usize = 32;
 
 /// Pages that are neighbours in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -101,16 +112,17 @@ pub struct NoSpace {
 /// The metadata cannot be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// Two extents hold the same page.
+    /// Two extents hold the same page, or it is not known which pages they hold.
     #[error(
-        "metadata names the same page twice: pool page {page}; do not write to this pool, check it first"
+        "it contradicts itself about {0} pages of the pool, which two files name, or a file names and the record of free pages \
+         does not; `cuttlefsd fsck --pool DIR` says which, and `--repair` mends it"
     )]
-    NamedTwice {
-        /// The first such page.
-        page: PoolPage,
-    },
+    Contradictions(u64),
     /// An extent reaches past the pool's end.
-    #[error("metadata names pool pages {first}+{len}, and the pool has {pages}; is a data file missing?")]
+    #[error(
+        "it names pool pages {first}+{len}, and the pool has {pages}: is a data file missing? If not, `cuttlefsd fsck --pool DIR` \
+         says which file does, and `--repair` mends it"
+    )]
     OutOfRange {
         /// The extent's first page.
         first: PoolPage,
@@ -127,13 +139,21 @@ pub struct Space {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+/// What is known of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Part {
+    free: u32,
+    longest: u32,
+}
+
+#[derive(Debug)]
 struct State {
     pages: u64,
-    /// First page -> length, of free runs.
-    by_first: BTreeMap<u64, u64>,
-    /// (length, first page) of the same runs.
-    by_len: BTreeSet<(u64, u64)>,
+    /// A bit a page: it is not free.
+    taken: Vec<u64>,
+    parts: Vec<Part>,
+    /// Parts with free pages, by the logarithm of the longest free run.
+    lists: [BTreeSet<u32>; LISTS],
     free: u64,
     /// Of these, promised to reserves.
     withheld: u64,
@@ -146,29 +166,33 @@ struct State {
 }
 
 impl Space {
-    /// The free space of a pool of `pages` in which `used` are taken; `used` comes in any order.
+    /// The free space of a pool of `pages`, of which those whose bits are set in `used` are taken.
     ///
     /// # Errors
-    /// `SpaceError` if runs overlap or reach past the end.
-    pub fn new(pages: u64, used: impl IntoIterator<Item = (PoolPage, u64)>) -> Result<Self, SpaceError> {
-        let mut used: Vec<(PoolPage, u64)> = used.into_iter().filter(|&(_, len)| len > 0).collect();
-        used.sort_unstable();
-        let mut state = State { pages, ..State::default() };
-        let mut next_free = 0;
-        for (first, len) in used {
-            let end = first.0.checked_add(len).filter(|&end| end <= pages);
-            let end = end.ok_or(SpaceError::OutOfRange { first, len, pages })?;
-            if first.0 < next_free {
-                return Err(SpaceError::NamedTwice { page: first });
-            }
-            if first.0 > next_free {
-                state.insert_free(next_free, first.0 - next_free);
-            }
-            next_free = end;
+    /// `SpaceError::OutOfRange` if one behind the end is.
+    pub fn new(pages: u64, mut used: Vec<u64>) -> Result<Self, SpaceError> {
+        let words = pages.div_ceil(64) as usize;
+        let all = used.len().max(words) as u64 * 64;
+        used.resize(used.len().max(words), 0);
+        if let Some(past) = bits::next_run(&used, pages..all, true) {
+            let (first, len) = (PoolPage(past.start), past.end - past.start);
+            return Err(SpaceError::OutOfRange { first, len, pages });
         }
-        if next_free < pages {
-            state.insert_free(next_free, pages - next_free);
-        }
+        used.truncate(words);
+        let parts = pages.div_ceil(PART_PAGES);
+        let mut state = State {
+            pages,
+            taken: used,
+            parts: vec![Part::default(); parts as usize],
+            lists: Default::default(),
+            free: 0,
+            withheld: 0,
+            quarantined_by_first: BTreeMap::new(),
+            quarantine: VecDeque::new(),
+            quarantined: 0,
+            last_seq: QuarantineSeq::default(),
+        };
+        (0..parts).for_each(|part| state.look_at(part));
         Ok(Self { state: Mutex::new(state) })
     }
 
@@ -234,10 +258,8 @@ impl Space {
     /// Gives back what was allocated and never named by metadata nor reached by an IO: free at once.
     pub fn give_back(&self, runs: &[Run]) {
         let mut state = self.state.lock();
-        for run in runs.iter().filter(|run| run.len > 0) {
-            state.assert_used(*run);
-            state.merge_free(run.first.0, run.len);
-        }
+        runs.iter().filter(|run| run.len > 0).for_each(|run| state.assert_used(*run));
+        state.set(runs, false);
         state.check();
     }
 
@@ -266,18 +288,18 @@ impl Space {
     /// Makes everything quarantined up to and with `up_to` free; returns how many pages that were.
     pub fn release_quarantined(&self, up_to: QuarantineSeq) -> u64 {
         let mut state = self.state.lock();
-        let mut released = 0;
+        let mut released = Vec::new();
         while let Some(&(seq, run)) = state.quarantine.front()
             && seq <= up_to
         {
             state.quarantine.pop_front();
             state.quarantined_by_first.remove(&run.first.0);
             state.quarantined -= run.len;
-            state.merge_free(run.first.0, run.len);
-            released += run.len;
+            released.push(run);
         }
+        state.set(&released, false);
         state.check();
-        released
+        released.iter().map(|run| run.len).sum()
     }
 
     /// Exact figures of this moment.
@@ -292,43 +314,55 @@ impl Space {
         }
     }
 
-    /// Number of free runs, for status: how fragmented the pool is.
+    /// Number of free runs: how fragmented the pool is.
+    #[cfg(test)]
     pub fn free_runs(&self) -> usize {
-        self.state.lock().by_first.len()
+        let state = self.state.lock();
+        bits::runs(&state.taken, 0..state.pages, false).count()
     }
 }
 
 impl State {
-    fn insert_free(&mut self, first: u64, len: u64) {
-        self.by_first.insert(first, len);
-        self.by_len.insert((len, first));
-        self.free += len;
+    fn range_of(&self, part: u64) -> Range<u64> {
+        part * PART_PAGES..((part + 1) * PART_PAGES).min(self.pages)
     }
 
-    fn remove_free(&mut self, first: u64, len: u64) {
-        let by_first = self.by_first.remove(&first);
-        let by_len = self.by_len.remove(&(len, first));
-        assert!(by_first == Some(len) && by_len, "both trees hold the same runs");
-        self.free -= len;
+    /// Finds out what there is to know of a part, after its bits changed.
+    fn look_at(&mut self, part: u64) {
+        let mut now = Part::default();
+        for run in bits::runs(&self.taken, self.range_of(part), false) {
+            let len = (run.end - run.start) as u32;
+            now.free += len;
+            now.longest = now.longest.max(len);
+        }
+        let before = std::mem::replace(&mut self.parts[part as usize], now);
+        self.free = self.free - u64::from(before.free) + u64::from(now.free);
+        let list = |part: Part| part.longest.checked_ilog2();
+        if list(before) != list(now) {
+            list(before).map(|list| self.lists[list as usize].remove(&(part as u32)));
+            list(now).map(|list| self.lists[list as usize].insert(part as u32));
+        }
+    }
+
+    /// Gives all pages of runs one value.
+    fn set(&mut self, runs: &[Run], taken: bool) {
+        let mut changed = BTreeSet::new();
+        for run in runs.iter().filter(|run| run.len > 0) {
+            bits::fill(&mut self.taken, run.first.0..run.end().0, taken);
+            changed.extend(run.first.0 / PART_PAGES..run.end().0.div_ceil(PART_PAGES));
+        }
+        changed.into_iter().for_each(|part| self.look_at(part));
     }
 
     /// Takes `pages`, of which so many are free.
     fn take(&mut self, pages: u64, near: Option<PoolPage>) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut left = pages;
-        if let Some(near) = near.filter(|_| left > 0)
-            && let Some(run) = self.take_at(near.0, left)
-        {
-            left -= run.len;
-            runs.push(run);
+        if let Some(near) = near.filter(|near| near.0 < self.pages) {
+            self.take_run(near.0, &mut left, &mut runs);
         }
         while left > 0 {
-            let run = self.take_best(left);
-            left -= run.len;
-            match runs.last_mut() {
-                Some(last) if last.end() == run.first => last.len += run.len,
-                _ => runs.push(run),
-            }
+            self.take_best(&mut left, &mut runs);
         }
         self.check();
         runs
@@ -340,60 +374,104 @@ impl State {
         self.withheld += pages;
     }
 
-    /// Takes up to `want` pages from `first` on, if `first` is free.
-    fn take_at(&mut self, first: u64, want: u64) -> Option<Run> {
-        let (&run_first, &run_len) = self.by_first.range(..=first).next_back()?;
-        let run_end = run_first + run_len;
-        if first >= run_end {
-            return None;
+    /// Takes up to `left` pages from `first` on, as far as they are free.
+    fn take_run(&mut self, first: u64, left: &mut u64, runs: &mut Vec<Run>) {
+        let end = self.pages.min(first.saturating_add(*left));
+        let end = bits::find(&self.taken, first..end, true).unwrap_or(end);
+        let run = Run { first: PoolPage(first), len: end - first };
+        if run.len == 0 {
+            return;
         }
-        let len = want.min(run_end - first);
-        self.remove_free(run_first, run_len);
-        if first > run_first {
-            self.insert_free(run_first, first - run_first);
+        self.set(&[run], true);
+        *left -= run.len;
+        match runs.last_mut() {
+            Some(last) if last.end() == run.first => last.len += run.len,
+            _ => runs.push(run),
         }
-        if first + len < run_end {
-            self.insert_free(first + len, run_end - first - len);
-        }
-        Some(Run { first: PoolPage(first), len })
     }
 
-    /// Takes up to `want` pages from the best run. At least one page is free.
-    fn take_best(&mut self, want: u64) -> Run {
-        let fitting = self.by_len.range((want, 0)..).next();
-        let &(_, first) = fitting.or(self.by_len.last()).expect("free pages were counted before taking any");
-        self.take_at(first, want).expect("a run of the tree is free")
-    }
-
-    /// Makes a run free and merges it with its neighbours.
-    fn merge_free(&mut self, mut first: u64, mut len: u64) {
-        if let Some((&before, &before_len)) = self.by_first.range(..first).next_back()
-            && before + before_len == first
+    /// Takes from the best place there is for `left` pages: more than one, and at least one is free.
+    fn take_best(&mut self, left: &mut u64, runs: &mut Vec<Run>) {
+        if *left >= PART_PAGES
+            && let Some(first) = self.free_parts(*left)
         {
-            self.remove_free(before, before_len);
-            first = before;
-            len += before_len;
+            return self.take_run(first, left, runs);
         }
-        if let Some(&after_len) = self.by_first.get(&(first + len)) {
-            self.remove_free(first + len, after_len);
-            len += after_len;
+        let wanted = *left;
+        if let Some(part) = self.part_with(wanted) {
+            let fits = bits::runs(&self.taken, self.range_of(part), false)
+                .filter(|run| run.end - run.start >= wanted)
+                .min_by_key(|run| run.end - run.start);
+            let run = fits.expect("what is told of a part is what its bits say");
+            return self.take_run(run.start, left, runs);
         }
-        self.insert_free(first, len);
+        let list = self.lists.iter().rev().find(|list| !list.is_empty()).expect("pages were counted as free");
+        let longest = |part: &&u32| (self.parts[**part as usize].longest, std::cmp::Reverse(**part));
+        let part = *list.iter().take(LOOKS).max_by_key(longest).expect("the list is not empty");
+        // All that are more than half as long at once: a part in many pieces is not looked through for each of them.
+        let long = u64::from(self.parts[part as usize].longest).div_ceil(2);
+        let long_runs: Vec<_> = bits::runs(&self.taken, self.range_of(part.into()), false)
+            .filter(|run| run.end - run.start >= long)
+            .collect();
+        let mut taken = Vec::new();
+        for run in long_runs {
+            let run = Run { first: PoolPage(run.start), len: (run.end - run.start).min(*left) };
+            *left -= run.len;
+            taken.push(run);
+            if *left == 0 {
+                break;
+            }
+        }
+        self.set(&taken, true);
+        for run in taken {
+            match runs.last_mut() {
+                Some(last) if last.end() == run.first => last.len += run.len,
+                _ => runs.push(run),
+            }
+        }
+    }
+
+    /// A part with a run of so many pages, in the first list that has one.
+    fn part_with(&self, pages: u64) -> Option<u64> {
+        let has = |part: &&u32| u64::from(self.parts[**part as usize].longest) >= pages;
+        let lists = self.lists.get(pages.ilog2() as usize..)?;
+        lists.iter().find_map(|list| list.iter().take(LOOKS).find(has)).map(|part| u64::from(*part))
+    }
+
+    /// Where the shortest row of free parts begins that holds so many pages, or the longest if none does.
+    fn free_parts(&self, pages: u64) -> Option<u64> {
+        let free = |part: &&u32| u64::from(self.parts[**part as usize].longest) == PART_PAGES;
+        let mut rows: Vec<Range<u64>> = Vec::new();
+        for part in self.lists[LISTS - 1].iter().filter(free).map(|part| u64::from(*part)) {
+            match rows.last_mut() {
+                Some(row) if row.end == part => row.end += 1,
+                _ => rows.push(part..part + 1),
+            }
+        }
+        let len = |row: &Range<u64>| (row.end - row.start) * PART_PAGES;
+        let fits = rows.iter().filter(|row| len(row) >= pages).min_by_key(|row| len(row));
+        let longest = || rows.iter().rev().max_by_key(|row| len(row));
+        let row = fits.or_else(longest)?;
+        // Where its first run begins: in the part before, perhaps.
+        let before = row.start.saturating_sub(1) * PART_PAGES..row.start * PART_PAGES;
+        let begins =
+            bits::runs(&self.taken, before.clone(), false).filter(|run| run.end == before.end).last();
+        Some(begins.map_or(before.end, |run| run.start))
     }
 
     /// Freeing a page that is free would give it to two files: that must stop the server, not corrupt the pool.
     fn assert_used(&self, run: Run) {
         let end = run.first.0.checked_add(run.len).filter(|&end| end <= self.pages);
         let end = end.unwrap_or_else(|| panic!("{run:?} is past the pool's {} pages", self.pages));
-        for (what, runs) in [("free", &self.by_first), ("quarantined", &self.quarantined_by_first)] {
-            if let Some((&other, &len)) = runs.range(..end).next_back() {
-                assert!(other + len <= run.first.0, "{run:?} is given back, but {other}+{len} is {what}");
-            }
+        if let Some(free) = bits::find(&self.taken, run.first.0..end, false) {
+            panic!("{run:?} is given back, but {free} is free");
+        }
+        if let Some((&other, &len)) = self.quarantined_by_first.range(..end).next_back() {
+            assert!(other + len <= run.first.0, "{run:?} is given back, but {other}+{len} is quarantined");
         }
     }
 
     fn check(&self) {
-        debug_assert_eq!(self.by_first.len(), self.by_len.len());
         assert!(self.free + self.quarantined <= self.pages, "more pages than there are");
         assert!(self.withheld <= self.free, "pages are promised that are not free");
     }

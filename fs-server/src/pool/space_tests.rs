@@ -1,6 +1,7 @@
 //! Free space against a bitmap.
 
 use super::*;
+use crate::bits;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -8,34 +9,35 @@ fn run(first: u64, len: u64) -> Run {
     Run { first: PoolPage(first), len }
 }
 
+fn space(pages: u64, used: impl IntoIterator<Item = (u64, u64)>) -> Space {
+    let used = used.into_iter().map(|(first, len)| first..first + len);
+    Space::new(pages, bits::of(pages, used)).expect("all are inside")
+}
+
 fn figures(free: u64, used: u64, quarantined: u64) -> SpaceFigures {
     SpaceFigures { pages: free + used + quarantined, free, used, quarantined, withheld: 0 }
 }
 
 #[test]
-fn starts_from_what_metadata_names_in_any_order() {
-    let used = [(PoolPage(8), 2), (PoolPage(0), 3), (PoolPage(3), 1), (PoolPage(5), 0)];
-    let space = Space::new(10, used).expect("no overlap");
+fn starts_from_what_is_named() {
+    let space = space(10, [(8, 2), (0, 3), (3, 1)]);
     assert_eq!(space.figures(), figures(4, 6, 0));
     assert_eq!(space.allocate(4, None).expect("four are free"), [run(4, 4)]);
     assert_eq!(space.allocate(1, None), Err(NoSpace { wanted: 1, free: 0, quarantined: 0 }));
 }
 
 #[test]
-fn wrong_metadata_is_refused() {
-    let twice = Space::new(10, [(PoolPage(4), 3), (PoolPage(2), 3)]);
-    assert_eq!(twice.err(), Some(SpaceError::NamedTwice { page: PoolPage(4) }));
-    for (first, len) in [(8, 3), (10, 1), (u64::MAX, 2)] {
-        let first = PoolPage(first);
-        let past = Space::new(10, [(first, len)]);
-        assert_eq!(past.err(), Some(SpaceError::OutOfRange { first, len, pages: 10 }));
+fn pages_past_the_end_are_refused() {
+    for (first, len) in [(10, 1), (63, 1), (64, 3), (200, 56)] {
+        let past = Space::new(10, bits::of(256, std::iter::once(first..first + len)));
+        assert_eq!(past.err(), Some(SpaceError::OutOfRange { first: PoolPage(first), len, pages: 10 }));
     }
-    assert!(Space::new(0, []).expect("an empty pool").allocate(1, None).is_err());
+    assert!(Space::new(0, Vec::new()).expect("an empty pool").allocate(1, None).is_err());
 }
 
 #[test]
 fn goes_on_where_the_file_ends() {
-    let space = Space::new(100, [(PoolPage(50), 1)]).expect("no overlap");
+    let space = space(100, [(50, 1)]);
     assert_eq!(space.allocate(10, Some(PoolPage(51))), Ok(vec![run(51, 10)]));
     // 61..100 is free, 39 pages: the hint's run first, then elsewhere.
     assert_eq!(space.allocate(40, Some(PoolPage(61))), Ok(vec![run(61, 39), run(0, 1)]));
@@ -50,7 +52,7 @@ fn goes_on_where_the_file_ends() {
 
 #[test]
 fn what_is_reserved_is_for_its_owner_only() {
-    let space = Space::new(20, []).expect("empty");
+    let space = space(20, []);
     let mut first = space.reserve(8);
     let mut second = space.reserve(8);
     assert_eq!((space.figures().free, space.figures().withheld), (20, 16));
@@ -79,8 +81,7 @@ fn what_is_reserved_is_for_its_owner_only() {
 
 #[test]
 fn best_fit_keeps_large_runs() {
-    let used = [(PoolPage(4), 1), (PoolPage(10), 1), (PoolPage(90), 10)];
-    let space = Space::new(100, used).expect("no overlap");
+    let space = space(100, [(4, 1), (10, 1), (90, 10)]);
     assert_eq!(space.allocate(4, None), Ok(vec![run(0, 4)]));
     assert_eq!(space.allocate(79, None), Ok(vec![run(11, 79)]));
     assert_eq!(space.allocate(5, None), Ok(vec![run(5, 5)]));
@@ -89,7 +90,7 @@ fn best_fit_keeps_large_runs() {
 #[test]
 fn a_fragmented_pool_still_gives_its_last_page() {
     let pages = 20_000;
-    let space = Space::new(pages, (0..pages).step_by(2).map(|page| (PoolPage(page), 1))).expect("no overlap");
+    let space = space(pages, (0..pages).step_by(2).map(|page| (page, 1)));
     assert_eq!(space.free_runs() as u64, pages / 2);
     assert_eq!(
         space.allocate(pages / 2 + 1, None),
@@ -106,7 +107,7 @@ fn a_fragmented_pool_still_gives_its_last_page() {
 
 #[test]
 fn quarantined_pages_come_back_only_when_released() {
-    let space = Space::new(10, []).expect("empty");
+    let space = space(10, []);
     let runs = space.allocate(10, None).expect("all");
     assert_eq!(runs, [run(0, 10)]);
     let first = space.quarantine(&[run(0, 4)]);
@@ -125,21 +126,21 @@ fn quarantined_pages_come_back_only_when_released() {
 #[test]
 #[should_panic(expected = "is free")]
 fn freeing_a_free_page_stops_the_server() {
-    let space = Space::new(10, [(PoolPage(3), 2)]).expect("no overlap");
+    let space = space(10, [(3, 2)]);
     space.give_back(&[run(4, 2)]);
 }
 
 #[test]
 #[should_panic(expected = "is quarantined")]
 fn freeing_a_page_twice_stops_the_server() {
-    let space = Space::new(10, [(PoolPage(0), 10)]).expect("no overlap");
+    let space = space(10, [(0, 10)]);
     space.quarantine(&[run(3, 4)]);
     space.quarantine(&[run(2, 3)]);
 }
 
 #[test]
 fn threads_never_get_the_same_page() {
-    let space = Space::new(1 << 12, []).expect("empty");
+    let space = space(1 << 12, []);
     let owners: Vec<std::sync::atomic::AtomicU32> =
         (0..1 << 12).map(|_| std::sync::atomic::AtomicU32::new(0)).collect();
     std::thread::scope(|scope| {
@@ -172,6 +173,33 @@ fn threads_never_get_the_same_page() {
     assert_eq!((space.free_runs(), space.figures()), (1, figures(1 << 12, 0, 0)));
 }
 
+#[test]
+fn what_is_larger_than_a_part_goes_to_free_parts() {
+    let parts = |number: u64| number * PART_PAGES;
+    // Free: 2 parts and 100 pages before them; 4 parts; a part without its last page.
+    let space =
+        space(parts(10), [(0, parts(1) - 100), (parts(3), parts(1)), (parts(8), 10), (parts(9) - 1, 1)]);
+    assert_eq!(space.allocate(parts(2), None), Ok(vec![run(parts(1) - 100, parts(2))]));
+    assert_eq!(space.allocate(parts(3), Some(PoolPage(0))), Ok(vec![run(parts(4), parts(3))]));
+    // No row is long enough: the longest, then the best of the rest.
+    let runs = space.allocate(parts(1) + 50, None).expect("that is free");
+    assert_eq!(runs, [run(parts(7), parts(1)), run(parts(3) - 100, 50)]);
+    space.give_back(&runs);
+    assert_eq!(space.figures().free, parts(3) + 100 - 11);
+}
+
+#[test]
+fn large_runs_stay_large_whatever_part_they_are_in() {
+    // Part 1 has a run of 600 pages, part 2 one of 300, the others are free.
+    let part = PART_PAGES;
+    let space = space(5 * part, [(part + 600, part - 600), (2 * part + 300, part - 300)]);
+    let _behind = space.allocate(part, Some(PoolPage(0))).expect("free");
+    assert_eq!(space.allocate(280, None), Ok(vec![run(2 * part, 280)]));
+    assert_eq!(space.allocate(280, None), Ok(vec![run(part, 280)]));
+    assert_eq!(space.allocate(310, None), Ok(vec![run(part + 280, 310)]));
+    assert_eq!(space.allocate(part, None), Ok(vec![run(3 * part, part)]));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Allocate { pages: u64, near: Option<u64> },
@@ -180,9 +208,12 @@ enum Step {
     Release { ago: u64 },
 }
 
+/// Of the pool of the model: parts, and a piece of one.
+const PAGES: u64 = 3 * PART_PAGES + 77;
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0u64..40, proptest::option::of(0u64..220))
+        4 => (prop_oneof![0u64..40, 0u64..PAGES], proptest::option::of(0u64..PAGES + 20))
             .prop_map(|(pages, near)| Step::Allocate { pages, near }),
         1 => any::<usize>().prop_map(|which| Step::GiveBack { which }),
         2 => any::<usize>().prop_map(|which| Step::Quarantine { which }),
@@ -198,16 +229,17 @@ enum Page {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn agrees_with_a_bitmap(
-        taken in proptest::collection::btree_set(0u64..200, 0..60),
+        taken in proptest::collection::vec((0u64..PAGES, prop_oneof![1u64..3, 1u64..PAGES]), 0..60),
         steps in proptest::collection::vec(step(), 1..120),
     ) {
-        const PAGES: u64 = 200;
-        let space = Space::new(PAGES, taken.iter().map(|&page| (PoolPage(page), 1))).expect("no overlap");
+        let taken = taken.into_iter().map(|(page, len)| (page, len.min(PAGES - page)));
+        let space = space(PAGES, taken.clone());
         let mut model = vec![Page::Free; PAGES as usize];
-        for &page in &taken {
-            model[page as usize] = Page::Used;
+        for (page, len) in taken {
+            model[page as usize..(page + len) as usize].fill(Page::Used);
         }
         let mut owned: Vec<Vec<Run>> = Vec::new();
         for step in steps {

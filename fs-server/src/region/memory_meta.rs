@@ -128,10 +128,10 @@ impl MemoryMeta {
     }
 
     /// Every pool page an extent names, as runs.
-    pub fn used(&self) -> Vec<(PoolPage, u64)> {
+    pub fn used(&self) -> Vec<Range<u64>> {
         let inner = self.inner.lock();
         let extents = inner.store.values().flat_map(|record| record.extents.values());
-        extents.map(|extent| (extent.pool_page, extent.len_pages)).collect()
+        extents.map(|extent| extent.pool_page.0..extent.pool_page.0 + extent.len_pages).collect()
     }
 
     /// Pool pages that an extent says are written.

@@ -1,6 +1,6 @@
 //! A running server: threads, links, start and stop.
 //!
-//! Start: metadata -> free space (what no extent names) -> regions -> device (file target, windows) -> the first worker,
+//! Start: metadata -> free space (by its map of pages) -> regions -> device (file target, windows) -> the first worker,
 //! which recovers what the redo log holds, then what rings hold -> the others -> rings -> listeners. Stop runs the other
 //! way: listeners close, what rings hold is executed, running requests end, everything is written back and committed,
 //! threads are joined.
@@ -17,11 +17,12 @@ pub mod one_thread;
 mod recovery;
 mod worker_thread;
 
+use crate::bits;
 use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
 use crate::early::{Early, EarlyStartError, Ring, RingOptions};
 use crate::locks::Locks;
-use crate::meta::Meta;
+use crate::meta::{Meta, PART_PAGES, Plane};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::region::policy::{Access, Exposure, RegionPolicy};
 use crate::region::{Hotspots, Regions, RegionsConfig};
@@ -35,16 +36,14 @@ use crate::worker::WorkerHandle;
 pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
-use cuttlefs_common::ids::ClientId;
+use cuttlefs_common::ids::{ClientId, PoolPage};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError, WindowId};
-use cuttlefs_common::region::ExtentState;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::Mutex;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -144,7 +143,7 @@ pub enum StartError {
     #[error("the pool's metadata cannot be read: {0}; look at the log above for the record")]
     Meta(Status),
     /// Metadata contradicts itself.
-    #[error("the pool's metadata is damaged: {0}; restore the pool from a copy")]
+    #[error("the pool's metadata is damaged: {0}")]
     Space(#[from] SpaceError),
     /// The exported directory does not exist.
     #[error(
@@ -451,17 +450,37 @@ fn build(
     Ok((server, forgotten))
 }
 
-/// Free space is what no extent names (invariant 3): it cannot disagree with the extents. Also gives the pages that hold
-/// bytes.
-fn derive_space(meta: &Meta, pages: u64) -> Result<(Space, Vec<Range<u64>>), StartError> {
-    let (mut used, mut written) = (Vec::new(), Vec::new());
-    meta.all_extents(&mut |_, extent| {
-        used.push((extent.pool_page, extent.len_pages));
-        if extent.state == ExtentState::Written {
-            written.push(extent.pool_page.0..extent.pool_page.0 + extent.len_pages);
+/// Free space is what no extent names (invariant 3), as the store's map of pages tells without a look at the extents. Also gives
+/// the pages that hold bytes, a bit each.
+fn derive_space(meta: &Meta, pages: u64) -> Result<(Space, Vec<u64>), StartError> {
+    let words = (pages.div_ceil(PART_PAGES) * PART_PAGES / 64) as usize;
+    let (mut used, mut written) = (vec![0; words], vec![0; words]);
+    let mut past = None;
+    let contradictions = meta.pages(&mut |key, bits| {
+        let word = (key.first_page() / 64) as usize;
+        if word >= words {
+            let run = bits::next_run(bits, 0..PART_PAGES, true);
+            past = past.or(run.map(|run| (PoolPage(key.first_page() + run.start), run.end - run.start)));
+            return;
         }
-    })
-    .map_err(StartError::Meta)?;
+        let part = word..word + bits.len();
+        match key.plane() {
+            Plane::Named => {
+                used[part.clone()].copy_from_slice(bits);
+                written[part].copy_from_slice(bits);
+            }
+            Plane::Unwritten => {
+                written[part].iter_mut().zip(bits).for_each(|(written, unwritten)| *written &= !unwritten);
+            }
+        }
+    });
+    let contradictions = contradictions.map_err(StartError::Meta)?;
+    if contradictions > 0 {
+        return Err(SpaceError::Contradictions(contradictions).into());
+    }
+    if let Some((first, len)) = past {
+        return Err(SpaceError::OutOfRange { first, len, pages }.into());
+    }
     Ok((Space::new(pages, used)?, written))
 }
 

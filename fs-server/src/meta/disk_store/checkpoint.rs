@@ -6,31 +6,45 @@
 //! makes nothing durable (`meta/tests/power.rs`).
 //!
 //! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
-//! * With the records, in the same commit, goes what can be told from them and must not be counted at each start (`Tally`).
+//! * With the records, in the same commit, goes what can be told from them and must not be counted at each start: `Tally`, and
+//!   which pages extents name (`page_map`). Both are moved on by the old and the new value of each record that is written, so
+//!   whatever checkpoint is found after a crash, they are those of its records (docs/ARCHITECTURE.md, "Who may use a page").
 //!
 //! # Failure
 //! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is none
 //! (`summed_file`).
 
+use super::TREE_PER_RECORD_BYTES;
 use super::overlay::Overlay;
 use super::space::Space;
 use super::summed_file::SummedFile;
 use super::tally::Tally;
+use crate::meta::page_map::{self, PageChanges, PageMap, PartBits, PartKey};
 use crate::meta::record;
 use crate::meta::store::StoreError;
 use cuttlefs_common::panic_ends;
-use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use redb::{
+    Database, Durability, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition, TableError,
+    WriteTransaction,
+};
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Its name.
 pub const FILE_NAME: &str = "records";
 const RECORDS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("records");
+const PAGES: TableDefinition<'static, u64, &[u8]> = TableDefinition::new("pages");
 const STATE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("state");
 /// Number of the last batch that is in the records.
 const APPLIED: &str = "applied";
 const TALLY: &str = "tally";
+
+/// The file is made smaller if what it keeps takes no more than this,
+const MOVED_MOST_BYTES: u64 = 128 << 20;
+/// and so much more than four times that is empty.
+const LEFT_LEAST_BYTES: u64 = 32 << 20;
 
 type Pair = (Vec<u8>, Vec<u8>);
 
@@ -42,11 +56,13 @@ pub(super) fn failed(operation: &'static str, error: impl Into<redb::Error>) -> 
 #[derive(Debug)]
 pub struct Checkpoint {
     database: Database,
+    directory: PathBuf,
 }
 
 /// The records of one checkpoint; stays as it is while others are made.
 pub struct Snapshot {
     table: ReadOnlyTable<&'static [u8], &'static [u8]>,
+    pages: ReadOnlyTable<u64, &'static [u8]>,
     /// Number of the last batch in it.
     pub applied: u64,
     /// What can be told of the records.
@@ -77,7 +93,23 @@ impl Checkpoint {
         let opened = panic_ends::survive(|| builder.create_with_backend(file));
         let damaged = |_| redb::Error::Corrupted("meta/records; restore the pool from a copy".to_owned());
         let database = opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))?;
-        Ok(Self { database })
+        Ok(Self { database, directory: directory.to_owned() })
+    }
+
+    /// Gives the file's space back if most of it is what deleted records have left, and the rest is so little that it is soon
+    /// moved together. A kill meanwhile costs the next opening a walk through that little.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn give_back(&mut self, space: &Space) -> Result<(), StoreError> {
+        let kept = TREE_PER_RECORD_BYTES * self.snapshot()?.tally.bytes();
+        let takes = file_bytes(&self.directory);
+        if kept > MOVED_MOST_BYTES || takes < 4 * kept + LEFT_LEAST_BYTES || space.room_bytes() < kept {
+            return Ok(());
+        }
+        self.database.compact().map_err(|e| failed("give space back", e))?;
+        tracing::info!(before = takes, now = file_bytes(&self.directory), "metadata: space was given back");
+        Ok(())
     }
 
     /// The last checkpoint.
@@ -89,12 +121,22 @@ impl Checkpoint {
         let (records, state) = match (transaction.open_table(RECORDS), transaction.open_table(STATE)) {
             (Ok(records), Ok(state)) => (records, state),
             // New: an empty one is written first, so that there is always one to look at.
-            (Err(redb::TableError::TableDoesNotExist(_)), _) => {
+            (Err(TableError::TableDoesNotExist(_)), _) => {
                 drop(transaction);
                 self.write(&Overlay::default(), 0, &Tally::default())?;
                 return self.snapshot();
             }
             (Err(error), _) | (_, Err(error)) => return Err(failed("read", error)),
+        };
+        let pages = match transaction.open_table(PAGES) {
+            Ok(pages) => pages,
+            // Of a version that read all extents at each start.
+            Err(TableError::TableDoesNotExist(_)) => {
+                drop((transaction, records, state));
+                self.recount()?;
+                return self.snapshot();
+            }
+            Err(error) => return Err(failed("read", error)),
         };
         let number = |name| -> Result<Vec<u8>, StoreError> {
             let value = state.get(name).map_err(|e| failed("read", e))?;
@@ -104,7 +146,7 @@ impl Checkpoint {
         let malformed = |e: record::RecordError| failed("read", redb::Error::Corrupted(e.to_string()));
         let applied = record::parse(&number(APPLIED)?).map_err(malformed)?;
         let tally = record::parse(&number(TALLY)?).map_err(malformed)?;
-        Ok(Snapshot { table: records, applied, tally })
+        Ok(Snapshot { table: records, pages, applied, tally })
     }
 
     /// Writes what an overlay holds; it is durable when this returns. `applied` is the last batch in it, `tally` what the
@@ -113,10 +155,9 @@ impl Checkpoint {
     /// # Errors
     /// [`StoreError::Backend`]; final.
     pub fn write(&self, overlay: &Overlay, applied: u64, tally: &Tally) -> Result<(), StoreError> {
-        let mut transaction = self.database.begin_write().map_err(|e| failed("checkpoint", e))?;
-        transaction.set_durability(Durability::Immediate).map_err(|e| failed("checkpoint", e))?;
-        transaction.set_quick_repair(true);
+        let transaction = self.begin()?;
         let mut tally = tally.clone();
+        let mut changes = PageChanges::default();
         {
             let mut records = transaction.open_table(RECORDS).map_err(|e| failed("checkpoint", e))?;
             overlay.visit(|key, value| {
@@ -125,16 +166,104 @@ impl Checkpoint {
                     None => records.remove(key),
                 };
                 let old = old.map_err(|e| failed("checkpoint", e))?;
-                tally.change(key, old.as_ref().map(redb::AccessGuard::value), value);
+                let old = old.as_ref().map(redb::AccessGuard::value);
+                tally.change(key, old, value);
+                changes.change(key, old, value);
                 Ok::<(), StoreError>(())
             })?;
+            let mut pages = transaction.open_table(PAGES).map_err(|e| failed("checkpoint", e))?;
+            for (key, change) in changes.into_parts() {
+                let (mut bits, old_len) = {
+                    let found = pages.get(key.0).map_err(|e| failed("checkpoint", e))?;
+                    let found = found.as_ref().map(redb::AccessGuard::value);
+                    (parsed(found)?, found.map(<[u8]>::len))
+                };
+                tally.contradictions += change.apply(&mut bits);
+                let value = page_map::encode(&bits);
+                tally.change_map(old_len, value.as_ref().map(Vec::len));
+                match value {
+                    Some(value) => pages.insert(key.0, value.as_slice()).map(drop),
+                    None => pages.remove(key.0).map(drop),
+                }
+                .map_err(|e| failed("checkpoint", e))?;
+            }
+        }
+        Self::commit(transaction, &[(APPLIED, record::encode(&applied)), (TALLY, record::encode(&tally))])
+    }
+
+    /// Makes anew what is told of the records.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`]; final.
+    pub fn recount(&self) -> Result<(), StoreError> {
+        let transaction = self.begin()?;
+        let (mut tally, mut map) = (Tally::default(), PageMap::default());
+        {
+            let records = transaction.open_table(RECORDS).map_err(|e| failed("recount", e))?;
+            for record in records.iter().map_err(|e| failed("recount", e))? {
+                let (key, value) = record.map_err(|e| failed("recount", e))?;
+                tally.change(key.value(), None, Some(value.value()));
+                map.add(key.value(), value.value());
+            }
+            tally.contradictions = map.contradictions;
+            transaction.delete_table(PAGES).map_err(|e| failed("recount", e))?;
+            let mut pages = transaction.open_table(PAGES).map_err(|e| failed("recount", e))?;
+            let mut inserted = Ok(());
+            map.visit(&mut |key, bits| {
+                if let (Some(value), Ok(())) = (page_map::encode(bits), &inserted) {
+                    tally.change_map(None, Some(value.len()));
+                    inserted = pages.insert(key.0, value.as_slice()).map(drop);
+                }
+            });
+            inserted.map_err(|e| failed("recount", e))?;
+        }
+        Self::commit(transaction, &[(TALLY, record::encode(&tally))])
+    }
+
+    fn begin(&self) -> Result<WriteTransaction, StoreError> {
+        let mut transaction = self.database.begin_write().map_err(|e| failed("checkpoint", e))?;
+        transaction.set_durability(Durability::Immediate).map_err(|e| failed("checkpoint", e))?;
+        transaction.set_quick_repair(true);
+        Ok(transaction)
+    }
+
+    fn commit(transaction: WriteTransaction, told: &[(&str, Vec<u8>)]) -> Result<(), StoreError> {
+        {
             let mut state = transaction.open_table(STATE).map_err(|e| failed("checkpoint", e))?;
-            for (name, value) in [(APPLIED, record::encode(&applied)), (TALLY, record::encode(&tally))] {
-                state.insert(name, value.as_slice()).map_err(|e| failed("checkpoint", e))?;
+            for (name, value) in told {
+                state.insert(*name, value.as_slice()).map_err(|e| failed("checkpoint", e))?;
             }
         }
         transaction.commit().map_err(|e| failed("checkpoint", e))
     }
+
+    /// Spoils the map of pages.
+    #[cfg(test)]
+    pub fn plant(&self, key: PartKey, change: impl FnOnce(&mut PartBits)) {
+        let transaction = self.begin().expect("begins");
+        {
+            let mut pages = transaction.open_table(PAGES).expect("opens");
+            let mut bits = parsed(pages.get(key.0).expect("reads").as_ref().map(redb::AccessGuard::value))
+                .expect("parses");
+            change(&mut bits);
+            match page_map::encode(&bits) {
+                Some(value) => drop(pages.insert(key.0, value.as_slice()).expect("writes")),
+                None => drop(pages.remove(key.0).expect("writes")),
+            }
+        }
+        transaction.commit().expect("commits");
+    }
+}
+
+/// Bytes that the file in a directory takes on its disk.
+pub fn file_bytes(directory: &Path) -> u64 {
+    std::fs::metadata(directory.join(FILE_NAME)).map_or(0, |found| found.blocks() * 512)
+}
+
+/// A part of the map of pages.
+fn parsed(value: Option<&[u8]>) -> Result<PartBits, StoreError> {
+    page_map::decode(value)
+        .map_err(|e| failed("read", redb::Error::Corrupted(format!("the map of pages: {e}"))))
 }
 
 impl Snapshot {
@@ -160,6 +289,20 @@ impl Snapshot {
         Ok(range.map(|pair| {
             let (key, value) = pair.map_err(|e| failed("scan", e))?;
             Ok((key.value().to_vec(), value.value().to_vec()))
+        }))
+    }
+
+    /// The map of pages.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn pages(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<(PartKey, PartBits), StoreError>> + use<>, StoreError> {
+        let parts = self.pages.range::<u64>(..).map_err(|e| failed("scan", e))?;
+        Ok(parts.map(|part| {
+            let (key, value) = part.map_err(|e| failed("scan", e))?;
+            Ok((PartKey(key.value()), parsed(Some(value.value()))?))
         }))
     }
 }

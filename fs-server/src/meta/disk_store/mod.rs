@@ -2,14 +2,16 @@
 //!
 //! * `tail`, `logged` the log: a batch is in it before anybody sees it
 //! * `overlay` what was committed since the last checkpoint, in memory
-//! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` what is told of it
+//! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` and the map of pages
+//!   (`page_map`) what is told of it
 //! * `flushed` how far checkpoints came; `space` the reserve, and whether there is room
 //!
 //! # How it works
 //! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
 //! and `persist` sync the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
 //! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
-//! the overlay and the log's first file are dropped.
+//! the overlay and the log's first file are dropped. `settle`, at a clean stop, does so with all there is, so that the next start has no
+//! log to read.
 //!
 //! # Crashes
 //!
@@ -34,6 +36,8 @@ mod checkpoint;
 mod flushed;
 mod logged;
 mod overlay;
+#[cfg(test)]
+mod pages_tests;
 mod space;
 mod summed_file;
 mod tail;
@@ -41,6 +45,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
+use super::page_map::PartVisitor;
 use super::store::{Batch, Direction, Store, StoreError, StoreFigures, Visitor};
 use checkpoint::{Checkpoint, Snapshot};
 use flushed::Flushed;
@@ -49,7 +54,6 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use space::{RESERVE_BYTES, Space};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +65,8 @@ use tail::Tail;
 const CHECKPOINT_BYTES: u64 = 16 << 20;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
-/// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above.
+/// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above. The
+/// same for an extent's part of the map of pages.
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
 /// Space for a checkpoint that is there in any case.
 const CHECKPOINT_LEAST_BYTES: u64 = 64 << 10;
@@ -95,6 +100,8 @@ struct Last {
     /// Number of the last batch.
     batch: u64,
     tail: Tail,
+    /// A checkpoint is asked for, although none is due.
+    is_wanted: bool,
 }
 
 #[derive(Debug)]
@@ -147,13 +154,18 @@ impl DiskStore {
             return Err(backend("open", what));
         }
         let space = Arc::new(Space::open(path, options.reserve_bytes).map_err(opened)?);
-        let checkpoint = Checkpoint::open(path, options.cache_bytes, space.clone())?;
+        let mut checkpoint = Checkpoint::open(path, options.cache_bytes, space.clone())?;
+        checkpoint.give_back(&space)?;
         let base = checkpoint.snapshot()?;
         let applied = base.applied;
         let shared = Shared {
             checkpoint,
             layers: RwLock::new(Layers { active: Arc::default(), frozen: None, base: Arc::new(base) }),
-            last: Mutex::new(Last { batch: applied, tail: Tail::open(path, space.clone()).map_err(opened)? }),
+            last: Mutex::new(Last {
+                batch: applied,
+                tail: Tail::open(path, space.clone()).map_err(opened)?,
+                is_wanted: false,
+            }),
             turned: Condvar::new(),
             syncing: Mutex::new(()),
             flushed: Flushed::open(path).map_err(opened)?,
@@ -261,8 +273,8 @@ impl Shared {
     /// Space that an overlay's checkpoint takes at most: all pages it changes are written anew before the old ones can be used
     /// again.
     fn checkpoint_cost(&self, layers: &Layers, overlay: &Overlay) -> u64 {
-        let pages =
-            (overlay.len() * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * layers.base.tally.bytes());
+        let leaves = overlay.len() + overlay.extents();
+        let pages = (leaves * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * layers.base.tally.bytes());
         pages + TREE_PER_RECORD_BYTES * overlay.bytes()
     }
 
@@ -357,7 +369,7 @@ impl Shared {
                 return None;
             }
             self.space.refill();
-            if self.is_due(&last) {
+            if self.is_due(&last) || std::mem::take(&mut last.is_wanted) {
                 let mut layers = self.layers.write();
                 let frozen = std::mem::take(&mut layers.active);
                 layers.frozen = Some(frozen.clone());
@@ -383,10 +395,40 @@ impl Shared {
         Ok(())
     }
 
+    /// Has all that is committed put into a checkpoint, if there is space for it.
+    fn settle(&self) -> Result<(), StoreError> {
+        let mut last = self.last.lock();
+        loop {
+            let layers = self.layers();
+            if (layers.active.is_empty() && layers.frozen.is_none()) || self.space.is_stuck() {
+                return Ok(());
+            }
+            self.check()?;
+            last.is_wanted = !layers.active.is_empty();
+            self.turned.notify_all();
+            self.turned.wait_for(&mut last, IDLE_WAIT);
+        }
+    }
+
+    /// Makes a checkpoint of all there is, and in it the derived figures anew. The log keeps what it has: it is skipped.
+    fn recount(&self) -> Result<(), StoreError> {
+        // The checkpoint's thread begins none without this lock.
+        let mut last = self.last.lock();
+        while self.layers.read().frozen.is_some() {
+            self.check()?;
+            self.turned.wait_for(&mut last, IDLE_WAIT);
+        }
+        let layers = self.layers();
+        self.checkpoint.write(&layers.active, last.batch, &layers.base.tally)?;
+        self.checkpoint.recount()?;
+        let base = Arc::new(self.checkpoint.snapshot()?);
+        *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
+        self.note_durable(last.batch)
+    }
+
     /// Bytes on the disk of the file of records.
     fn tree_bytes(&self) -> u64 {
-        let found = std::fs::metadata(self.path.join(checkpoint::FILE_NAME));
-        found.map_or(0, |found| found.blocks() * 512)
+        checkpoint::file_bytes(&self.path)
     }
 
     fn room_bytes(&self) -> u64 {
@@ -441,6 +483,19 @@ impl Store for DiskStore {
 
     fn count(&self, kind: u8) -> Result<u64, StoreError> {
         self.shared.layers().count(kind)
+    }
+
+    fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
+        self.shared.layers().pages(visit)
+    }
+
+    fn settle(&self) -> Result<(), StoreError> {
+        self.shared.settle()
+    }
+
+    fn recount(&self) -> Result<(), StoreError> {
+        self.shared.check()?;
+        self.shared.recount().map_err(|error| self.shared.poison(error))
     }
 
     fn room_bytes(&self) -> u64 {

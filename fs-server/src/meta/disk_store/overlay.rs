@@ -5,6 +5,8 @@
 //! checkpoints do meanwhile, because the layers and the B-tree's snapshot are kept by it.
 
 use super::checkpoint::Snapshot;
+use crate::meta::key::tag;
+use crate::meta::page_map::{NO_PAGES, PageChanges, PartChange, PartVisitor};
 use crate::meta::store::{Batch, Direction, StoreError, Visitor};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -26,8 +28,10 @@ type Chunk = (Vec<(Vec<u8>, Value)>, Option<Vec<u8>>);
 #[derive(Debug, Default)]
 pub struct Overlay {
     records: RwLock<BTreeMap<Vec<u8>, Value>>,
-    /// Written under the lock, read without; relaxed, for it is only compared with bounds.
+    /// Written under the lock, read without; relaxed, for they are only compared with bounds.
     bytes: AtomicU64,
+    /// Records of extents.
+    extents: AtomicU64,
 }
 
 fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
@@ -41,9 +45,11 @@ impl Overlay {
         let mut bytes = self.bytes.load(Ordering::Relaxed);
         for (key, value) in batch.into_changes() {
             bytes += weight(&key, value.as_deref()) as u64;
-            let key_len = key.len();
+            let (key_len, is_extent) = (key.len(), key.first() == Some(&tag::EXTENT));
             if let Some(old) = records.insert(key, value.map(Into::into)) {
                 bytes -= (RECORD_OVERHEAD_BYTES + key_len + old.map_or(0, |old| old.len())) as u64;
+            } else if is_extent {
+                self.extents.fetch_add(1, Ordering::Relaxed);
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
@@ -57,6 +63,11 @@ impl Overlay {
     /// Records in it, removals among them.
     pub fn len(&self) -> u64 {
         self.records.read().len() as u64
+    }
+
+    /// Of them, those of extents: each also changes the map of pages.
+    pub fn extents(&self) -> u64 {
+        self.extents.load(Ordering::Relaxed)
     }
 
     /// Whether nothing was put.
@@ -120,17 +131,49 @@ impl Layers {
     /// [`StoreError`].
     pub fn count(&self, kind: u8) -> Result<u64, StoreError> {
         let mut count = self.base.tally.count(kind);
-        let mut keys = BTreeMap::new();
-        for layer in self.frozen.iter().chain([&self.active]) {
-            let records = layer.records.read();
-            let of_kind = records.range(vec![kind]..).take_while(|(key, _)| key.first() == Some(&kind));
-            keys.extend(of_kind.map(|(key, value)| (key.clone(), value.is_some())));
-        }
-        for (key, is_there) in keys {
+        for (key, value) in self.differing(kind) {
             let was_there = self.base.get(&key)?.is_some();
-            count = (count + u64::from(is_there)).saturating_sub(u64::from(was_there));
+            count = (count + u64::from(value.is_some())).saturating_sub(u64::from(was_there));
         }
         Ok(count)
+    }
+
+    /// The records of a kind that differ from the checkpoint's, as they are now.
+    fn differing(&self, kind: u8) -> BTreeMap<Vec<u8>, Value> {
+        let mut records = BTreeMap::new();
+        for layer in self.frozen.iter().chain([&self.active]) {
+            let layer = layer.records.read();
+            let of_kind = layer.range(vec![kind]..).take_while(|(key, _)| key.first() == Some(&kind));
+            records.extend(of_kind.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        records
+    }
+
+    /// Which pages extents name; see [`crate::meta::Store::pages`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
+        let mut changes = PageChanges::default();
+        for (key, value) in self.differing(tag::EXTENT) {
+            changes.change(&key, self.base.get(&key)?.as_deref(), value.as_deref());
+        }
+        let mut changed = changes.into_parts();
+        let mut contradictions = self.base.tally.contradictions;
+        let mut tell = |key, mut bits, change: Option<PartChange>| {
+            contradictions += change.map_or(0, |change| change.apply(&mut bits));
+            visit(key, &bits);
+        };
+        for part in self.base.pages()? {
+            let (key, bits) = part?;
+            while let Some(before) = changed.first_entry().filter(|first| *first.key() < key) {
+                let (key, change) = before.remove_entry();
+                tell(key, NO_PAGES, Some(change));
+            }
+            tell(key, bits, changed.remove(&key));
+        }
+        changed.into_iter().for_each(|(key, change)| tell(key, NO_PAGES, Some(change)));
+        Ok(contradictions)
     }
 
     /// Visits records in order; see [`crate::meta::Store::scan`].

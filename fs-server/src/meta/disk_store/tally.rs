@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 pub struct Tally {
     /// Of each kind.
     counts: BTreeMap<u8, u64>,
-    /// Of all keys and values.
+    /// Of all keys and values, and of the map of pages.
     bytes: u64,
+    /// Pages at which extents and the map of pages did not agree when a checkpoint changed both (`page_map`).
+    pub contradictions: u64,
 }
 
 impl Tally {
@@ -22,6 +24,12 @@ impl Tally {
         let count = self.counts.entry(key.first().copied().unwrap_or_default()).or_default();
         *count = (*count + u64::from(new.is_some())).saturating_sub(u64::from(old.is_some()));
         self.bytes = (self.bytes + new.map_or(0, bytes)).saturating_sub(old.map_or(0, bytes));
+    }
+
+    /// A part of the map of pages takes so many bytes, and took others.
+    pub fn change_map(&mut self, old: Option<usize>, new: Option<usize>) {
+        let bytes = |len: Option<usize>| len.map_or(0, |len| (size_of::<u64>() + len) as u64);
+        self.bytes = (self.bytes + bytes(new)).saturating_sub(bytes(old));
     }
 
     /// Records of a kind.

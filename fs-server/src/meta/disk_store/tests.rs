@@ -70,6 +70,60 @@ fn a_record_that_is_written_again_and_again_does_not_grow_the_log_for_ever() {
 }
 
 #[test]
+fn a_settled_store_has_no_log() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = opened(&path, u64::MAX);
+    let empty = store.shared.last.lock().tail.len_bytes();
+    store.settle().expect("nothing to do");
+    (0..200).for_each(|number| put(&store, number).expect("commits"));
+    assert!(store.shared.last.lock().tail.len_bytes() > empty + 60_000);
+    store.settle().expect("settles");
+    assert_eq!(store.shared.last.lock().tail.len_bytes(), empty);
+    assert_eq!(store.shared.layers().base.applied, 200);
+    put(&store, 200).expect("goes on");
+    drop(store);
+    assert_eq!(all(&opened(&path, u64::MAX), Direction::Forward), expected(200));
+}
+
+#[test]
+fn an_opening_gives_back_what_deleted_records_left() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = opened(&path, 1 << 20);
+    let many = |remove: bool| {
+        for first in (0..200_000u32).step_by(1000) {
+            let mut batch = Batch::default();
+            for number in first..first + 1000 {
+                // Some stay, all over the file.
+                let key = format!("Y{number:06}").into_bytes();
+                if !remove {
+                    batch.put(key, vec![number as u8; 400]);
+                } else if number % 1000 != 0 {
+                    batch.remove(key);
+                }
+            }
+            store.commit(batch).expect("commits");
+        }
+        store.settle().expect("settles");
+    };
+    many(false);
+    let most = store.shared.tree_bytes();
+    many(true);
+    (0..60).for_each(|number| put(&store, number).expect("commits"));
+    drop(store);
+    let store = opened(&path, 1 << 20);
+    let left = store.shared.tree_bytes();
+    assert!(most > 80 << 20 && left < most / 10, "{most} bytes became {left}");
+    assert_eq!(all(&store, Direction::Forward), expected(59));
+    assert_eq!(store.count(b'Y').expect("count"), 200);
+    for number in (0..200_000).step_by(1000) {
+        let found = store.get(format!("Y{number:06}").as_bytes()).expect("reads");
+        assert_eq!(found, Some(vec![number as u8; 400]));
+    }
+}
+
+#[test]
 fn a_disk_that_is_full_for_a_while_harms_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");

@@ -7,8 +7,9 @@
 
 use super::crash::{copy_files, open};
 use super::{USER, World, format};
-use crate::meta::Operation;
-use cuttlefs_common::ids::InodeNo;
+use crate::meta::{DataCommit, Operation, RangeUpdate};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
 use cuttlefs_common::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -24,7 +25,16 @@ const FILES: [&str; 4] = ["records", "tail-0", "tail-1", "flushed"];
 /// What a device may keep or lose as one: a sector, a page, and two sizes of an engine's own writes.
 const PIECES: [usize; 4] = [512, 4096, 64 << 10, 512 << 10];
 
-/// Names that come, move and go, with attributes. So many, that the store gives space out again and again.
+/// The file has so many pages now; those of the pool are its own for good, and those of every second file are only reserved.
+fn commit_pages(world: &World, ino: InodeNo, len: u64) {
+    let state = if ino.0.is_multiple_of(2) { ExtentState::Written } else { ExtentState::Unwritten };
+    let (file_page, pool_page) = (FilePage(0), PoolPage(ino.0 * 8));
+    let extents = (len > 0).then_some(Extent { file_page, pool_page, len_pages: len, state });
+    let range = RangeUpdate { first: file_page, end: FilePage(8), extents: extents.into_iter().collect() };
+    world.meta.commit_data(&[DataCommit::of_ranges(ino, vec![range], len * PAGE_SIZE_U64)]).expect("commit");
+}
+
+/// Names and pages that come, move and go, with attributes. So many, that the store gives space out again and again.
 fn churn(world: &World, random: &dyn Random, names: u64, steps: usize) {
     for _ in 0..steps {
         let name = |number: u64| format!("a file with a name of common length {number}");
@@ -32,6 +42,7 @@ fn churn(world: &World, random: &dyn Random, names: u64, steps: usize) {
         let found = world.meta.lookup(ROOT, one.as_bytes());
         match (random.next_u64() % 8, found) {
             (0..=2, Ok(_)) => drop(world.unlink(ROOT, &one).expect("unlink")),
+            (4, Ok(attr)) => commit_pages(world, attr.ino, random.next_u64() % 8),
             (3, Ok(_)) => {
                 let rename = Operation::Rename {
                     parent: ROOT,

@@ -130,22 +130,20 @@ pub struct PageSums {
 }
 
 impl PageSums {
-    /// Of a pool laid out so, in which durable extents say that `written` pages are written. `cache_bytes` bounds the
+    /// Of a pool laid out so, in which durable extents say that the pages whose bits are set in `written` are written. `cache_bytes` bounds the
     /// sum blocks in memory.
-    pub fn new(layout: SumLayout, cache_bytes: usize, written: impl IntoIterator<Item = Range<u64>>) -> Self {
-        let settled = (0..layout.pages().div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        let sums = Self {
+    pub fn new(layout: SumLayout, cache_bytes: usize, mut written: Vec<u64>) -> Self {
+        written.resize(layout.pages().div_ceil(64) as usize, 0);
+        Self {
             blocks: Blocks::new(cache_bytes / PAGE_SIZE),
             marks: Marks::new(&layout),
             layout,
-            settled,
+            settled: written.into_iter().map(AtomicU64::new).collect(),
             is_read: AtomicBool::new(false),
             reading: async_lock::Mutex::new(()),
             sync_failed: AtomicBool::new(false),
             counters: Counters::default(),
-        };
-        written.into_iter().flatten().for_each(|page| sums.set_settled(PoolPage(page), true));
-        sums
+        }
     }
 
     /// Where everything is.

@@ -2,6 +2,7 @@
 
 use super::intent::SECTOR_BYTES;
 use super::*;
+use crate::bits;
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::{IoBuffer, IoDone, IoKind, IoRequest};
 use crate::pool::simdisk::{SimDisk, SimFault, SimMode};
@@ -29,7 +30,7 @@ fn medium(seed: u64) -> SimDisk {
 
 fn start(disk: &SimDisk, written: impl IntoIterator<Item = u64>) -> SummedDisk {
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
-    let written = written.into_iter().map(|page| page..page + 1);
+    let written = bits::of(PAGES, written.into_iter().map(|page| page..page + 1));
     // One block: all others are read again and again.
     let sums = PageSums::new(SumLayout::new([PAGES]), PAGE_SIZE, written);
     SummedDisk::new(Rc::new(disk.clone()), frames, Arc::new(sums))

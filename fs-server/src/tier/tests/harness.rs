@@ -1,5 +1,6 @@
 //! A server's storage in memory, and the stamps that tell whose bytes are whose.
 
+use crate::bits;
 use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
 use crate::pool::simdisk::SimDisk;
 use crate::pool::space::Space;
@@ -88,7 +89,7 @@ impl Storage {
         open: impl FnOnce(Arc<SharedMemory>) -> SimDisk,
     ) -> Self {
         let pool_pages = config.pool_pages;
-        let written = meta.written();
+        let written = bits::of(pool_pages, meta.written());
         let sums = Arc::new(PageSums::new(SumLayout::new([pool_pages]), SUM_CACHE_BYTES, written));
         let regions = regions_of(config, &meta, sums.clone());
         let memory = regions.frames().memory().clone();
@@ -172,7 +173,8 @@ fn config(pool_pages: u64, frames: u64) -> RegionsConfig {
 }
 
 fn regions_of(config: RegionsConfig, meta: &MemoryMeta, sums: Arc<PageSums>) -> Arc<Regions> {
-    let space = Space::new(config.pool_pages, meta.used()).expect("extents do not overlap");
+    let space = Space::new(config.pool_pages, bits::of(config.pool_pages, meta.used()))
+        .expect("extents do not overlap");
     let random = Arc::new(SeededRandom::new(42));
     let regions = Regions::new(config, Arc::new(space), Arc::new(meta.clone()), random);
     Arc::new(regions.expect("memory").with_sums(sums))

@@ -1,6 +1,7 @@
 //! What one-sided reads get under the policies that have no magic pattern.
 
 use super::harness::stamped;
+use crate::bits;
 use crate::pool::disk::Disk;
 use crate::pool::simdisk::{SimDisk, SimFault};
 use crate::pool::space::Space;
@@ -25,7 +26,7 @@ const ME: RegionOwner = RegionOwner(1);
 const LEN: usize = 5 * PAGE_SIZE + 100;
 
 fn regions(policy: RegionPolicy, meta: &MemoryMeta, mapped: Option<Arc<CachedPool>>) -> Regions {
-    let space = Space::new(POOL_PAGES, meta.used()).expect("extents do not overlap");
+    let space = Space::new(POOL_PAGES, bits::of(POOL_PAGES, meta.used())).expect("extents do not overlap");
     let frames = POOL_PAGES + u64::from(FrameIndex::FIRST_USABLE.0);
     let mut config = RegionsConfig::new(POOL_PAGES, frames * PAGE_SIZE_U64);
     config.policy = policy;
