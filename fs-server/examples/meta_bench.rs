@@ -10,10 +10,13 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, Covers, CutStep, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation,
+    Caller, Covers, CutStep, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation, Plane,
     RangeUpdate, Store,
 };
+use cuttlefs_server::pool::Space;
 use std::error::Error;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +26,7 @@ const FILES_PER_DIRECTORY: usize = 1000;
 const NOBODY: Caller = Caller { uid: 1000, gid: 1000, umask: 0, drops_privileges: false, request: None };
 
 fn report(what: &str, count: usize, took: Duration) {
-    let each_us = took.as_secs_f64() * 1e6 / count as f64;
+    let each_us = took.as_secs_f64() * 1e6 / count.max(1) as f64;
     println!("{what:<28} {:>10.0}/s {each_us:>9.2} us each", count as f64 / took.as_secs_f64());
 }
 
@@ -47,12 +50,70 @@ fn footprint(what: &str, files: usize, store: &dyn Store) -> Result<(), Box<dyn 
         "{what:<28} {} {}; on disk {disk} bytes, {} an inode",
         of("VmRSS"),
         of("VmHWM"),
-        disk / files as u64
+        disk / files.max(1) as u64
     );
     Ok(())
 }
 
+/// Opens the store as a server does: metadata, and the free space of the map of pages. Says how long that takes, and what is
+/// resident behind it in a process that has done nothing else: this one is run anew for it.
+fn start(what: &str, path: &Path) -> Result<(Arc<DiskStore>, Meta), Box<dyn Error>> {
+    let begun =
+        Command::new(std::env::current_exe()?).args(["--start".as_ref(), path.as_os_str()]).output()?;
+    println!("{what:<28} {}", String::from_utf8(begun.stdout)?.trim_end());
+    opened(path).map(|(store, meta, _)| (store, meta))
+}
+
+/// The same of a copy of the files as they are, with what is in the log only.
+fn killed(path: &Path, store: &Arc<DiskStore>) -> Result<String, Box<dyn Error>> {
+    // A checkpoint under way would change them meanwhile.
+    while store.figures().since_checkpoint > (16 << 20) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let copy = path.with_extension("killed");
+    std::fs::create_dir(&copy)?;
+    for file in std::fs::read_dir(path)? {
+        let file = file?;
+        std::fs::copy(file.path(), copy.join(file.file_name()))?;
+    }
+    let begun =
+        Command::new(std::env::current_exe()?).args(["--start".as_ref(), copy.as_os_str()]).output()?;
+    std::fs::remove_dir_all(&copy)?;
+    Ok(String::from_utf8(begun.stdout)?.trim_end().to_owned())
+}
+
+fn opened(path: &Path) -> Result<(Arc<DiskStore>, Meta, Space), Box<dyn Error>> {
+    let store = Arc::new(DiskStore::open(path, DiskOptions::default())?);
+    let meta = Meta::open(store.clone(), Arc::new(SystemClock::new()))?;
+    let mut used = Vec::new();
+    meta.pages(&mut |key, bits| {
+        if key.plane() == Plane::Named {
+            used.resize((key.first_page() / 64) as usize, 0);
+            used.extend_from_slice(bits);
+        }
+    })?;
+    let space = Space::new(used.len() as u64 * 64, used)?;
+    Ok((store, meta, space))
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if let [_, start, path] = &arguments[..]
+        && start == "--start"
+    {
+        let began = Instant::now();
+        let (_store, meta, space) = opened(Path::new(path))?;
+        let took = began.elapsed();
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let resident = status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or("").replace('\t', " ");
+        let (inodes, figures) = (meta.inode_count(), space.figures());
+        println!("{took:.2?}; {resident}; {inodes} inodes, {} of {} pages used", figures.used, figures.pages);
+        return Ok(());
+    }
+    measure()
+}
+
+fn measure() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let files: usize = arguments.next().map_or(Ok(50_000), |count| count.parse())?;
     let directory = match arguments.next() {
@@ -145,14 +206,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     meta.flush()?;
     footprint("with all files", files, &*store)?;
+    let path = directory.path().join("meta");
+    println!("{:<28} {}", "start after a kill", killed(&path, &store)?);
+    timed("clean stop", 1, || Ok(meta.close(None)?))?;
     drop((meta, store));
-    let (store, meta) = timed("start", 1, || {
-        let store = Arc::new(DiskStore::open(&directory.path().join("meta"), DiskOptions::default())?);
-        let meta = Meta::open(store.clone(), Arc::new(SystemClock::new()))?;
-        Ok((store, meta))
-    })?;
-    timed("extents looked at by a start", files, || Ok(meta.all_extents(&mut |_, _| {})?))?;
+    let (store, meta) = start("start", &path)?;
     footprint("after that start", files, &*store)?;
+    timed("extents, all looked at", files, || Ok(meta.all_extents(&mut |_, _| {})?))?;
     timed("flush of one create", 100, || {
         for index in 0..100 {
             let name = format!("flushed-{index}");
@@ -200,5 +260,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     })?;
-    footprint("without them", files, &*store)
+    timed("unlink of the others", files, || {
+        for index in 0..files {
+            let (parent, name) = place(index);
+            let name = &name.as_bytes()[1..];
+            meta.execute(NOBODY, &Operation::Unlink { parent, name }, &closed)?;
+        }
+        Ok(())
+    })?;
+    timed("clean stop", 1, || Ok(meta.close(None)?))?;
+    footprint("without them", files, &*store)?;
+    drop((meta, store));
+    let (store, _) = start("start without them", &path)?;
+    footprint("after that start", files, &*store)
 }
