@@ -2,6 +2,9 @@
 # Runs every fuzz target for a while.
 # usage: scripts/fuzz.sh [SECONDS-EACH] [TARGET...]         default: 60 s each
 #
+# The target `sessions` is fs-client's test wire_sessions: hostile peers of a real server, and a model of sessions. It needs
+# root, and no instrumentation: it runs as the tests do, half of the time without rings and half with.
+#
 # libFuzzer's instrumentation needs flags that stable rustc keeps back. A nightly toolchain is taken if there is
 # one; otherwise RUSTC_BOOTSTRAP=1 opens the flags of the stable one.
 set -euo pipefail
@@ -10,17 +13,38 @@ source "$(dirname "$0")/env.sh"
 seconds=${1:-60}
 shift $(($# ? 1 : 0))
 [[ $seconds =~ ^[0-9]+$ ]] || die "usage: scripts/fuzz.sh [SECONDS-EACH] [TARGET...]"
+
+fuzz_sessions() {
+    local log="$ROOT/target/fuzz-sessions.log"
+    if (cd "$ROOT" && CUTTLEFS_SESSIONS_SECONDS=$((seconds / 2)) cargo test --quiet -p cuttlefs-client --test wire_sessions \
+        -- --nocapture --test-threads=1) >"$log" 2>&1; then
+        echo "ok    fuzz: sessions, $(awk '/^hostile_peers.*episodes/ { for (at = 1; at <= NF; at++) if ($at == "episodes") sum += $(at - 1) } END { print sum }' "$log") episodes in $seconds s"
+    else
+        echo "FAIL  fuzz: sessions"
+        grep -v '^  *[0-9]*: \|^  *at ' "$log" | tail -n 40
+        return 1
+    fi
+}
+
+if [[ ${1-} == sessions && $# == 1 ]]; then
+    fuzz_sessions
+    exit
+fi
 command -v cargo-fuzz >/dev/null || die "cargo-fuzz is missing: cargo install --locked cargo-fuzz --root $CUTTLEFS_TOOLS"
+targets=("$@")
+passed=0
+failed=0
+if ((${#targets[@]} == 0)) || [[ " ${targets[*]} " == *" sessions "* ]]; then
+    if fuzz_sessions; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+fi
 export RUSTC_BOOTSTRAP=1
 # The workspace's target directory holds no sanitised builds.
 unset CARGO_TARGET_DIR
 cd "$ROOT/fuzz"
 
-targets=("$@")
 ((${#targets[@]})) || mapfile -t targets < <(cargo fuzz list)
-passed=0
-failed=0
 for target in "${targets[@]}"; do
+    [[ $target == sessions ]] && continue
     cargo fuzz build --sanitizer address "$target" >&2 || { failed=$((failed + 1)); echo "FAIL  fuzz: $target does not build"; continue; }
     mkdir -p "corpus/$target"
     # A parser that needs more than a gigabyte or ten seconds for a message has lost already.

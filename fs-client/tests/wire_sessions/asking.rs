@@ -1,0 +1,127 @@
+//! Messages, and questions that are waited for.
+
+use crate::oracle::{Oracle, Way};
+use crate::wire::Wire;
+use cuttlefs_common::ids::{SlotIndex, TraceId};
+use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rpc::{HEADER_LEN, Reply, Request, RequestHeader, SessionSecret};
+use cuttlefs_common::status::Status;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the server may take for anything, on a machine with much else to do.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A message with this body. Who asks says that it is root.
+pub fn message(slot: u16, seq: u64, trace: u64, body: &[u8]) -> Vec<u8> {
+    let header = RequestHeader {
+        slot: SlotIndex(slot),
+        seq,
+        trace: TraceId(trace),
+        uid: 0,
+        gid: 0,
+        umask: 0,
+        drops_privileges: false,
+    };
+    [&header.encode(body.len() as u32)[..], body].concat()
+}
+
+pub fn body_of(request: &Request<'_>) -> Vec<u8> {
+    let mut body = vec![0; 64 << 10];
+    let len = request.encode(&mut body).expect("it fits a message");
+    body.truncate(len);
+    body
+}
+
+/// A connection whose peer waits for each answer.
+pub struct Asking {
+    pub wire: Wire,
+    pub way: Way,
+    seqs: [u64; 64],
+}
+
+impl Asking {
+    /// Connected and welcomed.
+    pub fn connect(path: &Path, uid: u32, oracle: &mut Oracle) -> Self {
+        let mut wire = Wire::connect(path, uid);
+        wire.hello();
+        let mut asking = Self { wire, way: oracle.way(uid), seqs: [0; 64] };
+        let (header, _) = asking.frame();
+        assert_eq!(header.kind, FrameKind::Welcome, "a connection is refused");
+        asking
+    }
+
+    /// Attached. Gives the session's number and its root.
+    pub fn attach(
+        &mut self,
+        secret: SessionSecret,
+        trace: u64,
+        oracle: &mut Oracle,
+    ) -> Result<cuttlefs_common::rpc::Attached, Status> {
+        let request = Request::Attach { secret, label: "keeps the rules", subtree: b"" };
+        self.ask_at(0, 0, trace, &request, oracle, |reply| match reply {
+            Reply::Attached(attached) => attached,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// Asks in a slot of this connection's own session, with the number that is next there.
+    pub fn ask<T>(
+        &mut self,
+        slot: u16,
+        trace: u64,
+        request: &Request<'_>,
+        oracle: &mut Oracle,
+        take: impl FnOnce(Reply<'_>) -> T,
+    ) -> Result<T, Status> {
+        self.seqs[usize::from(slot)] += 1;
+        self.ask_at(slot, self.seqs[usize::from(slot)], trace, request, oracle, take)
+    }
+
+    /// Asks the last request of a slot once more.
+    pub fn ask_again<T>(
+        &mut self,
+        slot: u16,
+        trace: u64,
+        request: &Request<'_>,
+        oracle: &mut Oracle,
+        take: impl FnOnce(Reply<'_>) -> T,
+    ) -> Result<T, Status> {
+        self.ask_at(slot, self.seqs[usize::from(slot)], trace, request, oracle, take)
+    }
+
+    pub fn ask_at<T>(
+        &mut self,
+        slot: u16,
+        seq: u64,
+        trace: u64,
+        request: &Request<'_>,
+        oracle: &mut Oracle,
+        take: impl FnOnce(Reply<'_>) -> T,
+    ) -> Result<T, Status> {
+        let message = message(slot, seq, trace, &body_of(request));
+        oracle.note_sent(self.way, &message);
+        self.wire.put(FrameHeader::new(FrameKind::Send, 0), &message);
+        let (header, payload) = self.frame();
+        assert_eq!(header.kind, FrameKind::Send);
+        let (header, _, reply) = oracle.check_message(self.way, &payload);
+        assert_eq!(header.trace, TraceId(trace), "one question, one answer");
+        assert!(payload.len() >= HEADER_LEN);
+        header.result.map(|()| take(reply.expect("a reply")))
+    }
+
+    /// The next frame.
+    pub fn frame(&mut self) -> (FrameHeader, Vec<u8>) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut frames = self.wire.pump();
+            if let Some(frame) = frames.pop() {
+                assert!(frames.is_empty(), "who asks once is answered once: {:?}", frames[0].0);
+                return frame;
+            }
+            assert!(!self.wire.is_over, "the connection of a peer that keeps the rules was closed");
+            assert!(Instant::now() < deadline, "no answer in {PATIENCE:?}");
+            std::thread::sleep(Duration::from_micros(30));
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Peers that do what they like: messages and frames that are right, nearly right and wrong, with whatever numbers any of them was
+//! told, in sessions that come, go and are tried by others.
+
+use crate::asking::message;
+use crate::dice::Dice;
+use crate::grammar::{Grammar, Kind, Known};
+use crate::oracle::{Oracle, Way};
+use crate::site::STRANGERS;
+use crate::wire::Wire;
+use cuttlefs_common::ids::{ClientId, Rkey};
+use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind, build, hello_payload};
+use cuttlefs_common::rpc::durable::{Kind as RingKind, Message as RingMessage};
+use cuttlefs_common::rpc::{Reply, ReplyHeader, SessionSecret};
+use cuttlefs_common::status::Status;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Connections at a time.
+const PEERS_MAX: usize = 7;
+/// Messages that are remembered, to be said again.
+const LOG_MAX: usize = 128;
+/// Requests of a server's that a peer keeps for later.
+const PENDING_MAX: usize = 64;
+/// What is done to open files.
+const OF_FILES: [Kind; 10] = [
+    Kind::Open,
+    Kind::Write,
+    Kind::Write,
+    Kind::Fetch,
+    Kind::Fetch,
+    Kind::Fetch,
+    Kind::Allocate,
+    Kind::CopyRange,
+    Kind::SetLock,
+    Kind::Restore,
+];
+const SEND: FrameHeader = FrameHeader::new(FrameKind::Send, 0);
+
+/// A connection of theirs.
+struct Stranger {
+    wire: Wire,
+    way: Way,
+    /// Of its session, as far as it knows.
+    secret: Option<SessionSecret>,
+    /// What it tries to attach with.
+    attaches_with: Option<SessionSecret>,
+    /// What the server asks of its memory.
+    pending: Vec<FrameHeader>,
+    /// Answers what the server asks at once.
+    is_obliging: bool,
+    /// Does not read.
+    is_deaf: bool,
+    /// Asked for a ring: what comes are messages of another protocol.
+    at_ring_door: bool,
+}
+
+/// All of them, and what they know between them.
+pub struct Crowd {
+    path: PathBuf,
+    /// Where rings are, if there are any.
+    ring_door: Option<PathBuf>,
+    strangers: Vec<Stranger>,
+    pub known: Known,
+    /// Of each of the users.
+    secrets: Vec<SessionSecret>,
+    /// Other people's, and what is nearly one.
+    others: Vec<SessionSecret>,
+    /// The last number that was said in each slot of each session.
+    seqs: HashMap<(SessionSecret2, u16), u64>,
+    log: Vec<Vec<u8>>,
+    trace: u64,
+}
+
+/// A secret to look something up by.
+type SessionSecret2 = [u8; 16];
+
+impl Crowd {
+    pub fn new(
+        path: PathBuf,
+        ring_door: Option<PathBuf>,
+        dice: &Dice,
+        known: Known,
+        others: Vec<SessionSecret>,
+    ) -> Self {
+        let secrets = (0..4).map(|_| SessionSecret(dice.array())).collect();
+        let (strangers, log) = (Vec::new(), Vec::new());
+        Self { path, ring_door, strangers, known, secrets, others, seqs: HashMap::new(), log, trace: 4 << 32 }
+    }
+
+    /// One of them does something.
+    pub fn act(&mut self, dice: &Dice, oracle: &mut Oracle) {
+        self.listen(dice, oracle);
+        let comes = self.strangers.len() < 2 || (self.strangers.len() < PEERS_MAX && dice.chance(15));
+        if comes {
+            self.come(dice, oracle);
+            self.wait_a_little(dice, oracle);
+            return;
+        }
+        let who = dice.below(self.strangers.len());
+        match dice.below(100) {
+            0..60 => {
+                for _ in 0..1 + dice.below(4) {
+                    // One that ends the session is asked as such.
+                    let kind = dice.pick(Kind::ALL);
+                    self.ask(who, if kind == Kind::Detach { Kind::Create } else { kind }, dice, oracle);
+                }
+            }
+            // What has no effect without something open.
+            60..74 => {
+                let (has_root, has_files) =
+                    self.strangers[who].secret.map_or((false, false), |s| self.known.has(s));
+                let kinds: &[Kind] = match (has_root, has_files) {
+                    (false, _) => &[Kind::Attach],
+                    (true, false) => &[Kind::Lookup, Kind::Create, Kind::Open, Kind::ReadDir],
+                    (true, true) => &OF_FILES,
+                };
+                match dice.pick(kinds) {
+                    Kind::Attach => self.attach(who, dice, oracle),
+                    kind => self.ask(who, kind, dice, oracle),
+                }
+            }
+            74 => self.attach(who, dice, oracle),
+            75..80 => self.say_again(who, dice, oracle),
+            80..83 => self.say_wrong(who, dice, oracle),
+            83..87 => self.one_sided(who, dice),
+            87..94 => self.answer_transfers(who, dice),
+            94 => self.break_frame(who, dice),
+            95 if dice.chance(50) => self.unasked_reply(who, dice),
+            95..97 => {
+                let stranger = &mut self.strangers[who];
+                match dice.below(3) {
+                    0 => stranger.is_deaf = !stranger.is_deaf,
+                    1 => stranger.is_obliging = !stranger.is_obliging,
+                    _ => stranger.wire.half_close(),
+                }
+            }
+            97 => self.ask(who, Kind::Detach, dice, oracle),
+            98 => drop(self.strangers.swap_remove(who)),
+            _ => {}
+        }
+        if dice.chance(60) {
+            self.wait_a_little(dice, oracle);
+        }
+    }
+
+    fn come(&mut self, dice: &Dice, oracle: &mut Oracle) {
+        let uid = dice.pick(&STRANGERS);
+        let at_ring_door = self.ring_door.is_some() && dice.chance(15);
+        let path = self.ring_door.as_ref().filter(|_| at_ring_door).unwrap_or(&self.path);
+        let mut wire = Wire::connect(path, uid);
+        match dice.below(20) {
+            0 => wire.put_bytes(&dice.bytes(70)),
+            1 => {
+                let mut payload = hello_payload();
+                payload[dice.below(16)] ^= 1 << dice.below(8);
+                wire.put_bytes(&build(FrameHeader::new(FrameKind::Hello, 0), &payload));
+            }
+            2 => {}
+            _ => wire.hello(),
+        }
+        let stranger = Stranger {
+            wire,
+            way: oracle.way(uid),
+            secret: None,
+            attaches_with: None,
+            pending: Vec::new(),
+            is_obliging: dice.chance(50),
+            is_deaf: dice.chance(5),
+            at_ring_door,
+        };
+        self.strangers.push(stranger);
+        let who = self.strangers.len() - 1;
+        if at_ring_door {
+            self.ask_for_ring(who, dice);
+        } else if dice.chance(90) {
+            self.attach(who, dice, oracle);
+        }
+    }
+
+    /// Secrets of this user, of the other one, and of people who keep the rules.
+    fn secret(&self, uid: u32, dice: &Dice) -> SessionSecret {
+        let own = if uid == STRANGERS[0] { &self.secrets[..2] } else { &self.secrets[2..] };
+        match dice.below(10) {
+            0 => dice.pick(&self.others),
+            1 => dice.pick(&self.secrets),
+            _ => dice.pick(own),
+        }
+    }
+
+    fn attach(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
+        let secret = self.secret(self.strangers[who].wire.uid, dice);
+        let grammar = Grammar { dice, known: &self.known, session: secret, attaches_with: secret };
+        let body = grammar.draw(Kind::Attach);
+        let message = message(0, 0, self.next_trace(), &body);
+        let stranger = &mut self.strangers[who];
+        stranger.attaches_with = Some(secret);
+        stranger.secret = stranger.secret.or(Some(secret));
+        self.say(who, message, oracle);
+    }
+
+    fn next_trace(&mut self) -> u64 {
+        self.trace += 1;
+        self.trace
+    }
+
+    /// A request in its session, with a number that is right in most cases.
+    fn ask(&mut self, who: usize, kind: Kind, dice: &Dice, oracle: &mut Oracle) {
+        let stranger = &self.strangers[who];
+        let attaches_with = self.secret(stranger.wire.uid, dice);
+        let secret = stranger.secret.unwrap_or(SessionSecret::NONE);
+        let slot = if dice.chance(97) { dice.below(56) as u16 } else { dice.edge() as u16 };
+        let last = self.seqs.entry((secret.0, slot)).or_insert_with(|| dice.edge());
+        let seq = match dice.below(20) {
+            0 => *last,
+            1 => dice.edge(),
+            2 => last.wrapping_sub(1),
+            _ => {
+                *last = last.wrapping_add(1);
+                *last
+            }
+        };
+        let body = Grammar { dice, known: &self.known, session: secret, attaches_with }.draw(kind);
+        let message = message(slot, seq, self.next_trace(), &body);
+        self.say(who, message, oracle);
+    }
+
+    fn say(&mut self, who: usize, message: Vec<u8>, oracle: &mut Oracle) {
+        let stranger = &mut self.strangers[who];
+        oracle.note_sent(stranger.way, &message);
+        stranger.wire.put(SEND, &message);
+        if self.log.len() < LOG_MAX {
+            self.log.push(message);
+        } else {
+            let at = (self.trace % LOG_MAX as u64) as usize;
+            self.log[at] = message;
+        }
+    }
+
+    /// What anybody said before, on this connection.
+    fn say_again(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
+        if self.log.is_empty() {
+            return;
+        }
+        for _ in 0..1 + dice.below(3) {
+            self.say(who, dice.pick(&self.log), oracle);
+        }
+    }
+
+    /// The same with some of it changed.
+    fn say_wrong(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
+        if self.log.is_empty() {
+            return;
+        }
+        let mut message = dice.pick(&self.log);
+        // A connection ends with what does not parse: most of it is a body of the right length.
+        match dice.below(8) {
+            0 => message.truncate(dice.below(message.len())),
+            1 => message.extend(dice.bytes(1 + dice.below(64))),
+            2 => message[dice.below(48)] ^= 1 << dice.below(8),
+            _ if message.len() > 48 => {
+                for _ in 0..1 + dice.below(3) {
+                    let at = 48 + dice.below((message.len() - 48).min(40));
+                    message[at] =
+                        if dice.chance(50) { dice.number() as u8 } else { message[at] ^ 1 << dice.below(8) };
+                }
+            }
+            _ => {}
+        }
+        let stranger = &mut self.strangers[who];
+        oracle.note_sent(stranger.way, &message);
+        let immediate = dice.chance(3).then_some(7);
+        stranger.wire.put(FrameHeader { imm: immediate, ..SEND }, &message);
+    }
+
+    fn one_sided(&mut self, who: usize, dice: &Dice) {
+        use FrameKind::{CompareSwap, FetchAdd, Flush, ReadBitmap, ReadFile, ReadMemory, Write};
+        let kind = dice.pick(&[
+            ReadFile,
+            ReadFile,
+            ReadFile,
+            ReadBitmap,
+            ReadMemory,
+            Write,
+            CompareSwap,
+            FetchAdd,
+            Flush,
+        ]);
+        let key = match kind {
+            ReadFile | ReadBitmap if !self.known.filekeys.is_empty() && dice.chance(90) => {
+                dice.pick(&self.known.filekeys).0
+            }
+            _ if dice.chance(80) => dice.number() % 64,
+            _ => dice.edge(),
+        };
+        let bare = FrameHeader { key, offset: dice.offset(), ..FrameHeader::new(kind, 0) };
+        let stranger = &mut self.strangers[who];
+        match kind {
+            ReadFile | ReadBitmap | ReadMemory => {
+                let wanted = dice.len().min(1 << 20) as u32;
+                stranger.wire.put(FrameHeader { wanted, ..bare }, b"");
+            }
+            Write => {
+                let imm = dice.chance(20).then_some(1);
+                let bytes = dice.bytes(dice.below(5000));
+                stranger.wire.put(FrameHeader { imm, ack: dice.chance(50), ..bare }, &bytes);
+            }
+            CompareSwap => {
+                stranger.wire.put(FrameHeader { first: dice.edge(), second: dice.edge(), ..bare }, b"");
+            }
+            FetchAdd => stranger.wire.put(FrameHeader { first: dice.edge(), ..bare }, b""),
+            _ => {
+                let first = dice.len().min(u64::from(u32::MAX));
+                stranger.wire.put(FrameHeader { first, second: 1 + dice.number() % 2, ..bare }, b"");
+            }
+        }
+    }
+
+    /// What the server asked of a peer's memory: answered, or answered wrong.
+    fn answer_transfers(&mut self, who: usize, dice: &Dice) {
+        let stranger = &mut self.strangers[who];
+        for asked in std::mem::take(&mut stranger.pending) {
+            match dice.below(12) {
+                0 => stranger.wire.put_bytes(&build(
+                    FrameHeader {
+                        status: Some(cuttlefs_common::rdma::WcStatus::RemoteAccess),
+                        ..FrameHeader::new(FrameKind::Nak, asked.sequence)
+                    },
+                    b"",
+                )),
+                1 => {
+                    let short = FrameHeader { wanted: (dice.len() as u32).min(1 << 20), ..asked };
+                    answer_transfer(&mut stranger.wire, &short, dice);
+                }
+                2 => {
+                    let other =
+                        FrameHeader { sequence: asked.sequence.wrapping_add(dice.number() % 3), ..asked };
+                    answer_transfer(&mut stranger.wire, &other, dice);
+                }
+                3 => {}
+                _ => answer_transfer(&mut stranger.wire, &asked, dice),
+            }
+        }
+    }
+
+    /// A frame with a bit of it changed, or without its end.
+    fn break_frame(&mut self, who: usize, dice: &Dice) {
+        let payload = if self.log.is_empty() { dice.bytes(64) } else { dice.pick(&self.log) };
+        let mut frame = build(FrameHeader::new(FrameKind::Send, dice.edge()), &payload);
+        match dice.below(3) {
+            0 => frame.truncate(dice.below(frame.len())),
+            1 => frame[dice.below(64)] ^= 1 << dice.below(8),
+            _ => frame[dice.below(payload.len().max(1))] ^= 1 << dice.below(8),
+        }
+        self.strangers[who].wire.put_bytes(&frame);
+    }
+
+    fn unasked_reply(&mut self, who: usize, dice: &Dice) {
+        use FrameKind::{AtomicReply, FlushAck, ReadReply, Refuse, Welcome, WriteAck};
+        let kind = dice.pick(&[AtomicReply, FlushAck, ReadReply, Refuse, Welcome, WriteAck]);
+        let payload = match kind {
+            ReadReply | Refuse => dice.bytes(dice.below(256)),
+            Welcome => hello_payload().to_vec(),
+            _ => Vec::new(),
+        };
+        self.strangers[who].wire.put_bytes(&build(FrameHeader::new(kind, dice.number() % 8), &payload));
+    }
+
+    fn ask_for_ring(&mut self, who: usize, dice: &Dice) {
+        let secret = self.secret(self.strangers[who].wire.uid, dice);
+        let client = if dice.chance(70) {
+            let ring = 1 + dice.number() % 4;
+            ClientId(secret.client().0.wrapping_add(u128::from(ring)))
+        } else {
+            ClientId(u128::from(dice.number()))
+        };
+        let hello = RingMessage::Hello {
+            client,
+            secret,
+            capacity: if dice.chance(70) { 1 << (12 + dice.below(10)) } else { dice.edge() },
+            stride: if dice.chance(70) { 64 } else { dice.edge() },
+            answers: Rkey(dice.number() as u32 % 8),
+            slots: 1 + dice.below(4096) as u32,
+            slot_len: 32 + 8 * dice.below(100) as u32,
+            kind: dice.pick(&RingKind::ALL),
+        };
+        let mut bytes = hello.encode();
+        if dice.chance(20) {
+            bytes[dice.below(96)] ^= 1 << dice.below(8);
+        }
+        self.strangers[who].wire.put(SEND, &bytes);
+    }
+
+    /// Gives the server time to answer, so that there is something to go on from.
+    fn wait_a_little(&mut self, dice: &Dice, oracle: &mut Oracle) {
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_micros(50));
+            if self.listen(dice, oracle) > 0 {
+                break;
+            }
+        }
+    }
+
+    /// Takes what came, by the model of what may come; how many frames.
+    fn listen(&mut self, dice: &Dice, oracle: &mut Oracle) -> usize {
+        let mut came = 0;
+        for stranger in self.strangers.iter_mut().filter(|stranger| !stranger.is_deaf) {
+            for (header, payload) in stranger.wire.pump() {
+                came += 1;
+                oracle.check_bytes(stranger.way, &payload);
+                match header.kind {
+                    FrameKind::Send if !stranger.at_ring_door => {
+                        let (header, _, reply) = oracle.check_message(stranger.way, &payload);
+                        if let Some(reply) = &reply {
+                            if matches!(reply, Reply::Attached(_)) {
+                                stranger.secret = stranger.attaches_with;
+                            }
+                            let session = stranger.secret.unwrap_or(SessionSecret::NONE);
+                            self.known.learn(dice, session, reply);
+                        }
+                        back_off(&mut self.seqs, stranger.secret, &header);
+                    }
+                    FrameKind::ReadMemory | FrameKind::Write if stranger.is_obliging => {
+                        answer_transfer(&mut stranger.wire, &header, dice);
+                    }
+                    FrameKind::ReadMemory | FrameKind::Write if stranger.pending.len() < PENDING_MAX => {
+                        stranger.pending.push(header);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.strangers.retain(|stranger| !stranger.wire.is_over);
+        came
+    }
+}
+
+/// A number that was not taken is said again.
+fn back_off(
+    seqs: &mut HashMap<(SessionSecret2, u16), u64>,
+    secret: Option<SessionSecret>,
+    header: &ReplyHeader,
+) {
+    let Some(last) = secret.and_then(|secret| seqs.get_mut(&(secret.0, header.slot.0))) else { return };
+    if header.result == Err(Status::BadSequence) && *last == header.seq {
+        *last = last.wrapping_sub(1);
+    }
+}
+
+fn answer_transfer(wire: &mut Wire, asked: &FrameHeader, dice: &Dice) {
+    match asked.kind {
+        FrameKind::ReadMemory => {
+            let reply = FrameHeader::new(FrameKind::ReadReply, asked.sequence);
+            wire.put_bytes(&build(reply, &dice.bytes(asked.wanted as usize)));
+        }
+        FrameKind::Write if asked.ack => {
+            wire.put_bytes(&build(FrameHeader::new(FrameKind::WriteAck, asked.sequence), b""));
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,211 @@
+//! The wire protocol, drawn from a grammar, against a real server: hostile peers beside people who keep the rules, and a model of
+//! sessions that says what may come of it.
+//!
+//! An *episode* is drawn from a seed: some hundred steps of hostile peers of two users (`hostile`), of a user whose session, numbers
+//! and lock they all know (`victim`), of a client that repeats itself (`repeater`), while root's client works (`honest`). Then the
+//! hostile ones go, as they are. What must hold:
+//!
+//! * the server lives, and everybody who keeps the rules is answered, and finds his bytes, names and locks;
+//! * nobody joins, ends or uses a session without its secret and its user, nor is sent bytes of files he has no right to, nor an
+//!   answer to what he did not ask (`oracle`);
+//! * a request takes effect once, however often and wherever it is said;
+//! * nothing of the hostile ones stays: counts of everything are as before, and memory does not grow from episode to episode;
+//! * every answer parses, and the server logs no fault of its own.
+//!
+//! A seed repeats what is sent, not how the server's threads are scheduled. An episode's seed is the run's and its number, so
+//! `CUTTLEFS_SESSIONS_SEED=N` begins with the one that was printed:
+//!
+//! `CUTTLEFS_SESSIONS_SEED=N CUTTLEFS_SESSIONS_SECONDS=1 cargo nextest run -p cuttlefs-client --test wire_sessions --no-capture`
+
+mod asking;
+mod dice;
+mod faults;
+mod grammar;
+mod honest;
+mod hostile;
+mod oracle;
+mod repeater;
+#[path = "../serving/mod.rs"]
+mod serving;
+mod site;
+mod victim;
+mod wire;
+
+use cuttlefs_common::persist::LogDeviceKind;
+use cuttlefs_common::rpc::durable::Kind as RingKind;
+use cuttlefs_common::world::{Random, SystemRandom};
+use dice::Dice;
+use grammar::{Kind, Known};
+use hostile::Crowd;
+use oracle::Oracle;
+use repeater::Repeater;
+use serving::Rings;
+use site::{Left, STRANGERS, Site};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use victim::Victim;
+
+/// Steps of an episode.
+const STEPS: usize = 1200;
+/// Operations of root's client before the first episode.
+const WARM_STEPS: u64 = 200;
+/// Episodes after which memory is not to grow any more: every buffer there is for so many peers was used.
+const WARM_EPISODES: u64 = 10;
+/// What it may grow after that, in however many episodes: what allocators keep, and the metadata's caches (64 MiB).
+const GROWTH_MAX: usize = 160 << 20;
+
+/// What happened, for people.
+#[derive(Default)]
+struct Totals {
+    episodes: u64,
+    honest: u64,
+    answers: BTreeMap<Kind, (u64, u64)>,
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
+}
+
+fn run(what: &str, rings: Option<Rings>) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can connect as somebody else");
+        return;
+    }
+    let seed = number("CUTTLEFS_SESSIONS_SEED").unwrap_or_else(|| SystemRandom.next_u64() >> 16);
+    let seconds = Duration::from_secs(number("CUTTLEFS_SESSIONS_SECONDS").unwrap_or(8));
+    let faults = faults::watch();
+    let dice = Dice::new(seed);
+    let site = Site::new(&dice, rings);
+    let mut victim = Victim::new(&site, &dice);
+    warm_up(&site, seed);
+    let (began, mut totals, mut warm) = (Instant::now(), Totals::default(), None);
+    while totals.episodes == 0 || began.elapsed() < seconds {
+        let episode = seed.wrapping_add(totals.episodes);
+        let replay = format!("CUTTLEFS_SESSIONS_SEED={episode} CUTTLEFS_SESSIONS_SECONDS=1, test {what}");
+        faults.say(&replay);
+        run_episode(&site, &mut victim, episode, &mut totals);
+        faults.check();
+        totals.episodes += 1;
+        if totals.episodes >= WARM_EPISODES {
+            let resident = site::resident_bytes();
+            let before = *warm.get_or_insert(resident);
+            assert!(
+                resident < before + GROWTH_MAX,
+                "memory grows: {before} bytes were resident, now {resident}"
+            );
+        }
+    }
+    let resident = site::resident_bytes() >> 20;
+    println!(
+        "{what}: seed {seed}, {} episodes in {:.0?}, {} operations of root's client, {resident} MiB resident",
+        totals.episodes,
+        began.elapsed(),
+        totals.honest
+    );
+    for (kind, (done, refused)) in &totals.answers {
+        println!("  {kind:?}: {done} done, {refused} refused");
+    }
+    let unasked: Vec<&Kind> = Kind::ALL.iter().filter(|kind| !totals.answers.contains_key(kind)).collect();
+    assert!(
+        totals.episodes < WARM_EPISODES || unasked.is_empty(),
+        "kinds that were never answered: {unasked:?}"
+    );
+    drop(victim);
+    site.stop();
+}
+
+fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals) {
+    let dice = Dice::new(seed);
+    let mut oracle = Oracle::new(site.marks());
+    let mut known = Known::default();
+    let before = at_rest(site);
+    victim.meet(&mut oracle, &dice, &mut known);
+    let mut repeater = Repeater::new(site, &dice, &mut oracle);
+    let ring_door = Some(site.ring_door()).filter(|door| door.exists());
+    let others = victim.secrets(&dice).to_vec();
+    let mut crowd = Crowd::new(site.unix(), ring_door, &dice, known, others);
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let honest_seed = dice.number();
+    std::thread::scope(|scope| {
+        scope.spawn(|| honest::work(site, honest_seed, &stop, &done));
+        scope.spawn(|| honest::watch(&stop, &done));
+        for _ in 0..STEPS {
+            match dice.below(20) {
+                0 => victim.step(&dice, &mut oracle),
+                1..4 => repeater.step(&dice, &mut oracle),
+                _ => crowd.act(&dice, &mut oracle),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    totals.honest += done.load(Ordering::Relaxed);
+    repeater.finish(site, &dice, &mut oracle);
+    victim.check(&dice, &mut oracle);
+    // As they are. Their sessions would stay for a lease.
+    drop(crowd);
+    for (uid, secret) in oracle.said() {
+        if STRANGERS.contains(&uid) {
+            repeater::detach(&site.unix(), uid, secret, &dice, &mut oracle);
+        }
+    }
+    site.clear(b"open");
+    site.clear(b"once");
+    site.restore_inbox();
+    site.read_secrets();
+    wait_for(&before, site);
+    victim.check(&dice, &mut oracle);
+    for ((kind, is_done), count) in &oracle.seen {
+        let (done, refused) = totals.answers.entry(*kind).or_default();
+        *(if *is_done { done } else { refused }) += count;
+    }
+}
+
+/// Root's client has what it will have: lanes, rings, and nothing left to close.
+fn warm_up(site: &Site, seed: u64) {
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| honest::work(site, seed, &stop, &done));
+        while done.load(Ordering::Relaxed) < WARM_STEPS {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What is held while nobody asks for anything: root's client closes its files behind its calls.
+fn at_rest(site: &Site) -> Left {
+    let deadline = Instant::now() + asking::PATIENCE;
+    loop {
+        let left = site.left();
+        if left.filekeys == victim::OPEN_FILES {
+            return left;
+        }
+        assert!(Instant::now() < deadline, "files that nobody uses stay open: {left:#?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Everything of the hostile ones is gone.
+fn wait_for(before: &Left, site: &Site) {
+    let deadline = Instant::now() + asking::PATIENCE;
+    loop {
+        let left = site.left();
+        if left == *before {
+            return;
+        }
+        assert!(Instant::now() < deadline, "something is left: {left:#?}\nbefore: {before:#?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn hostile_peers_get_nothing() {
+    run("hostile_peers_get_nothing", None);
+}
+
+#[test]
+fn hostile_peers_get_nothing_beside_rings() {
+    let rings = Rings::new(RingKind::WFlush, LogDeviceKind::PmemEmulated);
+    run("hostile_peers_get_nothing_beside_rings", Some(rings));
+}

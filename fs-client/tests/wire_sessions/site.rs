@@ -1,0 +1,255 @@
+//! A server, what is planted in it, and what it holds for its peers.
+
+use crate::dice::Dice;
+use crate::serving::{self, Rings, Serve};
+use cuttlefs_client::file::RemoteVolume;
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::{FileKind, SetAttr};
+use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_common::rpc::{NewNode, XattrMode};
+use cuttlefs_common::status::Status;
+use cuttlefs_server::pool::FormatOptions;
+use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::serve::RunningServer;
+use cuttlefs_server::shares::Resource;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+/// Whose file `victim` is.
+pub const VICTIM: u32 = 61_101;
+/// Whose directory `once` is.
+pub const REPEATER: u32 = 61_102;
+/// The hostile ones.
+pub const STRANGERS: [u32; 2] = [61_111, 61_112];
+/// Bytes of the planted files.
+pub const PLANTED_LEN: usize = 256 << 10;
+/// What `notice` holds.
+const NOTICE: [u8; 16] = *b"for all to read.";
+/// Root, over `shm`.
+pub const ROOT: Caller = Caller::new(0, 0, TraceId(1));
+pub const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+
+/// What a server holds for its peers, and a process for a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    pub used: [usize; 4],
+    pub peers: usize,
+    pub connections: usize,
+    pub sessions: usize,
+    pub turns: (usize, usize),
+    pub buffers: (usize, usize),
+    pub filekeys: usize,
+    pub locks: (usize, usize),
+    pub held_bytes: usize,
+    pub pages: u64,
+    pub inodes: u64,
+    pub rings: u64,
+    pub descriptors: usize,
+}
+
+pub struct Site {
+    directory: tempfile::TempDir,
+    running: Option<RunningServer>,
+    pub root: Option<RemoteVolume>,
+    /// Of root's files.
+    pub root_mark: [u8; 16],
+    /// Of the victim's.
+    pub victim_mark: [u8; 16],
+}
+
+impl Site {
+    pub fn new(dice: &Dice, rings: Option<Rings>) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("mode");
+        let dir = directory.path().join("pool");
+        let format = FormatOptions { dir: dir.clone(), size: 256 << 20, ..FormatOptions::default() };
+        serving::make_pool(&format, [3; 16]);
+        let own = Endpoint::Shm(directory.path().join("shm"));
+        let with = Serve {
+            frames: 2048,
+            listen: vec![own.clone(), Endpoint::Unix(directory.path().join("unix"))],
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            durable_answers: rings.is_some(),
+            rings,
+        };
+        let running = serving::serve(&dir, with).expect("start");
+        // One lane for calls: more of them would come when they are wanted, and be no leak.
+        let root = serving::connect_with(&own, "honest", 1, true, true);
+        let (root_mark, victim_mark) = (dice.array(), dice.array());
+        let mut site = Self { directory, running: Some(running), root: Some(root), root_mark, victim_mark };
+        site.plant();
+        site
+    }
+
+    fn plant(&mut self) {
+        let root = self.root();
+        let directory = |name: &[u8], mode, owner: u32| {
+            let ino = root.make(&ROOT, InodeNo::ROOT, name, NewNode::Directory, mode).expect("make").ino;
+            let owned =
+                SetAttr { uid: Some(owner), gid: Some(owner), mode: Some(mode), ..SetAttr::default() };
+            root.set_attr(&ROOT, ino, owned).expect("owner");
+            ino
+        };
+        let file = |parent, name: &[u8], mark: [u8; 16], owner: u32| {
+            let (attr, open) = root.create(&ROOT, parent, name, 0o600, true, READ_WRITE).expect("create");
+            let bytes = mark.repeat(PLANTED_LEN / mark.len());
+            assert_eq!(root.write(&ROOT, open.handle, 0, &bytes), Ok(PLANTED_LEN as u32));
+            root.set_xattr(&ROOT, attr.ino, b"user.mark", &mark, XattrMode::Create).expect("attribute");
+            let owned = SetAttr { uid: Some(owner), gid: Some(owner), ..SetAttr::default() };
+            root.set_attr(&ROOT, attr.ino, owned).expect("owner");
+            root.fsync(&ROOT, open.handle, false).expect("fsync");
+            root.release(open.handle);
+            attr.ino
+        };
+        directory(b"open", 0o777, 0);
+        let closed = directory(b"closed", 0o700, 0);
+        directory(b"once", 0o700, REPEATER);
+        directory(b"honest", 0o700, 0);
+        file(closed, b"secret", self.root_mark, 0);
+        // A name that nobody else is to read.
+        root.make(&ROOT, closed, &self.root_mark.map(|byte| byte | 0x80), NewNode::File, 0o644)
+            .expect("make");
+        file(InodeNo::ROOT, b"shut", self.root_mark, 0);
+        // Everybody may write the one, and read the other.
+        for (name, mark, mode) in [(&b"inbox"[..], self.root_mark, 0o622), (b"notice", NOTICE, 0o644)] {
+            let ino = file(InodeNo::ROOT, name, mark, 0);
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            root.set_attr(&ROOT, ino, set).expect("mode");
+        }
+        file(InodeNo::ROOT, b"victim", self.victim_mark, VICTIM);
+    }
+
+    /// What hostile peers must not be sent: bytes of files, and a name.
+    pub fn marks(&self) -> Vec<[u8; 16]> {
+        vec![self.root_mark, self.victim_mark, self.root_mark.map(|byte| byte | 0x80)]
+    }
+
+    pub fn root(&self) -> &RemoteVolume {
+        self.root.as_ref().expect("it runs")
+    }
+
+    pub fn running(&self) -> &RunningServer {
+        self.running.as_ref().expect("it runs")
+    }
+
+    pub fn unix(&self) -> PathBuf {
+        self.directory.path().join("unix")
+    }
+
+    /// Where rings are asked for.
+    pub fn ring_door(&self) -> PathBuf {
+        self.directory.path().join("unix.rings")
+    }
+
+    /// Root reads what others may not read, or not write, and writes it anew, through the memory that others' bytes go through.
+    pub fn read_secrets(&self) {
+        let root = self.root();
+        let closed = root.lookup(&ROOT, InodeNo::ROOT, b"closed").expect("lookup").ino;
+        for (parent, name, mark) in [
+            (closed, &b"secret"[..], self.root_mark),
+            (InodeNo::ROOT, b"shut", self.root_mark),
+            (InodeNo::ROOT, b"notice", NOTICE),
+            (InodeNo::ROOT, b"inbox", self.root_mark),
+        ] {
+            let ino = root.lookup(&ROOT, parent, name).expect("lookup").ino;
+            let handle = root.open(&ROOT, ino, READ_WRITE).expect("open").handle;
+            let bytes = mark.repeat(PLANTED_LEN / 16);
+            let is_others = name == b"inbox";
+            let found = read(root, handle, PLANTED_LEN).expect("read");
+            assert!(is_others || found == bytes, "{:?} has changed", String::from_utf8_lossy(name));
+            match root.write(&ROOT, handle, 0, &bytes) {
+                // It may have been punched, and the disk filled.
+                Err(FsError::Server(Status::NoSpace)) if is_others => {}
+                written => assert_eq!(written, Ok(PLANTED_LEN as u32)),
+            }
+            root.release(handle);
+        }
+    }
+
+    /// As it was in the beginning, whatever was written, cut and punched.
+    pub fn restore_inbox(&self) {
+        let root = self.root();
+        let ino = root.lookup(&ROOT, InodeNo::ROOT, b"inbox").expect("lookup").ino;
+        let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+        root.set_attr(&ROOT, ino, cut).expect("cut");
+        let handle = root.open(&ROOT, ino, READ_WRITE).expect("open").handle;
+        let bytes = self.root_mark.repeat(PLANTED_LEN / 16);
+        assert_eq!(root.write(&ROOT, handle, 0, &bytes), Ok(PLANTED_LEN as u32));
+        root.release(handle);
+    }
+
+    /// Removes all there is in a directory.
+    pub fn clear(&self, name: &[u8]) {
+        let ino = self.root().lookup(&ROOT, InodeNo::ROOT, name).expect("lookup").ino;
+        self.clear_directory(ino);
+    }
+
+    fn clear_directory(&self, directory: InodeNo) {
+        let root = self.root();
+        let marks = SetAttr { flags: Some(cuttlefs_common::attr::InodeFlags(0)), ..SetAttr::default() };
+        root.set_attr(&ROOT, directory, marks).expect("marks");
+        let mut entries = Vec::new();
+        root.read_dir(&ROOT, directory, 0, false, &mut |entry| {
+            entries.push((entry.name.to_vec(), entry.ino, entry.kind));
+            true
+        })
+        .expect("list");
+        for (name, ino, kind) in entries {
+            if kind == FileKind::Directory {
+                self.clear_directory(ino);
+                root.rmdir(&ROOT, directory, &name).expect("rmdir");
+            } else {
+                // Marks of files keep them from being unlinked.
+                if kind == FileKind::File {
+                    root.set_attr(&ROOT, ino, marks).expect("marks");
+                }
+                root.unlink(&ROOT, directory, &name).expect("unlink");
+            }
+        }
+    }
+
+    pub fn left(&self) -> Left {
+        let server = self.running().server();
+        let (turns, bounce) = (&server.counters.turns, &server.counters.bounce);
+        let locks = server.locks.figures();
+        Left {
+            used: Resource::ALL.map(|resource| server.shares.used(resource)),
+            peers: server.shares.peers(),
+            connections: server.connections.len(),
+            sessions: server.sessions.list().len(),
+            turns: (turns.running(), turns.waiting()),
+            buffers: (bounce.running(), bounce.waiting()),
+            filekeys: server.regions.figures().filekeys,
+            locks: (locks.held, locks.waiting),
+            held_bytes: server.device.figures().held_bytes,
+            pages: server.regions.space().figures().used,
+            inodes: server.meta.inode_count(),
+            rings: server.early.figures().map_or(0, |early| early.receiver.senders as u64),
+            descriptors: std::fs::read_dir("/proc/self/fd").expect("descriptors").count(),
+        }
+    }
+
+    pub fn stop(mut self) {
+        let root = self.root.take().expect("it runs");
+        root.shut_down();
+        drop(root);
+        self.running.take().expect("it runs").stop();
+    }
+}
+
+pub fn read(volume: &RemoteVolume, handle: Handle, len: usize) -> Result<Vec<u8>, FsError> {
+    let mut bytes = Vec::new();
+    volume.read(&ROOT, handle, 0, len as u32, &mut |got| bytes.extend_from_slice(got))?;
+    Ok(bytes)
+}
+
+/// Bytes that this process has resident.
+pub fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("pages");
+    pages * rustix::param::page_size()
+}

@@ -1,0 +1,237 @@
+//! A user that keeps the rules, byte by byte, and has something to lose: a file with a lock on it, in a session whose numbers
+//! everybody is told. Only its secret is its own.
+
+use crate::asking::Asking;
+use crate::dice::Dice;
+use crate::grammar::Known;
+use crate::oracle::Oracle;
+use crate::site::{PLANTED_LEN, Site, VICTIM};
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::region::{MagicPattern, PageSet};
+use cuttlefs_common::rpc::{Opened, Payload, Reply, Request, Rights, SessionSecret, Sink, TestedLock};
+use cuttlefs_common::status::Status;
+use std::path::PathBuf;
+
+/// Of its two sessions.
+pub const OPEN_FILES: usize = 2;
+const PAGE: usize = 4096;
+const PAGES: usize = PLANTED_LEN / PAGE;
+/// Small numbers are the first that others try.
+const LOCK: Lock = Lock {
+    space: LockSpace::Whole,
+    owner: LockOwner(1),
+    range: LockRange::WHOLE,
+    mode: LockMode::Exclusive,
+    pid: 4242,
+};
+
+pub struct Victim {
+    path: PathBuf,
+    holder: Asking,
+    secret: SessionSecret,
+    session: u64,
+    magic: MagicPattern,
+    opened: Opened,
+    /// Another session of the same user, which looks at the lock.
+    witness: Asking,
+    witness_secret: SessionSecret,
+    witness_session: u64,
+    witness_opened: Opened,
+    /// How often each page was written.
+    versions: Vec<u64>,
+    /// Files that everybody has some rights to, by the numbers that all users know them by.
+    notable: Vec<InodeNo>,
+    mark: [u8; 16],
+    trace: u64,
+}
+
+fn look_up(asking: &mut Asking, parent: InodeNo, name: &[u8], trace: u64, oracle: &mut Oracle) -> InodeNo {
+    let take = |reply: Reply<'_>| match reply {
+        Reply::Attr(attr) => attr.ino,
+        other => panic!("{other:?}"),
+    };
+    asking.ask(0, trace, &Request::Lookup { parent, name }, oracle, take).expect("it is there")
+}
+
+fn opened(asking: &mut Asking, root: InodeNo, trace: u64, oracle: &mut Oracle) -> Opened {
+    let ino = look_up(asking, root, b"victim", trace, oracle);
+    let open = Request::Open { ino, rights: Rights { read: true, write: true }, truncate: false };
+    let take = |reply: Reply<'_>| match reply {
+        Reply::Opened(opened) => opened,
+        other => panic!("{other:?}"),
+    };
+    asking.ask(0, trace + 1, &open, oracle, take).expect("its file")
+}
+
+impl Victim {
+    pub fn new(site: &Site, dice: &Dice) -> Self {
+        let mut oracle = Oracle::new(Vec::new());
+        let path = site.unix();
+        let (secret, witness_secret) = (SessionSecret(dice.array()), SessionSecret(dice.array()));
+        let mut holder = Asking::connect(&path, VICTIM, &mut oracle);
+        let attached = holder.attach(secret, 1, &mut oracle).expect("attached");
+        let mut witness = Asking::connect(&path, VICTIM, &mut oracle);
+        let seen = witness.attach(witness_secret, 2, &mut oracle).expect("attached");
+        let opened_by =
+            |asking: &mut Asking, trace, oracle: &mut Oracle| opened(asking, attached.root, trace, oracle);
+        let opened = opened_by(&mut holder, 3, &mut oracle);
+        let witness_opened = opened_by(&mut witness, 5, &mut oracle);
+        let notable = [(8, &b"inbox"[..]), (9, b"notice"), (10, b"open")]
+            .map(|(trace, name)| look_up(&mut witness, attached.root, name, trace, &mut oracle));
+        let set = Request::SetLock { filekey: opened.filekey, lock: LOCK, wait: WaitId(1), blocking: false };
+        holder.ask(0, 7, &set, &mut oracle, |_| ()).expect("a lock");
+        Self {
+            path,
+            holder,
+            secret,
+            session: attached.session,
+            magic: attached.magic,
+            opened,
+            witness,
+            witness_secret,
+            witness_session: seen.session,
+            witness_opened,
+            versions: vec![0; PAGES],
+            notable: notable.to_vec(),
+            mark: site.victim_mark,
+            trace: 1 << 32,
+        }
+    }
+
+    /// An episode begins: its model knows of these sessions, its peers of their numbers.
+    pub fn meet(&mut self, oracle: &mut Oracle, dice: &Dice, known: &mut Known) {
+        oracle.note_session(self.session, VICTIM, self.secret);
+        oracle.note_session(self.witness_session, VICTIM, self.witness_secret);
+        self.holder.way = oracle.way(VICTIM);
+        self.witness.way = oracle.way(VICTIM);
+        known.learn_opened(dice, &self.opened);
+        known.learn_opened(dice, &self.witness_opened);
+        known.notable = self.notable.clone();
+        known.notable.push(self.opened.attr.ino);
+    }
+
+    /// What others may try to join with: the secret itself, for who is not its user, and what is nearly it.
+    pub fn secrets(&self, dice: &Dice) -> [SessionSecret; 3] {
+        let mut nearly = self.secret;
+        nearly.0[dice.below(16)] ^= 1 << dice.below(8);
+        let id = SessionSecret(self.secret.client().0.to_le_bytes());
+        [self.secret, nearly, id]
+    }
+
+    fn page(&self, page: usize) -> Vec<u8> {
+        let mut bytes = self.mark.repeat(PAGE / 16);
+        if self.versions[page] > 0 {
+            let version = ((self.versions[page] as u128) << 32 | page as u128).to_le_bytes();
+            bytes[..16].copy_from_slice(&version);
+        }
+        bytes
+    }
+
+    fn trace(&mut self) -> u64 {
+        self.trace += 1;
+        self.trace
+    }
+
+    /// Does something, and finds everything as it left it.
+    pub fn step(&mut self, dice: &Dice, oracle: &mut Oracle) {
+        let (trace, slot) = (self.trace(), dice.below(8) as u16);
+        let page = dice.below(PAGES);
+        let (filekey, offset) = (self.opened.filekey, (page * PAGE) as u64);
+        match dice.below(6) {
+            0 => {
+                self.versions[page] += 1;
+                let bytes = self.page(page);
+                let write =
+                    Request::Write { filekey, offset, append: false, payload: Payload::Inline(&bytes) };
+                let take = |reply: Reply<'_>| match reply {
+                    Reply::Written { offset: at, len, change, .. } => {
+                        assert_eq!((at, len as usize), (offset, PAGE));
+                        change
+                    }
+                    other => panic!("{other:?}"),
+                };
+                let change = self.holder.ask(slot, trace, &write, oracle, take).expect("written");
+                let again = self.holder.ask_again(slot, trace, &write, oracle, take);
+                assert_eq!(again, Ok(change), "what comes twice is done once");
+            }
+            1 => self.check_page(dice, oracle, page),
+            2 => self.check_lock(oracle),
+            3 => {
+                let read = FrameHeader {
+                    key: filekey.0,
+                    offset,
+                    wanted: PAGE as u32,
+                    ..FrameHeader::new(FrameKind::ReadFile, 0)
+                };
+                self.holder.wire.put(read, b"");
+                let (header, bytes) = self.holder.frame();
+                assert_eq!(header.kind, FrameKind::ReadReply, "a one-sided read of one's own file");
+                assert!(self.magic.covers(0, &bytes) || bytes == self.page(page), "other bytes");
+            }
+            4 => {
+                let mut more = Asking::connect(&self.path, VICTIM, oracle);
+                let attached = more.attach(self.secret, trace, oracle).expect("its own session");
+                assert_eq!(attached.session, self.session, "the session has ended");
+                // Nor has the same user without the secret any part in it.
+                let [_, nearly, _] = self.secrets(dice);
+                let mut other = Asking::connect(&self.path, VICTIM, oracle);
+                let trace = self.trace();
+                match other.attach(nearly, trace, oracle) {
+                    Ok(attached) => {
+                        assert_ne!(attached.session, self.session, "a session is joined without its secret");
+                        let trace = self.trace();
+                        other.ask(0, trace, &Request::Detach, oracle, |_| ()).expect("it goes again");
+                    }
+                    // One of the others draws the same, and was first.
+                    Err(status) => assert_eq!(status, Status::Denied),
+                }
+            }
+            _ => {
+                let asked = Request::GetXattr { ino: self.opened.attr.ino, name: b"user.mark" };
+                let mark = self.mark;
+                self.holder
+                    .ask(slot, trace, &asked, oracle, |reply| assert_eq!(reply, Reply::Bytes(&mark)))
+                    .expect("its attribute");
+            }
+        }
+    }
+
+    fn check_page(&mut self, dice: &Dice, oracle: &mut Oracle, page: usize) {
+        let (trace, slot) = (self.trace(), dice.below(8) as u16);
+        let (filekey, offset, len) = (self.opened.filekey, (page * PAGE) as u64, PAGE as u32);
+        let mut pages = PageSet::none_of_range(offset, PAGE);
+        pages.insert(0);
+        let fetch = Request::Fetch { filekey, offset, len, pages, sink: Sink::Inline };
+        let expected = self.page(page);
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Fetched { inline, .. } => assert!(inline == expected, "page {page} has other bytes"),
+            other => panic!("{other:?}"),
+        };
+        self.holder.ask(slot, trace, &fetch, oracle, take).expect("its file");
+    }
+
+    fn check_lock(&mut self, oracle: &mut Oracle) {
+        let trace = self.trace();
+        let lock = Lock { owner: LockOwner(9), pid: 1, ..LOCK };
+        let test = Request::TestLock { filekey: self.witness_opened.filekey, lock };
+        let tested = self
+            .witness
+            .ask(0, trace, &test, oracle, |reply| match reply {
+                Reply::Tested(tested) => tested,
+                other => panic!("{other:?}"),
+            })
+            .expect("its own file");
+        assert!(
+            matches!(tested, TestedLock::Blocked(by) if by.pid == LOCK.pid),
+            "the lock is gone: {tested:?}"
+        );
+    }
+
+    /// All of it, once the others are gone.
+    pub fn check(&mut self, dice: &Dice, oracle: &mut Oracle) {
+        (0..PAGES).for_each(|page| self.check_page(dice, oracle, page));
+        self.check_lock(oracle);
+    }
+}

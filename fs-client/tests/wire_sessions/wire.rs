@@ -1,0 +1,107 @@
+//! A connection to a server's socket that says whatever it is told to. It never waits: what does not go out now goes out later.
+
+use cuttlefs_common::rdma::soft::tcp::frame::{
+    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload, verify,
+};
+use rustix::fs::{Gid, Uid};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// What a peer that the server does not read may have on its way before it gives up.
+const OUTGOING_MAX: usize = 4 << 20;
+/// Bytes taken at a time.
+const TAKEN_MAX: usize = 4 << 20;
+
+/// A user's connection.
+pub struct Wire {
+    stream: UnixStream,
+    pub uid: u32,
+    sequence: u64,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
+    /// Nothing comes any more.
+    pub is_over: bool,
+}
+
+impl Wire {
+    /// Connects as this user: credentials are those of the thread that connects.
+    pub fn connect(path: &Path, uid: u32) -> Self {
+        let path = path.to_owned();
+        let connecting = std::thread::spawn(move || {
+            rustix::thread::set_thread_groups(&[]).expect("no groups");
+            let gid = Gid::from_raw(uid);
+            rustix::thread::set_thread_res_gid(gid, gid, gid).expect("the group");
+            let uid = Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).expect("the user");
+            UnixStream::connect(path).expect("connect")
+        });
+        let stream = connecting.join().expect("a connection");
+        stream.set_nonblocking(true).expect("does not wait");
+        Self { stream, uid, sequence: 0, incoming: Vec::new(), outgoing: Vec::new(), is_over: false }
+    }
+
+    pub fn hello(&mut self) {
+        self.put_bytes(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload()));
+    }
+
+    /// A request with the next sequence number.
+    pub fn put(&mut self, header: FrameHeader, payload: &[u8]) {
+        self.sequence += 1;
+        self.put_bytes(&build(FrameHeader { sequence: self.sequence, ..header }, payload));
+    }
+
+    /// A frame as it is.
+    pub fn put_bytes(&mut self, bytes: &[u8]) {
+        self.outgoing.extend_from_slice(bytes);
+        self.flush();
+    }
+
+    /// Says that nothing more will come from here, and goes on listening.
+    pub fn half_close(&mut self) {
+        self.is_over |= self.stream.shutdown(std::net::Shutdown::Write).is_err();
+    }
+
+    fn flush(&mut self) {
+        while !self.outgoing.is_empty() && !self.is_over {
+            match self.stream.write(&self.outgoing) {
+                Ok(written) => drop(self.outgoing.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // What the server said before it closed may still be there.
+                Err(_) => self.outgoing.clear(),
+            }
+        }
+        self.is_over |= self.outgoing.len() > OUTGOING_MAX;
+    }
+
+    /// Moves what can be moved. Gives the frames that came.
+    ///
+    /// # Panics
+    /// The server sends what is no frame.
+    pub fn pump(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
+        self.flush();
+        let mut buffer = [0; 64 << 10];
+        while !self.is_over && self.incoming.len() < TAKEN_MAX {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.is_over = true,
+                Ok(len) => self.incoming.extend_from_slice(&buffer[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.is_over = true,
+            }
+        }
+        let mut frames = Vec::new();
+        let mut at = 0;
+        while let Some(header) = self.incoming[at..].first_chunk::<FRAME_HEADER_LEN>() {
+            let header = FrameHeader::parse(header).expect("the server sends frames");
+            let len = FRAME_HEADER_LEN + header.payload_len as usize;
+            let Some(frame) = self.incoming.get(at..at + len) else { break };
+            verify(frame).expect("the server's payloads are whole");
+            frames.push((header, frame[FRAME_HEADER_LEN..].to_vec()));
+            at += len;
+        }
+        self.incoming.drain(..at);
+        frames
+    }
+}
