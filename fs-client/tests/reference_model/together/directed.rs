@@ -13,9 +13,9 @@ const ORDERS: u64 = 6;
 fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], moments: std::ops::Range<u64>) {
     for (after, seed) in moments.flat_map(|after| (0..ORDERS).map(move |seed| (after, seed))) {
         // The first client is slow to ask again, so that the others are faster.
-        let (paces, world_pace) = ([1, 20, 20, 20], 20);
+        let pace = Pace { seed, clients: [1, 20, 20, 20], world: 20, away: None };
         let crash = Crash { end: End { after, of: None }, power: kind == Kind::Ack };
-        let batch = Batch { ops: before.to_vec(), seed, paces, world_pace, crash: None, cut: None };
+        let batch = Batch { ops: before.to_vec(), pace, crash: None, cut: None };
         let dying = Batch { ops: ops.to_vec(), crash: Some((crash, None)), ..batch.clone() };
         let small = WorldConfig::new(seed, Translation::Target, POOL_PAGES, 32);
         let config = WorldConfig { log: kind == Kind::Ack, restless: true, ..small };

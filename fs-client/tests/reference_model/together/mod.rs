@@ -24,6 +24,7 @@
 mod baton;
 mod directed;
 mod fits;
+mod locks;
 mod look;
 mod op;
 mod orders;
@@ -34,8 +35,8 @@ use super::seeds::{self, Ran};
 use super::simulated::Simulated;
 use super::site::Site;
 use super::step::{Has, How, Step, end, step_among_crashes};
-use super::walk::{Open, Walk};
-use super::world::{Crash, Lie, WorldConfig};
+use super::walk::{CALLER, Open, Walk};
+use super::world::{Crash, LEASE, Lie, WorldConfig};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
@@ -75,14 +76,21 @@ impl Kind {
 #[derive(Clone, Debug)]
 struct Batch {
     ops: Vec<(usize, Op)>,
-    /// Whose turn it is follows from this.
-    seed: u64,
-    /// How often each client has its turn, and the world, in comparison.
-    paces: [u64; 4],
-    world_pace: u64,
+    pace: Pace,
     /// How the server dies, and the one behind it, counted from the batch's begin.
     crash: Option<(Crash, Option<Crash>)>,
     cut: Option<(Cut, u32)>,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Debug)]
+struct Pace {
+    seed: u64,
+    /// How often each client has its turn, and the world, in comparison.
+    clients: [u64; 4],
+    world: u64,
+    /// This client is away all the time, whoever waits for it.
+    away: Option<usize>,
 }
 
 /// What a walk is made of.
@@ -115,9 +123,15 @@ fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
     let pace = || prop_oneof![1 => Just(1u64), 2 => Just(6), 2 => Just(20)];
     let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
     let cut = prop::option::weighted(0.1, (cut, 0u32..6));
-    let world_pace = prop_oneof![Just(20u64), Just(80)];
-    (op::ops(4), any::<u64>(), [pace(), pace(), pace(), pace()], world_pace, crash, cut).prop_map(
-        |(ops, seed, paces, world_pace, crash, cut)| Batch { ops, seed, paces, world_pace, crash, cut },
+    let world = prop_oneof![Just(20u64), Just(80)];
+    let away = prop::option::weighted(0.2, 0usize..4);
+    (op::ops(4), any::<u64>(), [pace(), pace(), pace(), pace()], world, away, crash, cut).prop_map(
+        |(ops, seed, clients, world, away, crash, cut)| Batch {
+            ops,
+            pace: Pace { seed, clients, world, away },
+            crash,
+            cut,
+        },
     )
 }
 
@@ -188,6 +202,22 @@ fn run(case: &Case) -> Ran {
 /// No client: who has a file that not even its own client may do something else to.
 const NOBODY: usize = usize::MAX;
 
+/// The client that is away in a batch, whoever waits for it and whatever dies. What it has written is synced before: what becomes
+/// of unsynced bytes of who stays away is for `absences`. Nor has anybody anything open that would go with a lease.
+fn goes_away(walk: &mut Walk<Simulated>, batch: &Batch) -> Option<usize> {
+    let clients = walk.site.clients();
+    let away = batch.pace.away? % clients;
+    let is_nameless = |open: &Open| walk.model.nlink(open.ino) == 0;
+    let keeps_names = batch.ops.iter().all(|(_, op)| !op.changes_names());
+    if !keeps_names || walk.handles.iter().any(is_nameless) {
+        return None;
+    }
+    if !walk.site.answers_are_durable() {
+        walk.sync_client(away);
+    }
+    Some(away)
+}
+
 /// The operations of a batch whose answers are promised.
 fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(usize, Op)> {
     // Who has a file to himself, and who has one not to himself.
@@ -234,7 +264,10 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
 fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
     let clients = walk.site.clients();
     let places = Places::new(&walk.model, &walk.handles, clients);
-    let ops = promised(kind, batch, clients, &places);
+    let away = goes_away(walk, batch);
+    let batch = &Batch { pace: Pace { away, ..batch.pace.clone() }, ..batch.clone() };
+    let mut ops = promised(kind, batch, clients, &places);
+    ops.retain(|(client, _)| Some(*client) != away);
     for (client, op) in &ops {
         for file in op.contents(*client, &places) {
             let to = if kind == Kind::Names && op.cuts() { NOBODY } else { *client };
@@ -271,6 +304,11 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
     }
     // All clients are to be back before anybody looks, and no crash comes while somebody does.
     walk.site.hold_crash(true);
+    if away.is_some() && batch.pace.seed.is_multiple_of(2) {
+        // The others write again what they must. Then the one that is away misses the grace period, too.
+        (0..clients).filter(|client| Some(*client) != away).for_each(|client| walk.touch_by(client));
+        walk.site.pass(LEASE * 2);
+    }
     walk.touch();
     if walk.site.has_died() {
         walk.settle(true);
@@ -327,27 +365,40 @@ fn under_way(
     let playing: Vec<usize> =
         (0..site.clients()).filter(|client| ops.iter().any(|(of, _)| of == client)).collect();
     let jobs = playing.iter().map(|client| job(*client)).collect();
-    let random = SeededRandom::new(batch.seed);
+    at_once(site, &batch.pace, &playing, jobs, &turns)
+}
+
+/// Runs a job of each of the clients that are `playing`. Gives what they give, and in which turn a server died last.
+fn at_once<T: Send>(
+    site: &Simulated,
+    pace: &Pace,
+    playing: &[usize],
+    jobs: Vec<baton::Job<'_, T>>,
+    turns: &AtomicU64,
+) -> (Vec<T>, Option<u64>) {
+    let random = SeededRandom::new(pace.seed);
     let mut begin: Vec<usize> = (0..playing.len()).collect();
     let mut last_death = None;
     // Who has looked since the world moved last. Time goes on only when nobody else does.
     let mut looked = BTreeSet::new();
     site.world.hold_time(true);
-    let histories = baton::run(jobs, |open| {
+    let given = baton::run(jobs, |open| {
         // Whoever has nothing under way comes back to a new server when everybody else waits for that.
-        site.set_bystanders(|client| !open.iter().any(|job| playing[*job] == client));
+        site.set_bystanders(|client| {
+            pace.away != Some(client) && !open.iter().any(|job| playing[*job] == client)
+        });
         let turn = 1 + turns.fetch_add(1, Ordering::SeqCst);
         if !begin.is_empty() {
             return Some(begin.swap_remove((random.next_u64() % begin.len() as u64) as usize));
         }
-        let pace = |job: &usize| batch.paces[playing[*job]];
-        let mut drawn = random.next_u64() % (batch.world_pace + open.iter().map(pace).sum::<u64>());
+        let of_job = |job: &usize| pace.clients[playing[*job]];
+        let mut drawn = random.next_u64() % (pace.world + open.iter().map(of_job).sum::<u64>());
         for job in open {
-            if drawn < pace(job) {
+            if drawn < of_job(job) {
                 looked.insert(*job);
                 return Some(*job);
             }
-            drawn -= pace(job);
+            drawn -= of_job(job);
         }
         let before = site.world.deaths();
         let moved = sim::pump();
@@ -374,7 +425,7 @@ fn under_way(
     });
     site.world.hold_time(false);
     site.set_bystanders(|_| true);
-    (histories, last_death)
+    (given, last_death)
 }
 
 /// Runs seeds until one fails.

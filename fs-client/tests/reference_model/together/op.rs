@@ -128,6 +128,19 @@ impl Op {
         )
     }
 
+    /// Whether it makes, moves or removes a name.
+    pub fn changes_names(&self) -> bool {
+        matches!(
+            self,
+            Self::Make { .. }
+                | Self::Create { .. }
+                | Self::Link { .. }
+                | Self::Unlink { .. }
+                | Self::Rmdir { .. }
+                | Self::Rename { .. }
+        )
+    }
+
     /// Whether it makes a file shorter.
     pub fn cuts(&self) -> bool {
         matches!(self, Self::Truncate { .. } | Self::Open { how: How { truncate: true, .. }, .. })

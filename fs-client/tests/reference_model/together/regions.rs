@@ -37,7 +37,12 @@ fn case(seed: u64) -> impl Strategy<Value = Case> {
     let crash = prop::option::weighted(0.15, crash);
     let world_pace = prop_oneof![Just(20u64), Just(80)];
     let batch = (overwrites(4), any::<u64>(), [pace(), pace(), pace(), pace()], world_pace, crash).prop_map(
-        |(ops, seed, paces, world_pace, crash)| Batch { ops, seed, paces, world_pace, crash, cut: None },
+        |(ops, seed, clients, world, crash)| Batch {
+            ops,
+            pace: Pace { seed, clients, world, away: None },
+            crash,
+            cut: None,
+        },
     );
     let idle = Step::Pass { ms: SWEEP_INTERVAL.as_millis() as u64 * u64::from(IDLE_SWEEPS) + 500 };
     let item = (batch, prop::bool::weighted(0.5)).prop_map(move |(batch, is_idle)| {
