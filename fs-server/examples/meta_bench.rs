@@ -1,8 +1,9 @@
 //! How fast metadata is on a disk: creates, lookups, listings, data commits, a start, unlinks, flushes; and how large, in memory
 //! and on the disk.
 //!
-//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY]`
+//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]`
 //! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
+//! With `starts` only what a start takes, and how large all is.
 
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -113,43 +114,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     measure()
 }
 
-fn measure() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let files: usize = arguments.next().map_or(Ok(50_000), |count| count.parse())?;
-    let directory = match arguments.next() {
-        Some(below) => tempfile::tempdir_in(below)?,
-        None => tempfile::tempdir()?,
-    };
-    let store = Arc::new(DiskStore::open(&directory.path().join("meta"), DiskOptions::default())?);
-    let clock = Arc::new(SystemClock::new());
-    let format = Format { uuid: [1; 16], hash_key: HashKey([2; 16]), root: NOBODY, root_mode: 0o755 };
-    Meta::format(&*store, &*clock, &format)?;
-    let meta = Meta::open(store.clone(), clock)?;
-    let closed = |_: InodeNo| false;
+/// Where a file is: its directory and its name.
+type Place<'a> = &'a dyn Fn(usize) -> (InodeNo, String);
 
-    let mut parents = Vec::new();
-    for index in 0..files.div_ceil(FILES_PER_DIRECTORY) {
-        let name = format!("directory-{index}");
-        let make = Operation::Make {
-            parent: InodeNo::ROOT,
-            name: name.as_bytes(),
-            node: NewNode::Directory,
-            mode: 0o755,
-        };
-        parents.extend(meta.execute(NOBODY, &make, &closed)?.attr.map(|attr| attr.ino));
-    }
-    let place = |index: usize| (parents[index / FILES_PER_DIRECTORY], format!("some-file-name-{index}.rs"));
+fn closed(_: InodeNo) -> bool {
+    false
+}
 
-    let inos = timed("create", files, || {
-        let mut inos = Vec::with_capacity(files);
-        for index in 0..files {
-            let (parent, name) = place(index);
-            let create = Operation::Create { parent, name: name.as_bytes(), mode: 0o644, exclusive: true };
-            inos.extend(meta.execute(NOBODY, &create, &closed)?.attr.map(|attr| attr.ino));
-        }
-        Ok(inos)
-    })?;
-    timed("flush after creates", 1, || Ok(meta.flush()?))?;
+fn look_up(
+    meta: &Meta,
+    parents: &[InodeNo],
+    inos: &[InodeNo],
+    place: Place<'_>,
+) -> Result<(), Box<dyn Error>> {
+    let files = inos.len();
     timed("lookup", files, || {
         for index in 0..files {
             let (parent, name) = place(index * 7919 % files);
@@ -174,44 +152,16 @@ fn measure() -> Result<(), Box<dyn Error>> {
     })?;
     for (what, plus) in [("listed entry", false), ("listed entry with attr", true)] {
         timed(what, files, || {
-            for parent in &parents {
+            for parent in parents {
                 meta.read_dir(*parent, 0, plus, &mut |_| true)?;
             }
             Ok(())
         })?;
     }
-    timed("data commit, 32 a batch", files, || {
-        for (batch, inos) in inos.chunks(32).enumerate() {
-            let commit = |(index, ino): (usize, &InodeNo)| DataCommit {
-                covers: Covers::Nothing,
-                ino: *ino,
-                ranges: vec![RangeUpdate {
-                    first: FilePage(0),
-                    end: FilePage(1),
-                    extents: vec![Extent {
-                        file_page: FilePage(0),
-                        pool_page: PoolPage((batch * 32 + index) as u64 * 2),
-                        len_pages: 1,
-                        state: ExtentState::Written,
-                    }],
-                }],
-                size: 4096,
-                done: Vec::new(),
-                cut: CutStep::Unchanged,
-            };
-            let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
-            meta.commit_data(&commits)?;
-        }
-        Ok(())
-    })?;
-    meta.flush()?;
-    footprint("with all files", files, &*store)?;
-    let path = directory.path().join("meta");
-    println!("{:<28} {}", "start after a kill", killed(&path, &store)?);
-    timed("clean stop", 1, || Ok(meta.close(None)?))?;
-    drop((meta, store));
-    let (store, meta) = start("start", &path)?;
-    footprint("after that start", files, &*store)?;
+    Ok(())
+}
+
+fn make_more(meta: &Meta, files: usize, place: Place<'_>) -> Result<(), Box<dyn Error>> {
     timed("extents, all looked at", files, || Ok(meta.all_extents(&mut |_, _| {})?))?;
     timed("flush of one create", 100, || {
         for index in 0..100 {
@@ -253,13 +203,10 @@ fn measure() -> Result<(), Box<dyn Error>> {
         created.map(|()| worst)
     })?;
     println!("{:<28} {worst:>10.2?}", "slowest of them");
-    timed("unlink", files, || {
-        for index in 0..files {
-            let (parent, name) = place(index);
-            meta.execute(NOBODY, &Operation::Unlink { parent, name: name.as_bytes() }, &closed)?;
-        }
-        Ok(())
-    })?;
+    Ok(())
+}
+
+fn unlink_more(meta: &Meta, files: usize, place: Place<'_>) -> Result<(), Box<dyn Error>> {
     timed("unlink of the others", files, || {
         for index in 0..files {
             let (parent, name) = place(index);
@@ -268,6 +215,95 @@ fn measure() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     })?;
+    Ok(())
+}
+
+fn measure() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let files: usize = arguments.next().map_or(Ok(50_000), |count| count.parse())?;
+    let below = arguments.next();
+    let brief = arguments.next().is_some_and(|what| what == "starts");
+    let directory = match below {
+        Some(below) => tempfile::tempdir_in(below)?,
+        None => tempfile::tempdir()?,
+    };
+    let store = Arc::new(DiskStore::open(&directory.path().join("meta"), DiskOptions::default())?);
+    let clock = Arc::new(SystemClock::new());
+    let format = Format { uuid: [1; 16], hash_key: HashKey([2; 16]), root: NOBODY, root_mode: 0o755 };
+    Meta::format(&*store, &*clock, &format)?;
+    let meta = Meta::open(store.clone(), clock)?;
+
+    let mut parents = Vec::new();
+    for index in 0..files.div_ceil(FILES_PER_DIRECTORY) {
+        let name = format!("directory-{index}");
+        let make = Operation::Make {
+            parent: InodeNo::ROOT,
+            name: name.as_bytes(),
+            node: NewNode::Directory,
+            mode: 0o755,
+        };
+        parents.extend(meta.execute(NOBODY, &make, &closed)?.attr.map(|attr| attr.ino));
+    }
+    let place = |index: usize| (parents[index / FILES_PER_DIRECTORY], format!("some-file-name-{index}.rs"));
+
+    let inos = timed("create", files, || {
+        let mut inos = Vec::with_capacity(files);
+        for index in 0..files {
+            let (parent, name) = place(index);
+            let create = Operation::Create { parent, name: name.as_bytes(), mode: 0o644, exclusive: true };
+            inos.extend(meta.execute(NOBODY, &create, &closed)?.attr.map(|attr| attr.ino));
+        }
+        Ok(inos)
+    })?;
+    timed("flush after creates", 1, || Ok(meta.flush()?))?;
+    if !brief {
+        look_up(&meta, &parents, &inos, &place)?;
+    }
+    timed("data commit, 32 a batch", files, || {
+        for (batch, inos) in inos.chunks(32).enumerate() {
+            let commit = |(index, ino): (usize, &InodeNo)| DataCommit {
+                covers: Covers::Nothing,
+                ino: *ino,
+                ranges: vec![RangeUpdate {
+                    first: FilePage(0),
+                    end: FilePage(1),
+                    extents: vec![Extent {
+                        file_page: FilePage(0),
+                        pool_page: PoolPage((batch * 32 + index) as u64 * 2),
+                        len_pages: 1,
+                        state: ExtentState::Written,
+                    }],
+                }],
+                size: 4096,
+                done: Vec::new(),
+                cut: CutStep::Unchanged,
+            };
+            let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
+            meta.commit_data(&commits)?;
+        }
+        Ok(())
+    })?;
+    meta.flush()?;
+    footprint("with all files", files, &*store)?;
+    let path = directory.path().join("meta");
+    println!("{:<28} {}", "start after a kill", killed(&path, &store)?);
+    timed("clean stop", 1, || Ok(meta.close(None)?))?;
+    drop((meta, store));
+    let (store, meta) = start("start", &path)?;
+    footprint("after that start", files, &*store)?;
+    if !brief {
+        make_more(&meta, files, &place)?;
+    }
+    timed("unlink", files, || {
+        for index in 0..files {
+            let (parent, name) = place(index);
+            meta.execute(NOBODY, &Operation::Unlink { parent, name: name.as_bytes() }, &closed)?;
+        }
+        Ok(())
+    })?;
+    if !brief {
+        unlink_more(&meta, files, &place)?;
+    }
     timed("clean stop", 1, || Ok(meta.close(None)?))?;
     footprint("without them", files, &*store)?;
     drop((meta, store));
