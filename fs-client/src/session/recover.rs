@@ -185,7 +185,9 @@ impl Session {
             Err(_) => None,
         };
         let Some(opened) = opened else {
+            // Gone, so that nobody asks for its bytes, or not to be written any more.
             self.unsynced.forget(ino);
+            self.unsynced.losses().note(ino);
             return Some(());
         };
         let filekey = opened.filekey;

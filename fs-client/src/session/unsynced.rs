@@ -68,16 +68,6 @@ impl Kept {
             What::End | What::Allocate { .. } => ENTRY_BYTES,
         }
     }
-
-    /// The range it gives contents to.
-    fn range(&self) -> Option<(u64, u64)> {
-        let len = match &self.what {
-            What::Bytes(bytes) => bytes.len() as u64,
-            What::Allocate { len, how: Allocate::PunchHole | Allocate::ZeroRange { .. } } => *len,
-            What::Allocate { how: Allocate::Reserve { .. }, .. } | What::End => return None,
-        };
-        Some((self.offset, self.offset.saturating_add(len)))
-    }
 }
 
 #[derive(Debug, Default)]
@@ -177,27 +167,6 @@ impl Unsynced {
         self.note_operation(session, ino, offset, What::Allocate { len, how }, change);
     }
 
-    /// Notes that `session` has written to this file by itself: there are no bytes to keep here, nor to write again.
-    pub(crate) fn note_elsewhere(&self, session: u64, ino: InodeNo, change: u64) {
-        let mut state = self.state.lock();
-        if state.durable_answers {
-            return;
-        }
-        if state.session != session {
-            self.losses.note(ino);
-            return;
-        }
-        state.keep(ino, 0, None, change);
-    }
-
-    /// Whether recovery might write again, or zero again, what is in this range.
-    pub(crate) fn has_some_in(&self, ino: InodeNo, offset: u64, len: u64) -> bool {
-        let end = offset.saturating_add(len);
-        let state = self.state.lock();
-        let kept = state.files.get(&ino).into_iter().flat_map(|file| &file.kept);
-        len > 0 && kept.filter_map(Kept::range).any(|(from, to)| from < end && offset < to)
-    }
-
     /// A sync begins.
     pub(crate) fn mark(&self) -> Mark {
         Mark(self.state.lock().next)
@@ -260,7 +229,7 @@ impl Unsynced {
         (kept, file.dropped.map(|(_, change)| change))
     }
 
-    /// There is no such file any more: nobody will ask for its bytes.
+    /// Nothing is restored of this file.
     pub(super) fn forget(&self, ino: InodeNo) {
         let mut state = self.state.lock();
         if let Some(file) = state.files.remove(&ino) {
@@ -354,42 +323,11 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_known_of_what_has_contents() {
-        let unsynced = unsynced();
-        unsynced.note(1, INO, 10, b"0123456789", 1);
-        unsynced.note_allocate(1, INO, (30, 10), Allocate::ZeroRange { keep_size: false }, 100);
-        unsynced.note_allocate(1, INO, (100, 10), Allocate::Reserve { keep_size: false }, 100);
-        unsynced.note_end(1, INO, 200, 2);
-        for (offset, len, has) in [
-            (0, 10, false),
-            (0, 11, true),
-            (19, 1, true),
-            (20, 10, false),
-            (20, 11, true),
-            (12, 2, true),
-            (15, 0, false),
-            (40, u64::MAX, false),
-            (0, u64::MAX, true),
-        ] {
-            assert_eq!(unsynced.has_some_in(INO, offset, len), has, "{offset}, {len}");
-        }
-        assert!(!unsynced.has_some_in(InodeNo(8), 0, u64::MAX));
-        unsynced.synced(Some(INO), unsynced.mark());
-        assert!(!unsynced.has_some_in(INO, 0, u64::MAX));
-    }
-
-    #[test]
     fn another_session_s_answer_is_not_taken() {
         let unsynced = unsynced();
         unsynced.begin_session(2, false);
         assert!(!unsynced.note(1, INO, 0, b"late", 1));
         assert!(unsynced.is_empty());
-        // There are no bytes to send again: what the lost server copied may be lost.
-        let told = unsynced.losses().before_open(INO);
-        unsynced.note_elsewhere(1, INO, 100);
-        assert!(unsynced.losses().tell(INO, &told));
-        unsynced.note_elsewhere(2, INO, 100);
-        assert!(!unsynced.losses().tell(INO, &told));
     }
 
     #[test]

@@ -471,6 +471,9 @@ fn nobody_reads_a_file_without_what_it_owes() {
         assert!(found[..100] == [b'.'; 100] && &found[100..104] == b"owed", "{scheme}");
         assert!(found[104..].iter().all(|byte| *byte == b'.') && found.len() == 65_536, "{scheme}");
         assert_eq!(writer.write(&CALLER, file, 100, b"paid"), Ok(4), "the handle is good again");
+        // A close does not count.
+        let told = [(); 2].map(|()| writer.fsync(&CALLER, file, false));
+        assert_eq!(told, [Err(FsError::Server(Status::Io)), Ok(())], "{scheme}");
         close(&writer, file);
         assert_eq!(read(&reader, opened, 100, 4), Ok(b"paid".to_vec()));
     }

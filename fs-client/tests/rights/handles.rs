@@ -125,6 +125,56 @@ fn only_what_was_open_is_reclaimed() {
     assert!(!reclaim(SessionSecret([78; 16]), shown_ino, read_only, good), "another client's");
 }
 
+/// A directory that another user may not search is not opened to him by whoever may, nor by an export that nobody writes to.
+#[test]
+fn a_number_is_of_use_to_its_own_user_and_a_read_only_export_gives_no_handle_to_write() {
+    if !is_root() {
+        return;
+    }
+    let mut site = Site::new(vec![ExportRule::default()]);
+    let (root, owner) = (Person::new(people::ROOT), Person::new(people::OWNER));
+    let stranger = Person::new(people::STRANGER);
+    let by_root = site.volume(&root);
+    root.does(|| {
+        let top = by_root.volume.root();
+        by_root.volume.create(&by_root.caller(), top, b"f", 0o666, true, READ_WRITE).expect("root may");
+        set(&by_root, "f", SetAttr { mode: Some(0o6777), ..SetAttr::default() });
+    });
+    let endpoint = site.endpoint();
+    let number = |person: &Person, id| {
+        person.does(|| {
+            let mut peer = RawPeer::attach(&endpoint, SessionSecret([id; 16])).expect("attached");
+            peer.attr(&Request::Lookup { parent: peer.root, name: b"f" }).expect("searchable").ino
+        })
+    };
+    let told = number(&owner, 1);
+    assert_eq!(told, number(&owner, 2), "they stay");
+    let (read_only, read_write) = (Rights { read: true, write: false }, Rights { read: true, write: true });
+    stranger.does(|| {
+        let mut peer = RawPeer::attach(&endpoint, SessionSecret([3; 16])).expect("attached");
+        let own = peer.attr(&Request::Lookup { parent: peer.root, name: b"f" }).expect("searchable").ino;
+        assert_ne!(own, told);
+        assert_eq!(peer.attr(&Request::GetAttr { ino: told }).map(|_| ()), Err(Status::Stale));
+        let open = |ino, truncate| Request::Open { ino, rights: read_write, truncate };
+        assert_eq!(peer.call(&open(told, false), |_| ()), Err(Status::Stale));
+        // Cutting an empty file takes its set-id bits, too.
+        assert_eq!(peer.call(&open(own, true), |_| ()), Ok(()));
+        assert_eq!(peer.attr(&Request::GetAttr { ino: own }).expect("it is there").mode, 0o777);
+    });
+    site.restart(Some(vec![ExportRule { read_only: true, ..ExportRule::default() }]));
+    owner.does(|| {
+        let mut peer = RawPeer::attach(&endpoint, SessionSecret([4; 16])).expect("attached");
+        for (rights, is_given) in [(read_write, false), (read_only, true)] {
+            let files = vec![Reclaim { ino: told, rights, ticket: None }];
+            let given = peer.call(&Request::Reclaim { files }, |reply| match reply {
+                Reply::Reclaimed(files) => files[0].is_some(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(given, Ok(is_given));
+        }
+    });
+}
+
 /// A request that the server before did is answered anew. What is asked under its number must still be what one may ask.
 #[test]
 fn a_number_of_another_request_opens_nothing() {

@@ -2,13 +2,21 @@
 
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, Volume};
 use cuttlefs_common::ids::TraceId;
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 
 /// Who calls.
 pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 
 pub fn read(volume: &impl Volume, handle: Handle, offset: u64, len: u32) -> Result<Vec<u8>, FsError> {
     let mut bytes = Vec::new();
-    volume.read(&CALLER, handle, offset, len, &mut |got| bytes.extend_from_slice(got))?;
+    while bytes.len() < len as usize {
+        let (at, before) = (offset + bytes.len() as u64, bytes.len());
+        let part = (len - before as u32).min(MAX_TRANSFER_BYTES);
+        volume.read(&CALLER, handle, at, part, &mut |got| bytes.extend_from_slice(got))?;
+        if bytes.len() < before + part as usize {
+            break;
+        }
+    }
     Ok(bytes)
 }
 

@@ -16,7 +16,7 @@ use super::accounts::Accounts;
 use super::identity::{Account, Identity};
 use super::rules::ExportRule;
 use crate::export;
-use crate::meta::{Meta, RequestId};
+use crate::meta::{HashKey, Meta, RequestId};
 use crate::veil::Veil;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
@@ -97,12 +97,12 @@ impl Grant {
 struct Served {
     rule: ExportRule,
     root: InodeNo,
-    veil: Arc<Veil>,
 }
 
 /// The rules of a server.
 pub struct Exports {
     served: Vec<Served>,
+    key: HashKey,
     accounts: Arc<Accounts>,
     own_uid: u32,
 }
@@ -119,11 +119,11 @@ impl Exports {
                 let parts = rule.path.iter().map(|part| String::from_utf8_lossy(part));
                 (parts.flat_map(|part| ["/".into(), part]).collect::<String>(), status)
             })?;
-            let veil = Arc::new(Veil::new(meta.hash_key(), root));
-            Ok(Served { rule, root, veil })
+            Ok(Served { rule, root })
         });
         let own_uid = rustix::process::geteuid().as_raw();
-        Ok(Self { served: served.collect::<Result<_, _>>()?, accounts: Arc::new(accounts), own_uid })
+        let served = served.collect::<Result<_, _>>()?;
+        Ok(Self { served, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid })
     }
 
     /// The rules.
@@ -134,7 +134,7 @@ impl Exports {
     /// What a peer may do. `None`: nothing; why stands in the log.
     pub fn grant(&self, peer: &PeerIdentity) -> Option<Grant> {
         let found = self.served.iter().enumerate().find(|(_, served)| served.rule.is_for(peer));
-        let Some((number, Served { rule, root, veil })) = found else {
+        let Some((number, Served { rule, root })) = found else {
             tracing::warn!(%peer, "refused: no [[export]] of cuttlefs.toml is for this peer");
             return None;
         };
@@ -170,7 +170,11 @@ impl Exports {
             veil: None,
         };
         let is_veiled = grant.is_checked() || *root != InodeNo::ROOT;
-        grant.veil = is_veiled.then(|| veil.clone());
+        let uid = match &grant.voice {
+            Voice::One { account, .. } => Some(account.uid),
+            Voice::Others => None,
+        };
+        grant.veil = is_veiled.then(|| Arc::new(Veil::new(self.key, *root, uid)));
         Some(grant)
     }
 }

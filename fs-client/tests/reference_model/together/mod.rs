@@ -226,10 +226,6 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
     for (client, op) in &batch.ops {
         let client = client % clients;
         let files = op.contents(client, places);
-        // Clients keep no copy of what the server copied: it is not there again behind a death.
-        if matches!(op, Op::Copy { .. }) && kind == Kind::Names {
-            continue;
-        }
         // A page whose unsynced bytes are all zeroed by it may be a hole behind a death (docs/ARCHITECTURE.md).
         if kind == Kind::Names && op.punches_within_a_page() {
             continue;

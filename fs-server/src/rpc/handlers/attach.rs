@@ -87,9 +87,13 @@ pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, 
     body(&Reply::Reclaimed(opened))
 }
 
-/// Who has a ticket had it open, and has it again, whatever its mode is by now. Who has none opens it.
+/// Who has a ticket had it open, and has it again, whatever its mode is by now, but where nothing may be changed any more. Who has
+/// none opens it.
 fn reclaim_one(call: &Call<'_>, file: &Reclaim) -> Result<Opened, Status> {
     let server = &call.context.server;
+    if call.grant.read_only && file.rights.write {
+        return Err(Status::ReadOnly);
+    }
     let attr = server.meta.attr(file.ino)?;
     let client = call.session.client();
     let is_good = |ticket| server.tickets.is_good(ticket, client, file.ino, file.rights);

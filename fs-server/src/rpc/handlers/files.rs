@@ -91,6 +91,11 @@ pub(super) async fn open(
     // Also so that no client goes on with what its cache holds of the file.
     server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
+    if truncate && attr.size == 0 {
+        // Nothing is cut, and yet it was asked for.
+        server.take_privileges(&call.who, ino)?;
+        opened.attr = server.meta.attr(ino)?;
+    }
     if truncate && attr.size > 0 {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let disk = call.context.disk.as_ref();
