@@ -37,9 +37,12 @@ pub const LOG_DIR: &str = "log";
 const RING_DIR: &str = "rings";
 /// The data file if no other is named.
 pub const DATA_FILE: &str = "data";
-/// How long a lock that is held is waited for. A process that just ended, or a child between fork and exec, holds
+/// How long the lock of a pool's directory is waited for. A process that just ended, or a child between fork and exec, holds
 /// it for some milliseconds more; who holds it longer really has the pool.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+const DIRECTORY_PATIENCE: Duration = Duration::from_millis(200);
+/// How long that of a data file is waited for, by who has the directory's. The io_uring of a server that was killed lets go of its files
+/// behind the server's end; on a busy machine that takes a while.
+const DATA_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 pub(super) const LOCK_FILE: &str = "lock";
 pub(super) const UNFINISHED_FILE: &str = "format-unfinished";
@@ -209,7 +212,7 @@ fn open_data_file_to(path: &Path, intent: Intent) -> Result<OpenedData, PoolErro
         _ => at("open", path)(error),
     })?;
     // Also devices: two processes of ours that lost track of a device's name.
-    if !flock(&file, path)? {
+    if !flock(&file, path, DATA_PATIENCE)? {
         return Err(PoolError::InUse { path: path.to_owned(), pid: None });
     }
     // Of a device, the metadata's length is zero and the end's offset is not.
@@ -282,7 +285,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         .mode(0o600)
         .open(&path)
         .map_err(at("open", &path))?;
-    if !flock(&file, &path)? {
+    if !flock(&file, &path, DIRECTORY_PATIENCE)? {
         let mut text = String::new();
         let read = (&mut file).take(32).read_to_string(&mut text);
         let pid = read.ok().and_then(|_| text.trim().parse().ok());
@@ -301,15 +304,15 @@ fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join(LOCK_FILE);
     // Who formatted the pool made it.
     let file = File::open(&path).map_err(at("open", &path))?;
-    if !flock(&file, &path)? {
+    if !flock(&file, &path, DIRECTORY_PATIENCE)? {
         return Err(PoolError::InUse { path: dir.to_owned(), pid: None });
     }
     Ok(file)
 }
 
 /// Whether the file is now locked by this process.
-fn flock(file: &File, path: &Path) -> Result<bool, PoolError> {
-    let give_up = Instant::now() + LOCK_PATIENCE;
+fn flock(file: &File, path: &Path, patience: Duration) -> Result<bool, PoolError> {
+    let give_up = Instant::now() + patience;
     loop {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
