@@ -237,6 +237,14 @@ impl Checkpoint {
         transaction.commit().map_err(|e| failed("checkpoint", e))
     }
 
+    /// Takes the map of pages away, as if there never was one.
+    #[cfg(test)]
+    pub fn forget_pages(&self) {
+        let transaction = self.begin().expect("begins");
+        assert!(transaction.delete_table(PAGES).expect("deletes"), "it was there");
+        transaction.commit().expect("commits");
+    }
+
     /// Spoils the map of pages.
     #[cfg(test)]
     pub fn plant(&self, key: PartKey, change: impl FnOnce(&mut PartBits)) {

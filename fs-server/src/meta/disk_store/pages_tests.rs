@@ -247,6 +247,20 @@ fn wrong_bits_are_found_and_mended() {
 }
 
 #[test]
+fn a_store_without_the_map_gets_one() {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let store = with_a_file(&path);
+    let before = kept(&store);
+    assert!(!before.0.is_empty());
+    store.shared.checkpoint.forget_pages();
+    drop(store);
+    let store = opened(&path);
+    assert!(kept(&store) == before);
+    assert_eq!(problems(&store), []);
+}
+
+#[test]
 fn a_change_of_wrong_bits_is_told_at_the_next_start_and_mended() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
