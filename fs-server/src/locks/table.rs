@@ -4,15 +4,20 @@
 //! * A file has an entry while it has a lock or a wait.
 //! * A session has an entry while it holds or waits for something, has ends to be told of, or listens for them.
 //! * Whoever waits outside of the grace period has somebody's lock in his way.
+//!
+//! # Cost
+//! Whatever one client holds and waits for, a request of another looks only at what its own range overlaps: locks and waits are
+//! kept by their ranges (`Intervals`), and a lock that goes or is shared from now on is of interest to those only who wait for a
+//! part of it. One mutex is over all, so a walk over everything would be everybody's.
 
 use super::deadlock::Waiting;
 use super::{Asked, Cancelled, Holder, LOCKS_MAX, LOCKS_PER_CLIENT, LockFigures, WAITS_PER_CLIENT};
 use crate::shares::{Peer, Resource, Tally};
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockRange, LockSpace, WaitId};
+use cuttlefs_common::locks::{HeldLock, Intervals, Lock, LockList, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::{BlockingLock, SETTLED_LOCKS_MAX, SettledLock, TestedLock};
 use cuttlefs_common::status::Status;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -29,17 +34,27 @@ struct Wait {
     blocking: bool,
 }
 
+/// Where a wait is: waits are numbered in the order they came.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    file: FileId,
+    first: u64,
+    arrival: u64,
+}
+
 #[derive(Default)]
-struct File {
-    held: LockList<Holder>,
-    /// In the order they came.
-    waits: VecDeque<Wait>,
+pub(super) struct File {
+    pub(super) held: LockList<Holder>,
+    /// Each with its number, by which they are told apart.
+    waits: Intervals<u64, (u64, Wait)>,
 }
 
 #[derive(Default)]
 struct OfSession {
     held: usize,
-    waiting: BTreeMap<WaitId, FileId>,
+    /// On which files, and how many.
+    held_on: BTreeMap<FileId, usize>,
+    waiting: BTreeMap<WaitId, Place>,
     /// Ends nobody has been told of.
     settled: VecDeque<SettledLock>,
     /// Who asks for ends.
@@ -72,6 +87,8 @@ pub(super) struct Table {
     sessions: HashMap<u64, OfSession>,
     /// Who waits for which ranges: flock has no deadlock detection, as on Linux.
     waiting: Waiting,
+    /// Waits so far.
+    arrivals: u64,
     held: usize,
     grace: bool,
     stopped: bool,
@@ -83,6 +100,7 @@ impl Table {
             files: BTreeMap::new(),
             sessions: HashMap::new(),
             waiting: Waiting::default(),
+            arrivals: 0,
             held: 0,
             grace,
             stopped: false,
@@ -128,13 +146,14 @@ impl Table {
         if lock.space == LockSpace::Whole && !self.list(file).holds(holder, lock.range, lock.mode) {
             // flock(2): a lock is not converted, but given up and asked for anew. Two who share one and both want it for
             // themselves would otherwise wait for ever, and nobody would tell them.
-            self.drop_range(file, holder, LockRange::WHOLE);
-            self.grant_waiting(file);
+            if self.drop_range(file, holder, LockRange::WHOLE) {
+                self.grant_waiting(file, LockRange::WHOLE);
+            }
         }
         if self.is_free(file, &wait)? {
-            self.put(file, holder, lock)?;
-            // What was held exclusively may be shared now.
-            self.grant_waiting(file);
+            if self.put(file, holder, lock)? {
+                self.grant_waiting(file, lock.range);
+            }
             return Ok(Asked::Granted);
         }
         if blocking { self.queue(file, wait) } else { Err(Status::Locked) }
@@ -152,7 +171,7 @@ impl Table {
             return Err(Status::NoLocks);
         }
         if self.drop_range(file, holder, range) {
-            self.grant_waiting(file);
+            self.grant_waiting(file, range);
         }
         self.forget_idle(file, holder.session);
         Ok(())
@@ -161,9 +180,7 @@ impl Table {
     pub(super) fn test(&self, holder: Holder, ino: InodeNo, lock: &Lock) -> TestedLock {
         let found = self.files.get(&(ino, lock.space));
         // The lowest, as the kernel finds it in its sorted list.
-        let first = found.and_then(|file| {
-            file.held.conflicts(holder, lock.range, lock.mode).min_by_key(|held| held.range.first)
-        });
+        let first = found.and_then(|file| file.held.conflicts(holder, lock.range, lock.mode).next());
         match first {
             Some(&HeldLock { range, mode, pid, .. }) => {
                 TestedLock::Blocked(BlockingLock { range, mode, pid })
@@ -194,12 +211,11 @@ impl Table {
             of.recount();
             return Cancelled::Ended(ended);
         }
-        let Some(&file) = of.waiting.get(&id) else {
+        let Some(&place) = of.waiting.get(&id) else {
             return Cancelled::Unknown;
         };
-        let is_it = |wait: &Wait| wait.holder.session == session && wait.id == id;
-        self.remove_waits(file, is_it);
-        self.forget_idle(file, session);
+        self.remove_wait(place);
+        self.forget_idle(place.file, session);
         Cancelled::GivenUp
     }
 
@@ -228,24 +244,24 @@ impl Table {
         let Some(of) = self.sessions.get(&session) else {
             return;
         };
-        // Most sessions hold locks on few files; this is gone through once for one that ends.
-        let mut files: BTreeSet<FileId> = of.waiting.values().copied().collect();
-        if of.held > 0 {
-            let holds = |file: &File| file.held.iter().any(|held| held.holder.session == session);
-            files.extend(self.files.iter().filter(|(_, file)| holds(file)).map(|(id, _)| *id));
+        let held_on: Vec<FileId> = of.held_on.keys().copied().collect();
+        let waits: Vec<Place> = of.waiting.values().copied().collect();
+        for &place in &waits {
+            self.remove_wait(place);
         }
-        for &file in &files {
-            self.remove_waits(file, |wait| wait.holder.session == session);
-            if let Some(entry) = self.files.get_mut(&file) {
-                self.held -= entry.held.clear_of(|holder| holder.session == session);
-            }
+        for file in &held_on {
+            let entry = self.files.get_mut(file).expect("a file with a lock has an entry");
+            self.held -= entry.held.clear_of(|holder| holder.session == session);
         }
         if let Some(waker) = self.sessions.remove(&session).and_then(|of| of.waker) {
             waker.wake();
         }
-        for file in files {
-            self.grant_waiting(file);
+        for file in held_on {
+            self.grant_waiting(file, LockRange::WHOLE);
             self.forget_idle(file, session);
+        }
+        for place in waits {
+            self.forget_idle(place.file, session);
         }
     }
 
@@ -255,10 +271,9 @@ impl Table {
         }
         for file in self.files.keys().copied().collect::<Vec<_>>() {
             // Asked for once more, one after the other, as if all came now.
-            let waits: Vec<Wait> =
-                self.files.get(&file).map(|entry| entry.waits.iter().copied().collect()).unwrap_or_default();
-            self.remove_waits(file, |_| true);
-            for wait in waits {
+            let waits = self.waits_for(file, LockRange::WHOLE);
+            waits.iter().for_each(|(place, _)| self.remove_wait(*place));
+            for (_, wait) in waits {
                 let Holder { session, .. } = wait.holder;
                 match self.set(session, file.0, &wait.lock, wait.id, wait.blocking) {
                     Ok(Asked::Queued) => {}
@@ -289,18 +304,12 @@ impl Table {
     /// `Deadlock` if waiting would never end.
     fn is_free(&mut self, file: FileId, wait: &Wait) -> Result<bool, Status> {
         let Wait { holder, lock, blocking, .. } = *wait;
-        let in_the_way: Vec<Holder> =
-            self.list(file).conflicts(holder, lock.range, lock.mode).map(|held| held.holder).collect();
-        if in_the_way.is_empty() {
+        let held = &self.files.entry(file).or_default().held;
+        if held.conflicts(holder, lock.range, lock.mode).next().is_none() {
             return Ok(true);
         }
         let detects = blocking && file.1 == LockSpace::Ranges;
-        let conflicts = |ino, other: Holder, range, mode| -> Vec<Holder> {
-            let held = self.files.get(&(ino, LockSpace::Ranges)).map(|file| &file.held);
-            held.map(|held| held.conflicts(other, range, mode).map(|held| held.holder).collect())
-                .unwrap_or_default()
-        };
-        if detects && self.waiting.reaches(in_the_way, holder, conflicts) {
+        if detects && self.waiting.closes_circle(holder, (file.0, lock.range, lock.mode), &self.files) {
             return Err(Status::Deadlock);
         }
         Ok(false)
@@ -312,35 +321,43 @@ impl Table {
         held + more <= LOCKS_PER_CLIENT && self.held + more <= LOCKS_MAX && has_room
     }
 
-    /// Sets a lock that nothing is in the way of.
-    fn put(&mut self, file: FileId, holder: Holder, lock: &Lock) -> Result<(), Status> {
+    /// Sets a lock that nothing is in the way of; whether others may have now what they could not before.
+    fn put(&mut self, file: FileId, holder: Holder, lock: &Lock) -> Result<bool, Status> {
         let parts = usize::from(self.list(file).would_split(holder, lock.range));
         if !self.has_room(holder.session, 1 + parts) {
             return Err(Status::NoLocks);
         }
-        self.change(file, holder, |list| {
-            list.set(HeldLock { holder, range: lock.range, mode: lock.mode, pid: lock.pid });
-        });
-        Ok(())
+        Ok(self.change(file, holder, |list| {
+            list.set(HeldLock { holder, range: lock.range, mode: lock.mode, pid: lock.pid })
+        }))
     }
 
     /// Gives a range up; whether anything was held there.
     fn drop_range(&mut self, file: FileId, holder: Holder, range: LockRange) -> bool {
-        let mut any = false;
-        self.change(file, holder, |list| any = list.clear(holder, range));
-        any
+        self.change(file, holder, |list| list.clear(holder, range))
     }
 
     /// Changes what a holder has, and counts it.
-    fn change(&mut self, file: FileId, holder: Holder, change: impl FnOnce(&mut LockList<Holder>)) {
+    fn change<T>(
+        &mut self,
+        file: FileId,
+        holder: Holder,
+        change: impl FnOnce(&mut LockList<Holder>) -> T,
+    ) -> T {
         let list = self.list(file);
         let before = list.len();
-        change(list);
+        let changed = change(list);
         let after = list.len();
         self.held = self.held + after - before;
         let of = self.sessions.entry(holder.session).or_default();
         of.held = of.held + after - before;
+        let on_file = of.held_on.entry(file).or_default();
+        *on_file = *on_file + after - before;
+        if *on_file == 0 {
+            of.held_on.remove(&file);
+        }
         of.recount();
+        changed
     }
 
     fn queue(&mut self, file: FileId, wait: Wait) -> Result<Asked, Status> {
@@ -348,57 +365,65 @@ impl Table {
         if of.waiting.len() + of.settled.len() >= WAITS_PER_CLIENT || !of.has_room(1) {
             return Err(Status::NoLocks);
         }
-        of.waiting.insert(wait.id, file);
+        self.arrivals += 1;
+        let place = Place { file, first: wait.lock.range.first, arrival: self.arrivals };
+        of.waiting.insert(wait.id, place);
         of.recount();
-        self.waiting.add(file, wait.holder, &wait.lock);
-        self.files.entry(file).or_default().waits.push_back(wait);
+        self.waiting.add(file, wait.holder, place.arrival, &wait.lock);
+        let waits = &mut self.files.entry(file).or_default().waits;
+        waits.insert(wait.lock.range, place.arrival, (place.arrival, wait));
         Ok(Asked::Queued)
     }
 
-    fn remove_waits(&mut self, file: FileId, whose: impl Fn(&Wait) -> bool) {
-        let Some(entry) = self.files.get_mut(&file) else {
-            return;
-        };
-        let mut removed = Vec::new();
-        entry.waits.retain(|wait| {
-            if whose(wait) {
-                removed.push(*wait);
-            }
-            !whose(wait)
-        });
-        for wait in removed {
-            self.waiting.remove(file, wait.holder, &wait.lock);
-            if let Some(of) = self.sessions.get_mut(&wait.holder.session) {
-                of.waiting.remove(&wait.id);
-                of.recount();
-            }
+    fn remove_wait(&mut self, place: Place) {
+        let entry = self.files.get_mut(&place.file).expect("a file with a wait has an entry");
+        let (_, wait) = entry.waits.remove(place.first, &place.arrival).expect("a wait is where it was put");
+        self.waiting.remove(wait.holder, place.arrival);
+        if let Some(of) = self.sessions.get_mut(&wait.holder.session) {
+            of.waiting.remove(&wait.id);
+            of.recount();
         }
     }
 
-    /// Gives what is free to those who wait, in the order they came.
-    fn grant_waiting(&mut self, file: FileId) {
+    /// Those who wait for a part of a range, in the order they came.
+    fn waits_for(&self, file: FileId, range: LockRange) -> Vec<(Place, Wait)> {
+        let Some(entry) = self.files.get(&file) else {
+            return Vec::new();
+        };
+        let place =
+            |&(arrival, wait): &(u64, Wait)| (Place { file, first: wait.lock.range.first, arrival }, wait);
+        let mut waits: Vec<_> = entry.waits.overlapping(range).map(place).collect();
+        waits.sort_unstable_by_key(|(place, _)| place.arrival);
+        waits
+    }
+
+    /// A range is held by fewer, or shared from now on: gives what is free to those who wait, in the order they came.
+    fn grant_waiting(&mut self, file: FileId, range: LockRange) {
         if self.grace {
             return;
         }
-        // Once more after a grant: one that made an exclusive lock shared may have let in somebody who came before.
-        let mut any = true;
-        while std::mem::take(&mut any) {
-            let mut next = 0;
-            while let Some(entry) = self.files.get(&file)
-                && let Some(&wait) = entry.waits.get(next)
-            {
+        let mut looked_at = range;
+        // Once more for a grant that made an exclusive lock shared: it may have let in somebody who came before.
+        loop {
+            let mut shared: Option<LockRange> = None;
+            for (place, wait) in self.waits_for(file, looked_at) {
+                #[cfg(test)]
+                super::tests::WAITS_LOOKED_AT.with(|count| count.set(count.get() + 1));
                 let Lock { range, mode, .. } = wait.lock;
-                if entry.held.conflicts(wait.holder, range, mode).next().is_some() {
-                    next += 1;
+                if self.list(file).conflicts(wait.holder, range, mode).next().is_some() {
                     continue;
                 }
-                self.remove_waits(file, |other| {
-                    (other.holder.session, other.id) == (wait.holder.session, wait.id)
-                });
+                self.remove_wait(place);
                 let result = self.put(file, wait.holder, &wait.lock);
-                self.settle(wait.holder.session, wait.id, result);
-                any = true;
+                if result == Ok(true) {
+                    let wide = shared.unwrap_or(range);
+                    let (first, last) = (wide.first.min(range.first), wide.last.max(range.last));
+                    shared = Some(LockRange { first, last });
+                }
+                self.settle(wait.holder.session, wait.id, result.map(drop::<bool>));
             }
+            let Some(range) = shared else { return };
+            looked_at = range;
         }
     }
 

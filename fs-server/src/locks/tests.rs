@@ -6,11 +6,17 @@ use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
 use cuttlefs_common::rpc::SETTLED_LOCKS_MAX;
 use cuttlefs_common::world::{ManualClock, SeededRandom};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 const INO: InodeNo = InodeNo(9);
+
+thread_local! {
+    /// Waits that this thread's tables looked at to grant them.
+    pub(super) static WAITS_LOOKED_AT: Cell<usize> = const { Cell::new(0) };
+}
 
 fn range(first: u64, last: u64) -> LockRange {
     LockRange { first, last }
@@ -202,6 +208,29 @@ fn locks_and_waits_are_bounded() {
 }
 
 /// A session that has ended leaves nothing, whoever comes in its name afterwards; and it is held up by nothing.
+/// One client holds every other byte, another waits for each of these: what they do next is of no interest to those waits.
+#[test]
+fn waits_are_looked_at_only_when_what_they_wait_for_goes() {
+    const MANY: u64 = WAITS_PER_CLIENT as u64;
+    let byte = |number| lock(1, range(2 * number, 2 * number), Exclusive);
+    let mut site = Site::new(false);
+    for number in 0..MANY {
+        assert_eq!(site.ask(1, byte(number), true), Ok(Asked::Granted));
+        assert_eq!(site.ask(2, byte(number), true), Ok(Asked::Queued));
+    }
+    site.ask(3, lock(1, range(1, 1), Exclusive), true).expect("free");
+    assert_eq!(WAITS_LOOKED_AT.get(), 0, "a lock that is taken is of interest to nobody");
+    site.clear(1, &byte(7));
+    assert_eq!(WAITS_LOOKED_AT.get(), 1, "one waits for that byte");
+    assert_eq!(site.ended(2), [(16, Ok(()))]);
+    // What is shared from now on is, too.
+    site.ask(1, lock(1, range(16, 16), Shared), true).expect("its own");
+    assert_eq!(WAITS_LOOKED_AT.get(), 2);
+    site.table.end_session(1);
+    assert_eq!(WAITS_LOOKED_AT.get() as u64, 2 + MANY - 1);
+    assert_eq!(site.table.figures(), LockFigures { held: MANY as usize + 1, waiting: 0 });
+}
+
 #[test]
 fn an_ended_session_gets_no_locks() {
     let clock = Arc::new(ManualClock::default());

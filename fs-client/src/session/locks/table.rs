@@ -95,10 +95,7 @@ impl State {
     fn take(&mut self, owned: Owned, range: LockRange) -> Before {
         let Owned { ino, space, owner } = owned;
         let list = self.held.get(&(ino, space));
-        let held = list.into_iter().flat_map(LockList::iter);
-        let overlapping = held.filter(|held| {
-            held.holder == owner && held.range.first <= range.last && range.first <= held.range.last
-        });
+        let overlapping = list.into_iter().flat_map(|list| list.own(owner, range));
         let clip = |held: &HeldLock<LockOwner>| {
             let range =
                 LockRange { first: held.range.first.max(range.first), last: held.range.last.min(range.last) };
@@ -115,7 +112,9 @@ impl State {
         // A server that has followed did not hear of it.
         if before.session == self.session && !before.held.is_empty() {
             let list = self.held.entry((owned.ino, owned.space)).or_default();
-            before.held.into_iter().for_each(|held| list.set(held));
+            for held in before.held {
+                list.set(held);
+            }
             if let Some(through) = before.through {
                 self.through.insert(owned, through);
             }

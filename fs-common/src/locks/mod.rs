@@ -8,6 +8,10 @@
 //! * Locks of two holders that overlap are both shared: whoever sets a lock has looked for a conflict before.
 //! * Locks of one holder do not overlap, and those of one mode do not touch: they are one lock.
 
+mod intervals;
+
+pub use intervals::{Intervals, Overlapping};
+
 use crate::ids::MAX_FILE_SIZE;
 use serde::{Deserialize, Serialize};
 
@@ -59,11 +63,8 @@ impl LockRange {
         self.first <= self.last && self.last <= LOCK_END
     }
 
-    fn overlaps(&self, other: &Self) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
-
     /// Overlaps, or ends where the other begins. No end is past `LOCK_END`, so adding one does not overflow.
+    #[cfg(test)]
     fn touches(&self, other: &Self) -> bool {
         self.first <= other.last + 1 && other.first <= self.last + 1
     }
@@ -101,19 +102,19 @@ pub struct HeldLock<H> {
     pub pid: u32,
 }
 
-/// The locks on one file in one space.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The locks on one file in one space, in the order of their first bytes.
+#[derive(Clone, Debug)]
 pub struct LockList<H> {
-    held: Vec<HeldLock<H>>,
+    held: Intervals<H, HeldLock<H>>,
 }
 
 impl<H> Default for LockList<H> {
     fn default() -> Self {
-        Self { held: Vec::new() }
+        Self { held: Intervals::default() }
     }
 }
 
-impl<H: Copy + Eq> LockList<H> {
+impl<H: Copy + Ord> LockList<H> {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.held.len()
@@ -136,67 +137,73 @@ impl<H: Copy + Eq> LockList<H> {
         range: LockRange,
         mode: LockMode,
     ) -> impl Iterator<Item = &HeldLock<H>> {
-        self.held.iter().filter(move |held| {
-            held.holder != holder
-                && held.range.overlaps(&range)
-                && (mode == LockMode::Exclusive || held.mode == LockMode::Exclusive)
+        self.held.overlapping(range).filter(move |held| {
+            held.holder != holder && (mode == LockMode::Exclusive || held.mode == LockMode::Exclusive)
         })
+    }
+
+    /// The holder's own that overlap a range.
+    pub fn own(&self, holder: H, range: LockRange) -> impl Iterator<Item = &HeldLock<H>> {
+        self.held.overlapping(range).filter(move |held| held.holder == holder)
     }
 
     /// Whether `holder` holds all of the range in that very mode.
     pub fn holds(&self, holder: H, range: LockRange, mode: LockMode) -> bool {
-        self.held.iter().any(|held| held.holder == holder && held.mode == mode && held.range.contains(&range))
+        self.own(holder, range).any(|held| held.mode == mode && held.range.contains(&range))
     }
 
     /// Whether giving the range up would leave a lock of the holder in two parts.
     pub fn would_split(&self, holder: H, range: LockRange) -> bool {
-        self.held.iter().any(|held| {
-            held.holder == holder && held.range.first < range.first && range.last < held.range.last
-        })
+        self.own(holder, range).any(|held| held.range.first < range.first && range.last < held.range.last)
     }
 
     /// Gives the holder's locks on a range up; whether there were any.
     pub fn clear(&mut self, holder: H, range: LockRange) -> bool {
-        let mut rest = Vec::new();
-        let before = self.held.len();
-        self.held.retain(|held| {
-            if held.holder != holder || !held.range.overlaps(&range) {
-                return true;
-            }
+        let given_up: Vec<HeldLock<H>> = self.own(holder, range).copied().collect();
+        for held in &given_up {
+            self.remove(held);
             if held.range.first < range.first {
-                rest.push(HeldLock { range: LockRange { last: range.first - 1, ..held.range }, ..*held });
+                self.insert(HeldLock { range: LockRange { last: range.first - 1, ..held.range }, ..*held });
             }
             if held.range.last > range.last {
-                rest.push(HeldLock { range: LockRange { first: range.last + 1, ..held.range }, ..*held });
+                self.insert(HeldLock { range: LockRange { first: range.last + 1, ..held.range }, ..*held });
             }
-            false
-        });
-        let any = self.held.len() < before;
-        self.held.extend(rest);
-        any
+        }
+        !given_up.is_empty()
     }
 
-    /// Sets a lock that conflicts with none, in place of what its holder had there. The list grows by two at most.
-    pub fn set(&mut self, lock: HeldLock<H>) {
+    /// Sets a lock that conflicts with none, in place of what its holder had there. The list grows by two at most. Whether
+    /// others may have now what they could not before: the holder shares what it had for itself.
+    pub fn set(&mut self, lock: HeldLock<H>) -> bool {
+        let had_alone = |held: &HeldLock<H>| held.mode == LockMode::Exclusive;
+        let shares = lock.mode == LockMode::Shared && self.own(lock.holder, lock.range).any(had_alone);
         self.clear(lock.holder, lock.range);
         let mut lock = lock;
-        self.held.retain(|held| {
-            let joins =
-                held.holder == lock.holder && held.mode == lock.mode && held.range.touches(&lock.range);
-            if joins {
-                lock.range.first = lock.range.first.min(held.range.first);
-                lock.range.last = lock.range.last.max(held.range.last);
-            }
-            !joins
-        });
-        self.held.push(lock);
+        let beside = LockRange { first: lock.range.first.saturating_sub(1), last: lock.range.last + 1 };
+        let joins = |held: &&HeldLock<H>| held.mode == lock.mode;
+        let joined: Vec<HeldLock<H>> = self.own(lock.holder, beside).filter(joins).copied().collect();
+        for held in joined {
+            self.remove(&held);
+            lock.range.first = lock.range.first.min(held.range.first);
+            lock.range.last = lock.range.last.max(held.range.last);
+        }
+        self.insert(lock);
+        shares
     }
 
     /// Gives up all locks of some holders; how many those were.
     pub fn clear_of(&mut self, whose: impl Fn(H) -> bool) -> usize {
-        let before = self.held.len();
-        self.held.retain(|held| !whose(held.holder));
-        before - self.held.len()
+        let given_up: Vec<HeldLock<H>> = self.iter().filter(|held| whose(held.holder)).copied().collect();
+        given_up.iter().for_each(|held| self.remove(held));
+        given_up.len()
+    }
+
+    fn insert(&mut self, lock: HeldLock<H>) {
+        self.held.insert(lock.range, lock.holder, lock);
+    }
+
+    fn remove(&mut self, lock: &HeldLock<H>) {
+        self.held.remove(lock.range.first, &lock.holder).expect("it was found in the list");
     }
 }
 
