@@ -160,7 +160,7 @@ if ! $suites_only; then
     fi
 fi
 if [[ -z ${CUTTLEFS_SUITE_DIR:-} ]]; then
-    phase release-build 900 cargo build --release --workspace --locked
+    phase release-build 900 cargo build --release --workspace --locked --bins --example keyed_relay
     built=$?
 else
     built=0

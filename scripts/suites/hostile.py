@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """A peer that does not keep to the protocol, for attack.sh.
 
-usage: hostile.py KIND SOCKET NAME SECONDS
+usage: hostile.py KIND ADDRESS NAME SECONDS
 
-Connects to a server's unix:// SOCKET as a user that is neither root nor the server's, does one kind of harm for so many
-seconds, and ends. NAME is a file in the root directory that anybody may read and write. It speaks the wire in its own words:
+Connects to a server's unix:// socket as a user that is neither root nor the server's, or without a key to its tcp:// HOST:PORT,
+does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write. It speaks the wire in its own words:
 frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
-(fs-common/src/rpc/message.rs). `hostile.py list` prints the kinds.
+(fs-common/src/rpc/message.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
 """
 import os
 import random
 import select
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -222,6 +223,11 @@ class Attack:
     def attached(self):
         return Peer(self.path).attach(self.client)
 
+    # A connection to a HOST:PORT.
+    def stranger(self):
+        host, port = self.path.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=5)
+
     def file(self, peer):
         status, reply = peer.call(lookup(peer.root, self.name))
         assert status == 0, f"lookup: {status}"
@@ -430,6 +436,34 @@ def counters(attack):
     attack.keep(60, make)
 
 
+def keyless(attack):
+    """connections to where a key is needed: silence, half a hello of TLS, a hello in plain, noise"""
+    first_words = [b"", b"\x16\x03\x01\x02\x00\x01", HELLO_FRAME, os.urandom(400)]
+    peers = []
+    while attack.goes_on():
+        peer = attack.stranger()
+        try:
+            peer.sendall(first_words[len(peers) % len(first_words)])
+        except OSError:
+            pass
+        peers.append(peer)
+        if len(peers) == 300:
+            for peer in peers:
+                peer.close()
+            peers = []
+
+
+def handshakes(attack):
+    """handshakes of TLS that prove nothing, one after the other"""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    while attack.goes_on():
+        try:
+            context.wrap_socket(attack.stranger()).close()
+        except OSError:
+            pass
+
+
 def flood(attack):
     """requests as fast as they are answered, on many connections"""
     peers = [attack.attached() for _ in range(40)]
@@ -442,14 +476,15 @@ def flood(attack):
 
 KINDS = [
     garbage, half_hello, no_session, sessions, cut_transfers, mute_transfers, unread_reads, unread_replies, parked,
-    slow_frames, locks, filekeys, reclaims, counters, flood,
+    slow_frames, locks, filekeys, reclaims, counters, flood, keyless, handshakes,
 ]
+KEYLESS = [keyless, handshakes]
 
 
 def main():
     if sys.argv[1:] == ["list"]:
         for kind in KINDS:
-            print(f"{kind.__name__}\t{kind.__doc__}")
+            print(f"{kind.__name__}\t{'keyless' if kind in KEYLESS else ''}\t{kind.__doc__}")
         return
     kind, path, name, seconds = sys.argv[1:]
     if os.geteuid() == 0:

@@ -42,7 +42,8 @@ impl KeyedStream {
     }
 }
 
-impl Read for KeyedStream {
+/// One thread may read while another writes.
+impl Read for &KeyedStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.channel.receive(into).map_err(io::Error::other)? {
@@ -55,7 +56,7 @@ impl Read for KeyedStream {
     }
 }
 
-impl Write for KeyedStream {
+impl Write for &KeyedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut wire = Vec::new();
         self.channel.seal(bytes, &mut wire).map_err(io::Error::other)?;
@@ -75,6 +76,22 @@ impl Write for KeyedStream {
             }
         }
         Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for KeyedStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(into)
+    }
+}
+
+impl Write for KeyedStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
