@@ -606,6 +606,14 @@ pub struct DeviceFigures {
     pub held_bytes: usize,
     /// How many there may be.
     pub held_bound: usize,
+    /// Connections one peer may make a second.
+    pub arrivals_per_second: u32,
+    /// How many more at once.
+    pub arrivals_burst: u32,
+    /// Connections that were let wait because their peers make them faster.
+    pub arrivals_delayed: u64,
+    /// Connections that were not listened to because too many of their peers' wait.
+    pub arrivals_turned_away: u64,
 }
 
 /// An RNIC, real or software.

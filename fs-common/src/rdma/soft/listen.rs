@@ -3,13 +3,15 @@
 //! # How it works
 //! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not
 //! said hello yet. A client that says nothing, or nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and
-//! never holds up another.
+//! never holds up another. A peer that connects often is listened to when its time has come (`arrivals`).
 
+use super::arrivals::{Arrivals, UNHEARD_OF_PEER_MAX};
 use super::queue::{QpCore, QpParts};
 use super::tcp::{Channel, HelloReader, TcpIncoming, TlsConfigs};
 use super::{DeviceShared, TcpTrust, credentials, shm, sys, tcp};
 use crate::descriptors::is_for_peers;
 use crate::memory::SharedMemory;
+use crate::rdma::PeerKey;
 use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
@@ -90,8 +92,46 @@ impl Greeting {
 
 struct Silent {
     peer: PeerIdentity,
+    key: PeerKey,
     greeting: Greeting,
+    /// When it is listened to, and until when.
+    due: Instant,
     deadline: Instant,
+}
+
+/// Clients that have connected and not said hello.
+struct Unheard {
+    silent: VecDeque<Silent>,
+    arrivals: Arrivals,
+}
+
+impl Unheard {
+    fn of_peer(&self, key: &PeerKey) -> usize {
+        self.silent.iter().filter(|client| client.key == *key).count()
+    }
+
+    /// When something is to be done about one of them.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.silent.iter().map(|client| if client.due > now { client.due } else { client.deadline }).min()
+    }
+
+    /// Whether one more of a peer may wait. If need be the oldest goes that was listened to and said nothing; those whose time has
+    /// not come stay, or a peer that connects without end would keep even its own from being heard.
+    fn has_room_for(&mut self, key: &PeerKey, now: Instant) -> bool {
+        if self.of_peer(key) < UNHEARD_OF_PEER_MAX {
+            return true;
+        }
+        let mute = self.silent.iter().position(|client| client.key == *key && client.due <= now);
+        mute.and_then(|index| self.silent.remove(index)).is_some()
+    }
+
+    /// Makes room for one: the oldest of the peer that has most goes.
+    fn drop_one(&mut self) {
+        let most = self.silent.iter().map(|client| self.of_peer(&client.key)).max();
+        if let Some(index) = self.silent.iter().position(|client| Some(self.of_peer(&client.key)) == most) {
+            self.silent.remove(index);
+        }
+    }
 }
 
 /// A listening endpoint of the software RNIC.
@@ -102,7 +142,7 @@ pub(super) struct SoftListener {
     path: Option<PathBuf>,
     stop: OwnedFd,
     closed: AtomicBool,
-    silent: Mutex<VecDeque<Silent>>,
+    unheard: Mutex<Unheard>,
 }
 
 impl SoftListener {
@@ -144,12 +184,12 @@ impl SoftListener {
             path,
             stop: sys::new_eventfd().map_err(failed)?,
             closed: AtomicBool::new(false),
-            silent: Mutex::new(VecDeque::new()),
+            unheard: Mutex::new(Unheard { silent: VecDeque::new(), arrivals: Arrivals::new() }),
         })
     }
 
     /// Takes a connection from the backlog, if there is one and its peer may come.
-    fn take_connection(&self, silent: &mut VecDeque<Silent>) {
+    fn take_connection(&self, unheard: &mut Unheard) {
         let socket =
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
@@ -195,6 +235,19 @@ impl SoftListener {
             );
             return;
         }
+        let (key, now) = (PeerKey::from(&peer), Instant::now());
+        let due = if key.is_administrator(rustix::process::geteuid().as_raw()) {
+            now
+        } else if unheard.has_room_for(&key, now) {
+            unheard.arrivals.due(&key, now)
+        } else {
+            self.setup.device.turned_away.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(endpoint = %self.setup.endpoint, %peer, "turned a client away: its peer connects too often");
+            return;
+        };
+        if due > now {
+            self.setup.device.delayed.fetch_add(1, Ordering::Relaxed);
+        }
         let greeting = match (self.setup.link, self.setup.tls()) {
             (LinkKind::Shm, _) => Greeting::Shm(socket),
             (LinkKind::Tcp, Some(tls)) => match Channel::tls_server(socket, tls) {
@@ -206,11 +259,11 @@ impl SoftListener {
             },
             _ => Greeting::Tcp(Channel::plain(socket), HelloReader::new()),
         };
-        if silent.len() == SILENT_CLIENTS_MAX {
-            silent.pop_front();
+        if unheard.silent.len() == SILENT_CLIENTS_MAX {
+            unheard.drop_one();
             tracing::warn!(endpoint = %self.setup.endpoint, "dropped a client that said nothing: too many wait");
         }
-        silent.push_back(Silent { peer, greeting, deadline: Instant::now() + HELLO_WAIT });
+        unheard.silent.push_back(Silent { peer, key, greeting, due, deadline: due + HELLO_WAIT });
     }
 
     /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
@@ -286,19 +339,21 @@ impl Listener for SoftListener {
     }
 
     fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
-        let mut silent = self.silent.lock();
+        let mut unheard = self.unheard.lock();
         loop {
             if self.closed.load(Ordering::Acquire) {
                 return Err(RdmaError::Closed);
             }
             let now = Instant::now();
-            silent.retain(|client| client.deadline > now);
-            let timeout =
-                silent.front().map(|client| sys::timespec(client.deadline.saturating_duration_since(now)));
+            unheard.silent.retain(|client| client.deadline > now);
+            let timeout = unheard.next_due(now).map(|due| sys::timespec(due.saturating_duration_since(now)));
             let ready: Vec<bool> = {
                 let mut fds =
                     vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
-                fds.extend(silent.iter().map(|client| PollFd::new(client.greeting.socket(), PollFlags::IN)));
+                fds.extend(unheard.silent.iter().map(|client| {
+                    let wanted = if client.due > now { PollFlags::RDHUP } else { PollFlags::IN };
+                    PollFd::new(client.greeting.socket(), wanted)
+                }));
                 match rustix::event::poll(&mut fds, timeout.as_ref()) {
                     Ok(_) => {}
                     Err(rustix::io::Errno::INTR) => continue,
@@ -310,14 +365,17 @@ impl Listener for SoftListener {
                 fds.iter().map(|fd| !fd.revents().is_empty()).collect()
             };
             let spoke = ready[2..].iter().position(|ready| *ready);
-            if let Some(index) = spoke {
+            if let Some(index) = spoke.filter(|index| unheard.silent[*index].due > now) {
+                // It hung up before its time.
+                unheard.silent.remove(index);
+            } else if let Some(index) = spoke {
                 let mut shm_hello = None;
-                let heard = self.listen_to(&mut silent[index], &mut shm_hello);
+                let heard = self.listen_to(&mut unheard.silent[index], &mut shm_hello);
                 if matches!(heard, Ok(Some(false))) {
                     // Goes to the back of the queue of attention, not of age.
                     continue;
                 }
-                let Some(client) = silent.remove(index) else {
+                let Some(client) = unheard.silent.remove(index) else {
                     continue;
                 };
                 match heard {
@@ -338,7 +396,7 @@ impl Listener for SoftListener {
                     }
                 }
             } else if ready[1] {
-                self.take_connection(&mut silent);
+                self.take_connection(&mut unheard);
             }
         }
     }

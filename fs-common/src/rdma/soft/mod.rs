@@ -7,7 +7,7 @@
 //!
 //! # The parts
 //! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` what queue pairs of both
-//! links share; `listen` listeners and the start of each handshake; `fds` and `sys` descriptors and system calls;
+//! links share; `listen` listeners and the start of each handshake; `arrivals` how fast a peer may connect; `fds` and `sys` descriptors and system calls;
 //! `credentials` who connected to a Unix socket.
 //!
 //! # What software promises beyond or less than an RNIC
@@ -17,6 +17,7 @@
 //! * Completion queues never overrun (see `cq`).
 //! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
 
+mod arrivals;
 mod cq;
 mod credentials;
 mod fds;
@@ -43,7 +44,7 @@ use queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_QUEUE_DEPTH, MAX_TRANSFER_BYTES, QpPa
 use region::Registry;
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use tcp::engine::Engine;
 use tcp::{FileTargetCell, TlsConfigs};
@@ -97,6 +98,9 @@ struct DeviceShared {
     windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
     file_target: FileTargetCell,
     engine: Mutex<Option<Arc<Engine>>>,
+    /// Clients that were let wait, or not listened to, because their peers connect often. Relaxed: for status.
+    delayed: AtomicU64,
+    turned_away: AtomicU64,
 }
 
 impl SoftDevice {
@@ -123,6 +127,8 @@ impl SoftDevice {
                 windows: RwLock::new(HashMap::new()),
                 file_target: Arc::new(RwLock::new(None)),
                 engine: Mutex::new(None),
+                delayed: AtomicU64::new(0),
+                turned_away: AtomicU64::new(0),
             }),
         })
     }
@@ -195,7 +201,14 @@ impl Device for SoftDevice {
 
     fn figures(&self) -> DeviceFigures {
         let held = self.shared.engine.lock().as_ref().map_or(0, |engine| engine.held());
-        DeviceFigures { held_bytes: held, held_bound: self.shared.held_max_bytes }
+        DeviceFigures {
+            held_bytes: held,
+            held_bound: self.shared.held_max_bytes,
+            arrivals_per_second: arrivals::PER_SECOND,
+            arrivals_burst: arrivals::BURST,
+            arrivals_delayed: self.shared.delayed.load(Ordering::Relaxed),
+            arrivals_turned_away: self.shared.turned_away.load(Ordering::Relaxed),
+        }
     }
 
     fn capabilities(&self) -> Capabilities {

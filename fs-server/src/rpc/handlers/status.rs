@@ -159,6 +159,10 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "bound": Resource::Connections.bound().all,
             "refused": server.counters.refused.load(Relaxed),
             "timed_out": server.counters.timed_out.load(Relaxed),
+            "per_second_per_peer": nic.arrivals_per_second,
+            "burst_per_peer": nic.arrivals_burst,
+            "delayed": nic.arrivals_delayed,
+            "turned_away": nic.arrivals_turned_away,
         },
         "shares": shares(server),
         "pool": {

@@ -1,0 +1,81 @@
+//! When a client that connects is listened to: how many connections one peer may make, and how fast.
+//!
+//! A handshake takes a hundred times the processor time of a request. A peer may make `BURST` connections at once, as its mounts do
+//! when their server comes back, and `PER_SECOND` from then on. One that comes faster waits for its time, unheard and at no cost.
+//! Of one peer `UNHEARD_OF_PEER_MAX` wait at most. Before a key is proven the peer is the address. Root and the server's own user
+//! are not counted.
+//!
+//! The bookkeeping is that of GCRA: of each peer the time by which all it has made would be paid for at `PER_SECOND`.
+
+use crate::rdma::PeerKey;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Connections a peer may make at once: those of a dozen mounts.
+pub(super) const BURST: u32 = 256;
+/// And each second from then on: with some 0.2 ms each, a fortieth of a core.
+pub(super) const PER_SECOND: u32 = 128;
+/// Connections of one peer that have said nothing yet, or whose time has not come: half of all places.
+pub(super) const UNHEARD_OF_PEER_MAX: usize = 32;
+/// Peers that are remembered before those whose time is over are looked for.
+const PEERS_MAX: usize = 256;
+
+const INTERVAL: Duration = Duration::from_nanos(1_000_000_000 / PER_SECOND as u64);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    paid_by: HashMap<PeerKey, Instant>,
+    /// Peers that may be remembered before they are looked through once more.
+    peers_max: usize,
+}
+
+impl Arrivals {
+    pub(super) fn new() -> Self {
+        Self { paid_by: HashMap::new(), peers_max: PEERS_MAX }
+    }
+
+    /// A peer has connected: when it is listened to.
+    pub(super) fn due(&mut self, peer: &PeerKey, now: Instant) -> Instant {
+        if self.paid_by.len() >= self.peers_max {
+            self.paid_by.retain(|_, paid_by| *paid_by > now);
+            self.peers_max = (2 * self.paid_by.len()).max(PEERS_MAX);
+        }
+        let paid_by = self.paid_by.entry(peer.clone()).or_insert(now);
+        *paid_by = (*paid_by).max(now) + INTERVAL;
+        now + (*paid_by - now).saturating_sub(INTERVAL * BURST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_heard_at_once_and_the_rest_in_its_time() {
+        let (mut arrivals, now) = (Arrivals::new(), Instant::now());
+        let (greedy, modest) = (PeerKey::User(7), PeerKey::User(8));
+        for _ in 0..BURST {
+            assert_eq!(arrivals.due(&greedy, now), now);
+        }
+        for number in 1..=10 {
+            assert_eq!(arrivals.due(&greedy, now), now + INTERVAL * number);
+        }
+        assert_eq!(arrivals.due(&modest, now), now, "another peer's are its own");
+        let later = now + INTERVAL * 20;
+        for _ in 0..10 {
+            assert_eq!(arrivals.due(&greedy, later), later, "what time has paid for");
+        }
+        assert!(arrivals.due(&greedy, later) > later);
+    }
+
+    #[test]
+    fn peers_are_forgotten_when_their_time_is_over() {
+        let (mut arrivals, mut now) = (Arrivals::new(), Instant::now());
+        for uid in 0..100_000 {
+            arrivals.due(&PeerKey::User(uid), now);
+            now += INTERVAL / 2;
+        }
+        assert!(arrivals.paid_by.len() <= 2 * PEERS_MAX, "{}", arrivals.paid_by.len());
+    }
+}
