@@ -11,6 +11,8 @@ pub mod cluster_key;
 pub mod descriptors;
 /// Errors as people read them.
 pub mod explain;
+/// Turns by time: whose work a thread does next.
+pub mod fair;
 /// Newtypes for every number that crosses a boundary.
 pub mod ids;
 /// The life of a simulated process, counted in events.

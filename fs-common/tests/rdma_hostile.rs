@@ -502,6 +502,58 @@ fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
     assert_eq!(qp.state(), QpState::ReadyToSend);
 }
 
+/// Connections that come faster than one peer may make them wait for their time, and none is lost; one that hangs up before its
+/// time is forgotten.
+#[test]
+fn who_connects_too_fast_is_heard_later() {
+    let served = tcp(Trust::Plain);
+    let burst = served.device.figures().arrivals_burst;
+    for _ in 0..burst {
+        let (stream, qp) = greeted(&served);
+        drop(stream);
+        wait_for_error(&*qp);
+    }
+    for _ in 0..16 {
+        drop(greeted(&served));
+    }
+    let figures = served.device.figures();
+    assert!(figures.arrivals_delayed > 0, "{figures:?}");
+    assert_eq!(figures.arrivals_turned_away, 0);
+    // Their places are free again: more than may wait at once.
+    let hello = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
+    for _ in 0..100 {
+        raw(&served).write_all(&hello).expect("hello");
+    }
+    drop(greeted(&served));
+}
+
+/// Frames behind which the connection ends are taken, however many turns they need.
+#[test]
+fn what_comes_with_the_end_is_taken_first() {
+    for trust in [Trust::Plain, Trust::Keyed] {
+        let served = tcp(trust);
+        let (mut stream, qp) = greeted(&served);
+        let mr =
+            served.pd.register(Arc::new(SharedMemory::new("written", 4096).expect("memory")), Access::ALL);
+        let mr = mr.expect("registered");
+        let frames: Vec<u8> = (1..=512u64)
+            .flat_map(|sequence| {
+                let mut header = FrameHeader::new(FrameKind::Write, sequence);
+                (header.key, header.offset) = (u64::from(mr.rkey().0), 8 * (sequence - 1));
+                build(FrameHeader { payload_len: 8, ..header }, &sequence.to_le_bytes())
+            })
+            .collect();
+        stream.write_all(&frames).expect("frames");
+        drop(stream);
+        wait_for_error(&*qp);
+        for sequence in 1..=512u64 {
+            let mut word = [0; 8];
+            mr.memory().read(8 * (sequence as usize - 1), &mut word);
+            assert_eq!(u64::from_le_bytes(word), sequence);
+        }
+    }
+}
+
 fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
     let device = SoftDevice::new(SoftOptions { tcp });
     let (pd, cq) = (device.alloc_pd(), device.create_cq(16).expect("cq"));

@@ -17,14 +17,17 @@
 //! A peer is interned: all its connections and sessions hold one `Arc<Peer>`, which counts. `Peer::take` gives a `Taken`, and
 //! dropping that is the only way a place comes back: none is given back twice, and none is forgotten.
 //!
+//! A peer is a payer, too: what is not counted but takes time, on workers, is on its account (`cuttlefs_common::fair`).
+//!
 //! # Ordering
 //! Counters are moved by compare-and-swap and guard no other memory: relaxed.
 
 use crate::locks::LOCKS_MAX;
+use cuttlefs_common::fair::Payer;
 use cuttlefs_common::rdma::{PeerIdentity, PeerKey};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// What peers have shares of.
@@ -107,6 +110,8 @@ pub struct Shares {
     used: Arc<[AtomicUsize; RESOURCES]>,
     /// Who is known; an entry whose peer is gone goes when there are too many of those.
     peers: Mutex<HashMap<PeerKey, Weak<Peer>>>,
+    /// Peers so far.
+    numbers: AtomicU64,
 }
 
 impl Shares {
@@ -133,6 +138,7 @@ impl Shares {
         let peer = Arc::new(Peer {
             key: key.clone(),
             is_administrator,
+            payer: Payer(self.numbers.fetch_add(1, Ordering::Relaxed) + Payer::OWN.0 + 1),
             used: Default::default(),
             all: self.used.clone(),
         });
@@ -162,6 +168,7 @@ impl Shares {
 pub struct Peer {
     key: PeerKey,
     is_administrator: bool,
+    payer: Payer,
     used: [AtomicUsize; RESOURCES],
     all: Arc<[AtomicUsize; RESOURCES]>,
 }
@@ -181,6 +188,11 @@ impl Peer {
     /// Root, or whoever runs the server.
     pub fn is_administrator(&self) -> bool {
         self.is_administrator
+    }
+
+    /// On whose account its requests are.
+    pub fn payer(&self) -> Payer {
+        self.payer
     }
 
     /// How much of a resource it has.

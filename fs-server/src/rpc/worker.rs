@@ -14,6 +14,7 @@ use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
 use crate::server::Server;
+use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::QpNumber;
 use cuttlefs_common::rdma::{Completion, CompletionKind, ProtectionDomain, RdmaError, WcStatus};
 use std::cell::RefCell;
@@ -46,7 +47,7 @@ pub struct WorkerContext {
     pub transfers: Transfers,
     /// This worker's turns for requests that move file bytes.
     pub turns: Turns,
-    spawn: Box<dyn Fn(Task)>,
+    spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
     /// Completions of connections that the acceptor has not handed over yet: their receives', so bounded by the places
@@ -62,7 +63,7 @@ struct Early {
 }
 
 impl WorkerContext {
-    /// A worker's state; `spawn` runs a task on this worker, `sleep` waits on its clock.
+    /// A worker's state; `spawn` runs a task on this worker at somebody's cost, `sleep` waits on its clock.
     ///
     /// # Errors
     /// `RdmaError` if there is no bounce memory.
@@ -70,7 +71,7 @@ impl WorkerContext {
         server: Arc<Server>,
         disk: Rc<dyn Disk>,
         pd: &dyn ProtectionDomain,
-        spawn: Box<dyn Fn(Task)>,
+        spawn: Box<dyn Fn(Payer, Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
@@ -88,9 +89,14 @@ impl WorkerContext {
         }))
     }
 
-    /// Runs a task on this worker.
+    /// Runs a task of the server's own on this worker.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        (self.spawn)(Box::pin(task));
+        self.spawn_for(Payer::OWN, task);
+    }
+
+    /// Runs a task on this worker at a peer's cost.
+    pub fn spawn_for(&self, payer: Payer, task: impl Future<Output = ()> + 'static) {
+        (self.spawn)(payer, Box::pin(task));
     }
 
     /// Waits on this worker's clock.
@@ -153,7 +159,7 @@ impl WorkerContext {
             WorkId::Receive(_) if completion.status != WcStatus::Success => {}
             WorkId::Receive(index) if completion.kind == CompletionKind::Recv => {
                 let task = dispatch::serve(self.clone(), connection.clone(), index, completion.byte_len);
-                self.spawn(task);
+                self.spawn_for(connection.peer().payer(), task);
             }
             // Its length is that of a WRITE somewhere else.
             WorkId::Receive(_) => {

@@ -107,7 +107,7 @@ impl OneThreadServer {
         let worker = Worker::new(Some(cq.clone()), None, clock)
             .map_err(|error| StartError::Worker(error.to_string()))?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
-        let spawn = Box::new(move |task| spawner.spawn(task));
+        let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
         let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
         if let Some(log) = log {

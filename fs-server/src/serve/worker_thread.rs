@@ -151,7 +151,7 @@ fn build(
     started.map_err(|error| error.to_string())?;
     let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
-    let spawn = Box::new(move |task| spawner.spawn(task));
+    let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
     let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
     Ok((worker, context.map_err(|e| e.to_string())?, disk))

@@ -5,7 +5,8 @@
 //!
 //! # How it works
 //! A *pass* looks at every source once: closures from other threads, ready tasks, the completion queue, the disk's
-//! ring, timers. Each has a bound a pass, so that none starves the others. While passes find work they follow one
+//! ring, timers. Each has a bound a pass, so that none starves the others. Of ready tasks the next is that of the peer who has had
+//! least of the thread's time (`executor`). While passes find work they follow one
 //! another without system calls but those of the ring. When one finds nothing, the worker spins for its adaptive
 //! budget (`SpinBudget`) and then sleeps in `poll(2)` on the completion queue's event, the ring and its own eventfd.
 //!
@@ -20,6 +21,7 @@
 //! panics takes its worker with it (`Panics`): a panic is a broken invariant. In the server's process it has ended all by then
 //! (`panic_ends`); in a test it is the test's.
 
+mod executor;
 mod signal;
 mod spawner;
 mod timers;
@@ -27,33 +29,33 @@ mod timers;
 #[cfg(test)]
 mod tests;
 
+pub use executor::Joined;
 pub use spawner::{INJECTION_DEPTH, Job, Spawner, WorkerGone, WorkerHandle};
 pub use timers::Sleep;
 
 use crate::pool::UringDisk;
-use async_executor::LocalExecutor;
+use cuttlefs_common::fair::Payer;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{Completion, CompletionQueue};
 use cuttlefs_common::spin::{self, SpinBudget};
 use cuttlefs_common::world::Clock;
+use executor::Executor;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use signal::Signal;
 use spawner::{Panics, Shared};
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use timers::Timers;
 
-/// Tasks that run in one pass before other sources are looked at. A task polls in about a microsecond, so that
-/// completions wait less than a tenth of a millisecond behind tasks.
-const TASKS_A_PASS: usize = 64;
-/// Completions taken in one pass.
-const COMPLETIONS_A_PASS: usize = 64;
+/// For how long tasks run in one pass before other sources are looked at: what another peer asks for meanwhile waits for so long,
+/// and for the task in hand. A task polls in about a microsecond; a look at all sources takes less than that.
+const TASKS_A_PASS: Duration = Duration::from_micros(50);
+/// Completions taken in one pass: a message among them waits in its peer's queue from then on, and not behind others'.
+const COMPLETIONS_A_PASS: usize = 512;
 /// Closures of other threads run in one pass.
 const JOBS_A_PASS: usize = 16;
 /// How long the worker sleeps if the kernel would not take the ring's entries (it was short of memory), before it
@@ -78,7 +80,7 @@ pub enum WorkerError {
 pub struct Worker {
     /// The only strong reference: tasks and spawners hold weak ones, so that dropping the worker drops its tasks.
     /// First field: tasks go before the disk their futures wait for.
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     timers: Rc<Timers>,
     panics: Rc<Panics>,
     shared: Arc<Shared>,
@@ -102,12 +104,12 @@ impl Worker {
         disk: Option<Rc<UringDisk>>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, WorkerError> {
-        let signal = Signal::new().map_err(WorkerError::Signal)?;
+        let signal = Arc::new(Signal::new().map_err(WorkerError::Signal)?);
         Ok(Self {
-            executor: Rc::new(LocalExecutor::new()),
+            executor: Rc::new(Executor::new(signal.clone())),
             timers: Rc::new(Timers::new(clock)),
             panics: Rc::default(),
-            shared: Arc::new(Shared::new(Arc::new(signal))),
+            shared: Arc::new(Shared::new(signal)),
             cq,
             disk,
         })
@@ -123,9 +125,9 @@ impl Worker {
         Spawner::new(&self.executor, self.timers.clone(), self.panics.clone())
     }
 
-    /// Starts a task that nobody waits for.
+    /// Starts a task of the server's own that nobody waits for.
     pub fn spawn_local(&self, future: impl Future<Output = ()> + 'static) {
-        self.executor.spawn(self.panics.clone().hear(future)).detach();
+        self.executor.spawn(Payer::OWN, self.panics.clone().hear(future)).detach();
     }
 
     /// Resolves after `duration`.
@@ -233,23 +235,41 @@ impl Worker {
         on_completion: &mut dyn FnMut(Completion),
     ) -> Result<bool, WorkerError> {
         let mut any = self.run_jobs(JOBS_A_PASS);
-        for _ in 0..TASKS_A_PASS {
-            if !self.run_task() {
-                break;
-            }
-            any = true;
-        }
+        any |= self.run_tasks();
         any |= self.poll_completions(completions, COMPLETIONS_A_PASS, on_completion);
         any |= self.turn_disk()?;
         any |= self.timers.fire();
         Ok(any)
     }
 
-    /// Runs a task that is ready, if there is one.
+    /// Runs tasks that are ready, for as long as a pass has; whether there were any. The time each took is its payer's.
+    fn run_tasks(&self) -> bool {
+        let Some((mut payer, mut task)) = self.executor.next() else { return false };
+        let began = Instant::now();
+        let mut since = began;
+        loop {
+            task.run();
+            self.panics.take_up();
+            let now = Instant::now();
+            self.executor.charge(payer, now - since);
+            if now - began >= TASKS_A_PASS {
+                return true;
+            }
+            since = now;
+            match self.executor.next() {
+                Some(next) => (payer, task) = next,
+                None => return true,
+            }
+        }
+    }
+
+    /// Runs a task that is ready, if there is one, as if all took the same time.
     fn run_task(&self) -> bool {
-        let ran = self.executor.try_tick();
+        let Some((payer, task)) = self.executor.next() else { return false };
+        task.run();
+        self.executor.charge(payer, Duration::ZERO);
         self.panics.take_up();
-        ran
+        true
     }
 
     fn run_jobs(&self, most: usize) -> bool {
@@ -295,14 +315,8 @@ impl Worker {
         if self.cq.as_ref().is_some_and(|cq| !cq.arm()) {
             return Ok(());
         }
-        // Polling this runs a task if one is ready; else the executor wakes `signal` when one gets ready.
-        let waker = Waker::from(signal.clone());
-        let mut tick = pin!(self.executor.tick());
-        if let Poll::Ready(()) = tick.as_mut().poll(&mut Context::from_waker(&waker)) {
-            self.panics.take_up();
-            return Ok(());
-        }
-        if self.shared.is_stopped() || self.shared.has_jobs() {
+        // One that gets ready from here on notifies the signal.
+        if self.executor.has_ready() || self.shared.is_stopped() || self.shared.has_jobs() {
             return Ok(());
         }
         let mut timeout = self.timers.until_next();

@@ -12,15 +12,13 @@
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::Wake;
 
 const AWAKE: u8 = 0;
 const NOTIFIED: u8 = 1;
 const ASLEEP: u8 = 2;
 
-/// A worker's signal. It is also the waker of the worker's executor.
+/// A worker's signal.
 #[derive(Debug)]
 pub(super) struct Signal {
     /// Written by the worker and by all who wake it; see the module's table for the ordering.
@@ -61,16 +59,6 @@ impl Signal {
             // Only EAGAIN can come back, at 2^64 - 1 unread wake-ups: it is readable then, too.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
-    }
-}
-
-impl Wake for Signal {
-    fn wake(self: Arc<Self>) {
-        self.notify();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.notify();
     }
 }
 

@@ -1,9 +1,10 @@
 //! Ways into a worker: `Spawner` for its own tasks, `WorkerHandle` for other threads.
 
+use super::executor::{Executor, Joined};
 use super::signal::Signal;
 use super::timers::{Sleep, Timers};
-use async_executor::{LocalExecutor, Task};
 use crossbeam::queue::ArrayQueue;
+use cuttlefs_common::fair::Payer;
 use futures_lite::FutureExt;
 use std::any::Any;
 use std::cell::RefCell;
@@ -160,27 +161,33 @@ impl Panics {
 /// A worker, for its own tasks. Holding one does not keep the worker.
 #[derive(Clone, Debug)]
 pub struct Spawner {
-    executor: Weak<LocalExecutor<'static>>,
+    executor: Weak<Executor>,
     timers: Rc<Timers>,
     panics: Rc<Panics>,
 }
 
 impl Spawner {
-    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>, timers: Rc<Timers>, panics: Rc<Panics>) -> Self {
+    pub(super) fn new(executor: &Rc<Executor>, timers: Rc<Timers>, panics: Rc<Panics>) -> Self {
         Self { executor: Rc::downgrade(executor), timers, panics }
     }
 
-    /// Starts a task that nobody waits for. While the worker is being dropped, the future is dropped instead.
+    /// Starts a task of the server's own that nobody waits for. While the worker is being dropped, the future is dropped
+    /// instead.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.spawn_for(Payer::OWN, future);
+    }
+
+    /// The same at the cost of `payer`.
+    pub fn spawn_for(&self, payer: Payer, future: impl Future<Output = ()> + 'static) {
         if let Some(executor) = self.executor.upgrade() {
-            executor.spawn(self.panics.clone().hear(future)).detach();
+            executor.spawn(payer, self.panics.clone().hear(future)).detach();
         }
     }
 
     /// Starts a task whose result can be awaited; dropping the `Task` cancels it. `None` while the worker is being
     /// dropped.
-    pub fn spawn_join<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<Task<T>> {
-        self.executor.upgrade().map(|executor| executor.spawn(self.panics.clone().hear(future)))
+    pub fn spawn_join<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<Joined<T>> {
+        self.executor.upgrade().map(|executor| executor.spawn(Payer::OWN, self.panics.clone().hear(future)))
     }
 
     /// Resolves after `duration`.

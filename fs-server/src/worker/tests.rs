@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::task::{Poll, Waker};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -435,4 +436,53 @@ fn a_task_that_panics_takes_its_worker_with_it() {
         worker.run(|_| {})
     });
     assert!(asleep.is_err());
+}
+
+/// A thousand tasks of one peer are always ready; another peer's one task runs after each poll of one of them.
+#[test]
+fn a_crowd_of_one_peers_tasks_keeps_others_waiting_for_one_poll() {
+    let worker = worker();
+    let polls = Rc::new(RefCell::new((0, 0)));
+    let spawner = worker.spawner();
+    for _ in 0..1000 {
+        let polls = polls.clone();
+        spawner.spawn_for(Payer(1), async move {
+            loop {
+                polls.borrow_mut().0 += 1;
+                futures_lite::future::yield_now().await;
+            }
+        });
+    }
+    let seen = polls.clone();
+    spawner.spawn_for(Payer(2), async move {
+        for _ in 0..100 {
+            seen.borrow_mut().1 += 1;
+            futures_lite::future::yield_now().await;
+        }
+    });
+    while polls.borrow().1 < 100 {
+        assert!(worker.step(&mut |_| {}).expect("no ring"));
+    }
+    assert!(polls.borrow().0 <= 101, "{} polls of the crowd between 100 of the other", polls.borrow().0);
+}
+
+/// Who has been woken while a poll of another's task went on has waited for it, and comes before that peer's next task.
+#[test]
+fn who_waits_for_a_long_poll_is_owed_it() {
+    let worker = worker();
+    let order = Rc::new(RefCell::new(Vec::new()));
+    let spawner = worker.spawner();
+    let note = |number| {
+        let order = order.clone();
+        async move { order.borrow_mut().push(number) }
+    };
+    let (long, late) = (worker.spawner(), [note(10), note(11), note(12)]);
+    let next = note(2);
+    spawner.spawn_for(Payer(1), async move {
+        long.spawn_for(Payer(1), next);
+        late.into_iter().for_each(|task| long.spawn_for(Payer(2), task));
+        std::thread::sleep(Duration::from_millis(20));
+    });
+    worker.block_on(worker.sleep(Duration::from_millis(1))).expect("no ring");
+    assert_eq!(*order.borrow(), [10, 11, 12, 2]);
 }

@@ -1,6 +1,6 @@
 //! Requests about sessions: attach, reclaim, detach, and about what hangs on them: rings.
 
-use super::{Body, Call, body, done};
+use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::export;
 use crate::region::policy::Exposure;
 use crate::rights::Judge;
@@ -14,9 +14,6 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Files reclaimed before others' requests get their turn on the worker: each takes some microseconds.
-const RECLAIMS_A_TURN: usize = 16;
 
 /// First request of a connection: opens or joins the client's session.
 pub fn attach(
@@ -74,9 +71,8 @@ pub fn attach(
 pub(super) async fn reclaim(call: &Call<'_>, files: &[Reclaim]) -> Result<Body, Status> {
     let mut opened = Vec::with_capacity(files.len());
     for (number, file) in files.iter().enumerate() {
-        if number % RECLAIMS_A_TURN == RECLAIMS_A_TURN - 1 {
-            // Others' requests get theirs.
-            futures_lite::future::yield_now().await;
+        if number % PIECES_A_TURN == PIECES_A_TURN - 1 {
+            call.give_way().await;
         }
         opened.push(match reclaim_one(call, file) {
             Ok(bound) => call.load(bound, file.rights).await.ok(),

@@ -1,6 +1,6 @@
 //! Requests about open files: filekeys begin and end here.
 
-use super::{Body, Call, body, done};
+use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::meta::Operation;
 use crate::region::policy::Exposure;
 use crate::shares::Resource;
@@ -111,7 +111,12 @@ pub(super) async fn open(
 }
 
 pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body, Status> {
-    call.context.server.close(call.session.number(), filekeys).await;
+    for (number, some) in filekeys.chunks(PIECES_A_TURN).enumerate() {
+        if number > 0 {
+            call.give_way().await;
+        }
+        call.context.server.close(call.session.number(), some).await;
+    }
     done()
 }
 

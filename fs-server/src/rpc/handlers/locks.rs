@@ -1,6 +1,6 @@
 //! Requests about advisory locks. None waits but the one that asks how waits ended, and that one holds nothing.
 
-use super::{Body, Call, body, done};
+use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::locks::{Asked, Cancelled};
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
@@ -86,7 +86,7 @@ pub(super) fn cancel(call: &Call<'_>, wait: WaitId) -> Result<Body, Status> {
 
 /// Only who had a session with the server before this one: a client whose lease had run out has lost its locks, whoever
 /// got them may have given them up again since.
-pub(super) fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, Status> {
+pub(super) async fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, Status> {
     let server = &call.context.server;
     let recovering = server.sessions.may_reclaim(call.session.client());
     // Of a file that nobody of this client has open any more the lock is let go next; others' files it has no say in.
@@ -96,5 +96,12 @@ pub(super) fn reclaim(call: &Call<'_>, locks: &[ReclaimLock]) -> Result<Body, St
         Ok(_) => server.locks.reclaim(call.session, held.ino, &held.lock, recovering),
         Err(_) => Ok(false),
     };
-    body(&Reply::LocksReclaimed(locks.iter().map(take).collect::<Result<_, _>>()?))
+    let mut taken = Vec::with_capacity(locks.len());
+    for (number, held) in locks.iter().enumerate() {
+        if number % PIECES_A_TURN == PIECES_A_TURN - 1 {
+            call.give_way().await;
+        }
+        taken.push(take(held)?);
+    }
+    body(&Reply::LocksReclaimed(taken))
 }

@@ -55,11 +55,19 @@ impl Call<'_> {
         Claim::new(self.connection.peer(), self.session.number().0)
     }
 
+    /// Between two pieces of a long request: whoever has had less of the worker goes first.
+    pub(super) async fn give_way(&self) {
+        futures_lite::future::yield_now().await;
+    }
+
     /// A turn to move file bytes: those who read or write the SSD take one before any lock or buffer.
     async fn turn(&self) -> Turn {
         self.context.turns.take(&self.claim()).await
     }
 }
+
+/// Pieces of a long request that are done before others' requests get their turn on the worker: each takes a microsecond or some.
+const PIECES_A_TURN: usize = 32;
 
 fn done() -> Result<Body, Status> {
     body(&Reply::Done)
@@ -119,7 +127,7 @@ pub async fn run(
         }
         Request::ReadLink { ino } => names::read_link(&call, ino),
         Request::ReadDir { ino, cookie, max_bytes, plus } => {
-            names::read_dir(&call, ino, cookie, max_bytes, plus)
+            names::read_dir(&call, ino, cookie, max_bytes, plus).await
         }
         Request::Open { ino, rights, truncate } => files::open(&call, ino, rights, truncate).await,
         Request::Close { filekeys } => files::close(&call, &filekeys).await,
@@ -158,7 +166,7 @@ pub async fn run(
         Request::TestLock { filekey, lock } => locks::test(&call, filekey, &lock),
         Request::AwaitLocks { hold_ms } => locks::settled(&call, hold_ms).await,
         Request::CancelLock { wait } => locks::cancel(&call, wait),
-        Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks),
+        Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks).await,
         Request::LetRingGo { ring } => attach::let_ring_go(&call, ring).await,
         Request::Restore { filekey, change, what } => {
             grace::with_space(&call, async || data::restore(&call, filekey, change, what).await).await

@@ -1,6 +1,6 @@
 //! Requests about names and attributes: they go to metadata, one batch each.
 
-use super::{Body, Call, body, done};
+use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::meta::{Operation, Outcome};
 use crate::rights::Need;
 use cuttlefs_common::attr::SetAttr;
@@ -100,10 +100,10 @@ pub(super) fn read_link(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
     body(&Reply::Bytes(&call.context.server.meta.read_link(ino)?))
 }
 
-pub(super) fn read_dir(
+pub(super) async fn read_dir(
     call: &Call<'_>,
     ino: InodeNo,
-    cookie: u64,
+    mut cookie: u64,
     max_bytes: u32,
     plus: bool,
 ) -> Result<Body, Status> {
@@ -114,16 +114,28 @@ pub(super) fn read_dir(
     let each = if plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };
     let mut found = Vec::new();
     let mut used = 0;
-    let end = call.context.server.meta.read_dir(ino, cookie, plus, &mut |entry| {
-        used += each + entry.name.len();
-        // The first entry always fits, or a client that asks for little would never get on.
-        if used > room && !found.is_empty() {
-            return false;
+    let end = loop {
+        let (before, from, mut is_full) = (found.len(), cookie, false);
+        let end = call.context.server.meta.read_dir(ino, from, plus, &mut |entry| {
+            if found.len() == before + PIECES_A_TURN {
+                return false;
+            }
+            used += each + entry.name.len();
+            // The first entry always fits, or a client that asks for little would never get on.
+            is_full = used > room && !found.is_empty();
+            if is_full {
+                return false;
+            }
+            cookie = entry.cookie;
+            let ino = if is_searched { entry.ino } else { call.number_only(entry.ino) };
+            found.push((entry.name.to_vec(), DirEntry { name: &[], ino, ..*entry }));
+            true
+        })?;
+        if end || is_full {
+            break end;
         }
-        let ino = if is_searched { entry.ino } else { call.number_only(entry.ino) };
-        found.push((entry.name.to_vec(), DirEntry { name: &[], ino, ..*entry }));
-        true
-    })?;
+        call.give_way().await;
+    };
     let entries = found.iter().map(|(name, entry)| DirEntry { name, ..entry.clone() }).collect();
     body(&Reply::Entries { entries, end })
 }

@@ -24,7 +24,7 @@ pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Statu
     }
     let counters = SharedCounters { buffer, shape, owner: call.session.number() };
     let period = Duration::from_millis(u64::from(server.sampling.period_ms));
-    let connection = Arc::downgrade(call.connection);
-    call.context.spawn(sampling::run(call.context.clone(), connection, counters, period));
+    let (connection, payer) = (Arc::downgrade(call.connection), call.connection.peer().payer());
+    call.context.spawn_for(payer, sampling::run(call.context.clone(), connection, counters, period));
     done()
 }

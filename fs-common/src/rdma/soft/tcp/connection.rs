@@ -5,7 +5,7 @@
 //!
 //! # Back-pressure
 //! Own requests wait in the send queue while more than `OUTPUT_SOFT_BYTES` of output wait for the socket. The
-//! engine stops reading a peer whose replies pile up beyond that; a self-driven side always reads (so the two can
+//! engine takes no more requests of a peer that is owed more than `OWED_MAX_BYTES`; a self-driven side always reads (so the two can
 //! never wait for each other) and breaks the queue pair at `OUTPUT_HARD_BYTES`.
 
 //! A file read that faults stalls its queue pair: no input is taken until the fault thread has replied.
@@ -24,12 +24,14 @@ use super::channel::Channel;
 use super::engine::Engine;
 use super::frame::{FRAME_HEADER_LEN, FrameError};
 use super::ledger::{Account, Due, Progress};
+use crate::fair::Payer;
 use crate::ids::QpNumber;
+use crate::rdma::PeerKey;
 use crate::rdma::soft::cq::Pumped;
 use crate::rdma::soft::queue::{LinkQp, QpCore, kind_of};
 use crate::rdma::verbs::{FileTarget, QpState, SendWr, WcStatus};
 use input::Receiving;
-use output::{OUTPUT_SOFT_BYTES, Sending};
+use output::{OWED_MAX_BYTES, Sending};
 use parking_lot::{Mutex, RwLock};
 use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, OwnedFd};
@@ -41,7 +43,7 @@ use std::sync::{Arc, Weak};
 
 /// Buffers beyond this are given back when they are empty again.
 const KEEP_LEN: usize = 128 * 1024;
-/// Reads of one socket before others get their turn.
+/// Reads of one socket in one turn.
 const READS_PER_TURN: usize = 16;
 
 /// Who serves file reads; shared with the device, which may learn of it later.
@@ -92,6 +94,8 @@ pub(in crate::rdma::soft) struct TcpQp {
     send: Mutex<Sending>,
     ended: AtomicBool,
     account: Account,
+    /// Who pays for its turns with the engine.
+    payer: Payer,
 }
 
 impl TcpQp {
@@ -102,9 +106,11 @@ impl TcpQp {
         file_target: FileTargetCell,
     ) -> Arc<Self> {
         let account = Account::new(engine.as_ref().map(|engine| engine.ledger().clone()));
+        let payer = engine.as_ref().map_or(Payer::OWN, |engine| engine.payer(&PeerKey::from(&core.peer)));
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             account,
+            payer,
             core,
             channel,
             engine,
@@ -130,13 +136,21 @@ impl TcpQp {
         }
         if self.channel.holds_input() {
             // It came with the end of the handshake, and the socket does not tell of it.
-            self.drive(flags);
+            if self.drive(flags) {
+                let mut sending = self.send.lock();
+                sending.resumed = true;
+                self.watch(&mut sending);
+            }
         }
         Ok(())
     }
 
     pub(super) fn socket(&self) -> &OwnedFd {
         self.channel.socket()
+    }
+
+    pub(super) fn payer(&self) -> Payer {
+        self.payer
     }
 
     /// Ends the connection; outside of all locks.
@@ -191,14 +205,15 @@ impl TcpQp {
         }
     }
 
-    /// Acts on what epoll says of the socket.
-    pub(super) fn drive(&self, flags: EventFlags) {
+    /// Acts on what epoll says of the socket, for a turn; whether there is more to do.
+    pub(super) fn drive(&self, flags: EventFlags) -> bool {
         let result = (|| {
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) && self.send.lock().stalled {
                 // Epoll would say so again and again, and the reply that is waited for can reach nobody.
                 return Err(End::Cut);
             }
-            if flags.contains(EventFlags::OUT) {
+            // A peer that is gone is found by what it is owed: that is told once, and its input may be held back.
+            if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
                 let mut sending = self.send.lock();
                 sending.resumed = false;
                 self.flush_output(&mut sending)?;
@@ -208,13 +223,15 @@ impl TcpQp {
             if flags.intersects(
                 EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
             ) {
-                self.read_socket()?;
+                let hangs_up = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+                return self.read_socket(hangs_up);
             }
-            Ok(())
+            Ok(false)
         })();
-        if let Err(end) = result {
+        result.unwrap_or_else(|end| {
             self.end(Some(end));
-        }
+            false
+        })
     }
 
     /// How much the connection holds because of its peer.
@@ -226,7 +243,7 @@ impl TcpQp {
     pub(super) fn progress(&self) -> Progress {
         let receiving = self.receive.lock();
         let sending = self.send.lock();
-        let waits_for_us = sending.stalled || sending.held.is_refused() || sending.owed() > OUTPUT_SOFT_BYTES;
+        let waits_for_us = sending.stalled || sending.held.is_refused() || sending.owed() > OWED_MAX_BYTES;
         Progress {
             waiting: sending.waiting(),
             reached: sending.put_bytes - sending.waiting() as u64,

@@ -3,6 +3,11 @@
 //! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go
 //! to fault threads (`faults`). Writing is done by whoever has something to write, under the connection's send lock.
 //!
+//! # Turns
+//! A connection that has something for the engine waits for a turn, which is a bounded number of frames; one that is not done
+//! then waits for the next. Whose connection is next is for a [`FairQueue`] to say: that of the peer who has had least of the
+//! engine's time. Sockets are watched for edges: what waits for a turn, or for its peer to read, is not reported again and again.
+//!
 //! # Bounds
 //! What connections hold because of their peers is added up (`ledger`). While anything is, the engine looks at it once a
 //! second: a connection that does not get on ends, and so does the one that holds most when all hold too much.
@@ -13,6 +18,7 @@
 use super::connection::TcpQp;
 use super::faults::Faults;
 use super::ledger::{Ledger, STALL_PATIENCE, Stall};
+use crate::fair::{FairQueue, Payer};
 use crate::panic_ends;
 use crate::rdma::PeerKey;
 use crate::rdma::soft::queue::LinkQp;
@@ -23,6 +29,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -34,6 +41,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Token of the doorbell; connections' tokens are queue pair numbers, which start at 1.
 const BELL_TOKEN: u64 = 0;
 const EVENTS_PER_WAIT: usize = 64;
+/// For how long turns follow one another before the engine looks for further connections.
+const ROUND: Duration = Duration::from_micros(50);
 
 struct Driven {
     qp: Arc<TcpQp>,
@@ -41,6 +50,37 @@ struct Driven {
     until: Option<Instant>,
     /// Whether what it holds gets on.
     stall: Stall,
+}
+
+/// Connections that wait for a turn.
+#[derive(Default)]
+struct Turns {
+    queue: FairQueue<u64>,
+    /// What epoll said of each of them.
+    flags: HashMap<u64, EventFlags>,
+}
+
+impl Turns {
+    fn add(&mut self, payer: Payer, number: u64, flags: EventFlags) {
+        match self.flags.get_mut(&number) {
+            Some(known) => *known |= flags,
+            None => {
+                self.flags.insert(number, flags);
+                self.queue.push(payer, number);
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<(Payer, u64, EventFlags)> {
+        let (payer, number) = self.queue.pop()?;
+        let flags = self.flags.remove(&number).expect("who waits for a turn has flags");
+        Some((payer, number, flags))
+    }
+}
+
+/// What epoll reports an event of a connection by: its number, and who pays for its turns.
+fn event_data(qp: &TcpQp) -> EventData {
+    EventData::new_u64(qp.payer().0 << 32 | token(qp))
 }
 
 /// The engine's shared part.
@@ -53,6 +93,7 @@ pub(in crate::rdma::soft) struct Engine {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
     faults: Faults,
     ledger: Arc<Ledger>,
+    payers: RandomState,
 }
 
 pub(super) fn token(qp: &TcpQp) -> u64 {
@@ -73,6 +114,7 @@ impl Engine {
             thread: Mutex::new(None),
             faults: Faults::default(),
             ledger: Arc::new(Ledger::new(held_max_bytes)),
+            payers: RandomState::new(),
         });
         let running = engine.clone();
         let thread =
@@ -83,7 +125,13 @@ impl Engine {
 
     pub(super) fn add(&self, qp: &Arc<TcpQp>, flags: EventFlags) -> io::Result<()> {
         self.driven.lock().insert(token(qp), Driven { qp: qp.clone(), until: None, stall: Stall::default() });
-        Ok(epoll::add(&self.epoll, qp.socket(), EventData::new_u64(token(qp)), flags)?)
+        Ok(epoll::add(&self.epoll, qp.socket(), event_data(qp), flags | EventFlags::ET)?)
+    }
+
+    /// Who pays for a peer's turns: 32 bits, so that they fit an event. That two peers have the same is rare, not to be brought
+    /// about from outside, and harmless.
+    pub(super) fn payer(&self, peer: &PeerKey) -> Payer {
+        Payer(self.payers.hash_one(peer) & u64::from(u32::MAX))
     }
 
     /// A live or lingering connection.
@@ -163,9 +211,10 @@ impl Engine {
         &self.faults
     }
 
+    /// Watches a socket for edges. What is there already when something new is watched for is reported, too.
     pub(super) fn watch(&self, qp: &TcpQp, flags: EventFlags) {
         // Fails only if the connection was never added or is gone.
-        let _ = epoll::modify(&self.epoll, qp.socket(), EventData::new_u64(token(qp)), flags);
+        let _ = epoll::modify(&self.epoll, qp.socket(), event_data(qp), flags | EventFlags::ET);
     }
 
     /// A connection ended: it lingers.
@@ -173,7 +222,8 @@ impl Engine {
         if let Some(driven) = self.driven.lock().get_mut(&token(qp)) {
             driven.until = Some(Instant::now() + LINGER);
         }
-        self.watch(qp, EventFlags::IN | EventFlags::RDHUP);
+        // Not for edges: nobody keeps count of what of it was thrown away.
+        let _ = epoll::modify(&self.epoll, qp.socket(), event_data(qp), EventFlags::IN | EventFlags::RDHUP);
         sys::ring_eventfd(&self.bell);
     }
 
@@ -196,20 +246,45 @@ impl Engine {
         false
     }
 
+    /// A connection's turn; whether it lingers now.
+    fn turn(&self, turns: &mut Turns, (payer, number, flags): (Payer, u64, EventFlags)) -> bool {
+        let Some(qp) = self.queue_pair(number) else {
+            return false;
+        };
+        if !qp.has_ended() && qp.drive(flags) {
+            turns.add(payer, number, (flags - EventFlags::OUT) | EventFlags::IN);
+        }
+        if !qp.has_ended() {
+            return false;
+        }
+        if qp.discard_input() {
+            self.remove(number);
+        }
+        true
+    }
+
     fn run(&self) {
         let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS_PER_WAIT];
         let tick = sys::timespec(LINGER);
+        let at_once = sys::timespec(Duration::ZERO);
         let (mut lingering, mut holding) = (false, false);
         let mut looked = Instant::now();
+        let mut swept = looked;
+        let mut turns = Turns::default();
         let budget = SpinBudget::new();
         while !self.stopping.load(Ordering::Acquire) {
-            let idle_since = Instant::now();
-            let caught = self.spin(idle_since, budget.spin());
-            let timeout = (lingering || holding).then_some(&tick);
-            let waited = epoll::wait(&self.epoll, &mut space[..], timeout);
-            if !caught {
-                budget.waited(idle_since.elapsed());
-            }
+            let waited = if turns.queue.is_empty() {
+                let idle_since = Instant::now();
+                let caught = self.spin(idle_since, budget.spin());
+                let timeout = (lingering || holding).then_some(&tick);
+                let waited = epoll::wait(&self.epoll, &mut space[..], timeout);
+                if !caught {
+                    budget.waited(idle_since.elapsed());
+                }
+                waited
+            } else {
+                epoll::wait(&self.epoll, &mut space[..], Some(&at_once))
+            };
             let events = match waited {
                 Ok((events, _)) => &*events,
                 Err(rustix::io::Errno::INTR) => continue,
@@ -218,25 +293,25 @@ impl Engine {
             };
             panic_ends::plant("cuttlefs-nic");
             for event in events {
-                let number = event.data.u64();
-                if number == BELL_TOKEN {
+                let data = event.data.u64();
+                if data == BELL_TOKEN {
                     let mut count = [0; 8];
                     // Empty if it was rung for an event that was handled meanwhile.
                     let _ = rustix::io::read(&self.bell, &mut count);
                     (lingering, holding) = (true, true);
                     continue;
                 }
-                let Some(qp) = self.queue_pair(number) else {
-                    continue;
-                };
-                if !qp.has_ended() {
-                    qp.drive(event.flags);
-                }
-                if qp.has_ended() {
-                    lingering = true;
-                    if qp.discard_input() {
-                        self.remove(number);
-                    }
+                turns.add(Payer(data >> 32), data & u64::from(u32::MAX), event.flags);
+            }
+            let began = Instant::now();
+            let mut since = began;
+            while let Some((payer, number, flags)) = turns.next() {
+                lingering |= self.turn(&mut turns, (payer, number, flags));
+                let now = Instant::now();
+                turns.queue.charge(payer, now - since);
+                since = now;
+                if now - began >= ROUND {
+                    break;
                 }
             }
             self.relieve();
@@ -244,8 +319,9 @@ impl Engine {
                 looked = Instant::now();
                 holding = self.end_stalled(looked);
             }
-            if lingering {
+            if lingering && swept.elapsed() >= LINGER / 4 {
                 let now = Instant::now();
+                swept = now;
                 let over: Vec<u64> = {
                     let driven = self.driven.lock();
                     lingering = driven.values().any(|driven| driven.until.is_some());

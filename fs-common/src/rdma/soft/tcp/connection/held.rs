@@ -14,7 +14,7 @@
 //! breaks its queue pair at `OUTPUT_HARD_BYTES`.
 
 use super::input::Receiving;
-use super::output::{OUTPUT_HARD_BYTES, OUTPUT_SOFT_BYTES, Sending};
+use super::output::{OUTPUT_HARD_BYTES, OWED_MAX_BYTES, Sending};
 use super::{End, TcpQp};
 use crate::persist::SyncFailed;
 use crate::rdma::soft::region::Need;
@@ -171,7 +171,7 @@ impl TcpQp {
 
     /// Sends what waits for no flush any more.
     fn release(&self, sending: &mut Sending) -> Result<(), End> {
-        let was_held_back = sending.owed() > OUTPUT_SOFT_BYTES;
+        let was_held_back = sending.owed() > OWED_MAX_BYTES;
         while let Some(first) = sending.held.held.front() {
             if matches!(first, Held::Flush(_, None)) {
                 break;
@@ -194,7 +194,7 @@ impl TcpQp {
             }
         }
         self.account_output(sending);
-        if was_held_back && sending.owed() <= OUTPUT_SOFT_BYTES {
+        if was_held_back && sending.owed() <= OWED_MAX_BYTES {
             // Input that was held back is to be looked at, also if the socket has nothing new.
             sending.resumed = true;
         }

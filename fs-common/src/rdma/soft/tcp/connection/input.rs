@@ -1,6 +1,6 @@
 //! From the socket to frames: input is gathered, cut into frames, checked, and handed on.
 
-use super::output::OUTPUT_SOFT_BYTES;
+use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
 use crate::rdma::soft::tcp::channel::Input;
@@ -9,6 +9,12 @@ use std::collections::VecDeque;
 
 /// Input buffer: a page's reply, or an inline write, arrives with one system call.
 const INPUT_LEN: usize = 32 * 1024;
+/// Frames of a turn with the engine: some tens of microseconds. A frame with bytes counts for more than one.
+const FRAMES_PER_TURN: usize = 32;
+/// Bytes, to take in or to be put together for an answer, that count as a frame.
+const BYTES_PER_FRAME: usize = 16 * 1024;
+/// How many times what has come of a frame its buffer has room for: who announces much and sends little is given little.
+const ROOM_FACTOR: usize = 4;
 
 /// The receiving half of a connection.
 pub(super) struct Receiving {
@@ -62,46 +68,53 @@ impl Receiving {
             // Bounded: parse refuses oversized lengths.
             needed += FrameHeader::parse(&self.buffer[self.start..self.end])?.payload_len as usize;
         }
-        if self.start + needed > self.buffer.len() || self.end == self.buffer.len() {
+        if self.start > 0 && (self.start + needed > self.buffer.len() || self.end == self.buffer.len()) {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if needed > self.buffer.len() {
-            self.buffer.resize(needed, 0);
+        if needed > self.buffer.len() && self.end == self.buffer.len() {
+            let room = needed.min(ROOM_FACTOR * self.buffer.len().max(INPUT_LEN));
+            self.buffer.resize(room, 0);
         }
         Ok(())
     }
 }
 
 impl TcpQp {
-    /// Reads what the socket has and acts on it.
-    pub(super) fn read_socket(&self) -> Result<(), End> {
+    /// Reads what the socket has and acts on it, for a turn; whether there is more. `hangs_up`: the peer ends behind what it has
+    /// sent, of which the socket will not tell again.
+    pub(super) fn read_socket(&self, hangs_up: bool) -> Result<bool, End> {
         let mut receiving = self.receive.lock();
         let receiving = &mut *receiving;
-        // Frames that were held back while the output was full.
-        self.take_frames(receiving)?;
+        // A self-driven side is one peer's, and whoever polls goes on until there is nothing.
+        let mut frames_left = if self.engine.is_some() { FRAMES_PER_TURN } else { usize::MAX };
+        // Frames that were held back while the output was full, or for this turn.
+        self.take_frames(receiving, &mut frames_left)?;
         let mut reads = 0;
         loop {
-            // What the channel holds has to be taken now: the socket does not tell of it.
-            if reads >= READS_PER_TURN && !self.channel.holds_input() {
-                return Ok(());
+            // What is held back is looked at again when what holds it back is over.
+            if !self.core.is_ready() || self.is_held_back() {
+                return Ok(false);
+            }
+            // A self-driven side takes what the channel holds now: the socket does not tell of it.
+            if frames_left == 0
+                || (reads >= READS_PER_TURN && (self.engine.is_some() || !self.channel.holds_input()))
+            {
+                return Ok(true);
             }
             reads += 1;
-            if !self.core.is_ready() || self.is_held_back() {
-                return Ok(());
-            }
             receiving.make_room()?;
             self.account_input(receiving);
             match self.channel.receive(&mut receiving.buffer[receiving.end..]).map_err(End::Broken)? {
                 Input::Bytes { count, more } => {
                     receiving.end += count;
-                    self.take_frames(receiving)?;
-                    if !more {
-                        // The socket is empty; if not, epoll says so again.
-                        return Ok(());
+                    self.take_frames(receiving, &mut frames_left)?;
+                    if !more && !hangs_up && frames_left > 0 {
+                        // The socket was empty; epoll tells of what has come since.
+                        return Ok(false);
                     }
                 }
-                Input::Nothing => return Ok(()),
+                Input::Nothing => return Ok(false),
                 Input::Closed => return Err(End::Cut),
             }
         }
@@ -113,14 +126,15 @@ impl TcpQp {
         if self.engine.is_none() {
             return sending.held.is_refused();
         }
-        sending.stalled || sending.held.is_refused() || sending.owed() > OUTPUT_SOFT_BYTES
+        sending.stalled || sending.held.is_refused() || sending.owed() > OWED_MAX_BYTES
     }
 
-    fn take_frames(&self, receiving: &mut Receiving) -> Result<(), End> {
+    fn take_frames(&self, receiving: &mut Receiving, frames_left: &mut usize) -> Result<(), End> {
         // Taken out, so that a payload can be looked at while the rest of the state changes.
         let buffer = std::mem::take(&mut receiving.buffer);
         let mut result = Ok(0);
-        while receiving.end - receiving.start >= FRAME_HEADER_LEN
+        while *frames_left > 0
+            && receiving.end - receiving.start >= FRAME_HEADER_LEN
             && self.core.is_ready()
             && !self.is_held_back()
         {
@@ -132,6 +146,8 @@ impl TcpQp {
                     return Ok(0);
                 };
                 verify(frame)?;
+                let bytes = header.payload_len as usize + header.wanted as usize;
+                *frames_left = frames_left.saturating_sub(1 + bytes / BYTES_PER_FRAME);
                 self.act(receiving, &header, &frame[FRAME_HEADER_LEN..])?;
                 Ok(len)
             })();

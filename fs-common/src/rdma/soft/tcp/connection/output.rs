@@ -18,6 +18,9 @@ use std::collections::VecDeque;
 
 /// Output waiting for the socket beyond which no own request is put behind it: four of the largest transfers.
 pub(super) const OUTPUT_SOFT_BYTES: usize = 4 * MAX_TRANSFER_BYTES as usize;
+/// Bytes a peer is owed beyond which the engine takes no more requests of it: enough to write while the next transfer is put
+/// together. What is put together for a peer that does not read is work for nothing.
+pub(super) const OWED_MAX_BYTES: usize = MAX_TRANSFER_BYTES as usize / 2;
 /// Output waiting for the socket beyond which the queue pair breaks. Only a peer that asks and does not read
 /// gets there.
 pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
@@ -64,9 +67,10 @@ impl Sending {
         self.waiting() + self.held.bytes()
     }
 
-    /// Memory that all that takes.
+    /// Memory that all that takes. An empty buffer that is kept for the next output is the connection's, not the peer's.
     pub(super) fn held_bytes(&self) -> usize {
-        self.output.capacity() + self.held.bytes()
+        let output = if self.waiting() == 0 { 0 } else { self.output.capacity() };
+        output + self.held.bytes()
     }
 
     /// Nothing waits any more.
@@ -174,7 +178,7 @@ impl TcpQp {
     /// Watches for what is wanted of the socket now.
     pub(super) fn watch(&self, sending: &mut Sending) {
         let mut flags = EventFlags::empty();
-        if !sending.stalled && (self.engine.is_none() || sending.owed() <= OUTPUT_SOFT_BYTES) {
+        if !sending.stalled && (self.engine.is_none() || sending.owed() <= OWED_MAX_BYTES) {
             flags |= EventFlags::IN | EventFlags::RDHUP;
         }
         // After a fault, too: a socket can nearly always be written, and that brings the engine.
