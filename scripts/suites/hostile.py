@@ -226,7 +226,11 @@ class Attack:
     # A connection to a HOST:PORT.
     def stranger(self):
         host, port = self.path.rsplit(":", 1)
-        return socket.create_connection((host, int(port)), timeout=5)
+        stranger = socket.socket()
+        stranger.settimeout(5)
+        # In bytes: for a text Python looks for a module of its own, which a stranger may not be able to read.
+        stranger.connect((host.encode(), int(port)))
+        return stranger
 
     def file(self, peer):
         status, reply = peer.call(lookup(peer.root, self.name))
