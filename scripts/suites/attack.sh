@@ -112,12 +112,15 @@ reached() {
 
 beside() { timeout "$HANG_S" python3 "$HERE/beside.py" "$MNT/own" "$1"; }
 
-# What the server holds for its peers, but for sessions and what hangs on them, which may stay for a lease.
+# What the server holds for its peers, but for sessions and what hangs on them, which may stay for a lease. The mount may make
+# connections meanwhile; its own do not count.
 held() {
-    status_json | jq -c '{connections: .connections.count, buffers: .bounce_buffers.used, waiting: .bounce_buffers.waiting,
+    status_json | jq -c --arg mnt "$MNT" '{
+        connections: (.connections.count - ([.sessions.listed[] | select(.label | contains($mnt)) | .connections] | add // 0)),
+        buffers: .bounce_buffers.used, waiting: .bounce_buffers.waiting,
         running: .byte_requests.running, queued: .byte_requests.waiting, unread: (.nic.held_bytes // 0)}'
 }
-held_by_sessions() { status_json | jq -c '[.shares[] | objects | .used] + [.sessions.count]'; }
+held_by_sessions() { status_json | jq -c '[.shares | del(.connections) | .[] | objects | .used] + [.sessions.count]'; }
 # The one that asks does not count.
 connections() { status_json | jq '.connections.count - 1'; }
 descriptors() { find "/proc/$SERVER_PID/fd" -mindepth 1 | wc -l; }
