@@ -224,7 +224,9 @@ impl Grammar<'_> {
                 max_extents: dice.edge() as u32,
             },
             Kind::Fetch => {
-                let (offset, len) = (dice.offset(), dice.len() as u32);
+                // Often past the end of a short file: what is not there is not sent.
+                let past = dice.chance(40);
+                let (offset, len) = if past { (0, 64 << 10) } else { (dice.offset(), dice.len() as u32) };
                 let pages = if dice.chance(90) && len <= 1 << 21 && offset < 1 << 62 {
                     let mut pages = PageSet::none_of_range(offset, len as usize);
                     let spanned = cuttlefs_common::region::divide(offset, len as usize).len();
@@ -233,7 +235,11 @@ impl Grammar<'_> {
                 } else {
                     PageSet::all(dice.below(600))
                 };
-                let sink = if dice.chance(50) { Sink::Inline } else { Sink::Push(self.buffer(len)) };
+                let sink = if dice.chance(if past { 10 } else { 50 }) {
+                    Sink::Inline
+                } else {
+                    Sink::Push(self.buffer(len))
+                };
                 Request::Fetch { filekey: self.filekey(), offset, len, pages, sink }
             }
             Kind::Write => Request::Write {

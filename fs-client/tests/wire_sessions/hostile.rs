@@ -165,7 +165,7 @@ impl Crowd {
             secret: None,
             attaches_with: None,
             pending: Vec::new(),
-            is_obliging: dice.chance(50),
+            is_obliging: dice.chance(75),
             is_deaf: dice.chance(5),
             at_ring_door,
         };
