@@ -346,6 +346,7 @@ impl Grammar<'_> {
         match self.dice.below(20) {
             0 => self.dice.bytes(1 + self.dice.below(300)),
             1 => vec![b'n'; 255],
+            2 => self.dice.pick(&[&b"inbox"[..], b"notice"]).to_vec(),
             _ => self.dice.pick(&NAMES[..if self.dice.chance(80) { 5 } else { NAMES.len() }]).to_vec(),
         }
     }

@@ -41,7 +41,7 @@ pub struct Victim {
     witness_opened: Opened,
     /// How often each page was written.
     versions: Vec<u64>,
-    /// Files that everybody has some rights to, by the numbers that all users know them by.
+    /// Files that everybody has some rights to, by the numbers that this user was told.
     notable: Vec<InodeNo>,
     mark: [u8; 16],
     trace: u64,
