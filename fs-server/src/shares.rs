@@ -10,6 +10,11 @@
 //! | filekeys    | 2,097,152 | 524,288         | 65,536  |
 //! | locks       | 262,144   | 65,536          | 4,096   |
 //!
+//! Nor may a peer have more than it leaves to others: one that is alone may take its share, and each further one half of what is left at
+//! most. So it takes many identities, not four, to keep newcomers out.
+//!
+//! Of file slots, without which a file is read by RPC, there is no count: who has a quarter as many files open gets no more.
+//!
 //! Root and the server's own user are *administrators*: they have no share but the whole, and only they get at the reserve,
 //! so that whatever others do somebody can mount and look at `status`.
 //!
@@ -96,7 +101,7 @@ pub enum Full {
         /// How many.
         share: usize,
     },
-    /// All peers together have what there is.
+    /// All peers together have what there is, or so much that the rest is for others.
     #[error("the server has as many {} as it may have; try again later", .of.name())]
     All {
         /// Of what.
@@ -205,11 +210,16 @@ impl Peer {
     /// # Errors
     /// [`Full`], which says whose bound is reached.
     pub fn take(self: &Arc<Self>, resource: Resource) -> Result<Taken, Full> {
-        let Bound { all, share, reserve } = resource.bound();
-        let (all, share) = if self.is_administrator { (all, all) } else { (all - reserve, share) };
+        let (all, share) = self.bounds(resource);
         let used = &self.used[resource as usize];
         if !add_below(used, share) {
-            return Err(Full::Share { of: resource, share });
+            let own = resource.bound().share;
+            let has_own = used.load(Ordering::Relaxed) >= own;
+            return Err(if has_own {
+                Full::Share { of: resource, share: own }
+            } else {
+                Full::All { of: resource }
+            });
         }
         if !add_below(&self.all[resource as usize], all) {
             used.fetch_sub(1, Ordering::Relaxed);
@@ -220,10 +230,27 @@ impl Peer {
 
     /// How many more of a resource it may have.
     pub fn room(&self, resource: Resource) -> usize {
-        let Bound { all, share, reserve } = resource.bound();
-        let (all, share) = if self.is_administrator { (all, all) } else { (all - reserve, share) };
+        let (all, share) = self.bounds(resource);
         let left = all.saturating_sub(self.all[resource as usize].load(Ordering::Relaxed));
         share.saturating_sub(self.used(resource)).min(left)
+    }
+
+    /// What all peers may have, as far as this one is concerned, and what it may have by itself as of now.
+    fn bounds(&self, resource: Resource) -> (usize, usize) {
+        let Bound { all, share, reserve } = resource.bound();
+        if self.is_administrator {
+            return (all, all);
+        }
+        let all = all - reserve;
+        let of_others =
+            self.all[resource as usize].load(Ordering::Relaxed).saturating_sub(self.used(resource));
+        // Half of what others do not have.
+        (all, share.min(all.saturating_sub(of_others).div_ceil(2)))
+    }
+
+    /// Whether it has so much of a resource at most, or needs no share.
+    pub fn has_at_most(&self, resource: Resource, most: usize) -> bool {
+        self.is_administrator || self.used(resource) <= most
     }
 
     /// Nothing of a resource yet, to be counted as it changes.
@@ -330,7 +357,7 @@ mod tests {
         let shares = Shares::default();
         let Bound { all, share, reserve } = Resource::Sessions.bound();
         let mut taken = Vec::new();
-        for uid in 0..8 {
+        for uid in 0..40 {
             let peer = user(&shares, STRANGER + uid);
             taken.extend((0..share).map_while(|_| peer.take(Resource::Sessions).ok()));
         }
@@ -354,6 +381,21 @@ mod tests {
         }
         assert!(shares.peers.lock().len() <= 4, "{}", shares.peers.lock().len());
         assert!(Arc::ptr_eq(&stays, &user(&shares, STRANGER)));
+    }
+
+    #[test]
+    fn a_few_peers_leave_room_for_others() {
+        let shares = Shares::default();
+        let mut taken = Vec::new();
+        let mut newcomer = Vec::new();
+        for uid in 0..8 {
+            let peer = user(&shares, STRANGER + uid);
+            let before = taken.len();
+            assert_eq!(peer.room(Resource::Sessions).min(1), 1, "the {uid}th finds a place");
+            taken.extend(std::iter::from_fn(|| peer.take(Resource::Sessions).ok()));
+            newcomer.push(taken.len() - before);
+        }
+        assert_eq!(newcomer, [256, 256, 248, 124, 62, 31, 16, 8]);
     }
 
     #[test]

@@ -105,19 +105,21 @@ impl ActiveFiles {
         self.shard(ino).entries.get(&ino).map(|entry| entry.file.clone())
     }
 
-    /// As `get`, and counts an open; gives the file a slot if one can be had.
+    /// As `get`, and counts an open; gives the file a slot if one can be had, and who opens it `may_take` one.
     ///
     /// # Errors
     /// As `get`.
     pub fn open(
         &self,
         ino: InodeNo,
+        may_take: bool,
         load: impl FnOnce() -> Result<FileRegion, Status>,
     ) -> Result<Arc<FileRegion>, Status> {
         let mut shard = self.shard(ino);
         let file = shard.get(ino, load)?;
         shard.change_opens(ino, 1);
-        if file.slot().is_none()
+        if may_take
+            && file.slot().is_none()
             && !file.is_directory()
             && !file.owes()
             && let Some(slot) = self.find_slot(&shard)
@@ -317,8 +319,8 @@ mod tests {
     #[test]
     fn one_region_an_inode_while_anyone_has_it() {
         let files = files(4, 0);
-        let a = files.open(InodeNo(1), load(1)).expect("open");
-        let b = files.open(InodeNo(1), || panic!("loaded twice")).expect("open");
+        let a = files.open(InodeNo(1), true, load(1)).expect("open");
+        let b = files.open(InodeNo(1), true, || panic!("loaded twice")).expect("open");
         assert!(Arc::ptr_eq(&a, &b));
         assert_eq!(files.close(InodeNo(1)), 1);
         assert_eq!(files.close(InodeNo(1)), 0);
@@ -332,13 +334,15 @@ mod tests {
     #[test]
     fn slots_run_out_and_are_taken_from_files_nobody_has_open() {
         let files = files(2, 100);
-        let one = files.open(InodeNo(1), load(1)).expect("open");
-        let two = files.open(InodeNo(2), load(2)).expect("open");
-        let three = files.open(InodeNo(3), load(3)).expect("open");
+        let one = files.open(InodeNo(1), true, load(1)).expect("open");
+        let two = files.open(InodeNo(2), true, load(2)).expect("open");
+        let three = files.open(InodeNo(3), true, load(3)).expect("open");
         assert!(one.slot().is_some() && two.slot().is_some() && three.slot().is_none());
         files.close(InodeNo(1));
         let stolen = one.slot();
-        let four = files.open(InodeNo(4), load(4)).expect("open");
+        let five = files.open(InodeNo(5), false, load(5)).expect("open");
+        assert_eq!(five.slot(), None, "who opens it has its share");
+        let four = files.open(InodeNo(4), true, load(4)).expect("open");
         assert_eq!(four.slot(), stolen);
         assert!(one.slot().is_none());
         let slot = four.slot().expect("slot");
@@ -348,7 +352,7 @@ mod tests {
     #[test]
     fn a_dirty_region_is_never_dropped() {
         let files = files(2, 0);
-        let file = files.open(InodeNo(1), load(1)).expect("open");
+        let file = files.open(InodeNo(1), true, load(1)).expect("open");
         file.change_bookkeeping(|state| state.uncommitted = true);
         drop(file);
         files.close(InodeNo(1));
@@ -364,12 +368,12 @@ mod tests {
     fn closed_contents_have_no_slot() {
         let files = files(2, 10);
         files.close_contents(InodeNo(1));
-        let file = files.open(InodeNo(1), load(1)).expect("open");
+        let file = files.open(InodeNo(1), true, load(1)).expect("open");
         let slot = file.slot().expect("a slot");
         files.close_contents(InodeNo(1));
         assert_eq!((file.slot(), file.usable()), (None, Err(Status::Io)));
         assert_eq!(files.table().load(slot).generation, 0, "who reads one-sidedly sees it");
-        let again = files.open(InodeNo(1), || panic!("loaded twice")).expect("open");
+        let again = files.open(InodeNo(1), true, || panic!("loaded twice")).expect("open");
         assert_eq!(again.slot(), None);
         assert_eq!(files.figures().free_slots, 2);
     }
@@ -377,14 +381,14 @@ mod tests {
     #[test]
     fn a_reaped_inode_cannot_be_opened_and_an_open_one_not_reaped() {
         let files = files(2, 10);
-        files.open(InodeNo(1), load(1)).expect("open");
+        files.open(InodeNo(1), true, load(1)).expect("open");
         assert_eq!(files.begin_reap(InodeNo(1), load(1)).expect_err("open"), Status::Busy);
         files.close(InodeNo(1));
         files.begin_reap(InodeNo(1), load(1)).expect("closed");
-        assert_eq!(files.open(InodeNo(1), load(1)).expect_err("reaped"), Status::Stale);
+        assert_eq!(files.open(InodeNo(1), true, load(1)).expect_err("reaped"), Status::Stale);
         assert_eq!(files.begin_reap(InodeNo(1), load(1)).expect_err("twice"), Status::Busy);
         files.end_reap(InodeNo(1), false);
-        files.open(InodeNo(1), load(1)).expect("it stayed");
+        files.open(InodeNo(1), true, load(1)).expect("it stayed");
         files.close(InodeNo(1));
         files.begin_reap(InodeNo(1), load(1)).expect("closed");
         files.end_reap(InodeNo(1), true);

@@ -65,7 +65,7 @@ pub(crate) use target::PageView;
 use crate::log::{Change, LoggedFile, RedoLog, Ticket};
 use crate::pool::space::{Run, Space};
 use crate::pool::{CachedPool, DataSync, IoError, PageSums};
-use crate::shares::Taken;
+use crate::shares::{Resource, Taken};
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
@@ -90,6 +90,8 @@ use std::sync::{Arc, OnceLock};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
 pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
+/// Whose open files would take more than this part of the slots gets no more of them.
+const SLOT_SHARE: usize = 4;
 /// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
 /// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
 pub const MAX_BOUNCE_REQUESTS: usize = 128;
@@ -540,7 +542,11 @@ impl Regions {
         rights: Rights,
         place: Option<Taken>,
     ) -> Result<OpenedRegion, Status> {
-        let file = self.active.open(ino, || self.load(ino))?;
+        let slots = self.active.table().slots() as usize;
+        let may_take = place
+            .as_ref()
+            .is_none_or(|place| place.peer().has_at_most(Resource::Filekeys, slots / SLOT_SHARE));
+        let file = self.active.open(ino, may_take, || self.load(ino))?;
         match self.keys.bind(&*self.random, owner, rights, file.clone(), place) {
             Ok(filekey) => Ok(OpenedRegion { filekey, slot: file.slot(), file }),
             Err(status) => {
