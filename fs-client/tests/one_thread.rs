@@ -7,7 +7,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::region::PageSet;
-use cuttlefs_common::rpc::{Reply, Request, Rights, Sink};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Reply, Request, Rights, Sink};
 use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,6 +83,37 @@ fn two_clients_see_each_other() {
         assert_eq!(two.lookup(&CALLER, InodeNo::ROOT, b"shared"), Err(FsError::Server(Status::NotFound)));
         assert_eq!(read(&two, other.handle, 0, 5), Ok(b"hello".to_vec()), "open files stay");
     });
+}
+
+#[test]
+fn a_directory_is_moved_far_down_and_not_below_itself() {
+    const LEVELS: usize = 4096;
+    let world = World::new(config(Translation::Target));
+    let volume = world.client();
+    let make = |parent, name: &[u8]| {
+        volume.make(&CALLER, parent, name, NewNode::Directory, 0o755).expect("make").ino
+    };
+    let rename = |from: (InodeNo, &[u8]), to: (InodeNo, &[u8]), mode| {
+        volume.rename(&CALLER, from.0, from.1, to.0, to.1, mode)
+    };
+    let root = InodeNo::ROOT;
+    let mut chain = vec![root];
+    for level in 0..LEVELS + 1 {
+        chain.push(make(chain[level], b"d"));
+    }
+    let (far, last, past) = (chain[1000], chain[LEVELS - 1], chain[LEVELS]);
+    make(root, b"x");
+    for (from, to) in [(root, far), (far, last), (last, root)] {
+        rename((from, b"x"), (to, b"x"), RenameMode::NoReplace).expect("a move");
+    }
+    let too_far = rename((root, b"x"), (past, b"x"), RenameMode::NoReplace);
+    assert_eq!(too_far, Err(FsError::Server(Status::NameTooLong)));
+    make(far, b"y");
+    rename((far, b"y"), (last, b"d"), RenameMode::Exchange).expect("both are far down");
+    for (from, to) in [((root, b"d"), (last, b"e")), ((far, b"d"), (last, b"e"))] {
+        let loops = rename((from.0, from.1), (to.0, to.1), RenameMode::NoReplace);
+        assert_eq!(loops, Err(FsError::Server(Status::Invalid)));
+    }
 }
 
 #[test]

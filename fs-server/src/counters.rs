@@ -85,6 +85,8 @@ pub struct ServerCounters {
     pub fetched_aside: AtomicU64,
     /// Requests for file bytes.
     pub turns: Arc<TurnFigures>,
+    /// Climbs from directories to the root.
+    pub climbs: Arc<TurnFigures>,
     /// Bounce buffers.
     pub bounce: Arc<TurnFigures>,
 }
@@ -101,6 +103,7 @@ impl Default for ServerCounters {
             fetched_bytes: AtomicU64::new(0),
             fetched_aside: AtomicU64::new(0),
             turns: Arc::default(),
+            climbs: Arc::default(),
             bounce: Arc::default(),
         }
     }

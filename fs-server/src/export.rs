@@ -4,11 +4,18 @@ use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 
-/// Splits a path into components, refusing what could leave the tree.
+/// Longest path, as Linux's `PATH_MAX`.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// Splits a path into components, refusing what could leave the tree. A path is bounded as Linux bounds one, so that a walk
+/// along it takes no time of others.
 ///
 /// # Errors
-/// `Invalid` for `..`.
+/// `Invalid` for `..`, `NameTooLong`.
 pub fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
+    if path.len() > PATH_BYTES_MAX {
+        return Err(Status::NameTooLong);
+    }
     let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
     parts.map(|part| if part == b".." { Err(Status::Invalid) } else { Ok(part.to_vec()) }).collect()
 }
@@ -37,5 +44,7 @@ mod tests {
         assert_eq!(components(b"/a//./b/"), Ok(vec![b"a".to_vec(), b"b".to_vec()]));
         assert_eq!(components(b""), Ok(vec![]));
         assert_eq!(components(b"a/../b"), Err(Status::Invalid));
+        assert_eq!(components(&[b'/'; 4096]), Ok(vec![]));
+        assert_eq!(components(&[b'/'; 4097]), Err(Status::NameTooLong));
     }
 }

@@ -202,9 +202,13 @@ impl Server {
         }
         let result = match self.meta.attr(ino) {
             Ok(attr) if matches!(attr.kind, FileKind::File | FileKind::Directory) => {
-                tier::reap(&self.regions, ino, || self.meta.reap_step(ino).map(|(_, more)| more))
-                    .await
-                    .map(drop)
+                let mut below = FilePage(u64::MAX);
+                let step = || {
+                    let next = self.meta.reap_step(ino, below)?.1;
+                    below = next.unwrap_or(below);
+                    Ok(next.is_some())
+                };
+                tier::reap(&self.regions, ino, step).await.map(drop)
             }
             Ok(_) => self.meta.reap(ino).map(|_| ()),
             Err(status) => Err(status),

@@ -106,18 +106,23 @@ impl Meta {
         self.orphans.lock().iter().copied().collect()
     }
 
-    /// Frees an orphan nobody has open, or the last part of a large one: `more` says whether it is to be done again. Gives the
-    /// extents no record names any more, whose pages may be used again after a flush. If the store fails half-way, the
-    /// rest stays an orphan.
+    /// Frees an orphan nobody has open, or the last part of a large one. Gives the extents no record names any more, whose pages
+    /// may be used again after a flush, and, if there are more, the page that the next step is to begin below; the first one
+    /// begins at `FilePage(u64::MAX)`. If the store fails half-way, the rest stays an orphan.
     ///
     /// # Errors
     /// `Invalid` if the inode still has a name, `Io`.
-    pub fn reap_step(&self, ino: InodeNo) -> Result<(Vec<Extent>, bool), Status> {
-        let outcome = self.execute(Caller::default(), &Operation::ReapOrphan { ino }, &|_| false)?;
+    pub fn reap_step(
+        &self,
+        ino: InodeNo,
+        below: FilePage,
+    ) -> Result<(Vec<Extent>, Option<FilePage>), Status> {
+        let outcome = self.execute(Caller::default(), &Operation::ReapOrphan { ino, below }, &|_| false)?;
         if !outcome.more {
             self.orphans.lock().remove(&ino);
         }
-        Ok((outcome.freed, outcome.more))
+        let next = outcome.freed.last().map(|extent| extent.file_page).filter(|_| outcome.more);
+        Ok((outcome.freed, next))
     }
 
     /// All steps, one after the other.
@@ -125,14 +130,13 @@ impl Meta {
     /// # Errors
     /// As `reap_step`.
     pub fn reap(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
-        let mut all = Vec::new();
-        loop {
-            let (freed, more) = self.reap_step(ino)?;
+        let (mut all, mut below) = (Vec::new(), Some(FilePage(u64::MAX)));
+        while let Some(page) = below {
+            let (freed, next) = self.reap_step(ino, page)?;
             all.extend(freed);
-            if !more {
-                return Ok(all);
-            }
+            below = next;
         }
+        Ok(all)
     }
 
     /// Takes away what cuts of the server before this one had not come to: in steps, as those would have.
@@ -142,12 +146,13 @@ impl Meta {
             let Some(value) = self.store.get(&key)? else { continue };
             let CounterRecord(from) = record::parse(&value).map_err(MetaError::record(&key))?;
             tracing::info!(%ino, page = from, "finishing the cut of a file");
-            let mut more = true;
+            let (mut more, mut end) = (true, MAX_PAGE);
             while more {
                 let mut writer = self.writer.lock();
                 let Some(inode) = self.stored().inode(ino)? else { break };
                 let (mut first, mut count) = (FilePage(from), 0);
-                self.stored().extents(ino, FilePage(from), MAX_PAGE, Direction::Reverse, &mut |extent| {
+                // What a step took away lies from `end` on, and is not looked through again.
+                self.stored().extents(ino, FilePage(from), end, Direction::Reverse, &mut |extent| {
                     first = extent.file_page;
                     count += 1;
                     count < REAP_BATCH_EXTENTS
@@ -155,7 +160,8 @@ impl Meta {
                 more = count == REAP_BATCH_EXTENTS;
                 // The last step also cuts the extent that reaches over the page.
                 let first = if more { first } else { FilePage(from) };
-                let range = RangeUpdate { first, end: MAX_PAGE, extents: Vec::new() };
+                let range = RangeUpdate { first, end, extents: Vec::new() };
+                end = first;
                 let cut = if more { CutStep::Unchanged } else { CutStep::Done };
                 let commit = DataCommit { cut, ..DataCommit::of_ranges(ino, vec![range], inode.size) };
                 let operation =

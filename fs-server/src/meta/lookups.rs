@@ -19,7 +19,7 @@ use cuttlefs_common::status::Status;
 const LOOKUP_TRIES: usize = 8;
 
 impl Meta {
-    fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+    pub(super) fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         // Held over the load: see `live`.
         let shard = self.live.read(ino);
         let record = match shard.get(ino) {

@@ -4,6 +4,7 @@
 //! thread; `flush` blocks on the device, the rest on memory only (and on reads of the store that miss its cache).
 
 use super::apply::apply;
+use super::climbs::Climbs;
 use super::error::MetaError;
 use super::key;
 use super::live::{Live, LiveInodes, SettleKind};
@@ -70,6 +71,7 @@ pub struct Meta {
     /// above, with the flush between.
     durable_reserved: AtomicU64,
     pub(super) orphans: Mutex<BTreeSet<InodeNo>>,
+    pub(super) climbs: Climbs,
     /// A figure for people; relaxed.
     inodes: AtomicU64,
     /// Store failures and records that did not parse; relaxed.
@@ -180,6 +182,7 @@ impl Meta {
             reserved: AtomicU64::new(next_ino + INO_BLOCK),
             durable_reserved: AtomicU64::new(next_ino + INO_BLOCK),
             orphans: Mutex::new(BTreeSet::new()),
+            climbs: Climbs::default(),
             inodes: AtomicU64::new(0),
             damage: AtomicU64::new(0),
             store,
@@ -337,6 +340,7 @@ impl Meta {
             new_ino: InodeNo(writer.next_ino),
             change_floor: self.change_floor,
             is_open,
+            climbs: &self.climbs,
         };
         let changed = |ino| live(ino).map(|live| live.writable());
         let view = View::new(&*self.store, self.hash_key, &changed);
@@ -358,6 +362,9 @@ impl Meta {
         };
         for (ino, record) in &applied.inodes {
             self.live.settle(*ino, record.as_ref(), kind);
+            if let (Operation::Rename { .. }, Some(record)) = (operation, record) {
+                self.climbs.note(*ino, record);
+            }
         }
         let mut outcome = applied.outcome;
         self.account(writer, &outcome);

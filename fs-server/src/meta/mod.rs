@@ -3,6 +3,7 @@
 //! * `store` the narrow trait; `disk_store` and `memory_store` implement it
 //! * `key`, `record`, `name` the formats
 //! * `operation` what can be done; `apply` one operation -> one batch, pure
+//! * `climbs` whether a directory lies below another, where that takes long to find out
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
@@ -21,6 +22,7 @@
 //! `Status::Io`; nothing is guessed or repaired in passing.
 
 mod apply;
+mod climbs;
 mod disk_store;
 mod draft;
 mod error;
@@ -46,6 +48,7 @@ mod written;
 mod tests;
 
 pub use apply::apply;
+pub use climbs::{Climb, Climbs, LEVELS_MAX};
 pub use disk_store::{DiskOptions, DiskStore};
 pub use draft::Applied;
 pub use error::MetaError;

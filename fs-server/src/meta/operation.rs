@@ -1,6 +1,7 @@
 //! What can be done to metadata: the closed set of operations. They serialise, because the redo log will hold
 //! them and replay them through the same `apply`.
 
+use super::climbs::Climbs;
 use super::written::ClientChange;
 use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq, SlotIndex};
@@ -254,6 +255,8 @@ pub enum Operation<'a> {
     ReapOrphan {
         /// Inode.
         ino: InodeNo,
+        /// Nothing is left from this page on: what was taken away there before is not looked through again.
+        below: FilePage,
     },
     /// Keeps that a client has a session: after a restart it may come back for what it had open.
     PutClient {
@@ -301,6 +304,8 @@ pub struct ApplyContext<'a> {
     pub change_floor: u64,
     /// Whether somebody has the inode open (or holds dirty data of it): then it is not reaped with its last name.
     pub is_open: &'a dyn Fn(InodeNo) -> bool,
+    /// What is known of where directories lie that are far from the root.
+    pub climbs: &'a Climbs,
 }
 
 impl ApplyContext<'_> {

@@ -1,6 +1,7 @@
 //! Tests of the whole: a reference model, POSIX rules one by one, live data, crashes.
 
 mod acl;
+mod climbs;
 mod crash;
 mod cut;
 mod data;
@@ -64,7 +65,25 @@ impl World {
         is_open: &dyn Fn(InodeNo) -> bool,
     ) -> Result<Outcome, Status> {
         self.tick();
-        self.meta.execute(USER, operation, is_open)
+        self.execute(operation, is_open)
+    }
+
+    /// As the server does: what a rename has to climb for it climbs for, and is done again.
+    fn execute(
+        &self,
+        operation: &Operation<'_>,
+        is_open: &dyn Fn(InodeNo) -> bool,
+    ) -> Result<Outcome, Status> {
+        let execute = || self.meta.execute(USER, operation, is_open);
+        let mut outcome = execute();
+        if let Operation::Rename { parent, new_parent, .. } = operation {
+            while outcome == Err(Status::Busy) {
+                let mut climbs = [*parent, *new_parent].map(|directory| self.meta.climb(directory));
+                climbs.iter_mut().for_each(|climb| while climb.step().expect("climb") {});
+                outcome = execute();
+            }
+        }
+        outcome
     }
 
     fn run(&self, operation: &Operation<'_>) -> Result<Outcome, Status> {

@@ -19,7 +19,7 @@
 //! * `free + used + quarantined == pages`, always; what is told of a part is what its bits say.
 //! * Of the free pages `withheld` are promised to reserves; they are never more than are free. Only the allocation that
 //!   names a reserve may take its pages, so what a reserve was made for does not fail for want of space.
-//! * A page is given out only from free runs; a quarantined page becomes free only through `release_quarantined`
+//! * A page is given out only from free runs; a quarantined page becomes free only through `release_some`
 //!   (invariant 3).
 //!
 //! # Failure
@@ -263,7 +263,7 @@ impl Space {
         state.check();
     }
 
-    /// Takes pages that left their file out of use; they stay unusable until `release_quarantined` with a
+    /// Takes pages that left their file out of use; they stay unusable until `release_some` with a
     /// sequence number that is not less than the one returned.
     pub fn quarantine(&self, runs: &[Run]) -> QuarantineSeq {
         let mut state = self.state.lock();
@@ -286,11 +286,21 @@ impl Space {
     }
 
     /// Makes everything quarantined up to and with `up_to` free; returns how many pages that were.
+    #[cfg(test)]
     pub fn release_quarantined(&self, up_to: QuarantineSeq) -> u64 {
+        let free = self.figures().free;
+        while self.release_some(up_to, usize::MAX) {}
+        self.figures().free - free
+    }
+
+    /// Makes some of what was quarantined up to and with `up_to` free, the oldest first; whether there is more. Who allocates
+    /// meanwhile waits for so many runs.
+    pub fn release_some(&self, up_to: QuarantineSeq, runs: usize) -> bool {
         let mut state = self.state.lock();
         let mut released = Vec::new();
         while let Some(&(seq, run)) = state.quarantine.front()
             && seq <= up_to
+            && released.len() < runs
         {
             state.quarantine.pop_front();
             state.quarantined_by_first.remove(&run.first.0);
@@ -299,7 +309,7 @@ impl Space {
         }
         state.set(&released, false);
         state.check();
-        released.iter().map(|run| run.len).sum()
+        state.quarantine.front().is_some_and(|(seq, _)| *seq <= up_to)
     }
 
     /// Exact figures of this moment.

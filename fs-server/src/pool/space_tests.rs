@@ -124,6 +124,19 @@ fn quarantined_pages_come_back_only_when_released() {
 }
 
 #[test]
+fn quarantined_pages_come_back_some_at_a_time() {
+    let space = space(10, []);
+    space.allocate(10, None).expect("all");
+    space.quarantine(&[run(0, 1), run(2, 1), run(4, 1)]);
+    let mark = space.quarantine_mark();
+    space.quarantine(&[run(6, 1)]);
+    assert!(space.release_some(mark, 2));
+    assert_eq!(space.figures(), figures(2, 6, 2));
+    assert!(!space.release_some(mark, 2), "what came behind the mark is not to be released");
+    assert_eq!(space.figures(), figures(3, 6, 1));
+}
+
+#[test]
 #[should_panic(expected = "is free")]
 fn freeing_a_free_page_stops_the_server() {
     let space = space(10, [(3, 2)]);

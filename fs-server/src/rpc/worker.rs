@@ -47,6 +47,8 @@ pub struct WorkerContext {
     pub transfers: Transfers,
     /// This worker's turns for requests that move file bytes.
     pub turns: Turns,
+    /// This worker's turn to climb from a directory to the root (`meta::Climb`).
+    pub climbs: Turns,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
@@ -75,6 +77,7 @@ impl WorkerContext {
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
+        let climbs = Turns::new(1, 1, server.counters.climbs.clone());
         let bounce = BouncePool::new(pd, server.counters.bounce.clone())?;
         Ok(Rc::new(Self {
             server,
@@ -82,6 +85,7 @@ impl WorkerContext {
             bounce,
             transfers: Transfers::default(),
             turns,
+            climbs,
             spawn,
             sleep,
             connections: RefCell::default(),

@@ -158,7 +158,7 @@ async fn punch_hole_for(
         let state = file.state();
         (Steps::of(&state.table, first, last), state.durable_size)
     };
-    for step in steps.in_order() {
+    for step in steps.last_first() {
         let commit = DataCommit::of_ranges(file.ino(), vec![step.removal()], durable_size);
         regions.meta.commit_data(&[commit])?;
         let (first, last) = (step.first, step.end);

@@ -13,28 +13,30 @@ use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 
 /// Pages whose block locks are held together while their entries move.
-const VACATE_BATCH: u64 = 128;
+const VACATE_BATCH: usize = 128;
+/// Pieces that are quarantined together: who allocates meanwhile waits for no more.
+const QUARANTINE_BATCH: usize = 1024;
 /// How often an allocation is tried again after a flush gave space back that others took meanwhile.
 const ALLOCATE_ATTEMPTS: usize = 3;
 
 /// Sends the entries of pages with bytes back to the magic frame; their frames become free. Unwritten pages never
 /// have one.
 pub(super) async fn vacate_pieces(regions: &Regions, pieces: &[Piece]) {
-    for piece in pieces.iter().filter(|piece| piece.state.has_bytes()) {
-        let mut at = piece.pool;
-        let end = piece.pool + piece.len;
-        while at < end {
-            let next = end.min(at + VACATE_BATCH);
-            let guards = regions.locks.lock_many((at..next).map(PoolPage)).await;
-            for page in (at..next).map(PoolPage) {
-                regions.residency.vacate(page);
-                regions.heat.set(page, 0);
-            }
-            drop(guards);
-            at = next;
-            // A terabyte takes seconds; others get their turn.
-            futures_lite::future::yield_now().await;
+    let with_bytes = pieces.iter().filter(|piece| piece.state.has_bytes());
+    let mut pages = with_bytes.flat_map(|piece| piece.pool..piece.pool + piece.len).map(PoolPage);
+    loop {
+        let batch: Vec<PoolPage> = pages.by_ref().take(VACATE_BATCH).collect();
+        if batch.is_empty() {
+            return;
         }
+        let guards = regions.locks.lock_many(batch.iter().copied()).await;
+        for page in batch {
+            regions.residency.vacate(page);
+            regions.heat.set(page, 0);
+        }
+        drop(guards);
+        // A terabyte takes seconds; others get their turn.
+        futures_lite::future::yield_now().await;
     }
 }
 
@@ -44,9 +46,12 @@ pub(super) async fn detach(regions: &Regions, pieces: &[Piece]) {
         return;
     }
     vacate_pieces(regions, pieces).await;
-    let runs: Vec<Run> =
-        pieces.iter().map(|piece| Run { first: PoolPage(piece.pool), len: piece.len }).collect();
-    regions.space.quarantine(&runs);
+    for pieces in pieces.chunks(QUARANTINE_BATCH) {
+        let runs: Vec<Run> =
+            pieces.iter().map(|piece| Run { first: PoolPage(piece.pool), len: piece.len }).collect();
+        regions.space.quarantine(&runs);
+        futures_lite::future::yield_now().await;
+    }
 }
 
 /// Takes space, all or nothing; empties the quarantine if that is what it takes.

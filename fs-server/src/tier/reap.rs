@@ -1,6 +1,7 @@
 //! Reaping: an inode without names and opens goes, with its pages.
 
 use super::detach::detach;
+use super::steps::STEP_PIECES;
 use crate::region::Regions;
 use crate::region::range_table::MAX_FILE_PAGES;
 use cuttlefs_common::ids::InodeNo;
@@ -19,7 +20,7 @@ pub async fn reap(
     mut commit: impl FnMut() -> Result<bool, Status>,
 ) -> Result<u64, Status> {
     let file = regions.begin_reap(ino)?;
-    let removed = {
+    let pages = {
         // Whoever began before the mark gets done first.
         let _alone = file.order.write().await;
         let _settled = file.settle.lock().await;
@@ -40,17 +41,26 @@ pub async fn reap(
             futures_lite::future::yield_now().await;
         }
         file.dirty.lock().clear();
-        file.change_layout(regions.file_table(), &regions.generations, |state| {
-            state.size = 0;
-            state.durable_size = 0;
-            state.uncommitted = false;
-            state.tail_is_zero = true;
-            state.table.remove(0, MAX_FILE_PAGES)
-        })
+        let mut pages = 0;
+        loop {
+            let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
+                state.size = 0;
+                state.durable_size = 0;
+                state.uncommitted = false;
+                state.tail_is_zero = true;
+                let rest = state.table.pieces_in(0, MAX_FILE_PAGES).nth(STEP_PIECES).map(|piece| piece.first);
+                state.table.remove(0, rest.unwrap_or(MAX_FILE_PAGES))
+            });
+            if removed.is_empty() {
+                break pages;
+            }
+            pages += removed.iter().map(|piece| piece.len).sum::<u64>();
+            detach(regions, &removed).await;
+            futures_lite::future::yield_now().await;
+        }
     };
-    detach(regions, &removed).await;
     // Before the region is forgotten, so that what is on the list under this number is this file.
     regions.dirty_files.lock().remove(&ino);
     regions.end_reap(ino, true);
-    Ok(removed.iter().map(|piece| piece.len).sum())
+    Ok(pages)
 }

@@ -48,13 +48,9 @@ impl Steps {
         self.0.is_empty()
     }
 
-    /// The last pages first.
+    /// The last pages first. So what a step leaves of removed records in the store is behind all that the next ones look
+    /// through.
     pub fn last_first(self) -> impl ExactSizeIterator<Item = Step> {
         self.0.into_iter().rev()
-    }
-
-    /// In file order.
-    pub fn in_order(self) -> impl ExactSizeIterator<Item = Step> {
-        self.0.into_iter()
     }
 }

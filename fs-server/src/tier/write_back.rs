@@ -37,6 +37,8 @@ const MAX_GROUP_FILES: usize = 256;
 const RELIEF_ROUNDS: usize = 16;
 /// Frames cleaned in one round of help.
 const RELIEF_PAGES: usize = 256;
+/// Runs of pages that become free together: who allocates meanwhile waits for no more.
+const RELEASE_BATCH: usize = 4096;
 
 /// Sleeps, as time comes in from outside.
 pub trait Timer {
@@ -277,7 +279,9 @@ impl Drop for Listed<'_> {
 pub async fn release_space(regions: &Regions) -> Result<(), Status> {
     let mark = regions.space.quarantine_mark();
     regions.meta.flush().await?;
-    regions.space.release_quarantined(mark);
+    while regions.space.release_some(mark, RELEASE_BATCH) {
+        futures_lite::future::yield_now().await;
+    }
     Ok(())
 }
 

@@ -92,10 +92,16 @@ pub(super) fn commit_data(
     Ok(Outcome::default())
 }
 
-/// The last `limit` extents of a file, from its end.
-fn last_extents(draft: &Draft<'_>, ino: InodeNo, limit: usize) -> Result<Vec<Extent>, MetaError> {
+/// The last `limit` extents of a file before a page, from there.
+fn last_extents(
+    draft: &Draft<'_>,
+    ino: InodeNo,
+    below: FilePage,
+    limit: usize,
+) -> Result<Vec<Extent>, MetaError> {
     let mut extents = Vec::new();
-    draft.view.extents(ino, FilePage(0), FilePage(u64::MAX), Direction::Reverse, &mut |extent| {
+    let Some(last) = below.0.checked_sub(1) else { return Ok(extents) };
+    draft.view.extents(ino, FilePage(0), FilePage(last), Direction::Reverse, &mut |extent| {
         extents.push(extent);
         extents.len() < limit
     })?;
@@ -113,7 +119,7 @@ pub(super) fn lose(
     if !(context.is_open)(ino) {
         let extents = match record.allocated_pages {
             0 => Vec::new(),
-            _ => last_extents(draft, ino, INLINE_REAP_EXTENTS + 1)?,
+            _ => last_extents(draft, ino, FilePage(u64::MAX), INLINE_REAP_EXTENTS + 1)?,
         };
         if extents.len() <= INLINE_REAP_EXTENTS {
             free(draft, ino, record, &extents)?;
@@ -153,6 +159,7 @@ pub(super) fn reap_orphan(
     draft: &mut Draft<'_>,
     context: &ApplyContext<'_>,
     ino: InodeNo,
+    below: FilePage,
 ) -> Result<Outcome, MetaError> {
     let Some(record) = draft.inode_if_any(ino)? else {
         draft.batch.remove(key::orphan(ino));
@@ -164,7 +171,7 @@ pub(super) fn reap_orphan(
     if (context.is_open)(ino) {
         return Err(Status::Busy.into());
     }
-    let extents = last_extents(draft, ino, REAP_BATCH_EXTENTS)?;
+    let extents = last_extents(draft, ino, below, REAP_BATCH_EXTENTS)?;
     if extents.len() < REAP_BATCH_EXTENTS {
         free(draft, ino, &record, &extents)?;
         draft.batch.remove(key::orphan(ino));

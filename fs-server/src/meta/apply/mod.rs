@@ -51,7 +51,7 @@ pub fn apply(
         Operation::DropPrivileges { ino } => privileges::drop_privileges(d, context, *ino),
         Operation::RemoveXattr { ino, name } => attributes::remove_xattr(d, context, *ino, name),
         Operation::CommitData { commits, stamps } => data::commit_data(d, commits, stamps),
-        Operation::ReapOrphan { ino } => data::reap_orphan(d, context, *ino),
+        Operation::ReapOrphan { ino, below } => data::reap_orphan(d, context, *ino, *below),
         Operation::PutClient { client } => {
             d.batch.put(key::client(*client), record::encode(&BytesRecord { bytes: b"" }));
             Ok(Outcome::default())

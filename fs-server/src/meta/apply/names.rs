@@ -1,5 +1,6 @@
 //! Operations on names: make, create, link, unlink, rmdir, rename.
 
+use super::super::climbs::NEAR_LEVELS;
 use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::key;
@@ -19,10 +20,6 @@ const S_ISGID: u16 = 0o2000;
 /// Directories' set-id bits come from their parent, never from the caller.
 const DIRECTORY_MODE: u16 = 0o1777;
 const MODE: u16 = 0o7777;
-/// Steps from a directory to the root before the tree is taken to be broken: deeper than any path can name
-/// (each step needs two bytes of a path, and trees are made by paths, if in several turns).
-const DEPTH_MAX: usize = 1 << 20;
-
 /// What a directory's `stat` says about its length. Its entries are records, so any page multiple is as true.
 const DIRECTORY_SIZE: u64 = PAGE_SIZE_U64;
 
@@ -250,10 +247,19 @@ fn drop_name(
     Ok(())
 }
 
-/// Whether `directory` is `ancestor` or below it.
-fn is_below(draft: &Draft<'_>, directory: InodeNo, ancestor: InodeNo) -> Result<bool, MetaError> {
+/// Whether `directory` is `ancestor` or below it. `Busy` if it is too far from the root for a look under the writer and nobody
+/// holds a climb from it (`climbs`).
+fn is_below(
+    draft: &Draft<'_>,
+    context: &ApplyContext<'_>,
+    directory: InodeNo,
+    ancestor: InodeNo,
+) -> Result<bool, MetaError> {
+    if let Some(is_below) = context.climbs.is_below(directory, ancestor) {
+        return Ok(is_below?);
+    }
     let mut at = directory;
-    for _ in 0..DEPTH_MAX {
+    for _ in 0..NEAR_LEVELS {
         if at == ancestor {
             return Ok(true);
         }
@@ -262,7 +268,7 @@ fn is_below(draft: &Draft<'_>, directory: InodeNo, ancestor: InodeNo) -> Result<
         }
         at = draft.inode_of_entry(at)?.parent;
     }
-    Err(MetaError::Inconsistent { what: "directories form a loop", ino: directory.0 })
+    Err(Status::Busy.into())
 }
 
 pub(super) fn rename(
@@ -290,7 +296,7 @@ pub(super) fn rename(
         None => may_change_entries(&draft.inode(new_parent)?, Entries::Added)?,
     }
     let moves = parent != new_parent;
-    if moves && source_is_directory && is_below(draft, new_parent, source.ino)? {
+    if moves && source_is_directory && is_below(draft, context, new_parent, source.ino)? {
         return Err(Status::Invalid.into());
     }
     let mut outcome = Outcome::default();
@@ -308,7 +314,7 @@ pub(super) fn rename(
         }
         Some(target) if mode == RenameMode::Exchange => {
             let target_is_directory = target.kind == FileKind::Directory;
-            if moves && target_is_directory && is_below(draft, parent, target.ino)? {
+            if moves && target_is_directory && is_below(draft, context, parent, target.ino)? {
                 return Err(Status::Invalid.into());
             }
             draft.point_entry(parent, name, target.ino, target.kind)?;

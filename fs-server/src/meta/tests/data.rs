@@ -188,14 +188,18 @@ fn small_files_go_with_their_name_and_large_ones_in_turns() {
     let kept = world.unlink(ROOT, "large").expect("unlink");
     assert_eq!((kept.reaped, kept.orphaned, kept.freed.len()), (None, Some(large), 0));
     world.assert_sound();
-    let first = world.run(&Operation::ReapOrphan { ino: large }).expect("reap");
+    let first = world.run(&Operation::ReapOrphan { ino: large, below: FilePage(u64::MAX) }).expect("reap");
     assert!(first.more && first.freed.len() == 1024);
     world.assert_sound();
     // A restart in the middle goes on.
     let world = World::on(world.store.clone());
     assert_eq!(world.meta.orphans(), [large]);
+    // A step looks at what is left and no further: what went before it are removed records that it would pass one by one.
+    let (freed, next) = world.meta.reap_step(large, FilePage(2 * 1200)).expect("reap");
+    assert_eq!(freed.iter().map(|extent| extent.file_page.0).max(), Some(2 * 1199));
+    assert_eq!((freed.len(), next), (1024, Some(FilePage(2 * 176))));
     let freed = world.meta.reap(large).expect("reap");
-    assert_eq!(freed.len(), 3000 - 1024);
+    assert_eq!(freed.len(), 3000 - 2 * 1024);
     assert_eq!((world.meta.orphans(), world.meta.inode_count()), (vec![], 1));
     world.assert_sound();
 }

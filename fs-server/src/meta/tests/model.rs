@@ -286,8 +286,7 @@ impl Pair {
     fn run(&mut self, step: &Step) {
         self.world.tick();
         let now = self.world.clock.now();
-        let execute =
-            |world: &World, operation: &Operation<'_>| world.meta.execute(USER, operation, &is_open);
+        let execute = |world: &World, operation: &Operation<'_>| world.execute(operation, &is_open);
         let world = &self.world;
         let model = &mut self.model;
         let (real, expected): (Answer, Answer) = match step {

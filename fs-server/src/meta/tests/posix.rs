@@ -3,7 +3,7 @@
 use super::super::{Caller, DiskOptions, DiskStore, LINK_MAX, Operation};
 use super::{ROOT_USER, StopOnDrop, USER, World, format};
 use cuttlefs_common::attr::{FileKind, SetAttr, SetTime, Timestamp};
-use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -199,7 +199,7 @@ fn an_unlinked_open_file_stays_until_reaped_and_gets_no_new_name() {
     assert_eq!(world.attr(file).nlink, 0);
     let link = Operation::Link { ino: file, parent: ROOT, name: b"back" };
     assert_eq!(world.run(&link).err(), Some(Status::NotFound));
-    let reap = Operation::ReapOrphan { ino: file };
+    let reap = Operation::ReapOrphan { ino: file, below: FilePage(u64::MAX) };
     assert_eq!(world.run_open(&reap, &|_| true).err(), Some(Status::Busy));
     assert_eq!(world.meta.reap(file), Ok(vec![]));
     assert_eq!(world.meta.orphans(), []);

@@ -1,8 +1,8 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, Direction, DoneRequest, MemoryStore,
-    Operation, Placed, RangeUpdate, RequestId, Store, View, apply, key,
+    ApplyContext, Caller, Climbs, Covers, CutStep, DataCommit, DataStamp, Direction, DoneRequest,
+    MemoryStore, Operation, Placed, RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
@@ -32,6 +32,7 @@ fn do_one(store: &MemoryStore, operation: &Operation<'_>, seq: u64) {
         new_ino: InodeNo(100 + seq),
         change_floor: 1 << 32,
         is_open: &|_| false,
+        climbs: &Climbs::default(),
     };
     let view = View::of_store(store, HASH_KEY);
     let applied = apply(&view, operation, &context).expect("apply");

@@ -15,6 +15,9 @@ const ENTRY_PLUS_BYTES: usize = 192;
 /// Room for entries in one reply: a message less its header and the vector's length.
 const MAX_ENTRIES_BYTES: usize = MAX_MESSAGE_BYTES as usize - 1024;
 
+/// Climbs before a rename is given up because somebody keeps moving what is above.
+const CLIMBS: usize = 16;
+
 fn attr_reply(outcome: &Outcome) -> Result<Body, Status> {
     match outcome.attr {
         Some(attr) => body(&Reply::Attr(attr)),
@@ -91,9 +94,41 @@ pub(super) async fn rename(
     mode: RenameMode,
 ) -> Result<Body, Status> {
     let operation = Operation::Rename { parent, name, new_parent, new_name, mode };
-    let outcome = call.execute(&operation)?;
+    let outcome = match call.execute(&operation) {
+        Err(Status::Busy) => move_far(call, &operation, parent, new_parent, mode).await,
+        outcome => outcome,
+    }?;
     call.context.server.settle(outcome).await;
     done()
+}
+
+/// Moves a directory to one that is far from the root: the way there is climbed first, one at a time on a worker, and peers take
+/// turns.
+async fn move_far(
+    call: &Call<'_>,
+    operation: &Operation<'_>,
+    parent: InodeNo,
+    new_parent: InodeNo,
+    mode: RenameMode,
+) -> Result<Outcome, Status> {
+    let meta = &call.context.server.meta;
+    let _turn = call.context.climbs.take(&call.claim()).await;
+    for _ in 0..CLIMBS {
+        let mut climbs = vec![meta.climb(new_parent)];
+        // What was there comes here.
+        climbs.extend((mode == RenameMode::Exchange).then(|| meta.climb(parent)));
+        for climb in &mut climbs {
+            while climb.step()? {
+                futures_lite::future::yield_now().await;
+            }
+        }
+        match call.execute(operation) {
+            // Somebody moved a directory that is above: the way is another one now.
+            Err(Status::Busy) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(Status::Busy)
 }
 
 pub(super) fn read_link(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {

@@ -3,6 +3,7 @@
 use super::{Body, body};
 use crate::config::Durability;
 use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
+use crate::meta::LEVELS_MAX;
 use crate::pool::sums::REGION_PAGES;
 use crate::region::{MAX_UNITS, NEWER_MAX};
 use crate::rights::{Account, ExportRule};
@@ -139,6 +140,13 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "waiting": server.counters.turns.waiting(),
             "waiting_bound": Resource::Connections.bound().all * RECEIVES,
             "running_bound_per_peer": server.workers * PEER_RUNNING,
+        },
+        "far_moves": {
+            "running": server.counters.climbs.running(),
+            "running_bound": server.workers,
+            "waiting": server.counters.climbs.waiting(),
+            "waiting_bound": Resource::Connections.bound().all * RECEIVES,
+            "levels_bound": LEVELS_MAX,
         },
         "bounce_buffers": {
             "used": server.counters.bounce.running(),
