@@ -9,7 +9,7 @@
 mod memory_volume;
 
 use anyhow::bail;
-use cuttlefs_client::cli::{Backend, VolumeOptions, run_with};
+use cuttlefs_client::cli::{Backend, Trust, VolumeOptions, run_with};
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_client::fuse::MountTable;
 use cuttlefs_common::ids::InodeNo;
@@ -59,7 +59,7 @@ impl Backend for InMemory {
         Ok(Arc::new(volume))
     }
 
-    fn server_status(&self, server: &Endpoint, _: Option<&Path>) -> anyhow::Result<String> {
+    fn server_status(&self, server: &Endpoint, _: &Trust) -> anyhow::Result<String> {
         match server {
             Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}"),
             Endpoint::Tcp { host, .. } if host == "leaves" => bail!("cannot reach {server}"),

@@ -63,7 +63,7 @@ with_and_without_keys!(
 
 fn serve(endpoint: &Endpoint, trust: Trust) -> Served {
     let tcp = if trust == Trust::Keyed { TcpSecurity::Keys(keys(1)) } else { TcpSecurity::Loopback };
-    serve_with(endpoint, trust, SoftDevice::new(SoftOptions { tcp }))
+    serve_with(endpoint, trust, SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }))
 }
 
 fn serve_with(endpoint: &Endpoint, trust: Trust, device: Arc<SoftDevice>) -> Served {
@@ -555,7 +555,7 @@ fn what_comes_with_the_end_is_taken_first() {
 }
 
 fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
-    let device = SoftDevice::new(SoftOptions { tcp });
+    let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
     let (pd, cq) = (device.alloc_pd(), device.create_cq(16).expect("cq"));
     let mr = pd.register(Arc::new(SharedMemory::new("peer", 4096).expect("memory")), Access::ALL)?;
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };

@@ -14,7 +14,12 @@ use std::time::Duration;
 const ENDPOINT: &str = "CUTTLEFS_TEST_ENDPOINT";
 
 fn connect(endpoint: &Endpoint) -> Result<(), RdmaError> {
-    let device = SoftDevice::new(SoftOptions::default());
+    connect_to(endpoint, None)
+}
+
+/// To a server that may also be this user.
+fn connect_to(endpoint: &Endpoint, server_user: Option<u32>) -> Result<(), RdmaError> {
+    let device = SoftDevice::new(SoftOptions { server_user, ..SoftOptions::default() });
     let cq = device.create_cq(16).expect("a queue");
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
     let options = ConnectOptions { qp, receives: Vec::new(), timeout: Duration::from_secs(30) };
@@ -100,6 +105,72 @@ fn only_root_and_the_servers_user_come_to_the_frames() {
     });
     let reason = refused.expect_err("not to the frames").to_string();
     assert!(reason.contains("unix://"), "{reason}");
+}
+
+/// A device of another user's, listening in a folder that everybody may write to.
+type Listening = (std::sync::Arc<SoftDevice>, Box<dyn cuttlefs_common::rdma::Listener>);
+
+fn listening_as(uid: u32, endpoint: &Endpoint) -> Listening {
+    let endpoint = endpoint.clone();
+    let listen = move || {
+        let device = SoftDevice::new(SoftOptions::default());
+        let listener = device.alloc_pd().listen(&endpoint).expect("listen");
+        (device, listener)
+    };
+    as_user((uid, uid), &[], listen).join().expect("it listens")
+}
+
+#[test]
+fn a_client_says_nothing_to_a_stranger_who_listens() {
+    if !is_root() {
+        return;
+    }
+    for link in ["unix", "shm"] {
+        let directory = tempfile::tempdir().expect("a directory");
+        rustix::fs::chmod(directory.path(), 0o1777.into()).expect("for everybody");
+        let path = directory.path().join("socket");
+        let endpoint: Endpoint = format!("{link}://{}", path.display()).parse().expect("an endpoint");
+        let (device, listener) = listening_as(1234, &endpoint);
+        let refused = connect(&endpoint).expect_err("a stranger");
+        assert!(matches!(refused, RdmaError::Untrusted { uid: 1234, .. }), "{refused}");
+        assert!(refused.to_string().contains("--server-user 1234"), "{refused}");
+        assert!(matches!(connect_to(&endpoint, Some(1235)), Err(RdmaError::Untrusted { .. })));
+        std::thread::scope(|scope| {
+            // Those before had no word for it, so the first that is there to be accepted is the one that trusts it.
+            let cq = device.create_cq(16).expect("a queue");
+            let accepting = scope.spawn(move || {
+                let incoming = listener.accept().expect("somebody comes");
+                let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+                incoming.accept(qp, Vec::new()).expect("the handshake ends");
+            });
+            connect_to(&endpoint, Some(1234)).expect("said to be the server");
+            accepting.join().expect("accepted");
+        });
+    }
+}
+
+#[test]
+fn a_users_own_server_is_his() {
+    if !is_root() {
+        return;
+    }
+    let (peer, connected) = seen("unix", |endpoint| as_user((1234, 1234), &[], move || connect(&endpoint)));
+    connected.expect("root's");
+    assert_eq!(peer.map(|peer| peer.uid), Some(1234));
+    let directory = tempfile::tempdir().expect("a directory");
+    rustix::fs::chmod(directory.path(), 0o1777.into()).expect("for everybody");
+    let endpoint = Endpoint::Unix(directory.path().join("socket"));
+    let (device, listener) = listening_as(1234, &endpoint);
+    let accepting = std::thread::spawn(move || {
+        let cq = device.create_cq(16).expect("a queue");
+        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+        listener.accept().expect("somebody comes").accept(qp, Vec::new()).expect("the handshake ends");
+    });
+    let at = endpoint.clone();
+    let other = as_user((1235, 1235), &[], move || connect(&at)).join().expect("another user");
+    assert!(matches!(other, Err(RdmaError::Untrusted { uid: 1234, .. })));
+    as_user((1234, 1234), &[], move || connect(&endpoint)).join().expect("himself").expect("his own");
+    accepting.join().expect("accepted");
 }
 
 /// Not a test by itself: what `processes_of_other_namespaces_connect` runs there.

@@ -10,8 +10,9 @@ use cuttlefs_common::rdma::{Endpoint, RdmaError};
 use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Reply, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
+use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a client tells the server when it mounts.
@@ -29,8 +30,17 @@ pub struct VolumeOptions {
     pub threads: usize,
     /// Small writes may be acknowledged before they are executed, if the server offers that.
     pub early_writes: bool,
+    /// Who the server has to be.
+    pub trust: Trust,
+}
+
+/// How a server is known for the one that is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trust {
     /// The file of the key that is shown over tcp; `None`: in plain.
     pub key: Option<PathBuf>,
+    /// Who may serve over shm and unix, besides root and the user who asks.
+    pub server_user: Option<u32>,
 }
 
 /// Reaches servers; a trait so that the command is tested without one.
@@ -42,11 +52,11 @@ pub trait Backend: Sync {
     /// For people: what could not be reached or was refused, and what to do.
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>>;
 
-    /// The server's status as JSON, asked with a key if there is one.
+    /// The server's status as JSON.
     ///
     /// # Errors
     /// As above.
-    fn server_status(&self, server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String>;
+    fn server_status(&self, server: &Endpoint, trust: &Trust) -> anyhow::Result<String>;
 }
 
 /// Reaches servers over the software RNIC.
@@ -57,8 +67,8 @@ impl Backend for Network {
         connect_volume(server, options)
     }
 
-    fn server_status(&self, server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String> {
-        server_status(server, key)
+    fn server_status(&self, server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
+        server_status(server, trust)
     }
 }
 
@@ -78,7 +88,7 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         clock: Arc::new(SystemClock::new()),
         background,
     };
-    let device = device(server, options.key.as_deref())?;
+    let device = device(server, &options.trust)?;
     Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
         // Nobody is there, as opposed to somebody who does not want us and says why.
         RdmaError::Io { ref source, .. } if source.kind() != ErrorKind::PermissionDenied => {
@@ -91,24 +101,24 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
     })
 }
 
-/// An RNIC for connections to a server, which shows this key over tcp.
+/// An RNIC for connections to a server that is to be trusted so.
 ///
 /// # Errors
 /// The key file cannot be used.
-pub fn device(server: &Endpoint, key: Option<&Path>) -> anyhow::Result<Arc<SoftDevice>> {
-    let tcp = match (server, key) {
+pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<SoftDevice>> {
+    let tcp = match (server, &trust.key) {
         // Over the others the kernel says who is there.
         (Endpoint::Tcp { .. }, Some(file)) => {
             TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
         }
         _ => TcpSecurity::Loopback,
     };
-    Ok(SoftDevice::new(SoftOptions { tcp }))
+    Ok(SoftDevice::new(SoftOptions { tcp, server_user: trust.server_user }))
 }
 
-fn server_status(server: &Endpoint, key: Option<&Path>) -> anyhow::Result<String> {
-    let key = key.map(Path::to_owned);
-    let options = VolumeOptions { label: "status".to_owned(), threads: 1, key, ..VolumeOptions::default() };
+fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
+    let trust = trust.clone();
+    let options = VolumeOptions { label: "status".to_owned(), threads: 1, trust, ..VolumeOptions::default() };
     let session = connect(server, &options, false)?;
     let status = session.call(
         &session.own_caller(),

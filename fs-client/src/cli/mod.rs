@@ -29,7 +29,7 @@ mod status;
 mod unmount;
 mod up;
 
-pub use connect::{Backend, Network, VolumeOptions, device};
+pub use connect::{Backend, Network, Trust, VolumeOptions, device};
 pub use key::chosen as chosen_key;
 pub use mount_options::MountOptions;
 pub(crate) use server_process::binary as server_binary;

@@ -42,6 +42,9 @@ pub(super) struct MountArgs {
     /// The key to show over tcp://, as `-o key=FILE`; from whoever runs the server (cuttlefsd key)
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// Take this user for the server over unix:// and shm://, not only root and yourself; as `-o server-user=UID`
+    #[arg(long, value_name = "UID")]
+    pub server_user: Option<u32>,
     /// Stay until it is unmounted; Ctrl-C unmounts
     #[arg(long)]
     pub foreground: bool,
@@ -72,21 +75,25 @@ pub(super) fn in_background(args: MountArgs) -> anyhow::Result<String> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
-    if let Some(key) = key::chosen([args.key, options.key])? {
+    if let Some(key) = key::chosen([args.key, options.trust.key])? {
         arguments.extend(["--key".into(), key.into_os_string()]);
+    }
+    if let Some(user) = args.server_user {
+        arguments.extend(["--server-user".into(), user.to_string().into()]);
     }
     run_detached(&arguments, &run_state::file(&mountpoint, "log")?)
 }
 
 fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> anyhow::Result<()> {
     let mut options = parse_options(&args.options)?;
-    options.key = key::chosen([args.key.clone(), options.key])?;
+    options.trust.key = key::chosen([args.key.clone(), options.trust.key])?;
+    options.trust.server_user = args.server_user.or(options.trust.server_user);
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     let served = ServedMount::start(backend, &args.server, &mountpoint, &options)?;
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
-        key: options.key.clone(),
+        trust: options.trust.clone(),
         mount: ProcessId::own()?,
         server: None,
         pool: None,

@@ -52,6 +52,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
         mountpoint: args.mountpoint.clone(),
         options: args.options.clone(),
         key: None,
+        server_user: None,
         foreground: false,
         detached: false,
     };

@@ -1,6 +1,6 @@
 //! `-o`: the options of a mount, by the names people know.
 
-use super::connect::VolumeOptions;
+use super::connect::{Trust, VolumeOptions};
 use crate::fuse::{FuseSettings, MAX_THREADS};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +15,7 @@ pub(super) const KNOWN: &str =
   early=auto|off                off: no write is acknowledged before the server has executed it
   locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
   key=FILE                      show this key over tcp:// (cuttlefsd key)
+  server-user=UID               take user UID for the server over unix:// and shm://, not only root and oneself
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
@@ -52,8 +53,8 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// Small writes may be acknowledged before they are executed, if the server offers that.
     pub early_writes: bool,
-    /// The file of the key to show over tcp.
-    pub key: Option<PathBuf>,
+    /// Who the server has to be.
+    pub trust: Trust,
 }
 
 impl MountOptions {
@@ -61,7 +62,7 @@ impl MountOptions {
     pub fn new(is_root: bool) -> Self {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
         let fuse = FuseSettings { allow_other: is_root, ..FuseSettings::default() };
-        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true, key: None }
+        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true, trust: Trust::default() }
     }
 
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
@@ -101,7 +102,12 @@ impl MountOptions {
             ("locks", Some("local")) => fuse.cluster_locks = false,
             ("locks", Some(_)) => return Err(value_error("write locks=cluster or locks=local")),
             ("key", Some("")) => return Err(value_error("write the path of a key file")),
-            ("key", Some(value)) => self.key = Some(PathBuf::from(value)),
+            ("key", Some(value)) => self.trust.key = Some(PathBuf::from(value)),
+            ("server-user", Some(value)) => {
+                let user = value.parse().ok().filter(|uid| *uid != u32::MAX);
+                let user = user.ok_or_else(|| value_error("write the number of a user"))?;
+                self.trust.server_user = Some(user);
+            }
             ("subdir", Some(value)) => self.subtree = subtree(value).map_err(value_error)?,
             ("max_background", Some(value)) => {
                 fuse.max_background = value
@@ -164,7 +170,7 @@ impl MountOptions {
             uncached: self.fuse.uncached,
             threads: self.fuse.threads,
             early_writes: self.early_writes,
-            key: self.key.clone(),
+            trust: self.trust.clone(),
         }
     }
 }
@@ -205,7 +211,8 @@ mod tests {
         assert_eq!(options.fuse.negative_cache, Duration::ZERO);
         assert_eq!((options.subtree.as_str(), options.fuse.threads), ("a/b", 3));
         assert!(options.fuse.no_atime && options.fuse.allow_other && !options.fuse.read_only);
-        assert_eq!(parse("key=a,key=/b").expect("valid").key, Some("/b".into()));
+        assert_eq!(parse("key=a,key=/b").expect("valid").trust.key, Some("/b".into()));
+        assert_eq!(parse("server-user=65534").expect("valid").trust.server_user, Some(65_534));
         assert_eq!(parse("").expect("empty"), MountOptions::new(true));
         let plain = MountOptions::new(true).fuse;
         assert!(!plain.suid && !plain.dev && plain.exec);
@@ -255,6 +262,9 @@ mod tests {
             "subdir",
             "key=",
             "key",
+            "server-user=root",
+            "server-user=4294967295",
+            "server-user",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -1,12 +1,14 @@
 //! What runs: one small file for each mount, in the runtime directory.
 //!
-//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` or `/tmp/cuttlefs-UID` for others. It is gone after a
-//! reboot, like the processes. Files are named by a hash of the mount point, because a mount point may be longer
+//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where
+//! that is not set: gone after a reboot, like the processes. In /tmp anybody can take the name first; then it is
+//! `.cuttlefs-HOST` in the user's home, from then on (`Places`). What somebody else may write to is never used. Files are named by a hash of the mount point, because a mount point may be longer
 //! than a file name, and a Unix socket's path must be shorter than 108 bytes.
 //!
 //! A mount point that was just unmounted may be mounted again before the process that served it has ended. So whoever
 //! removes a file makes sure that it is its own, under the directory's lock (`locked`).
 
+use super::connect::Trust;
 use super::process::ProcessId;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -23,8 +25,8 @@ pub(super) struct RunState {
     pub mountpoint: PathBuf,
     /// The server's endpoint.
     pub source: String,
-    /// The file of the key that is shown there.
-    pub key: Option<PathBuf>,
+    /// How the server is known.
+    pub trust: Trust,
     /// The process behind the mount.
     pub mount: ProcessId,
     /// The server that `up` started for it.
@@ -97,19 +99,70 @@ pub(super) fn file(of: &Path, extension: &str) -> anyhow::Result<PathBuf> {
 
 fn directory() -> anyhow::Result<PathBuf> {
     let user = rustix::process::geteuid();
-    let path = match std::env::var_os("XDG_RUNTIME_DIR") {
-        _ if user.is_root() => PathBuf::from("/run/cuttlefs"),
-        Some(runtime) => Path::new(&runtime).join("cuttlefs"),
-        None => PathBuf::from(format!("/tmp/cuttlefs-{}", user.as_raw())),
-    };
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if user.is_root() => make(PathBuf::from("/run/cuttlefs")),
+        Some(runtime) => make(Path::new(&runtime).join("cuttlefs")),
+        None => Places::of(user.as_raw()).choose(),
+    }
+}
+
+/// Where a user's runtime directory may be who was not told.
+struct Places {
+    /// What a login makes for him.
+    login: PathBuf,
+    /// Where everybody may make one.
+    shared: PathBuf,
+    /// What nobody else can take.
+    home: Option<PathBuf>,
+}
+
+impl Places {
+    fn of(uid: u32) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
+        let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
+        Self {
+            login: PathBuf::from(format!("/run/user/{uid}")),
+            shared: PathBuf::from(format!("/tmp/cuttlefs-{uid}")),
+            // Homes may be shared by machines; processes are not.
+            home: home.map(|home| home.join(format!(".cuttlefs-{host}"))),
+        }
+    }
+
+    /// The same one as long as it is there, whatever others do elsewhere: what one process wrote down the next one finds.
+    fn choose(self) -> anyhow::Result<PathBuf> {
+        if is_own(&self.login)? {
+            return make(self.login.join("cuttlefs"));
+        }
+        match self.home {
+            Some(home) if is_own(&home)? => Ok(home),
+            Some(home) => make(self.shared).or_else(|_| make(home)),
+            None => make(self.shared),
+        }
+        .context("set XDG_RUNTIME_DIR to a directory that only you can write, or HOME")
+    }
+}
+
+/// Whether it is there, and only its owner, this user, writes to it.
+fn is_own(path: &Path) -> anyhow::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => {
+            let user = rustix::process::geteuid().as_raw();
+            Ok(found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0)
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// Makes a directory that only this user writes to, or finds it.
+fn make(path: PathBuf) -> anyhow::Result<PathBuf> {
     // 0755: other users may connect to the sockets in it, which check who they are; only its owner writes.
     match fs::DirBuilder::new().mode(0o755).create(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
     }
-    let found = fs::symlink_metadata(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    if !found.is_dir() || found.uid() != user.as_raw() || found.mode() & 0o022 != 0 {
+    if !is_own(&path)? {
         bail!("{} is not a directory that only you can write; remove it and try again", path.display());
     }
     Ok(path)
@@ -125,6 +178,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn hash_vectors() {
@@ -134,12 +188,49 @@ mod tests {
     }
 
     #[test]
+    fn a_place_that_somebody_else_took_is_passed_over_for_good() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let [login, shared, home] = ["login", "shared", "home"].map(|name| directory.path().join(name));
+        let choose = || {
+            Places { login: login.clone(), shared: shared.clone(), home: Some(home.clone()) }
+                .choose()
+                .expect("a place")
+        };
+        let open_to_all = |path: &Path| {
+            fs::create_dir(path).expect("directory");
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("mode");
+        };
+        assert_eq!(choose(), shared);
+        assert_eq!(choose(), shared, "it is there");
+        fs::remove_dir(&shared).expect("remove");
+        open_to_all(&shared);
+        assert_eq!(choose(), home);
+        // What others do to theirs changes nothing any more.
+        fs::remove_dir(&shared).expect("remove");
+        assert_eq!(choose(), home);
+        assert!(!shared.exists());
+        open_to_all(&login);
+        assert_eq!(choose(), home, "anybody may write to that");
+        fs::set_permissions(&login, fs::Permissions::from_mode(0o700)).expect("mode");
+        assert_eq!(choose(), login.join("cuttlefs"));
+        fs::remove_dir_all(&login).expect("remove");
+        // Nothing is left but what others took.
+        fs::remove_dir(&home).expect("remove");
+        open_to_all(&shared);
+        std::os::unix::fs::symlink(directory.path(), &home).expect("symlink");
+        let refused =
+            Places { login: login.clone(), shared: shared.clone(), home: Some(home.clone()) }.choose();
+        assert!(format!("{:#}", refused.expect_err("not his")).contains("XDG_RUNTIME_DIR"));
+        assert!(Places { login, shared, home: None }.choose().is_err());
+    }
+
+    #[test]
     fn what_is_saved_is_loaded() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let state = RunState {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
-            key: Some("/etc/key".into()),
+            trust: Trust { key: Some("/etc/key".into()), server_user: Some(7) },
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
@@ -160,7 +251,7 @@ mod tests {
         let before = RunState {
             mountpoint: dir.path().to_owned(),
             source: "tcp://a:1".to_owned(),
-            key: Some("/etc/key".into()),
+            trust: Trust { key: Some("/etc/key".into()), server_user: None },
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,

@@ -1,7 +1,7 @@
 //! The `cuttlefsd` that `up` starts: its pool, its process, its log.
 
 use super::background::Reporter;
-use super::connect::Backend;
+use super::connect::{Backend, Trust};
 use super::process::ProcessId;
 use super::run_state;
 use anyhow::{Context, bail};
@@ -80,7 +80,7 @@ impl ServerProcess {
             opened.with_context(|| format!("cannot write {}", log.display()))
         };
         // A server that answers here already would answer for ours, too.
-        if let Ok(status) = backend.server_status(&endpoint, None) {
+        if let Ok(status) = backend.server_status(&endpoint, &Trust::default()) {
             let who = pid_in(&status).map_or_else(String::new, |pid| format!(" by process {pid}"));
             bail!(
                 "{} is being served already{who}; to mount it here too: cuttlefs mount {endpoint} DIRECTORY",
@@ -125,7 +125,7 @@ impl ServerProcess {
         let started = Instant::now();
         let mut tell_at = PATIENCE;
         loop {
-            match backend.server_status(&self.endpoint, None) {
+            match backend.server_status(&self.endpoint, &Trust::default()) {
                 Ok(status) if pid_in(&status).is_none_or(|pid| pid == i64::from(self.id.pid)) => {
                     return Ok(());
                 }

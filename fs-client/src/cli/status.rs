@@ -2,7 +2,7 @@
 //!
 //! The mount's part comes under `mount`, beside the server's; it is shown also while the server is away.
 
-use super::connect::Backend;
+use super::connect::{Backend, Trust};
 use super::figures;
 use super::key;
 use super::run_state::RunState;
@@ -25,6 +25,9 @@ pub(super) struct StatusArgs {
     /// The key to show over tcp:// [default: the mount's]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Take this user for the server over unix:// and shm://, not only root and yourself [default: the mount's]
+    #[arg(long, value_name = "UID")]
+    server_user: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -33,11 +36,15 @@ pub(super) struct StatusArgs {
 pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()> {
     let asked = Asked::parse(&args.server_or_mount)?;
     let of_mount = match &asked.mountpoint {
-        Some(mountpoint) => RunState::load(mountpoint)?.and_then(|state| state.key),
+        Some(mountpoint) => RunState::load(mountpoint)?.map(|state| state.trust),
         None => None,
+    }
+    .unwrap_or_default();
+    let trust = Trust {
+        key: key::chosen([args.key.clone(), of_mount.key])?,
+        server_user: args.server_user.or(of_mount.server_user),
     };
-    let key = key::chosen([args.key.clone(), of_mount])?;
-    let answer = backend.server_status(&asked.server, key.as_deref()).and_then(|text| {
+    let answer = backend.server_status(&asked.server, &trust).and_then(|text| {
         serde_json::from_str::<Map<String, Value>>(&text).context("the server's status is not a JSON object")
     });
     let mut status = answer.as_ref().cloned().unwrap_or_default();

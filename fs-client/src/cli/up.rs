@@ -4,7 +4,7 @@
 //! the server; if it is killed, `down` finds the server by what is written down.
 
 use super::background::{Reporter, run_detached};
-use super::connect::Backend;
+use super::connect::{Backend, Trust};
 use super::mount::{ServedMount, parse_options};
 use super::mountpoint;
 use super::process::ProcessId;
@@ -113,7 +113,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: server.endpoint().to_string(),
-        key: None,
+        trust: Trust::default(),
         mount: ProcessId::own()?,
         server: Some(server.id()),
         pool: Some(pool.clone()),

@@ -25,7 +25,7 @@ use cuttlefs_server::shares::Resource;
 use peer::{PATIENCE, Peer, pulled_write, pushed_fetch};
 use serving::Serve;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1), umask: 0, drops_privileges: false };
@@ -75,16 +75,8 @@ impl Site {
         let dir = directory.path().join("pool");
         let format = FormatOptions { dir: dir.clone(), size: 64 << 20, ..FormatOptions::default() };
         serving::make_pool(&format, [3; 16]);
+        let running = Self::serve(directory.path());
         let own = Endpoint::Shm(directory.path().join("shm"));
-        let with = Serve {
-            frames: 2048,
-            listen: vec![own.clone(), Endpoint::Unix(directory.path().join("unix"))],
-            policy: RegionPolicy::default(),
-            hotspots: Hotspots::Pages,
-            durable_answers: false,
-            rings: None,
-        };
-        let running = serving::serve(&dir, with).expect("start");
         let client = serving::connect(&own, "honest", 4, false);
         let (attr, file) =
             client.create(&CALLER, InodeNo::ROOT, FILE, 0o666, true, READ_WRITE).expect("create");
@@ -95,6 +87,18 @@ impl Site {
         // All its lanes are there from here on.
         let before = Left::of(&running);
         Self { directory, running: Some(running), client: Some(client), handle: file.handle, before }
+    }
+
+    fn serve(directory: &Path) -> RunningServer {
+        let with = Serve {
+            frames: 2048,
+            listen: vec![Endpoint::Shm(directory.join("shm")), Endpoint::Unix(directory.join("unix"))],
+            policy: RegionPolicy::default(),
+            hotspots: Hotspots::Pages,
+            durable_answers: false,
+            rings: None,
+        };
+        serving::serve(&directory.join("pool"), with).expect("start")
     }
 
     fn running(&self) -> &RunningServer {
@@ -149,6 +153,33 @@ impl Drop for Site {
         client.shut_down();
         self.running.take().expect("it runs").stop();
     }
+}
+
+/// Somebody else takes the path of a server that has stopped. Needs root, to be somebody else.
+#[test]
+fn a_client_tells_a_stranger_in_its_servers_place_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut site = Site::new();
+    let path = site.unix();
+    let client = serving::connect(&Endpoint::Unix(path.clone()), "reconnects", 1, false);
+    site.running.take().expect("it runs").stop();
+    std::fs::set_permissions(site.directory.path(), PermissionsExt::from_mode(0o777)).expect("mode");
+    let _ = std::fs::remove_file(&path);
+    let squat = peer::Squat::listen(&path);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| client.lookup(&CALLER, InodeNo::ROOT, FILE).expect("the server is back"));
+        // It comes again and again, and says nothing each time.
+        for _ in 0..3 {
+            assert_eq!(squat.hear(), b"");
+        }
+        drop(squat);
+        std::fs::remove_file(&path).expect("the stranger's socket");
+        site.running = Some(Site::serve(site.directory.path()));
+        asking.join().expect("an answer");
+    });
+    client.shut_down();
 }
 
 /// However a connection ends, nothing of it stays.

@@ -12,7 +12,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use rustix::process::Uid;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,19 +29,42 @@ pub struct Peer {
     root: Option<InodeNo>,
 }
 
-/// Connects as a stranger: credentials are those of the thread that connects.
-fn stream(path: &Path) -> UnixStream {
+/// Does something as a stranger: credentials are those of the thread that connects, or listens.
+fn as_stranger<T: Send + 'static>(path: &Path, work: impl FnOnce(&Path) -> T + Send + 'static) -> T {
     let path = path.to_owned();
-    let connecting = std::thread::spawn(move || {
+    let working = std::thread::spawn(move || {
         if rustix::process::geteuid().is_root() {
             let stranger = Uid::from_raw(STRANGER);
             rustix::thread::set_thread_res_uid(stranger, stranger, stranger).expect("become a stranger");
         }
-        UnixStream::connect(path).expect("connect")
+        work(&path)
     });
-    let stream = connecting.join().expect("a connection");
+    working.join().expect("a stranger's work")
+}
+
+fn stream(path: &Path) -> UnixStream {
+    let stream = as_stranger(path, |path| UnixStream::connect(path).expect("connect"));
     stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
     stream
+}
+
+/// A stranger who listens where a server should.
+pub struct Squat(UnixListener);
+
+impl Squat {
+    /// The path must be free.
+    pub fn listen(path: &Path) -> Self {
+        Self(as_stranger(path, |path| UnixListener::bind(path).expect("a stranger may listen there")))
+    }
+
+    /// All that the next client who comes says.
+    pub fn hear(&self) -> Vec<u8> {
+        let (mut stream, _) = self.0.accept().expect("somebody comes");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).expect("it goes again");
+        said
+    }
 }
 
 impl Peer {

@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use std::num::NonZeroI32;
 use std::sync::Arc;
 
+/// How the kernel shows a user who is not known in this process's user namespace, or `nobody`.
+pub const OVERFLOW_USER: u32 = 65_534;
+
 /// Who is at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
@@ -38,7 +41,7 @@ impl PeerIdentity {
 /// A process of this machine, as the kernel saw it when it connected (`SO_PEERCRED`, `SO_PEERGROUPS`).
 ///
 /// Users and groups are those of this process's user namespace; the kernel shows one that is not mapped here as the
-/// overflow user (65534, nobody).
+/// overflow user (`OVERFLOW_USER`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPeer {
     /// Effective user.

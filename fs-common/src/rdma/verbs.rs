@@ -20,7 +20,7 @@
 //!
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
-use super::peer::PeerIdentity;
+use super::peer::{OVERFLOW_USER, PeerIdentity};
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
@@ -317,6 +317,18 @@ pub enum RdmaError {
         endpoint: String,
         /// Why, in the peer's words.
         reason: String,
+    },
+    /// Who listens there is nobody this side tells anything.
+    #[error(
+        "user {uid} listens at {endpoint}, and not root or you; if that is to be your server, say so: --server-user {uid}, or \
+         for a mount -o server-user={uid} ({overflow} is anybody whom this user namespace does not know)",
+        overflow = OVERFLOW_USER
+    )]
+    Untrusted {
+        /// Where.
+        endpoint: String,
+        /// Who.
+        uid: u32,
     },
     /// This device cannot do that.
     #[error("{0}")]

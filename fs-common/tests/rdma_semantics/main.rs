@@ -238,9 +238,10 @@ fn listening_beyond_this_machine_needs_a_word() {
     let open = Endpoint::Tcp { host: "0.0.0.0".into(), port: 0 };
     let refused = SoftDevice::new(SoftOptions::default()).alloc_pd().listen(&open).err().expect("refused");
     assert!(refused.to_string().contains("--insecure"), "{refused}");
-    let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Insecure });
+    let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Insecure, ..SoftOptions::default() });
     assert!(device.alloc_pd().listen(&open).is_ok());
-    let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(pair::keys()) });
+    let device =
+        SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(pair::keys()), ..SoftOptions::default() });
     assert!(device.alloc_pd().listen(&open).is_ok());
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Half {
 impl Half {
     pub(super) fn new(access: Access) -> Self {
         let tcp = if KEYED.get() { TcpSecurity::Keys(keys()) } else { TcpSecurity::Loopback };
-        let device = SoftDevice::new(SoftOptions { tcp });
+        let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
         let pd = device.alloc_pd();
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("half", MEMORY_LEN).expect("memory"));

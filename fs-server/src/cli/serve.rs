@@ -187,7 +187,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions { tcp }),
+        device: SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
         clock,
         random: Arc::new(SystemRandom),
         log,

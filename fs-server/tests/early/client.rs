@@ -42,7 +42,7 @@ impl Client {
     /// The same client again, after its server went.
     pub fn with_secret(endpoint: &Endpoint, secret: SessionSecret) -> Self {
         let keys = ClusterKeys::new(vec![crate::server::key()]).expect("keys");
-        let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(keys) });
+        let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(keys), ..SoftOptions::default() });
         let pd = device.alloc_pd();
         let cq = device.create_cq(16).expect("a queue");
         let memory = SharedMemory::new("client", 2 * MESSAGE).expect("memory");

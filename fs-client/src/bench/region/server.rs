@@ -8,7 +8,7 @@ use super::policy::Policy;
 use super::pool::{ScratchPool, tail};
 use super::volume;
 use crate::bench::link::Link;
-use crate::cli::{Backend as _, Network, server_binary};
+use crate::cli::{Backend as _, Network, Trust, server_binary};
 use crate::file::volume::Volume;
 use anyhow::{Context as _, bail, ensure};
 use cuttlefs_common::rdma::Endpoint;
@@ -177,7 +177,7 @@ impl RegionServer {
     }
 
     fn status(&self) -> anyhow::Result<Status> {
-        let text = Network.server_status(&self.endpoint, None)?;
+        let text = Network.server_status(&self.endpoint, &Trust::default())?;
         serde_json::from_str(&text).context("the server's status is not as expected")
     }
 

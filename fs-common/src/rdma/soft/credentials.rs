@@ -1,12 +1,16 @@
-//! Who connected to a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate here reads as they are.
+//! Who is at the other end of a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate here reads as they are.
 //!
 //! `rustix` has the first, but takes a process of another PID namespace, whose number is 0 here, for an error, and nobody
 //! has the second.
 //!
+//! A path proves nothing: where a server has stopped, anybody who may write to the folder can listen instead. So a client asks who
+//! listens before it says a word (`Trust`).
+//!
 //! # Failure
 //! A kernel without `SO_PEERGROUPS` (before 4.13) is an error: a peer whose groups are not known is nobody.
 
-use crate::rdma::peer::{LocalPeer, PeerIdentity};
+use crate::rdma::peer::{LocalPeer, OVERFLOW_USER, PeerIdentity};
+use crate::rdma::verbs::RdmaError;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::io;
 use std::mem::size_of;
@@ -21,6 +25,33 @@ const MOST_GROUPS: usize = 65_536;
 pub(super) fn unix_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
     let libc::ucred { pid, uid, gid } = credentials(socket)?;
     Ok(PeerIdentity::Local(LocalPeer { uid, gid, groups: groups(socket)?.into(), pid: NonZeroI32::new(pid) }))
+}
+
+/// Who may be listened to at a Unix socket: root, this process's own user, and who was named.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trust {
+    pub(super) also: Option<u32>,
+}
+
+impl Trust {
+    /// Who listens at the other end of a socket that this process connected.
+    pub(super) fn server(self, socket: &OwnedFd, endpoint: &str) -> Result<PeerIdentity, RdmaError> {
+        let failed = |source| RdmaError::Io { action: "connect to", endpoint: endpoint.to_owned(), source };
+        let peer = unix_peer(socket).map_err(failed)?;
+        match &peer {
+            PeerIdentity::Local(LocalPeer { uid, .. })
+                if !self.is_in(*uid, rustix::process::geteuid().as_raw()) =>
+            {
+                Err(RdmaError::Untrusted { endpoint: endpoint.to_owned(), uid: *uid })
+            }
+            _ => Ok(peer),
+        }
+    }
+
+    /// Whom the kernel shows as the overflow user may be anybody, also to a process that is shown so itself.
+    fn is_in(self, uid: u32, own: u32) -> bool {
+        uid == 0 || uid == own && own != OVERFLOW_USER || Some(uid) == self.also
+    }
 }
 
 fn credentials(socket: &OwnedFd) -> io::Result<libc::ucred> {
@@ -99,6 +130,24 @@ mod tests {
         );
         assert_eq!(peer.pid.map(NonZeroI32::get), Some(std::process::id() as i32));
         assert_eq!(theirs, own);
+    }
+
+    #[test]
+    fn root_oneself_and_who_was_named_are_listened_to() {
+        let (nobody, named) = (Trust::default(), Trust { also: Some(OVERFLOW_USER) });
+        for (uid, own, is_in) in [
+            (0, 0, true),
+            (0, 7, true),
+            (7, 7, true),
+            (7, 0, false),
+            (7, 8, false),
+            (OVERFLOW_USER, 0, false),
+            (OVERFLOW_USER, OVERFLOW_USER, false),
+        ] {
+            assert_eq!(nobody.is_in(uid, own), is_in, "{uid} {own}");
+            assert_eq!(named.is_in(uid, own), is_in || uid == OVERFLOW_USER, "{uid} {own}");
+            assert!(Trust { also: Some(uid) }.is_in(uid, own), "{uid} {own}");
+        }
     }
 
     #[test]

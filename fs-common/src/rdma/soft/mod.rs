@@ -66,6 +66,8 @@ pub enum TcpSecurity {
 pub struct SoftOptions {
     /// Who may be at the other end of `tcp`.
     pub tcp: TcpSecurity,
+    /// Who is connected to over `shm` and `unix`, besides root and this process's own user.
+    pub server_user: Option<u32>,
 }
 
 /// `TcpSecurity`, ready for use.
@@ -92,6 +94,7 @@ pub struct SoftDevice {
 /// What queue pairs and listeners need of their device.
 struct DeviceShared {
     tcp: TcpTrust,
+    local: credentials::Trust,
     held_max_bytes: usize,
     last_qp_number: AtomicU32,
     queues: Mutex<Vec<Weak<SoftCq>>>,
@@ -121,6 +124,7 @@ impl SoftDevice {
         Arc::new(Self {
             shared: Arc::new(DeviceShared {
                 tcp,
+                local: credentials::Trust { also: options.server_user },
                 held_max_bytes,
                 last_qp_number: AtomicU32::new(0),
                 queues: Mutex::new(Vec::new()),
@@ -297,9 +301,11 @@ impl ProtectionDomain for SoftPd {
         let name = endpoint.to_string();
         let file_target = self.device.file_target.clone();
         let (link, windows): (Arc<dyn LinkQp>, _) = match endpoint {
-            Endpoint::Shm(path) => shm::connect(path, parts, prepare, timeout)?,
+            Endpoint::Shm(path) => shm::connect(path, self.device.local, parts, prepare, timeout)?,
             Endpoint::Unix(path) => {
-                (tcp::connect_unix(path, &name, parts, prepare, timeout, file_target)?, Vec::new())
+                let place = (path.as_path(), name.as_str());
+                let trust = self.device.local;
+                (tcp::connect_unix(place, trust, parts, prepare, timeout, file_target)?, Vec::new())
             }
             Endpoint::Tcp { host, port } => {
                 let tls = self.device.tcp.configs();

@@ -1,6 +1,6 @@
 //! How a shared-memory connection is made.
 //!
-//! The client sends Hello with its sleep pages and doorbell; the server checks who it is (`SO_PEERCRED`), makes
+//! The client asks the kernel who listens, and sends Hello with its sleep pages and doorbell; the server checks who it is (`SO_PEERCRED`), makes
 //! the connection's memory and answers with Welcome, its own pages and doorbell, and the windows, opened
 //! read-only. Descriptors that are missing, unsealed or too small end the handshake with a reason.
 
@@ -10,7 +10,7 @@ use super::wire::ShmMessage;
 use crate::memory::SharedMemory;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::cq::SLEEP_PAGE_LEN;
-use crate::rdma::soft::credentials;
+use crate::rdma::soft::credentials::Trust;
 use crate::rdma::soft::fds;
 use crate::rdma::soft::listen::Setup;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
@@ -60,6 +60,7 @@ fn map_pages(pages: [OwnedFd; 2]) -> io::Result<[SharedMemory; 2]> {
 /// Connects to a `shm://` endpoint.
 pub(in crate::rdma::soft) fn connect(
     path: &Path,
+    trust: Trust,
     parts: QpParts,
     prepare: impl FnOnce(&QpCore) -> Result<(), RdmaError>,
     timeout: Duration,
@@ -70,11 +71,15 @@ pub(in crate::rdma::soft) fn connect(
         move |source: io::Error| RdmaError::Io { action, endpoint, source }
     };
     let handshake = |reason: String| RdmaError::Handshake { endpoint: endpoint.clone(), reason };
-    let connecting = || -> io::Result<(OwnedFd, PeerIdentity, OwnedFd)> {
+    let connecting = || -> io::Result<OwnedFd> {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let peer = credentials::unix_peer(&socket)?;
+        Ok(socket)
+    };
+    let socket = connecting().map_err(io_error("connect to"))?;
+    let peer = trust.server(&socket, &endpoint)?;
+    let greeting = || -> io::Result<OwnedFd> {
         let doorbell = sys::new_eventfd()?;
         let [receive_page, send_page] = sleep_pages(&parts)?;
         let hello = ShmMessage::Hello { page_len: SLEEP_PAGE_LEN as u32 }.encode();
@@ -84,9 +89,9 @@ pub(in crate::rdma::soft) fn connect(
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error),
         }
-        Ok((socket, peer, doorbell))
+        Ok(doorbell)
     };
-    let (socket, peer, doorbell) = connecting().map_err(io_error("connect to"))?;
+    let doorbell = greeting().map_err(io_error("greet"))?;
     if !sys::wait_readable(&socket, timeout).map_err(io_error("wait for"))? {
         return Err(handshake(format!("no answer in {} ms", timeout.as_millis())));
     }

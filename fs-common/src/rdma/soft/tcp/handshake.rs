@@ -8,7 +8,7 @@ use super::frame::{
 };
 use super::tls::TlsConfigs;
 use crate::rdma::peer::PeerIdentity;
-use crate::rdma::soft::credentials;
+use crate::rdma::soft::credentials::Trust;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::OwnedFd;
@@ -80,8 +80,8 @@ pub(in crate::rdma::soft) fn connect_tcp(
 
 /// Connects to a `unix://` endpoint.
 pub(in crate::rdma::soft) fn connect_unix(
-    path: &Path,
-    endpoint: &str,
+    (path, endpoint): (&Path, &str),
+    trust: Trust,
     parts: QpParts,
     prepare: impl FnOnce(&QpCore) -> Result<(), RdmaError>,
     timeout: Duration,
@@ -90,7 +90,7 @@ pub(in crate::rdma::soft) fn connect_unix(
     let failed = |source| RdmaError::Io { action: "connect to", endpoint: endpoint.to_owned(), source };
     let deadline = Instant::now() + timeout;
     let socket = OwnedFd::from(UnixStream::connect(path).map_err(failed)?);
-    let peer = credentials::unix_peer(&socket).map_err(failed)?;
+    let peer = trust.server(&socket, endpoint)?;
     let channel = greet(socket, None, deadline, endpoint)?;
     finish(channel, endpoint, QpCore::new(parts, LinkKind::Unix, peer), prepare, file_target)
 }
