@@ -119,7 +119,7 @@ async fn move_far(
         climbs.extend((mode == RenameMode::Exchange).then(|| meta.climb(parent)));
         for climb in &mut climbs {
             while climb.step()? {
-                futures_lite::future::yield_now().await;
+                call.give_way().await;
             }
         }
         match call.execute(operation) {
