@@ -148,6 +148,7 @@ fn an_early_write_to_a_rotten_page_is_told_at_fsync_or_close() {
     assert_eq!(volume.write(&CALLER, file, part(20), b"part"), Ok(4));
     assert_eq!(volume.flush(reads, LockOwner(1)), Ok(()), "not to who only reads");
     assert_eq!(volume.flush(file, LockOwner(1)), io);
+    assert_eq!(volume.fsync(&CALLER, file, false), io, "a close does not count");
     assert_eq!(volume.flush(file, LockOwner(1)), Ok(()), "told once");
     volume.shut_down();
     running.stop();

@@ -93,7 +93,13 @@ look_at_cut() {
     umount_fs "$WORK/look"
     end_process "$pid" || status=1
     "$CUTTLEFS_BIN/cuttlefsd" fsck --pool "$WORK/cut" || status=1
-    umount "$WORK/cut" && rm "$WORK/outer/copy"
+    # The io_uring of a server that has ended lets go of its files a moment later.
+    for ((waited = 0; waited < HANG_S * 10; waited++)); do
+        umount "$WORK/cut" 2>/dev/null && break
+        sleep 0.1
+    done
+    ! mountpoint -q "$WORK/cut" || status=1
+    rm "$WORK/outer/copy"
     return "$status"
 }
 
