@@ -77,6 +77,39 @@ fn exclusive_create_answers_once() {
 }
 
 #[test]
+fn a_file_without_a_name_is_made_once_and_named_once() {
+    cut_both_ways(|world, cut| {
+        let volume = world.client();
+        let free = volume.stat_fs(&CALLER).expect("statfs");
+        cut();
+        let (attr, file) = volume.create_nameless(&CALLER, ROOT, 0o640, READ_WRITE).expect("create");
+        assert_eq!((attr.nlink, attr.mode), (0, 0o640));
+        let one_more = volume.stat_fs(&CALLER).expect("statfs").inodes;
+        assert_eq!(one_more, free.inodes + 1, "it was made once");
+        volume.write(&CALLER, file.handle, 0, b"mine").expect("the filekey is the one the server kept");
+        cut();
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        assert_eq!(read(&volume, file.handle, 0, 10), Ok(b"mine".to_vec()));
+        cut();
+        let named = volume.link(&CALLER, attr.ino, ROOT, b"named").expect("the first answer");
+        assert_eq!((named.ino, named.nlink), (attr.ino, 1));
+        let (_, never) = volume.create_nameless(&CALLER, ROOT, 0o640, READ_WRITE).expect("create");
+        volume.write(&CALLER, never.handle, 0, b"never named").expect("write");
+        volume.release(file.handle);
+        cut();
+        heartbeat(&volume);
+        volume.release(never.handle);
+        let found = volume.lookup(&CALLER, ROOT, b"named").expect("lookup");
+        assert_eq!((found.ino, found.size), (attr.ino, 4));
+        volume.unlink(&CALLER, ROOT, b"named").expect("unlink");
+        world.pass(Duration::from_millis(200));
+        heartbeat(&volume);
+        assert_eq!(volume.stat_fs(&CALLER), Ok(free), "nothing is left of either");
+        volume.shut_down();
+    });
+}
+
+#[test]
 fn unlinked_open_files_are_kept_for_who_comes_back() {
     cut_both_ways(|world, cut| {
         let clients = [world.client(), world.client()];

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -285,6 +286,57 @@ fn appends_and_exclusive_creates() {
     let volume = Arc::clone(&m.volume);
     m.end();
     assert_eq!(volume.inodes(), 1, "only the root is left");
+}
+
+#[test]
+fn files_without_a_name() {
+    let Some(m) = Mount::new(FuseSettings::default()) else {
+        return;
+    };
+    let open = |flags: OFlags| {
+        let made = rustix::fs::open(
+            m.dir.path(),
+            OFlags::TMPFILE | OFlags::RDWR | flags,
+            Mode::from_raw_mode(0o640),
+        );
+        match made {
+            // Before Linux 6.1 no file system of this kind has them.
+            Err(Errno::OPNOTSUPP) if m.volume.calls("create_nameless") == 0 => None,
+            made => Some(File::from(made.expect("open"))),
+        }
+    };
+    let give_name = |file: &File, name: &str| {
+        let at = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::linkat(CWD, at, CWD, m.path(name), AtFlags::SYMLINK_FOLLOW)
+    };
+    let Some(mut file) = open(OFlags::empty()) else {
+        eprintln!("skipped: this kernel asks for no files without a name");
+        return;
+    };
+    file.write_all(b"all of it").expect("write");
+    file.sync_all().expect("fsync");
+    let found = file.metadata().expect("stat");
+    assert_eq!((found.nlink(), found.mode() & 0o7777, found.len()), (0, 0o640, 9));
+    assert_eq!(fs::read_dir(m.dir.path()).expect("list").count(), 0);
+    give_name(&file, "named").expect("link");
+    assert_eq!(file.metadata().expect("stat").nlink(), 1);
+    assert_eq!(fs::read(m.path("named")).expect("read"), b"all of it");
+    assert_eq!(give_name(&file, "named"), Err(Errno::EXIST));
+    drop(file);
+    assert_eq!(fs::read(m.path("named")).expect("read"), b"all of it");
+    let inodes = m.volume.inodes();
+    let secret = open(OFlags::EXCL).expect("it did before");
+    assert_eq!(m.volume.inodes(), inodes + 1);
+    assert_eq!(give_name(&secret, "told"), Err(Errno::NOENT), "O_EXCL");
+    drop(secret);
+    fs::remove_file(m.path("named")).expect("remove");
+    let removed = File::open(m.path("named")).expect_err("it is gone");
+    assert_eq!(removed.raw_os_error(), Some(libc::ENOENT));
+    // The kernel closes files behind their programs' backs.
+    while m.volume.inodes() > 1 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    m.end();
 }
 
 #[test]

@@ -64,6 +64,7 @@ rpc_kinds! {
     "reclaim_locks" => Request::ReclaimLocks { .. },
     "let_ring_go" => Request::LetRingGo { .. },
     "restore" => Request::Restore { .. },
+    "create_nameless" => Request::CreateNameless { .. },
 }
 
 /// Figures since the server started. Written by workers, read by status; relaxed.

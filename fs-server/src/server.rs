@@ -22,7 +22,7 @@ use cuttlefs_common::rdma::{Device, Endpoint, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -68,11 +68,15 @@ pub struct Server {
     pub early: Early,
     /// Clients' advisory locks.
     pub locks: Locks,
+    /// Taken for reading while a file without a name is made and opened; for writing by who looks for files without a name
+    /// that nobody has open.
+    pub opens_nameless: RwLock<()>,
 }
 
 impl Server {
     /// Runs an operation on metadata, if who asks may do it; `owner` is the session. A file that loses its last name always
-    /// becomes an orphan first: whether it may go is decided by `settle` under the region's own locks.
+    /// becomes an orphan first: whether it may go is decided by `settle` under the region's own locks. An orphan gets a name
+    /// only while it is open: what is being freed is not.
     ///
     /// # Errors
     /// As POSIX says.
@@ -82,12 +86,14 @@ impl Server {
         owner: RegionOwner,
         operation: &Operation<'_>,
     ) -> Result<Outcome, Status> {
+        let names = matches!(operation, Operation::Link { .. });
+        let is_open = |ino| !names || self.regions.opens(ino) > 0;
         if !who.checked {
-            return self.meta.execute(caller(who), operation, &|_| true);
+            return self.meta.execute(caller(who), operation, &is_open);
         }
         let judge = Judge { meta: &self.meta, who };
         let writes = Rights { read: false, write: true };
-        self.meta.execute_judged(caller(who), operation, &|_| true, &|operation| {
+        self.meta.execute_judged(caller(who), operation, &is_open, &|operation| {
             judge.may_change(operation, |ino| self.regions.has_open(owner, ino, writes))
         })
     }
@@ -193,6 +199,12 @@ impl Server {
         }
     }
 
+    /// Inodes without a name: none of them is one that its maker is about to open.
+    pub fn orphans(&self) -> Vec<InodeNo> {
+        let _no_maker = self.opens_nameless.write();
+        self.meta.orphans()
+    }
+
     /// Frees an orphan unless somebody has it open; then the last close will. While clients of the server before this
     /// one may still come back for what they had open, it stays; the end of that time frees it. While it is kept for a request
     /// that is asked again, it stays, too; `let_go` frees it then.
@@ -214,8 +226,8 @@ impl Server {
             Err(status) => Err(status),
         };
         match result {
-            // Busy: open. Stale, NotFound: somebody else was faster.
-            Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound) => {}
+            // Busy: open. Stale, NotFound: somebody else was faster. Invalid: it got a name, and was closed then.
+            Ok(()) | Err(Status::Busy | Status::Stale | Status::NotFound | Status::Invalid) => {}
             Err(status) => {
                 tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
             }

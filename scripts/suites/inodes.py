@@ -14,6 +14,7 @@ import time
 
 libc = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
 NOBODY = 65534
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 OWNER, USER, OWNING_GROUP, GROUP, MASK, OTHERS = 1, 2, 4, 8, 0x10, 0x20
@@ -261,6 +262,86 @@ def marks(directory, other):
     refused(errno.EPERM, "removing from a directory that is only added to", os.rmdir, f"{directory}/fixed/new")
     set_flags(f"{directory}/fixed", 0)
     os.rmdir(f"{directory}/fixed/new")
+
+
+def give_name(file, path):
+    if libc.linkat(AT_FDCWD, f"/proc/self/fd/{file}".encode(), AT_FDCWD, path.encode(), AT_SYMLINK_FOLLOW):
+        raise OSError(ctypes.get_errno(), "linkat")
+
+
+def has_nameless(directory, _other):
+    """Whether this kernel asks for them."""
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600))
+    except OSError as error:
+        # Any other error is told by the checks.
+        if error.errno == errno.EOPNOTSUPP:
+            sys.exit("this kernel asks for no files without a name")
+
+
+def nameless(directory, other):
+    """O_TMPFILE: whole before it has a name, and gone if it gets none."""
+    used = os.statvfs(directory).f_files - os.statvfs(directory).f_ffree
+    file = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o640)
+    os.write(file, b"whole")
+    os.fsync(file)
+    expect(os.fstat(file).st_nlink, 0, "names before there is one")
+    expect(os.listdir(other), [], "entries")
+    give_name(file, f"{directory}/named")
+    expect(os.fstat(file).st_nlink, 1, "names")
+    expect(read(f"{other}/named"), b"whole", "what it holds elsewhere")
+    refused(errno.EEXIST, "the same name again", give_name, file, f"{directory}/named")
+    os.close(file)
+    expect(read(f"{directory}/named"), b"whole", "what it holds when it is closed")
+    file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    os.write(file, bytes(1 << 20))
+    refused(errno.ENOENT, "a name in spite of O_EXCL", give_name, file, f"{directory}/never")
+    os.close(file)
+    os.unlink(f"{directory}/named")
+    for _ in range(50):
+        if os.statvfs(directory).f_files - os.statvfs(directory).f_ffree <= used:
+            break
+        time.sleep(0.1)
+    else:
+        sys.exit("files that have no name are still there")
+    # As of what is created: the directory's group and list, its permissions, its marks.
+    os.chown(directory, 0, 123)
+    os.chmod(directory, 0o2750)
+    make = lambda: os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600))
+    expect(as_nobody(make), "EACCES", "one in somebody else's directory")
+    os.setxattr(directory, DEFAULT, acl((OWNER, 6, NONE), (USER, 4, NOBODY), (OWNING_GROUP, 4, NONE), (MASK, 4, NONE), (OTHERS, 0, NONE)))
+    file = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o666)
+    found = os.fstat(file)
+    expect((found.st_gid, stat.S_IMODE(found.st_mode)), (123, 0o640), "group and mode")
+    give_name(file, f"{directory}/listed")
+    os.close(file)
+    expect(len(os.getxattr(f"{other}/listed", ACCESS)) > 4, True, "an inherited list")
+    set_flags(directory, IMMUTABLE)
+    refused(errno.EPERM, "one in an immutable directory", make)
+    set_flags(directory, 0)
+
+
+def nameless_and_restart(directory, _other):
+    """Waits for a line on standard input while it has files without a name."""
+    def made(size):
+        file = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+        os.write(file, os.urandom(8) * (size // 8))
+        return file
+    named, never = made(100_000), made(3 << 20)
+    os.fsync(named)
+    before = os.pread(named, 100_000, 0), os.pread(never, 3 << 20, 0)
+    print("open", flush=True)
+    sys.stdin.readline()
+    expect((os.pread(named, 100_000, 0), os.pread(never, 3 << 20, 0)) == before, True, "bytes of before")
+    give_name(named, f"{directory}/named")
+    print("named", flush=True)
+    sys.stdin.readline()
+    expect(os.fstat(named).st_nlink, 1, "names")
+    expect(os.fstat(never).st_nlink, 0, "names of one without")
+    expect(read(f"{directory}/named") == before[0], True, "bytes by the name")
+    os.close(named)
+    os.close(never)
+    expect(os.listdir(directory), ["named"], "entries")
 
 
 def handles(directory, _other):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What Linux lets programs do with inodes: ACLs, marks of chattr(1), whiteouts, set-id bits, removed directories, handles.
+# What Linux lets programs do with inodes: ACLs, marks of chattr(1), whiteouts, set-id bits, removed directories, files without a name, handles.
 # usage: inodes.sh [shm|tcp|unix]
 source "$(dirname "$0")/lib.sh"
 need_command python3
@@ -27,16 +27,37 @@ check "RENAME_WHITEOUT leaves a device 0:0" at_both whiteouts
 check "marks of chattr hold for root, too" at_both marks
 check "handles hold when the kernel has forgotten the inode" at_both handles
 
-outlives_restart() {
-    mkdir "$MNT/restart" || return 1
-    coproc HOLDER { "${inodes[@]}" removed_directory_and_restart "$MNT/restart"; }
-    local pid=$HOLDER_PID line
-    read -r line <&"${HOLDER[0]}" && [[ $line == open ]] || return 1
-    kill_server && launch_server || return 1
-    echo >&"${HOLDER[1]}"
+# outlives_kills CHECK LINE...: the server is killed whenever the check says the next of these, and waits.
+outlives_kills() {
+    local line said name=$1
+    shift
+    mkdir "$MNT/$name" || return 1
+    coproc HOLDER { "${inodes[@]}" "$name" "$MNT/$name"; }
+    local pid=$HOLDER_PID
+    for line; do
+        read -r said <&"${HOLDER[0]}" && [[ $said == "$line" ]] || return 1
+        kill_server && launch_server || return 1
+        echo >&"${HOLDER[1]}"
+    done
     wait "$pid"
 }
-check "and answers when the server was killed" outlives_restart
+check "and answers when the server was killed" outlives_kills removed_directory_and_restart open
+# All that is left is small.
+space_is_back() {
+    local waited
+    for ((waited = 0; waited < 100; waited++)); do
+        (($(df --output=used --block-size=1K "$MNT" | tail -n 1) < 1024)) && return 0
+        sleep 0.1
+    done
+    df "$MNT"
+    return 1
+}
+# Linux asks a FUSE file system for them since 6.1.
+if "${inodes[@]}" has_nameless "$MNT"; then
+    check "a file without a name gets one, or leaves nothing" at_both nameless
+    check "also when the server is killed before and behind it" outlives_kills nameless_and_restart open named
+    check "what never got a name takes no space" space_is_back
+fi
 nothing_left() {
     local waited
     for ((waited = 0; waited < 100; waited++)); do

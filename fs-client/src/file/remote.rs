@@ -342,6 +342,19 @@ impl Volume for RemoteVolume {
         Ok((opened.attr, self.opened(&opened, rights, how)))
     }
 
+    fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        mode: u16,
+        how: OpenHow,
+    ) -> Result<(Attr, OpenedFile), FsError> {
+        let rights = rights(&how);
+        let build = || Request::CreateNameless { parent, mode, rights };
+        let opened = self.session.call(caller, build, opened)?;
+        Ok((opened.attr, self.opened(&opened, rights, how)))
+    }
+
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Link { ino, parent, name };

@@ -146,7 +146,15 @@ pub trait Volume: Send + Sync + 'static {
         exclusive: bool,
         how: OpenHow,
     ) -> Result<(Attr, OpenFile), FsError>;
-    /// Makes another name for an inode.
+    /// Makes a regular file without a name and opens it: it is there while it is open, unless `link` gave it a name.
+    fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        mode: u16,
+        how: OpenHow,
+    ) -> Result<(Attr, OpenFile), FsError>;
+    /// Makes another name for an inode, or the first.
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
     /// Removes a name of something that is no directory.
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;

@@ -39,7 +39,7 @@ use super::settings::FuseSettings;
 use super::xattr_names;
 use super::{convert, directory};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
-use cuttlefs_common::attr::{ACCESS_ACL_XATTR, SetAttr, Timestamp};
+use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::panic_ends;
@@ -161,6 +161,17 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
         let keep_cache = opened.keep_cache && !self.settings.uncached;
         (handle, if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() })
+    }
+
+    /// A file was made and opened with these flags. If nobody takes it, it is closed.
+    fn reply_created(&self, flags: i32, attr: &Attr, opened: &OpenFile, reply: ReplyCreate) {
+        self.lacking.told(attr);
+        let (handle, how) = self.opened(attr.ino, flags, opened);
+        let attr = convert::to_file_attr(self.root, attr);
+        let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
+        if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
+            self.volume.release(opened.handle);
+        }
     }
 }
 
@@ -337,17 +348,19 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
         match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
-            Ok((attr, opened)) => {
-                self.lacking.told(&attr);
-                let (handle, how) = self.opened(attr.ino, flags, &opened);
-                let attr = convert::to_file_attr(self.root, &attr);
-                let lifetime = self.settings.attr_cache.min(self.settings.entry_cache);
-                if !reply.created(&lifetime, &attr, GENERATION, handle, how) {
-                    self.volume.release(opened.handle);
-                }
-            }
+            Ok((attr, opened)) => self.reply_created(flags, &attr, &opened, reply),
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
+            Err(error) => reply.error(refused(&error)),
+        }
+    }
+
+    /// Whether it may get a name later (`O_EXCL`) the kernel knows.
+    fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
+        let _span = request!("tmpfile", req, parent = parent.0, mode = mode, flags = flags);
+        let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
+        match self.volume.create_nameless(&maker(req, umask), self.ino(parent), mode, how) {
+            Ok((attr, opened)) => self.reply_created(flags, &attr, &opened, reply),
             Err(error) => reply.error(refused(&error)),
         }
     }

@@ -244,6 +244,19 @@ impl Volume for MemoryVolume {
         Ok((state.tree.node(ino)?.attr, opened))
     }
 
+    fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: InodeNo,
+        mode: u16,
+        how: OpenHow,
+    ) -> Result<(Attr, OpenFile), FsError> {
+        let mut state = self.enter("create_nameless");
+        let ino = state.tree.make_nameless(caller, parent, mode)?;
+        let opened = state.open(ino, how)?;
+        Ok((state.tree.node(ino)?.attr, opened))
+    }
+
     fn link(&self, _caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         self.enter("link").tree.link(ino, parent, name)
     }

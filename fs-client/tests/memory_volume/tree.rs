@@ -124,6 +124,26 @@ impl Tree {
         mode: u16,
     ) -> Result<Attr, FsError> {
         self.may_add(parent, name)?;
+        let ino = self.make_inode(caller, parent, node, mode)?;
+        self.add_name(parent, name, ino)?;
+        Ok(self.node(ino)?.attr)
+    }
+
+    /// A file that no directory names.
+    pub fn make_nameless(&mut self, caller: &Caller, parent: InodeNo, mode: u16) -> Result<InodeNo, FsError> {
+        self.directory(parent)?;
+        let ino = self.make_inode(caller, parent, NewNode::File, mode)?;
+        self.node_mut(ino)?.attr.nlink = 0;
+        Ok(ino)
+    }
+
+    fn make_inode(
+        &mut self,
+        caller: &Caller,
+        parent: InodeNo,
+        node: NewNode<'_>,
+        mode: u16,
+    ) -> Result<InodeNo, FsError> {
         let above = self.node(parent)?.attr;
         let (kind, body, rdev) = match node {
             NewNode::File => (FileKind::File, Body::File(FilePages::default()), 0),
@@ -140,8 +160,7 @@ impl Tree {
         self.next_ino += 1;
         self.insert(ino, parent, kind, mode, (caller.uid, gid), body);
         self.node_mut(ino)?.attr.rdev = rdev;
-        self.add_name(parent, name, ino)?;
-        Ok(self.node(ino)?.attr)
+        Ok(ino)
     }
 
     pub fn link(&mut self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {

@@ -235,7 +235,7 @@ impl Model {
         2 + node.entries.values().filter(is_directory).count() as u32
     }
 
-    fn directory(&self, ino: InodeNo) -> Result<&Node, Status> {
+    pub fn directory(&self, ino: InodeNo) -> Result<&Node, Status> {
         let node = self.node(ino)?;
         if node.kind == FileKind::Directory { Ok(node) } else { Err(Status::NotDirectory) }
     }
@@ -259,6 +259,12 @@ impl Model {
         kind: FileKind,
         mode: u16,
     ) -> &mut Node {
+        self.add_nameless(parent, ino, kind, mode);
+        self.set_entry(parent, name, ino);
+        self.node_mut(ino)
+    }
+
+    pub fn add_nameless(&mut self, parent: InodeNo, ino: InodeNo, kind: FileKind, mode: u16) {
         let directory = &self.nodes[&parent];
         let inherits = directory.mode & 0o2000 != 0;
         let gid = if inherits { directory.gid } else { GID };
@@ -270,8 +276,6 @@ impl Model {
         assert!(!self.made.contains(&ino), "inode numbers are never reused");
         self.nodes.insert(ino, Node::new(kind, mode, gid, self.now));
         self.made.push(ino);
-        self.set_entry(parent, name, ino);
-        self.node_mut(ino)
     }
 
     fn set_entry(&mut self, parent: InodeNo, name: &[u8], ino: InodeNo) {
@@ -333,7 +337,7 @@ impl Model {
         match taken {
             Some(_) => return Err(Status::Exists),
             None if node.kind == FileKind::Directory => return Err(Status::NotPermitted),
-            None if self.nlink(ino) == 0 => return Err(Status::NotFound),
+            // Without a name it is there because somebody has it open.
             None => {}
         }
         self.set_entry(parent, name, ino);

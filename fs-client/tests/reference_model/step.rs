@@ -36,6 +36,10 @@ pub enum Step {
         exclusive: bool,
         how: How,
     },
+    CreateNameless {
+        parent: usize,
+        how: How,
+    },
     Open {
         ino: usize,
         how: How,
@@ -224,7 +228,8 @@ fn names() -> impl Strategy<Value = Step> {
         4 => (parent(), name(), kind).prop_map(|(parent, name, kind)| Step::Make { parent, name, kind }),
         8 => (parent(), name(), any::<bool>(), how())
             .prop_map(|(parent, name, exclusive, how)| Step::Create { parent, name, exclusive, how }),
-        2 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
+        2 => (parent(), how()).prop_map(|(parent, how)| Step::CreateNameless { parent, how }),
+        3 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
         4 => (parent(), name()).prop_map(|(parent, name)| Step::Unlink { parent, name }),
         2 => (parent(), name()).prop_map(|(parent, name)| Step::Rmdir { parent, name }),
         5 => (parent(), name(), parent(), name(), rename).prop_map(|(parent, name, new_parent, new_name, mode)| {

@@ -102,6 +102,7 @@ impl<S: Site> Walk<S> {
         let (real, expected): (Result<(), Status>, Result<(), Status>) = match *step {
             Step::Make { .. }
             | Step::Create { .. }
+            | Step::CreateNameless { .. }
             | Step::Link { .. }
             | Step::Unlink { .. }
             | Step::Rmdir { .. }
@@ -263,6 +264,18 @@ impl<S: Site> Walk<S> {
                     }
                     assert_eq!(model.place(parent, &name), Ok(Some(attr.ino)));
                     self.check_cache(client, attr.ino, open.keep_cache);
+                    self.opened(open.handle, client, attr.ino, how);
+                }
+                (real.map(|_| ()), expected)
+            }
+            Step::CreateNameless { parent, how } => {
+                let parent = model.pick(parent);
+                let how = How { truncate: false, ..how };
+                let real = status(volume.create_nameless(&CALLER, parent, 0o640, open_how(how)));
+                let expected = model.directory(parent).map(|_| ());
+                if let (Ok((attr, open)), Ok(())) = (&real, expected) {
+                    assert_eq!(attr.nlink, 0);
+                    model.add_nameless(parent, attr.ino, FileKind::File, 0o640);
                     self.opened(open.handle, client, attr.ino, how);
                 }
                 (real.map(|_| ()), expected)

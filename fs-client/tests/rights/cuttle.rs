@@ -264,6 +264,15 @@ impl Cuttle {
                 volume.release(opened.handle);
                 Ok(nothing)
             }
+            Op::Nameless(path, mode) => {
+                let (parent, name) = self.place(path)?;
+                let how = OpenHow { read: true, write: true, ..OpenHow::default() };
+                let (attr, opened) = volume.create_nameless(caller, parent, mode, how)?;
+                volume.write(caller, opened.handle, 0, b"new")?;
+                let linked = volume.link(caller, attr.ino, parent, name);
+                volume.release(opened.handle);
+                linked.map(|_| nothing)
+            }
             Op::Mkdir(path, mode) => {
                 let (parent, name) = self.place(path)?;
                 volume.make(caller, parent, name, NewNode::Directory, mode).map(|_| nothing)

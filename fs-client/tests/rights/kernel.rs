@@ -7,6 +7,7 @@ use rustix::fs::{
     XattrFlags,
 };
 use rustix::io::Errno as Error;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -104,6 +105,13 @@ impl Kernel {
                     rustix::io::pwrite(&file, b"new", 0).map_err(errno)?;
                 }
                 Ok(String::new())
+            }
+            Op::Nameless(path, mode) => {
+                let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+                let file = open(directory, OFlags::TMPFILE | OFlags::RDWR, mode).map_err(errno)?;
+                rustix::io::pwrite(&file, b"new", 0).map_err(errno)?;
+                let made = format!("/proc/self/fd/{}", file.as_raw_fd());
+                done(rustix::fs::linkat(CWD, made, CWD, at(path), AtFlags::SYMLINK_FOLLOW))
             }
             Op::Mkdir(path, mode) => done(rustix::fs::mkdir(at(path), Mode::from_raw_mode(mode.into()))),
             Op::Fifo(path, mode) => {

@@ -53,6 +53,8 @@ pub enum Op {
         read: bool,
         write: bool,
     },
+    /// open(2) with O_TMPFILE where a file of this path would be, a write, and a name after all.
+    Nameless(&'static str, u16),
     Mkdir(&'static str, u16),
     Fifo(&'static str, u16),
     Device {
@@ -162,7 +164,7 @@ impl Draw {
             let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
             tree.iter().any(|node| node.path == parent && node.mode & 0o1000 != 0)
         };
-        match self.below(24) {
+        match self.below(25) {
             0 => Op::Stat(self.any()),
             1 => Op::Open {
                 path: self.one(&["d1/f", "d1/f", "d2/g", "d1/s/x", "d1/none"]),
@@ -224,6 +226,7 @@ impl Draw {
             20 => Op::GetXattr(self.any(), self.one(XATTRS)),
             21 => Op::RemoveXattr(self.any(), self.one(XATTRS)),
             22 => Op::Write(self.file()),
+            23 => Op::Nameless(self.missing(), self.one(NEW_MODES)),
             _ => match self.below(3) {
                 0 => Op::Allocate(self.file()),
                 1 => Op::Copy(self.file(), self.file()),

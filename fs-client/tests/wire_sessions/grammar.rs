@@ -32,6 +32,7 @@ kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
     Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, LetRingGo, Restore,
+    CreateNameless,
 }
 
 impl Kind {
@@ -51,7 +52,7 @@ impl Kind {
                 matches!(reply, R::Attr(_))
             }
             K::SetLock => matches!(reply, R::Attr(_) | R::Queued),
-            K::Open | K::Create => matches!(reply, R::Opened(_)),
+            K::Open | K::Create | K::CreateNameless => matches!(reply, R::Opened(_)),
             K::ReadLink | K::GetXattr | K::ListXattr => matches!(reply, R::Bytes(_)),
             K::ReadDir => matches!(reply, R::Entries { .. }),
             K::Layout => matches!(reply, R::Layout(_)),
@@ -200,6 +201,9 @@ impl Grammar<'_> {
                 exclusive: dice.chance(30),
                 rights: self.rights(),
             },
+            Kind::CreateNameless => {
+                Request::CreateNameless { parent: self.directory(), mode: self.mode(), rights: self.rights() }
+            }
             Kind::Link => Request::Link { ino: self.ino(), parent: self.directory(), name: &name },
             Kind::Unlink => Request::Unlink { parent: self.directory(), name: &name },
             Kind::Rmdir => Request::Rmdir { parent: self.directory(), name: &name },

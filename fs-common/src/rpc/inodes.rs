@@ -12,6 +12,7 @@ impl Request<'_> {
             Request::Lookup { parent: ino, name: _ }
             | Request::Make { parent: ino, .. }
             | Request::Create { parent: ino, .. }
+            | Request::CreateNameless { parent: ino, .. }
             | Request::Unlink { parent: ino, name: _ }
             | Request::Rmdir { parent: ino, name: _ }
             | Request::GetAttr { ino }

@@ -330,7 +330,7 @@ pub enum Request<'a> {
         /// How to open.
         rights: Rights,
     },
-    /// Makes another name for an inode.
+    /// Makes another name for an inode; the first one for a file that was made without, while somebody has that open.
     Link {
         /// Inode.
         ino: InodeNo,
@@ -570,6 +570,16 @@ pub enum Request<'a> {
         /// The change.
         #[serde(borrow)]
         what: Restored<Payload<'a>>,
+    },
+    /// Makes a regular file without a name and opens it (`O_TMPFILE`). It goes when nobody has it open, unless `Link` gave it
+    /// a name.
+    CreateNameless {
+        /// Directory that it is made as if in.
+        parent: InodeNo,
+        /// Permission bits, umask not applied: the header has it.
+        mode: u16,
+        /// How to open.
+        rights: Rights,
     },
 }
 

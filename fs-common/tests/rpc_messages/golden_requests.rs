@@ -15,7 +15,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 40;
+const KINDS: usize = 41;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -62,6 +62,7 @@ fn kind(request: &Request<'_>) -> usize {
         Request::ReclaimLocks { .. } => 37,
         Request::LetRingGo { .. } => 38,
         Request::Restore { .. } => 39,
+        Request::CreateNameless { .. } => 40,
     }
 }
 
@@ -144,6 +145,14 @@ fn names() -> Vec<(Request<'static>, Vec<u8>)> {
                 rights: Rights { read: true, write: true },
             },
             joined(&[&[8], &[1], b"\x01f", &[0xa4, 0x03], &[1], &[1, 1]]),
+        ),
+        (
+            Request::CreateNameless {
+                parent: InodeNo(1),
+                mode: 0o644,
+                rights: Rights { read: false, write: true },
+            },
+            joined(&[&[40], &[1], &[0xa4, 0x03], &[0, 1]]),
         ),
         (
             Request::Link { ino: InodeNo(9), parent: InodeNo(1), name: b"l" },

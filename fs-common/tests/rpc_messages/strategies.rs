@@ -247,6 +247,9 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
                 rights,
             })
             .boxed(),
+        (ino(), any::<u16>(), rights())
+            .prop_map(|(parent, mode, rights)| Request::CreateNameless { parent, mode, rights })
+            .boxed(),
         (ino(), ino(), bytes()).prop_map(|(ino, parent, name)| Request::Link { ino, parent, name }).boxed(),
         (ino(), bytes()).prop_map(|(parent, name)| Request::Unlink { parent, name }).boxed(),
         (ino(), bytes()).prop_map(|(parent, name)| Request::Rmdir { parent, name }).boxed(),

@@ -384,6 +384,9 @@ impl Meta {
         if let Some(ino) = outcome.orphaned {
             self.orphans.lock().insert(ino);
         }
+        if let Some(ino) = outcome.named {
+            self.orphans.lock().remove(&ino);
+        }
         if let Some(ino) = outcome.reaped {
             self.orphans.lock().remove(&ino);
             self.inodes.fetch_sub(1, Ordering::Relaxed);
@@ -497,7 +500,10 @@ impl Meta {
 /// A rename makes as many as it removes, but for a whiteout; write-back of data that was accepted must not fail.
 fn adds(operation: &Operation<'_>, outcome: &Outcome) -> bool {
     match operation {
-        Operation::Make { .. } | Operation::Link { .. } | Operation::SetXattr { .. } => true,
+        Operation::Make { .. }
+        | Operation::CreateNameless { .. }
+        | Operation::Link { .. }
+        | Operation::SetXattr { .. } => true,
         Operation::Create { .. } | Operation::Rename { .. } => outcome.created,
         Operation::Unlink { .. }
         | Operation::Rmdir { .. }
@@ -516,6 +522,7 @@ fn name_of(operation: &Operation<'_>) -> &'static str {
     match operation {
         Operation::Make { .. } => "make",
         Operation::Create { .. } => "create",
+        Operation::CreateNameless { .. } => "create_nameless",
         Operation::Link { .. } => "link",
         Operation::Unlink { .. } => "unlink",
         Operation::Rmdir { .. } => "rmdir",

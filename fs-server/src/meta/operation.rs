@@ -174,7 +174,14 @@ pub enum Operation<'a> {
         /// Fail if the name exists.
         exclusive: bool,
     },
-    /// Makes another name for an inode.
+    /// Makes a regular file without a name: an orphan from the beginning.
+    CreateNameless {
+        /// Directory that it is made as if in.
+        parent: InodeNo,
+        /// Permission bits, umask not applied.
+        mode: u16,
+    },
+    /// Makes another name for an inode, or for an orphan that somebody has open the first.
     Link {
         /// Inode.
         ino: InodeNo,
@@ -279,7 +286,7 @@ impl Operation<'_> {
     /// Whether it may use up a number for a new inode.
     pub fn makes_inode(&self) -> bool {
         match self {
-            Self::Make { .. } | Self::Create { .. } => true,
+            Self::Make { .. } | Self::Create { .. } | Self::CreateNameless { .. } => true,
             Self::Rename { mode, .. } => {
                 matches!(mode, RenameMode::Whiteout | RenameMode::NoReplaceWhiteout)
             }
@@ -302,7 +309,8 @@ pub struct ApplyContext<'a> {
     /// Change counters go to at least this. It moves with every start of the server, so that a counter whose
     /// change was lost in a crash never stands for other contents again.
     pub change_floor: u64,
-    /// Whether somebody has the inode open (or holds dirty data of it): then it is not reaped with its last name.
+    /// Whether somebody has the inode open (or holds dirty data of it): then it is not reaped with its last name, and may
+    /// get one again.
     pub is_open: &'a dyn Fn(InodeNo) -> bool,
     /// What is known of where directories lie that are far from the root.
     pub climbs: &'a Climbs,
@@ -322,8 +330,10 @@ pub struct Outcome {
     pub attr: Option<Attr>,
     /// A new inode was made.
     pub created: bool,
-    /// This inode lost its last name, and is kept as an orphan: `reap` it when nobody has it open.
+    /// This inode lost its last name, or was made without, and is kept as an orphan: `reap` it when nobody has it open.
     pub orphaned: Option<InodeNo>,
+    /// This inode was an orphan, and has a name.
+    pub named: Option<InodeNo>,
     /// This inode is gone, with everything of it.
     pub reaped: Option<InodeNo>,
     /// Extents no record names any more. Their pages may be used again only after a flush (invariant 3).

@@ -9,6 +9,7 @@
 //! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |
 //! | Open | read, write as asked; write to cut it |
 //! | Create | of a name that is there: as Open; else search and write on the directory |
+//! | CreateNameless | search and write on the directory |
 //! | Make | search and write on the directory; root for devices |
 //! | Link | search and write on the directory; to own the inode, or read and write on a file without set-id bits |
 //! | Unlink, Rmdir | search and write on the directory; if that is sticky, to own the entry or the directory |
@@ -77,6 +78,7 @@ impl Judge<'_> {
             Request::SetAttr { .. }
             | Request::Make { .. }
             | Request::Create { .. }
+            | Request::CreateNameless { .. }
             | Request::Link { .. }
             | Request::Unlink { .. }
             | Request::Rmdir { .. }
@@ -148,6 +150,13 @@ impl Judge<'_> {
                 let new_mode = self.new_mode(&directory, *mode);
                 let (parent, exclusive) = (*parent, *exclusive);
                 let amended = Operation::Create { parent, name, mode: new_mode, exclusive };
+                Ok((new_mode != *mode).then_some(amended))
+            }
+            Operation::CreateNameless { parent, mode } => {
+                let directory = self.directory(*parent)?;
+                self.check(&directory, Need::ChangeEntries)?;
+                let new_mode = self.new_mode(&directory, *mode);
+                let amended = Operation::CreateNameless { parent: *parent, mode: new_mode };
                 Ok((new_mode != *mode).then_some(amended))
             }
             Operation::Link { ino, parent, name } => {

@@ -19,6 +19,7 @@ pub fn is_mutation(request: &Request<'_>) -> bool {
         Request::SetAttr { .. }
         | Request::Make { .. }
         | Request::Create { .. }
+        | Request::CreateNameless { .. }
         | Request::Link { .. }
         | Request::Unlink { .. }
         | Request::Rmdir { .. }

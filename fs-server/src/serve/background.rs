@@ -103,7 +103,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             tracing::info!(clients = lost.len(), "the grace period is over; not all clients came back");
         }
         task.server.end_sessions(lost);
-        let orphans = task.server.meta.orphans();
+        let orphans = task.server.orphans();
         if !orphans.is_empty() {
             tracing::info!(orphans = orphans.len(), "freeing unlinked files nobody has open");
         }

@@ -43,7 +43,7 @@ use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -446,6 +446,7 @@ fn build(
         drain: Drain::default(),
         early: Early::default(),
         locks,
+        opens_nameless: RwLock::default(),
     });
     Ok((server, forgotten))
 }

@@ -58,6 +58,7 @@ pub(super) mod opcode {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
+    pub const TMPFILE: u32 = 51;
 }
 
 /// `fuse_notify_code`.

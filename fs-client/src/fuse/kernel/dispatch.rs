@@ -159,6 +159,11 @@ fn call<F: Filesystem>(
             f.skip(4)?;
             file_system.create(req, node, f.name()?, mode, umask, flags, ReplyCreate::new(answer));
         }
+        opcode::TMPFILE => {
+            let (flags, mode, umask) = (f.i32()?, f.u32()?, f.u32()?);
+            // Behind it comes a name, which is none.
+            file_system.tmpfile(req, node, mode, umask, flags, ReplyCreate::new(answer));
+        }
         opcode::READ | opcode::READDIR | opcode::READDIRPLUS => {
             let (fh, offset, size) = (FileHandle(f.u64()?), f.u64()?, f.u32()?);
             let (read_flags, owner, flags) = (f.u32()?, LockOwner(f.u64()?), OpenFlags(f.i32()?));
@@ -362,6 +367,18 @@ mod tests {
             ));
         }
 
+        fn tmpfile(
+            &self,
+            _req: &Request,
+            parent: INodeNo,
+            mode: u32,
+            umask: u32,
+            flags: i32,
+            _reply: ReplyCreate,
+        ) {
+            self.note(format!("tmpfile {} {mode:o} {umask:o} {flags:o}", parent.0));
+        }
+
         fn rename(
             &self,
             _req: &Request,
@@ -454,6 +471,9 @@ mod tests {
         let mut rename = words(&[low, high]);
         rename.extend_from_slice(b"a\0bc\0");
         assert_eq!(asked(opcode::RENAME, &rename), [r#"rename 3 "a" 7 "bc" 0"#]);
+        let mut tmpfile = words(&[0o20_200_002, 0o100_644, 0o22, 0]);
+        tmpfile.extend_from_slice(b"/\0");
+        assert_eq!(asked(opcode::TMPFILE, &tmpfile), ["tmpfile 3 100644 22 20200002"]);
         if cfg!(target_endian = "little") {
             let mut write = words(&[4, 0, 5, 0, 2, 2, 9, 0, 0o2001, 0]);
             write.extend_from_slice(b"xy");

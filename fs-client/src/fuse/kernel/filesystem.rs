@@ -142,6 +142,10 @@ pub trait Filesystem: Send + Sync + 'static {
         reply.error(Errno::ENOSYS);
     }
 
+    fn tmpfile(&self, req: &Request, parent: INodeNo, mode: u32, umask: u32, flags: i32, reply: ReplyCreate) {
+        reply.error(Errno::ENOSYS);
+    }
+
     fn read(
         &self,
         req: &Request,

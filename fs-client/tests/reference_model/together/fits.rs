@@ -40,6 +40,17 @@ pub fn fits(
                     (expected, real) => expected.err() == real.err(),
                 }
             }
+            (Op::CreateNameless { parent, how }, real) => {
+                let parent = places.ino(*parent);
+                match (model.directory(parent).map(|_| ()), real) {
+                    (Ok(()), Ok((Some(ino), _, _))) if !model.made.contains(ino) => {
+                        model.add_nameless(parent, *ino, FileKind::File, 0o640);
+                        open(model, client, *ino, *how, false)
+                    }
+                    (Ok(()), _) => false,
+                    (expected, real) => expected.err() == real.err(),
+                }
+            }
             (Op::Open { ino, how }, real) => {
                 let ino = places.ino(*ino);
                 let expected = model.node(ino).and_then(|node| match node.kind {

@@ -288,7 +288,9 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
         if let Answer::Opened(Ok((ino, handle, _))) = answered.answer {
             let (ino, how) = match answered.op {
                 Op::Open { ino: index, how } => (places.ino(index), how),
-                Op::Create { how, .. } => (ino.expect("a create tells its inode"), how),
+                Op::Create { how, .. } | Op::CreateNameless { how, .. } => {
+                    (ino.expect("a create tells its inode"), how)
+                }
                 _ => unreachable!("opens nothing: {:?}", answered.op),
             };
             walk.handles.push(Open { handle, client: answered.client, ino, how });

@@ -28,6 +28,7 @@ pub type Entry = (usize, usize);
 pub enum Op {
     Make { at: Entry, kind: FileKind },
     Create { at: Entry, exclusive: bool, how: How },
+    CreateNameless { parent: usize, how: How },
     Link { ino: usize, at: Entry },
     Unlink { at: Entry },
     Rmdir { at: Entry },
@@ -161,7 +162,8 @@ impl Op {
             | Self::Lookup { at } => vec![places.ino(at.0)],
             Self::Link { ino, at } => vec![places.ino(ino), places.ino(at.0)],
             Self::Rename { from, to, .. } => vec![places.ino(from.0), places.ino(to.0)],
-            Self::List { ino }
+            Self::CreateNameless { parent: ino, .. }
+            | Self::List { ino }
             | Self::GetAttr { ino }
             | Self::SetAttr { ino, .. }
             | Self::SetXattr { ino, .. }
@@ -210,6 +212,12 @@ impl Op {
                 let (parent, name) = places.entry(at);
                 let made = status(volume.create(&CALLER, parent, &name, 0o640, exclusive, open_how(how)));
                 Answer::Opened(made.map(|(attr, open)| (Some(attr.ino), open.handle, open.keep_cache)))
+            }
+            Self::CreateNameless { parent, how } => {
+                let made = volume.create_nameless(&CALLER, places.ino(parent), 0o640, open_how(how));
+                Answer::Opened(
+                    status(made).map(|(attr, open)| (Some(attr.ino), open.handle, open.keep_cache)),
+                )
             }
             Self::Link { ino, at } => {
                 let (parent, name) = places.entry(at);
@@ -327,6 +335,7 @@ fn names() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (entry(), kind).prop_map(|(at, kind)| Op::Make { at, kind }),
         5 => (entry(), any::<bool>()).prop_map(move |(at, exclusive)| Op::Create { at, exclusive, how }),
+        1 => (0usize..7).prop_map(move |parent| Op::CreateNameless { parent, how }),
         3 => (ino(), entry()).prop_map(|(ino, at)| Op::Link { ino, at }),
         5 => entry().prop_map(|at| Op::Unlink { at }),
         3 => entry().prop_map(|at| Op::Rmdir { at }),

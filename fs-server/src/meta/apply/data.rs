@@ -128,9 +128,14 @@ pub(super) fn lose(
             return Ok(());
         }
     }
-    draft.batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
+    put_orphan(draft, ino);
     outcome.orphaned = Some(ino);
     Ok(())
+}
+
+/// Notes that an inode has no name.
+pub(super) fn put_orphan(draft: &mut Draft<'_>, ino: InodeNo) {
+    draft.batch.put(key::orphan(ino), record::encode(&BytesRecord { bytes: b"" }));
 }
 
 /// Removes an inode and everything of it; `extents` are all it has.

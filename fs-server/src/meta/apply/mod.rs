@@ -36,6 +36,7 @@ pub fn apply(
         Operation::Create { parent, name, mode, exclusive } => {
             names::create(d, context, *parent, name, *mode, *exclusive)
         }
+        Operation::CreateNameless { parent, mode } => names::create_nameless(d, context, *parent, *mode),
         Operation::Link { ino, parent, name } => names::link(d, context, *ino, *parent, name),
         Operation::Unlink { parent, name } => names::unlink(d, context, *parent, name),
         Operation::Rmdir { parent, name } => names::rmdir(d, context, *parent, name),

@@ -1,4 +1,4 @@
-//! Operations on names: make, create, link, unlink, rmdir, rename.
+//! Operations on names: make, create, create without a name, link, unlink, rmdir, rename.
 
 use super::super::climbs::NEAR_LEVELS;
 use super::super::draft::Draft;
@@ -62,6 +62,22 @@ pub(super) fn create(
             _ => Err(Status::Exists.into()),
         },
     }
+}
+
+/// As `create` in that directory, but for the entry: it is an orphan that is about to be opened.
+pub(super) fn create_nameless(
+    draft: &mut Draft<'_>,
+    context: &ApplyContext<'_>,
+    parent: InodeNo,
+    mode: u16,
+) -> Result<Outcome, MetaError> {
+    may_change_entries(&draft.directory(parent)?, Entries::Added)?;
+    let ino = context.new_ino;
+    let mut record = InodeRecord { mode: mode & MODE, nlink: 0, ..new_record(draft, context, parent)? };
+    acl::inherit(draft, context, parent, ino, &mut record)?;
+    draft.put_inode(ino, record);
+    data::put_orphan(draft, ino);
+    Ok(Outcome { attr: Some(record.attr(ino)), created: true, orphaned: Some(ino), ..Outcome::default() })
 }
 
 /// A regular file that somebody makes in a directory, with no permission for anybody.
@@ -161,9 +177,15 @@ pub(super) fn link(
     if draft.find(parent, name)?.is_some() {
         return Err(Status::Exists.into());
     }
+    let mut named = None;
     match record.nlink {
         _ if record.is_directory() => return Err(Status::NotPermitted.into()),
-        // Its last name went; giving it a new one would bring back what is about to be reaped.
+        // Made without a name. Whether it once had one is for the client's kernel to look at.
+        0 if (context.is_open)(ino) => {
+            draft.batch.remove(key::orphan(ino));
+            named = Some(ino);
+        }
+        // Nobody has it open: it is about to be reaped, or a part of it has been.
         0 => return Err(Status::NotFound.into()),
         LINK_MAX.. => return Err(Status::TooManyLinks.into()),
         _ => {}
@@ -174,7 +196,7 @@ pub(super) fn link(
         touch_inode(record, context);
     })?;
     draft.edit_inode(parent, |directory| touch_contents(directory, context))?;
-    Ok(Outcome { attr: Some(record.attr(ino)), ..Outcome::default() })
+    Ok(Outcome { attr: Some(record.attr(ino)), named, ..Outcome::default() })
 }
 
 pub(super) fn unlink(

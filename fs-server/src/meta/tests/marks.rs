@@ -51,6 +51,7 @@ fn nothing_of_what_is_fixed_changes() {
     let added = [
         Operation::Make { parent: directory, name: b"new", node: NewNode::File, mode: 0o600 },
         Operation::Create { parent: directory, name: b"newer", mode: 0o600, exclusive: true },
+        Operation::CreateNameless { parent: directory, mode: 0o600 },
         Operation::Link { ino: other, parent: directory, name: b"again" },
         rename((ROOT, b"outside"), (directory, b"inside"), RenameMode::Replace),
     ];

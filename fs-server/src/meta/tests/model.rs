@@ -23,6 +23,7 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", ".."];
 enum Step {
     Make { parent: usize, name: usize, kind: FileKind, sticky: bool },
     Create { parent: usize, name: usize, exclusive: bool },
+    CreateNameless { parent: usize },
     Link { ino: usize, parent: usize, name: usize },
     Unlink { parent: usize, name: usize },
     Rmdir { parent: usize, name: usize },
@@ -58,7 +59,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(parent, name, kind, sticky)| Step::Make { parent, name, kind, sticky }),
         2 => (parent(), name(), any::<bool>())
             .prop_map(|(parent, name, exclusive)| Step::Create { parent, name, exclusive }),
-        2 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
+        1 => parent().prop_map(|parent| Step::CreateNameless { parent }),
+        3 => (ino(), parent(), name()).prop_map(|(ino, parent, name)| Step::Link { ino, parent, name }),
         3 => (parent(), name()).prop_map(|(parent, name)| Step::Unlink { parent, name }),
         2 => (parent(), name()).prop_map(|(parent, name)| Step::Rmdir { parent, name }),
         6 => (parent(), name(), parent(), name(), mode).prop_map(|(parent, name, new_parent, new_name, mode)| {
@@ -162,6 +164,14 @@ impl Model {
     }
 
     fn add(&mut self, parent: InodeNo, name: &str, ino: InodeNo, kind: FileKind, mode: u16, now: Timestamp) {
+        self.add_nameless(parent, ino, kind, mode, now);
+        self.change(parent, |node| {
+            node.entries.insert(name.to_owned(), ino);
+        });
+        self.touch(parent, now);
+    }
+
+    fn add_nameless(&mut self, parent: InodeNo, ino: InodeNo, kind: FileKind, mode: u16, now: Timestamp) {
         let directory = &self.nodes[&parent];
         let inherits = directory.mode & 0o2000 != 0;
         let gid = if inherits { directory.gid } else { USER.gid };
@@ -185,10 +195,6 @@ impl Model {
         };
         self.nodes.insert(ino, node);
         self.made.push(ino);
-        self.change(parent, |node| {
-            node.entries.insert(name.to_owned(), ino);
-        });
-        self.touch(parent, now);
     }
 
     fn rename(
@@ -332,13 +338,23 @@ impl Pair {
                 }
                 (real.map(|_| ()), expected.map(|_| ()))
             }
+            Step::CreateNameless { parent } => {
+                let parent = model.pick(*parent);
+                let real = execute(world, &Operation::CreateNameless { parent, mode: 0o600 });
+                let expected = model.directory(parent).map(|_| ());
+                if let (Ok(outcome), Ok(())) = (&real, expected) {
+                    let ino = outcome.attr.expect("attr").ino;
+                    model.add_nameless(parent, ino, FileKind::File, 0o600, now);
+                }
+                (real.map(|_| ()), expected)
+            }
             Step::Link { ino, parent, name } => {
                 let (ino, parent, name) = (model.pick(*ino), model.pick(*parent), NAMES[*name]);
                 let real = execute(world, &Operation::Link { ino, parent, name: name.as_bytes() });
                 let expected = model.place(parent, name).and_then(|taken| match (model.node(ino)?, taken) {
                     (_, Some(_)) => Err(Status::Exists),
                     (node, _) if node.kind == FileKind::Directory => Err(Status::NotPermitted),
-                    _ if model.nlink(ino) == 0 => Err(Status::NotFound),
+                    _ if model.nlink(ino) == 0 && !is_open(ino) => Err(Status::NotFound),
                     _ => Ok(()),
                 });
                 if expected.is_ok() {

@@ -189,7 +189,7 @@ fn a_removed_directory_takes_no_names() {
 }
 
 #[test]
-fn an_unlinked_open_file_stays_until_reaped_and_gets_no_new_name() {
+fn an_unlinked_open_file_stays_until_reaped_and_gets_no_new_name_when_it_is_closed() {
     let world = World::new();
     let file = world.file(ROOT, "file");
     let unlink = Operation::Unlink { parent: ROOT, name: b"file" };
@@ -207,6 +207,49 @@ fn an_unlinked_open_file_stays_until_reaped_and_gets_no_new_name() {
     assert_eq!(world.meta.inode_count(), 1);
     let named = world.file(ROOT, "named");
     assert_eq!(world.meta.reap(named), Err(Status::Invalid));
+    world.assert_sound();
+}
+
+#[test]
+fn a_file_made_without_a_name_is_an_orphan_until_it_gets_one() {
+    let world = World::new();
+    let directory = world.directory(ROOT, "d");
+    let set = SetAttr { mode: Some(0o2775), gid: Some(7), ..SetAttr::default() };
+    world.meta.set_attr(ROOT_USER, directory, &set, None).expect("chmod");
+    let before = world.attr(directory);
+    let make = || world.run(&Operation::CreateNameless { parent: directory, mode: 0o640 }).expect("make");
+    let made = make();
+    let attr = made.attr.expect("attr");
+    assert_eq!((attr.kind, attr.nlink, attr.mode, attr.uid, attr.gid), (FileKind::File, 0, 0o640, 1000, 7));
+    assert_eq!((made.created, made.orphaned), (true, Some(attr.ino)));
+    assert_eq!((world.attr(directory), world.names(directory)), (before, vec![]), "no entry was made");
+    assert_eq!(world.meta.orphans(), [attr.ino]);
+    world.assert_sound();
+    // It is there for the next start of the server, which knows it for an orphan.
+    let next = World::on(world.store.clone());
+    assert_eq!((next.meta.orphans(), next.meta.inode_count()), (vec![attr.ino], 3));
+
+    let link = |name| Operation::Link { ino: attr.ino, parent: directory, name };
+    assert_eq!(world.run(&link(b"f")).err(), Some(Status::NotFound), "nobody has it open");
+    let linked = world.run_open(&link(b"f"), &|ino| ino == attr.ino).expect("link");
+    assert_eq!((linked.named, linked.attr.map(|attr| attr.nlink)), (Some(attr.ino), Some(1)));
+    assert_eq!(world.meta.orphans(), []);
+    assert_eq!(world.meta.lookup(directory, b"f").map(|found| found.ino), Ok(attr.ino));
+    assert_eq!(world.meta.reap(attr.ino), Err(Status::Invalid), "it has a name");
+    assert_eq!(world.run(&link(b"g")).map(|outcome| outcome.named), Ok(None), "the second");
+    world.assert_sound();
+    assert_eq!(World::on(world.store.clone()).meta.orphans(), []);
+
+    let never = make().attr.expect("attr").ino;
+    world.meta.reap(never).expect("reap");
+    assert_eq!((world.meta.attr(never), world.meta.inode_count()), (Err(Status::Stale), 3));
+    let at = |parent| world.run(&Operation::CreateNameless { parent, mode: 0o600 }).err();
+    assert_eq!(at(attr.ino), Some(Status::NotDirectory));
+    assert_eq!(at(InodeNo(u64::MAX)), Some(Status::Stale));
+    let removed = world.directory(ROOT, "removed");
+    let rmdir = Operation::Rmdir { parent: ROOT, name: b"removed" };
+    world.run_open(&rmdir, &|_| true).expect("rmdir");
+    assert_eq!(at(removed), Some(Status::NotFound));
     world.assert_sound();
 }
 

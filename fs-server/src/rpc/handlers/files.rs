@@ -79,6 +79,27 @@ pub(super) async fn create(
     body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
 }
 
+pub(super) async fn create_nameless(
+    call: &Call<'_>,
+    parent: InodeNo,
+    mode: u16,
+    rights: Rights,
+) -> Result<Body, Status> {
+    let server = &call.context.server;
+    let (ino, opened) = {
+        let _not_looked_for = server.opens_nameless.read();
+        let attr = call.execute(&Operation::CreateNameless { parent, mode })?.attr.ok_or(Status::Io)?;
+        (attr.ino, call.bind(&attr, rights))
+    };
+    match opened {
+        Ok(opened) => body(&Reply::Opened(call.load(opened, rights).await?)),
+        Err(status) => {
+            server.reap(ino).await;
+            Err(status)
+        }
+    }
+}
+
 pub(super) async fn open(
     call: &Call<'_>,
     ino: InodeNo,

@@ -119,6 +119,9 @@ pub async fn run(
         Request::Create { parent, name, mode, exclusive, rights } => {
             files::create(&call, parent, name, mode, exclusive, rights).await
         }
+        Request::CreateNameless { parent, mode, rights } => {
+            files::create_nameless(&call, parent, mode, rights).await
+        }
         Request::Link { ino, parent, name } => names::link(&call, ino, parent, name),
         Request::Unlink { parent, name } => names::unlink(&call, parent, name).await,
         Request::Rmdir { parent, name } => names::rmdir(&call, parent, name).await,

@@ -8,13 +8,13 @@
 //! # Failure
 //! It may be gone: freed by the server that did the request, which knew of nobody who had it open, or behind the end of the grace
 //! period or of the session of a client that came back too late. Then the answer is `Stale`; what was only made, and is not
-//! opened, is told to have been made.
+//! opened, is told to have been made; a file without a name is made once more.
 
 use super::{Body, Call, body, done};
 use crate::meta::{Placed, SlotRecord};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
-use cuttlefs_common::rpc::{NewNode, Reply, Request};
+use cuttlefs_common::rpc::{NewNode, Reply, Request, Rights};
 use cuttlefs_common::status::Status;
 
 /// What to do about a request that was done before.
@@ -70,6 +70,16 @@ fn made_and_gone(call: &Call<'_>, ino: InodeNo, node: NewNode<'_>, mode: u16) ->
     }
 }
 
+/// A file that was made is opened for who made it.
+async fn made_and_open(call: &Call<'_>, attr: &Attr, rights: Rights) -> Result<Body, Status> {
+    if attr.uid != call.who.uid {
+        // It was no create that left this record, or somebody owns by now what was made.
+        call.judge().check_rights(attr, rights)?;
+    }
+    let opened = call.bind(attr, rights)?;
+    body(&Reply::Opened(call.load(opened, rights).await?))
+}
+
 async fn again<'a>(
     call: &Call<'_>,
     request: Request<'a>,
@@ -91,15 +101,12 @@ async fn again<'a>(
             }
             attr => attr.and_then(|attr| body(&Reply::Attr(attr))),
         },
-        Request::Create { rights, .. } => {
-            let attr = attr()?;
-            if attr.uid != call.who.uid {
-                // It was no create that left this record, or somebody owns by now what was made.
-                call.judge().check_rights(&attr, rights)?;
-            }
-            let opened = call.bind(&attr, rights)?;
-            body(&Reply::Opened(call.load(opened, rights).await?))
-        }
+        Request::Create { rights, .. } => made_and_open(call, &attr()?, rights).await,
+        Request::CreateNameless { rights, .. } => match attr() {
+            // It was freed, for nobody had it open. Nobody has seen it: another one is as good.
+            Err(Status::Stale) => return Ok(Repeated::Run(request)),
+            attr => made_and_open(call, &attr?, rights).await,
+        },
         // It was cut; what has been written since stays.
         Request::Open { ino, rights, .. } => {
             return Ok(Repeated::Run(Request::Open { ino, rights, truncate: false }));
