@@ -23,6 +23,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -162,6 +163,8 @@ fn set_id_bits_fall_when_someone_else_writes() {
     for (name, script) in [
         ("write", "echo x >> \"$0\""),
         ("truncate", ": > \"$0\""),
+        ("cut", "truncate -s 3 \"$0\""),
+        ("grow", "truncate -s 300 \"$0\""),
         ("dd", "dd if=/dev/zero of=\"$0\" bs=1 count=1 conv=notrunc"),
         ("direct", "dd if=/dev/zero of=\"$0\" bs=4096 count=1 conv=notrunc oflag=direct"),
         ("allocate", "fallocate -l 64k \"$0\""),
@@ -177,12 +180,21 @@ fn set_id_bits_fall_when_someone_else_writes() {
             assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, after, "{name} {before:o}");
         }
     }
-    // Root's own writes leave them.
-    let path = m.path("root");
-    fs::write(&path, b"#!/bin/sh\n").expect("write");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).expect("chmod");
-    fs::write(&path, b"#!/bin/bash\n").expect("write");
-    assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, 0o6777);
+    // Who has CAP_FSETID leaves them, whoever he is: root, unless he has given it away.
+    let path = m.path("capable");
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let lent = [&nobody[..], &["--inh-caps=+fsetid", "--ambient-caps=+fsetid"]].concat();
+    for (who, after) in
+        [(&[][..], 0o6777), (&["--bounding-set=-fsetid"], 0o777), (&nobody, 0o777), (&lent, 0o6777)]
+    {
+        for script in ["echo x >> \"$0\"", "truncate -s 3 \"$0\"", ": > \"$0\""] {
+            fs::write(&path, b"#!/bin/sh\n").expect("write");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).expect("chmod");
+            let status = Command::new("setpriv").args(who).args(["sh", "-c", script]).arg(&path).status();
+            assert!(status.expect("setpriv").success(), "{who:?} {script}");
+            assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, after, "{who:?} {script}");
+        }
+    }
     m.end();
 }
 

@@ -227,6 +227,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         mtime: Option<TimeOrNow>,
         ctime: Option<Timestamp>,
         fh: Option<FileHandle>,
+        takes_set_ids: bool,
         reply: ReplyAttr,
     ) {
         let _span = request!("setattr", req, ino = ino.0, fh = ?fh, size = ?size, mode = ?mode);
@@ -241,8 +242,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             flags: None,
         };
         let ino = self.ino(ino);
-        // What the kernel says of it (`FATTR_KILL_SUIDGID`) is not passed on: who is root may keep them.
-        let caller = Caller { drops_privileges: size.is_some() && req.uid() != ROOT_USER, ..caller(req) };
+        let caller = Caller { drops_privileges: takes_set_ids && size.is_some(), ..caller(req) };
         let changed = self.volume.set_attr(&caller, ino, set);
         self.reply_attr(changed, reply);
     }

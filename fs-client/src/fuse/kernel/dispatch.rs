@@ -317,6 +317,7 @@ fn set_attr<F: Filesystem>(
         time_or_now(1, fattr::MTIME, fattr::MTIME_NOW),
         has(fattr::CTIME).then(|| time(2)),
         has(fattr::FH).then_some(fh),
+        has(fattr::KILL_SUIDGID),
         ReplyAttr::new(answer),
     );
     Ok(())
@@ -359,10 +360,11 @@ mod tests {
             mtime: Option<TimeOrNow>,
             ctime: Option<Timestamp>,
             fh: Option<FileHandle>,
+            takes_set_ids: bool,
             _reply: ReplyAttr,
         ) {
             self.note(format!(
-                "setattr {} {mode:?} {uid:?} {gid:?} {size:?} {atime:?} {mtime:?} {ctime:?} {fh:?}",
+                "setattr {} {mode:?} {uid:?} {gid:?} {size:?} {atime:?} {mtime:?} {ctime:?} {fh:?} {takes_set_ids}",
                 ino.0
             ));
         }
@@ -484,17 +486,20 @@ mod tests {
             let lock = words(&[4, 0, 8, 0, 1, 0, 2, 0, 1, 77, 0, 0]);
             assert_eq!(asked(opcode::SETLKW, &lock), ["setlk 3 4 Posix 8 1 2 1 77 true"]);
             // valid, -; fh; size; owner; atime, mtime, ctime; their nanoseconds; mode; -; uid, gid; -.
-            let all = 1 | 2 | 4 | 8 | 16 | 32 | 64 | 256 | 1024;
+            let all = 1 | 2 | 4 | 8 | 16 | 32 | 64 | 256 | 1024 | 2048;
             let set =
                 words(&[all, 0, 4, 0, 5, 0, 0, 0, 6, 0, 7, 0, u32::MAX, u32::MAX, 1, 2, 3, 8, 0, 9, 10, 0]);
             assert_eq!(
                 asked(opcode::SETATTR, &set),
                 ["setattr 3 Some(8) Some(9) Some(10) Some(5) \
                   Some(SpecificTime(Timestamp { secs: 6, nanos: 1 })) Some(Now) \
-                  Some(Timestamp { secs: -1, nanos: 3 }) Some(FileHandle(4))"]
+                  Some(Timestamp { secs: -1, nanos: 3 }) Some(FileHandle(4)) true"]
             );
             let none = [vec![0; 4], set[4..].to_vec()].concat();
-            assert_eq!(asked(opcode::SETATTR, &none), ["setattr 3 None None None None None None None None"]);
+            assert_eq!(
+                asked(opcode::SETATTR, &none),
+                ["setattr 3 None None None None None None None None false"]
+            );
         }
     }
 

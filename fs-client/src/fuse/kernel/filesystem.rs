@@ -70,6 +70,7 @@ pub trait Filesystem: Send + Sync + 'static {
         mtime: Option<TimeOrNow>,
         ctime: Option<Timestamp>,
         fh: Option<FileHandle>,
+        takes_set_ids: bool,
         reply: ReplyAttr,
     ) {
         reply.error(Errno::ENOSYS);
