@@ -344,16 +344,45 @@ def nameless_and_restart(directory, _other):
     expect(os.listdir(directory), ["named"], "entries")
 
 
-def handles(directory, _other):
-    """name_to_handle_at(2), and back when the kernel has forgotten the inode."""
-    path = f"{directory}/handled"
-    write(path, b"by number", os.O_CREAT | os.O_WRONLY)
+def handle_of(path):
     handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0) + bytes(128))
     mount_id = ctypes.c_int()
     if libc.name_to_handle_at(AT_FDCWD, path.encode(), handle, ctypes.byref(mount_id), 0):
         sys.exit(f"name_to_handle_at: {os.strerror(ctypes.get_errno())}")
+    return handle
+
+
+def forget_inodes():
     with open("/proc/sys/vm/drop_caches", "w") as drop:
         drop.write("2")
+
+
+def directory_handles(directory, other):
+    """The same of directories: the way up to the root is found, also when they were moved."""
+    os.makedirs(f"{directory}/one/two/three")
+    write(f"{directory}/one/two/three/file", b"deep", os.O_CREAT | os.O_WRONLY)
+    handle = handle_of(f"{directory}/one/two/three")
+    mount = os.open(os.path.dirname(directory), os.O_RDONLY)
+    for place in ["one/two", "moved"]:
+        forget_inodes()
+        file = libc.open_by_handle_at(mount, handle, os.O_RDONLY | os.O_DIRECTORY)
+        if file < 0:
+            sys.exit(f"open_by_handle_at in {place}: {os.strerror(ctypes.get_errno())}")
+        expect(os.listdir(file), ["file"], "entries")
+        expect(os.readlink(f"/proc/self/fd/{file}"), f"{directory}/{place}/three", "its path")
+        os.close(file)
+        if place != "moved":
+            os.rename(f"{other}/one/two", f"{other}/moved")
+            # Names may be cached for a second.
+            time.sleep(1.2)
+
+
+def handles(directory, _other):
+    """name_to_handle_at(2), and back when the kernel has forgotten the inode."""
+    path = f"{directory}/handled"
+    write(path, b"by number", os.O_CREAT | os.O_WRONLY)
+    handle = handle_of(path)
+    forget_inodes()
     mount = os.open(directory, os.O_RDONLY)
     file = libc.open_by_handle_at(mount, handle, os.O_RDONLY)
     if file < 0:

@@ -26,6 +26,7 @@ check "who may not keep set-id bits takes them" at_both set_group_id
 check "RENAME_WHITEOUT leaves a device 0:0" at_both whiteouts
 check "marks of chattr hold for root, too" at_both marks
 check "handles hold when the kernel has forgotten the inode" at_both handles
+check "and those of directories" at_both directory_handles
 
 # outlives_kills CHECK LINE...: the server is killed whenever the check says the next of these, and waits.
 outlives_kills() {

@@ -121,7 +121,7 @@ pub trait LockWaiter: Send + Sync {
 pub trait Volume: Send + Sync + 'static {
     /// The inode this mount shows as its root. The FUSE edge maps FUSE's inode 1 to it and back.
     fn root(&self) -> InodeNo;
-    /// Finds a name.
+    /// Finds a name; `..` is the directory that a directory is in.
     fn lookup(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError>;
     /// Reads attributes.
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError>;

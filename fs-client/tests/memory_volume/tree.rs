@@ -100,7 +100,11 @@ impl Tree {
         if name.len() > NAME_MAX {
             return Err(Status::NameTooLong.into());
         }
-        Ok(self.directory(parent)?.by_name.get(name).map(|(_, ino)| *ino))
+        let directory = self.directory(parent)?;
+        if name == b".." {
+            return Ok(Some(self.node(parent)?.parent));
+        }
+        Ok(directory.by_name.get(name).map(|(_, ino)| *ino))
     }
 
     pub fn list(

@@ -3,7 +3,7 @@
 //!
 //! | request | what an identity needs that the server checks |
 //! | --- | --- |
-//! | Lookup | search on the directory |
+//! | Lookup | search on the directory, also for `..`: what the session does not see it is not told |
 //! | ReadDir | read on the directory; without search on it, it is told names and kinds, and no number that leads anywhere |
 //! | GetAttr, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
 //! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |

@@ -57,6 +57,8 @@ pub fn must_run_once(request: &Request<'_>) -> bool {
 /// The status POSIX gives for the first thing that is wrong.
 pub fn check(request: &Request<'_>) -> Result<(), Status> {
     match request {
+        // Where a directory is; `.` is no question.
+        Request::Lookup { name: b"..", .. } => {}
         Request::Lookup { name, .. }
         | Request::Make { name, .. }
         | Request::Create { name, .. }
@@ -196,9 +198,11 @@ mod tests {
         assert_eq!(lookup(b"fine"), Ok(()));
         assert_eq!(lookup(&[b'a'; 255]), Ok(()));
         assert_eq!(lookup(&[b'a'; 256]), Err(Status::NameTooLong));
-        for bad in [&b"."[..], b"..", b"a/b", b"a\0b"] {
+        for bad in [&b"."[..], b"a/b", b"a\0b"] {
             assert_eq!(lookup(bad), Err(Status::Invalid));
         }
+        assert_eq!(lookup(b".."), Ok(()));
+        assert_eq!(check(&Request::Unlink { parent: InodeNo::ROOT, name: b".." }), Err(Status::Invalid));
         assert_eq!(lookup(b""), Err(Status::NotFound));
     }
 

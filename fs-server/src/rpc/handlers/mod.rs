@@ -112,7 +112,7 @@ pub async fn run(
         Request::Recovered { unanswered } => attach::recovered(&call, &unanswered).await,
         Request::ShareCounters { buffer } => sample::share(&call, buffer),
         Request::Reclaim { files } => attach::reclaim(&call, &files).await,
-        Request::Lookup { parent, name } => names::lookup(&call, parent, name),
+        Request::Lookup { parent, name } => names::lookup(&call, parent, name).await,
         Request::GetAttr { ino } => names::get_attr(&call, ino),
         Request::SetAttr { ino, set } => names::set_attr(&call, ino, &set).await,
         Request::Make { parent, name, node, mode } => names::make(&call, parent, name, node, mode),

@@ -1,9 +1,9 @@
 //! Requests about names and attributes: they go to metadata, one batch each.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
-use crate::meta::{Operation, Outcome};
+use crate::meta::{LEVELS_MAX, Operation, Outcome};
 use crate::rights::Need;
-use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{DirEntry, MAX_MESSAGE_BYTES, NewNode, RenameMode, Reply, XattrMode};
 use cuttlefs_common::status::Status;
@@ -36,10 +36,37 @@ impl Call<'_> {
     fn number_only(&self, ino: InodeNo) -> InodeNo {
         self.grant.veil.as_ref().map_or(ino, |veil| veil.number_only(ino))
     }
+
+    /// The directory that a directory is in. The root that the session sees is in itself: a directory that was moved out of
+    /// what the session sees can still be reached by its number, and no way leads up from it. Of one below more than
+    /// `LEVELS_MAX` levels nobody is told where it is who does not see all of the pool.
+    async fn above(&self, directory: InodeNo) -> Result<Attr, Status> {
+        let (meta, root) = (&self.context.server.meta, self.session.root());
+        if directory == root {
+            return meta.attr(root);
+        }
+        let above = meta.lookup(directory, b"..")?;
+        let (mut at, mut levels) = (above.ino, 0);
+        while root != InodeNo::ROOT && at != root {
+            if at == InodeNo::ROOT || levels == LEVELS_MAX {
+                return Err(Status::Stale);
+            }
+            at = meta.parent(at)?;
+            levels += 1;
+            if levels % PIECES_A_TURN == 0 {
+                self.give_way().await;
+            }
+        }
+        Ok(above)
+    }
 }
 
-pub(super) fn lookup(call: &Call<'_>, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
-    body(&Reply::Attr(call.context.server.meta.lookup(parent, name)?))
+pub(super) async fn lookup(call: &Call<'_>, parent: InodeNo, name: &[u8]) -> Result<Body, Status> {
+    let attr = match name {
+        b".." => call.above(parent).await?,
+        name => call.context.server.meta.lookup(parent, name)?,
+    };
+    body(&Reply::Attr(attr))
 }
 
 pub(super) fn get_attr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
