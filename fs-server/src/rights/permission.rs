@@ -216,15 +216,17 @@ impl Judge<'_> {
 
     /// chmod(2) is the owner's. A client's kernel also asks for the change of mode that a write makes, as whoever writes.
     fn check_mode(&self, attr: &Attr, set: &SetAttr, may_write: bool) -> Result<(), Status> {
+        let is_by_write = |mode| {
+            // Who may write a directory makes names in it, which takes no bits from it.
+            attr.kind == FileKind::File && mode != attr.mode && mode == self.without_set_ids(attr, attr.mode)
+        };
         match set.mode {
             None => Ok(()),
-            Some(mode) if mode == self.without_set_ids(attr, attr.mode) && mode != attr.mode => {
-                match self.check(attr, Need::Own) {
-                    Err(_) if may_write => Ok(()),
-                    Err(_) => self.check(attr, Need::Write),
-                    owner => owner,
-                }
-            }
+            Some(mode) if is_by_write(mode) => match self.check(attr, Need::Own) {
+                Err(_) if may_write => Ok(()),
+                Err(_) => self.check(attr, Need::Write),
+                owner => owner,
+            },
             Some(_) => self.check(attr, Need::Own),
         }
     }
