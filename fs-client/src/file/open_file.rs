@@ -33,6 +33,8 @@ pub(crate) struct OpenFile {
     /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
     read_pages: AtomicU64,
     was_read: AtomicBool,
+    /// Held while the bitmap is pulled.
+    is_closing: Mutex<bool>,
     /// A lock that was taken through it was lost. Set once, by recovery, before any other request goes out (release); read
     /// when a request is made, and behind it (acquire).
     fenced: AtomicBool,
@@ -108,9 +110,17 @@ impl OpenFile {
         self.was_read.store(true, Ordering::Relaxed);
     }
 
+    /// The server is going to be told that it is closed: nothing is pulled of it from now on, and nothing is being pulled. To name a
+    /// key that the server knows no more would end the connection.
+    pub(crate) fn end_pulls(&self) {
+        *self.is_closing.lock() = true;
+    }
+
     /// Pulls the bitmap one-sidedly if the file was read since the last time; returns how many bytes that was.
     pub(crate) fn pull_bitmap(&self, lane: &mut LaneGuard<'_>) -> u64 {
-        if !self.was_read.swap(false, Ordering::Relaxed) {
+        // Held throughout.
+        let is_closing = self.is_closing.lock();
+        if *is_closing || !self.was_read.swap(false, Ordering::Relaxed) {
             return 0;
         }
         let pages = self.read_pages.load(Ordering::Relaxed);
@@ -184,6 +194,7 @@ impl OpenFiles {
             bitmap: RwLock::new(PageBitmap::default()),
             read_pages: AtomicU64::new(0),
             was_read: AtomicBool::new(false),
+            is_closing: Mutex::new(false),
             fenced: AtomicBool::new(false),
         });
         file.rebind(Some(opened));

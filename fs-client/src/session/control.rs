@@ -132,6 +132,7 @@ fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), F
         };
         for file in &files {
             session.settle(After::WritesOf(file.ino()))?;
+            file.end_pulls();
         }
         let result = session.call_after(After::Nothing, &session.own_caller(), build, |_| Ok(()));
         for file in &files {

@@ -288,28 +288,13 @@ impl Space {
     /// Makes everything quarantined up to and with `up_to` free; returns how many pages that were.
     #[cfg(test)]
     pub fn release_quarantined(&self, up_to: QuarantineSeq) -> u64 {
-        let free = self.figures().free;
-        while self.release_some(up_to, usize::MAX) {}
-        self.figures().free - free
+        self.state.lock().release(up_to, usize::MAX).0
     }
 
     /// Makes some of what was quarantined up to and with `up_to` free, the oldest first; whether there is more. Who allocates
     /// meanwhile waits for so many runs.
     pub fn release_some(&self, up_to: QuarantineSeq, runs: usize) -> bool {
-        let mut state = self.state.lock();
-        let mut released = Vec::new();
-        while let Some(&(seq, run)) = state.quarantine.front()
-            && seq <= up_to
-            && released.len() < runs
-        {
-            state.quarantine.pop_front();
-            state.quarantined_by_first.remove(&run.first.0);
-            state.quarantined -= run.len;
-            released.push(run);
-        }
-        state.set(&released, false);
-        state.check();
-        state.quarantine.front().is_some_and(|(seq, _)| *seq <= up_to)
+        self.state.lock().release(up_to, runs).1
     }
 
     /// Exact figures of this moment.
@@ -333,6 +318,24 @@ impl Space {
 }
 
 impl State {
+    /// As `Space::release_some`; also how many pages came back.
+    fn release(&mut self, up_to: QuarantineSeq, runs: usize) -> (u64, bool) {
+        let mut released = Vec::new();
+        while let Some(&(seq, run)) = self.quarantine.front()
+            && seq <= up_to
+            && released.len() < runs
+        {
+            self.quarantine.pop_front();
+            self.quarantined_by_first.remove(&run.first.0);
+            self.quarantined -= run.len;
+            released.push(run);
+        }
+        self.set(&released, false);
+        self.check();
+        let pages = released.iter().map(|run| run.len).sum();
+        (pages, self.quarantine.front().is_some_and(|(seq, _)| *seq <= up_to))
+    }
+
     fn range_of(&self, part: u64) -> Range<u64> {
         part * PART_PAGES..((part + 1) * PART_PAGES).min(self.pages)
     }
