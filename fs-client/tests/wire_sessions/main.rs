@@ -55,6 +55,10 @@ const WARM_EPISODES: u64 = 10;
 /// What it may grow after that, in however many episodes: what allocators keep, and the metadata's caches (64 MiB).
 const GROWTH_MAX: usize = 160 << 20;
 
+/// Descriptors that a run may have open more than before: root's client and the workers keep some buffers of their own. An episode makes
+/// hundreds of connections, of two or more each.
+const DESCRIPTORS_MORE: usize = 48;
+
 /// What happened, for people.
 #[derive(Default)]
 struct Totals {
@@ -80,6 +84,7 @@ fn run(what: &str, rings: Option<Rings>) {
     let mut victim = Victim::new(&site, &dice);
     warm_up(&site, seed);
     let (began, mut totals, mut warm) = (Instant::now(), Totals::default(), None);
+    let descriptors = site::descriptors();
     while totals.episodes == 0 || began.elapsed() < seconds {
         let episode = seed.wrapping_add(totals.episodes);
         let replay = format!("CUTTLEFS_SESSIONS_SEED={episode} CUTTLEFS_SESSIONS_SECONDS=1, test {what}");
@@ -87,6 +92,11 @@ fn run(what: &str, rings: Option<Rings>) {
         run_episode(&site, &mut victim, episode, &mut totals);
         faults.check();
         totals.episodes += 1;
+        let now = site::descriptors();
+        assert!(
+            now < descriptors + DESCRIPTORS_MORE,
+            "descriptors are left: {descriptors} before, now {now}"
+        );
         if totals.episodes >= WARM_EPISODES {
             let resident = site::resident_bytes();
             let before = *warm.get_or_insert(resident);

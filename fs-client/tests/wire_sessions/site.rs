@@ -47,7 +47,6 @@ pub struct Left {
     pub pages: u64,
     pub inodes: u64,
     pub rings: u64,
-    pub descriptors: usize,
 }
 
 pub struct Site {
@@ -229,7 +228,6 @@ impl Site {
             pages: server.regions.space().figures().used,
             inodes: server.meta.inode_count(),
             rings: server.early.figures().map_or(0, |early| early.receiver.senders as u64),
-            descriptors: std::fs::read_dir("/proc/self/fd").expect("descriptors").count(),
         }
     }
 
@@ -245,6 +243,11 @@ pub fn read(volume: &RemoteVolume, handle: Handle, len: usize) -> Result<Vec<u8>
     let mut bytes = Vec::new();
     volume.read(&ROOT, handle, 0, len as u32, &mut |got| bytes.extend_from_slice(got))?;
     Ok(bytes)
+}
+
+/// Descriptors that this process has open.
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
 /// Bytes that this process has resident.

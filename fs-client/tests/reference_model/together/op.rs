@@ -129,12 +129,13 @@ impl Op {
         )
     }
 
-    /// Whether it makes, moves or removes a name.
+    /// Whether it makes, moves or removes a name, or a file without one.
     pub fn changes_names(&self) -> bool {
         matches!(
             self,
             Self::Make { .. }
                 | Self::Create { .. }
+                | Self::CreateNameless { .. }
                 | Self::Link { .. }
                 | Self::Unlink { .. }
                 | Self::Rmdir { .. }
