@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) const BURST: u32 = 256;
 /// And each second from then on: with some 0.2 ms each, a fortieth of a core.
 pub(super) const PER_SECOND: u32 = 128;
-/// Connections of one peer that have said nothing yet, or whose time has not come: half of all places.
+/// Connections of one peer that have said nothing yet, or whose time has not come.
 pub(super) const UNHEARD_OF_PEER_MAX: usize = 32;
 /// Peers that are remembered before those whose time is over are looked for.
 const PEERS_MAX: usize = 256;
