@@ -54,7 +54,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 #[command(after_help = "Examples:
   cuttlefs up ~/cuttle                             serve ./cuttlefs-data and mount it
   cuttlefs down ~/cuttle                           end both
-  cuttlefs mount tcp://box:7950 /mnt -o ro         mount what another machine serves
+  cuttlefs mount tcp://box:7950 /mnt --key FILE    mount what another machine serves
   cuttlefs status /mnt                             ask the server behind a mount
 
 Environment:
