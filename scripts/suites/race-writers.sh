@@ -17,6 +17,8 @@ readonly BURST_S=4
 # Marks without a write are cleared by the second sweep behind it; sweeps are five seconds apart.
 readonly IDLE_S=11
 readonly HANG_S=60
+# Files that are appended to grow all the time.
+readonly POOL_MIB=$((256 + ${CUTTLEFS_RACE_SECONDS:-0} / 5))
 logs=$WORK/logs
 go=$WORK/go
 stop=$WORK/stop
@@ -39,7 +41,7 @@ make_disks() {
     mkdir -p "$WORK/outer" "$WORK/pool" "$WORK/cut"
     truncate -s 4G "$WORK/outer.xfs" && mkfs.xfs -q -m reflink=1 "$WORK/outer.xfs" &&
         mount -o loop "$WORK/outer.xfs" "$WORK/outer" &&
-        truncate -s 640M "$WORK/outer/disk" && mkfs.xfs -q "$WORK/outer/disk" &&
+        truncate -s $((POOL_MIB + 384))M "$WORK/outer/disk" && mkfs.xfs -q "$WORK/outer/disk" &&
         mount -o loop "$WORK/outer/disk" "$WORK/pool"
 }
 if make_disks >"$WORK/disks.log" 2>&1; then
@@ -49,7 +51,7 @@ else
     suite_leave
 fi
 
-start_server 256M 64M
+start_server "${POOL_MIB}M" 64M
 mounts=()
 for number in 1 2 3 4; do
     mounts+=("$WORK/mnt$number")
