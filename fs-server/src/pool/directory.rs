@@ -82,7 +82,8 @@ pub enum Intent {
 pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
     let unfinished = dir.join(UNFINISHED_FILE).exists();
     let config_path = dir.join(CONFIG_FILE);
-    if !config_path.exists() && !unfinished {
+    // A pool that may not be looked at is one: nobody is to be told to make another.
+    if !config_path.try_exists().map_err(at("look at", &config_path))? && !unfinished {
         return Err(PoolError::NoPool(dir.to_owned()));
     }
     // First the lock: what is there may be changing under a `format`.
