@@ -214,12 +214,6 @@ impl RemoteVolume {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let (from_end, to_end) =
-            (from_offset + bytes.len() as u64, to_offset.saturating_add(bytes.len() as u64));
-        let is_within = self.handles.get(from)?.file.ino() == to.file.ino();
-        if is_within && from_offset < to_end && to_offset < from_end {
-            return Err(FsError::Server(Status::Invalid));
-        }
         let how = WriteHow { append: false, sync: to.how.sync };
         self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
     }
@@ -600,6 +594,10 @@ impl Volume for RemoteVolume {
         self.session.settle(After::WritesOf(ino))?;
         // Done again, a copy behind its own source's end would find more.
         let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
+        let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));
+        if ino == to.file.ino() && from_offset < to_end && to_offset < from_end {
+            return Err(FsError::Server(Status::Invalid));
+        }
         if len <= u64::from(MAX_TRANSFER_BYTES) {
             return self.copy_here(caller, from, from_offset, &to, to_offset, len as u32);
         }
