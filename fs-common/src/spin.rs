@@ -9,9 +9,13 @@
 //! Whoever spins calls `pause` in its loop, which gives the core away: on two cores the thread that is waited for
 //! is often the next one on this very core, and would otherwise stand behind the spinner (measured: four times the
 //! creates a second).
+//!
+//! But a core that is given away can be gone for milliseconds: the kernel puts who yields behind everybody's time slice, and does
+//! not fetch it back when what it waits for has come, as it does with a sleeper. So a pause that took long is the last for fifty
+//! times as long. Spinning is for cores that nobody else wants, and where they are wanted it costs a fiftieth of the time at most.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most a thread spins: what a sleep and a wake-up cost.
 const MOST_SPIN: Duration = Duration::from_micros(60);
@@ -19,6 +23,11 @@ const MOST_SPIN: Duration = Duration::from_micros(60);
 const LEAST_SPIN: Duration = Duration::from_micros(2);
 /// A wait shorter than this was worth spinning for: with a little more budget the next may be caught.
 const SHORT_WAIT: Duration = Duration::from_micros(200);
+/// A pause longer than this gave the core to somebody who is not waited for: what hands work over to another thread runs for
+/// some tens of microseconds.
+const LONG_PAUSE: Duration = Duration::from_micros(200);
+/// For how many times as long nobody spins then.
+const REST_FACTOR: u32 = 50;
 
 const _: () = assert!(LEAST_SPIN.as_nanos() < MOST_SPIN.as_nanos());
 const _: () = assert!(MOST_SPIN.as_nanos() < SHORT_WAIT.as_nanos());
@@ -31,7 +40,10 @@ pub fn pause() {
 /// The adaptive budget. Threads that share one steer it together; relaxed, for it is a guess.
 #[derive(Debug)]
 pub struct SpinBudget {
+    made: Instant,
     spin_ns: AtomicU64,
+    /// Since `made`: nobody spins before.
+    rests_until_ns: AtomicU64,
 }
 
 impl Default for SpinBudget {
@@ -42,18 +54,40 @@ impl Default for SpinBudget {
 
 impl SpinBudget {
     /// A small budget.
-    pub const fn new() -> Self {
-        Self { spin_ns: AtomicU64::new(LEAST_SPIN.as_nanos() as u64) }
+    pub fn new() -> Self {
+        let spin_ns = AtomicU64::new(LEAST_SPIN.as_nanos() as u64);
+        Self { made: Instant::now(), spin_ns, rests_until_ns: AtomicU64::new(0) }
     }
 
-    /// How long to spin now.
-    pub fn spin(&self) -> Duration {
+    fn since_made_ns(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.made).as_nanos() as u64
+    }
+
+    /// How long to spin in all, as of now.
+    pub fn spin(&self, now: Instant) -> Duration {
+        if self.since_made_ns(now) < self.rests_until_ns.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
         Duration::from_nanos(self.spin_ns.load(Ordering::Relaxed))
+    }
+
+    /// One turn of a spinning loop: whoever else is ready on this core goes first. After one that took long the budget is none.
+    pub fn pause(&self) {
+        let began = Instant::now();
+        pause();
+        self.paused(began, began.elapsed());
+    }
+
+    fn paused(&self, began: Instant, took: Duration) {
+        if took > LONG_PAUSE {
+            let rests_until_ns = self.since_made_ns(began + took + REST_FACTOR * took);
+            self.rests_until_ns.fetch_max(rests_until_ns, Ordering::Relaxed);
+        }
     }
 
     /// Spinning found nothing, and the wait was so long in all.
     pub fn waited(&self, idle: Duration) {
-        let spin = self.spin();
+        let spin = Duration::from_nanos(self.spin_ns.load(Ordering::Relaxed));
         let next = if idle < SHORT_WAIT {
             (spin * 2).clamp(LEAST_SPIN, MOST_SPIN)
         } else if spin / 2 < LEAST_SPIN {
@@ -71,16 +105,31 @@ mod tests {
 
     #[test]
     fn long_waits_end_spinning_and_short_ones_bring_it_back() {
-        let budget = SpinBudget::new();
+        let (budget, now) = (SpinBudget::new(), Instant::now());
         for _ in 0..10 {
             budget.waited(Duration::from_micros(30));
         }
-        assert_eq!(budget.spin(), MOST_SPIN);
+        assert_eq!(budget.spin(now), MOST_SPIN);
         for _ in 0..6 {
             budget.waited(Duration::from_millis(1));
         }
-        assert_eq!(budget.spin(), Duration::ZERO);
+        assert_eq!(budget.spin(now), Duration::ZERO);
         budget.waited(SHORT_WAIT - Duration::from_micros(1));
-        assert_eq!(budget.spin(), LEAST_SPIN);
+        assert_eq!(budget.spin(now), LEAST_SPIN);
+    }
+
+    #[test]
+    fn who_lost_the_core_in_a_pause_does_not_spin_for_long() {
+        let (budget, began) = (SpinBudget::new(), Instant::now());
+        budget.paused(began, LONG_PAUSE);
+        assert_eq!(budget.spin(began + LONG_PAUSE), LEAST_SPIN, "somebody handed work over");
+        let lost = Duration::from_millis(3);
+        budget.paused(began, lost);
+        let back = began + lost + lost * REST_FACTOR;
+        // What came meanwhile came soon, and that is no reason.
+        budget.waited(Duration::from_micros(30));
+        assert_eq!(budget.spin(began + lost), Duration::ZERO);
+        assert_eq!(budget.spin(back - Duration::from_micros(1)), Duration::ZERO);
+        assert_eq!(budget.spin(back), 2 * LEAST_SPIN);
     }
 }

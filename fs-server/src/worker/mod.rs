@@ -37,7 +37,7 @@ use crate::pool::UringDisk;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{Completion, CompletionQueue};
-use cuttlefs_common::spin::{self, SpinBudget};
+use cuttlefs_common::spin::SpinBudget;
 use cuttlefs_common::world::Clock;
 use executor::Executor;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -165,8 +165,8 @@ impl Worker {
             }
             let now = Instant::now();
             let since = *idle_since.get_or_insert(now);
-            if now - since < budget.spin() {
-                spin::pause();
+            if now - since < budget.spin(now) {
+                budget.pause();
                 continue;
             }
             self.sleep_for_events()?;

@@ -29,7 +29,7 @@ use super::sys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::verbs::{Completion, CompletionKind, CompletionQueue};
-use crate::spin::{self, SpinBudget};
+use crate::spin::SpinBudget;
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -262,11 +262,13 @@ impl SoftCq {
         self.entries.lock().is_empty()
     }
 
-    /// Spins over the only queue pair's rings or socket until `limit` has passed; true if a completion came. With
+    /// Spins over the only queue pair's rings or socket until the budget or the time is used up; true if a completion came. With
     /// several, a turn would cost more than it can save.
-    fn spin(&self, attached: &Attached, start: Instant, limit: Duration) -> bool {
-        while attached.pumped.len() == 1 && start.elapsed() < limit {
-            spin::pause();
+    fn spin(&self, attached: &Attached, start: Instant, timeout: Duration) -> bool {
+        let mut now = start;
+        while attached.pumped.len() == 1 && now - start < self.budget.spin(now).min(timeout) {
+            self.budget.pause();
+            now = Instant::now();
             self.pump_rings(attached);
             if attached.socket_count > 0 {
                 attached.pumped[0].pump_socket();
@@ -332,7 +334,7 @@ impl CompletionQueue for SoftCq {
         let attached = self.attached();
         self.pump_rings(&attached);
         let start = Instant::now();
-        if !self.is_empty() || self.spin(&attached, start, self.budget.spin().min(timeout)) {
+        if !self.is_empty() || self.spin(&attached, start, timeout) {
             return;
         }
         self.word().fetch_add(ONE_SLEEPER, Ordering::Relaxed);

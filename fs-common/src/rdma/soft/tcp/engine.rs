@@ -23,7 +23,7 @@ use crate::panic_ends;
 use crate::rdma::PeerKey;
 use crate::rdma::soft::queue::LinkQp;
 use crate::rdma::soft::sys;
-use crate::spin::{self, SpinBudget};
+use crate::spin::SpinBudget;
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags};
@@ -233,10 +233,12 @@ impl Engine {
         }
     }
 
-    /// Looks for events until `limit` has passed since `start`; whether there are any.
-    fn spin(&self, start: Instant, limit: Duration) -> bool {
-        while start.elapsed() < limit {
-            spin::pause();
+    /// Looks for events until the budget since `start` is used up; whether there are any.
+    fn spin(&self, start: Instant, budget: &SpinBudget) -> bool {
+        let mut now = start;
+        while now - start < budget.spin(now) {
+            budget.pause();
+            now = Instant::now();
             let now = sys::timespec(Duration::ZERO);
             let ready = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&now));
             if ready != Ok(0) {
@@ -275,7 +277,7 @@ impl Engine {
         while !self.stopping.load(Ordering::Acquire) {
             let waited = if turns.queue.is_empty() {
                 let idle_since = Instant::now();
-                let caught = self.spin(idle_since, budget.spin());
+                let caught = self.spin(idle_since, &budget);
                 let timeout = (lingering || holding).then_some(&tick);
                 let waited = epoll::wait(&self.epoll, &mut space[..], timeout);
                 if !caught {
