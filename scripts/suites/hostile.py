@@ -6,7 +6,7 @@ usage: hostile.py KIND ADDRESS NAME SECONDS
 Connects to a server's unix:// socket as a user that is neither root nor the server's, or without a key to its tcp:// HOST:PORT,
 does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write. It speaks the wire in its own words:
 frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
-(fs-common/src/rpc/message.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
+(fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
 """
 import os
 import random

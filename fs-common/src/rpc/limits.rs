@@ -1,0 +1,30 @@
+//! What a peer must keep within; the server checks it in `fs-server/src/rpc/admit.rs` before anything is done.
+
+use crate::ids::NAME_MAX;
+
+/// Largest message either side sends, header included. An extended attribute's value, or the list of them, of the length that Linux
+/// allows fits, with what comes with it; so do directory pages and inline data.
+pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
+/// Largest payload a write carries inside its message; larger ones are pulled by RDMA READ
+/// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
+/// rings of receive buffers stay small.
+pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+/// Largest read, write or copy of one request: what FUSE sends at most.
+pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
+/// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.
+pub const XATTR_VALUE_MAX: usize = 64 * 1024;
+/// Longest list of the names of an inode's extended attributes, each with a NUL: Linux's `XATTR_LIST_MAX`.
+pub const XATTR_LIST_MAX: usize = 64 * 1024;
+/// Longest extended attribute name (Linux's `XATTR_NAME_MAX`).
+pub const XATTR_NAME_MAX: usize = NAME_MAX;
+/// Files one request reclaims at most: the reply, with the longest encoding of each file's attributes, fits one message.
+pub const RECLAIM_FILES_MAX: usize = 256;
+/// Locks one request reclaims at most: they fit one message with the longest encoding of each.
+pub const RECLAIM_LOCKS_MAX: usize = 1024;
+/// Ends of waits for locks one reply tells at most: such a reply must be short enough to be kept for a retransmission.
+pub const SETTLED_LOCKS_MAX: usize = 256;
+/// How long a server holds the question for ends of waits at most: well below the time after which a client takes a
+/// connection without an answer for a lost one.
+pub const AWAIT_LOCKS_MAX_MS: u32 = 10_000;
+/// Session slots of one client: how many requests it can have in flight.
+pub const SLOTS_PER_SESSION: u16 = 64;
