@@ -4,41 +4,29 @@
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
+use cuttlefs_client::file::volume::{Caller, FsError, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{FileSlot, InodeNo};
-use cuttlefs_common::life::End;
 use cuttlefs_common::rdma::WindowId;
-use cuttlefs_common::rdma::sim::{Cut, Translation};
+use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, Request, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::meta::{Caller as MetaCaller, Operation};
 use cuttlefs_server::rights::{Account, ExportRule};
-use std::rc::Rc;
 use std::time::Duration;
-use world::contents::{CALLER, read};
-use world::{Crash, Death, LEASE, World, WorldConfig};
+use world::contents::{CALLER, pattern, read};
+use world::kinds::{CONFIG, each_kind};
+use world::{Death, LEASE, World, WorldConfig};
 
 const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 
-const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
-
-fn both(test: impl Fn(&World)) {
-    for translation in [Translation::Target, Translation::Initiator] {
-        for (deferred, log) in [(false, false), (true, false), (false, true), (true, true)] {
-            let config = WorldConfig { translation, frames: 16, deferred, log, ..CONFIG };
-            test(&World::new(config));
-        }
-    }
-}
-
 /// Runs `test` with the request lost, then with the reply lost: first only that, then with the server killed in that
 /// moment, or when it has written everything back.
 fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
-    both(|world| {
+    each_kind(|world| {
         for cut in [Cut::Request, Cut::Reply] {
             test(world, &|| world.network().cut_after(cut, 0));
             assert!(!world.network().cut_is_pending(), "{cut:?} did not happen");
@@ -51,10 +39,6 @@ fn cut_both_ways(test: impl Fn(&World, &dyn Fn())) {
             }
         }
     });
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index as u8).wrapping_mul(29) ^ (index >> 8) as u8).collect()
 }
 
 fn heartbeat(volume: &RemoteVolume) {
@@ -142,7 +126,7 @@ fn unlinked_open_files_are_kept_for_who_comes_back() {
 
 #[test]
 fn the_way_up_ends_at_the_root_that_a_client_sees() {
-    both(|world| {
+    each_kind(|world| {
         let whole = world.client();
         let make = |parent, name: &[u8]| {
             whole.make(&CALLER, parent, name, NewNode::Directory, 0o755).expect("make").ino
@@ -188,7 +172,7 @@ fn the_way_up_ends_at_the_root_that_a_client_sees() {
 
 #[test]
 fn growing_takes_no_space_away_after_a_crash() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
         let how = Allocate::Reserve { keep_size: true };
@@ -210,7 +194,7 @@ fn growing_takes_no_space_away_after_a_crash() {
 
 #[test]
 fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
-    both(|world| {
+    each_kind(|world| {
         let stale = Err(FsError::Server(Status::Stale));
         let whole = world.client();
         let inside = whole.make(&CALLER, ROOT, b"in", NewNode::Directory, 0o755).expect("make").ino;
@@ -258,7 +242,7 @@ fn a_client_of_a_subtree_reaches_nothing_else_by_number() {
 /// Recovery asks for what many users had open, and nobody's rights of today decide on it.
 #[test]
 fn a_squashed_client_has_its_files_and_its_bytes_again() {
-    both(|world| {
+    each_kind(|world| {
         let whole = world.client();
         let everybody = SetAttr { mode: Some(0o777), ..SetAttr::default() };
         whole.set_attr(&CALLER, ROOT, everybody).expect("chmod");
@@ -296,11 +280,11 @@ fn a_squashed_client_has_its_files_and_its_bytes_again() {
 
 #[test]
 fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
         let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
-        let mut expected = pattern(20_000);
+        let mut expected = pattern(20_000, 0);
         volume.write(&CALLER, file.handle, 0, &expected).expect("write");
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         // In pages that stay, zeros are bytes in memory like any others; so is a length past what is written.
@@ -331,10 +315,10 @@ fn what_grew_and_what_was_zeroed_survives_a_killed_server() {
 
 #[test]
 fn a_punched_end_keeps_its_length_over_a_killed_server() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
-        let mut expected = pattern(20_000);
+        let mut expected = pattern(20_000, 0);
         volume.write(&CALLER, file.handle, 0, &expected).expect("write");
         volume.allocate(&CALLER, file.handle, 9_000, 11_000, Allocate::PunchHole).expect("punch");
         expected[9_000..].fill(0);
@@ -382,7 +366,7 @@ fn append_appends_once() {
         let mut expected = Vec::new();
         // Inline, and large enough to be pulled.
         for len in [10, 70_000, 3] {
-            let bytes = pattern(len);
+            let bytes = pattern(len, 0);
             cut();
             assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(len as u32));
             expected.extend_from_slice(&bytes);
@@ -397,10 +381,10 @@ fn append_appends_once() {
 
 #[test]
 fn a_transfer_that_breaks_is_no_io_error() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (_, file) = volume.create(&CALLER, ROOT, b"log", 0o644, true, APPEND).expect("create");
-        let bytes = pattern(300_000);
+        let bytes = pattern(300_000, 0);
         world.network().cut_after(Cut::Transfer, 0);
         assert_eq!(volume.write(&CALLER, file.handle, 0, &bytes), Ok(300_000));
         assert!(!world.network().cut_is_pending());
@@ -416,7 +400,7 @@ fn a_one_sided_read_that_breaks_is_read_again() {
     let world = World::new(CONFIG);
     let volume = world.client();
     let (_, file) = volume.create(&CALLER, ROOT, b"hot", 0o644, true, READ_WRITE).expect("create");
-    let bytes = pattern(8 * 4096);
+    let bytes = pattern(8 * 4096, 0);
     volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
     for pass in 0..3 {
         world.network().cut_after(Cut::OneSided, pass);
@@ -429,11 +413,11 @@ fn a_one_sided_read_that_breaks_is_read_again() {
 
 #[test]
 fn a_client_that_is_gone_leaves_nothing_behind() {
-    both(|world| {
+    each_kind(|world| {
         let (gone, stays) = (world.client(), world.client());
         let free = stays.stat_fs(&CALLER).expect("statfs");
         let (attr, file) = gone.create(&CALLER, ROOT, b"orphan", 0o644, true, READ_WRITE).expect("create");
-        gone.write(&CALLER, file.handle, 0, &pattern(100_000)).expect("write");
+        gone.write(&CALLER, file.handle, 0, &pattern(100_000, 0)).expect("write");
         gone.unlink(&CALLER, ROOT, b"orphan").expect("unlink");
         let sessions = || world.with_server(|server| server.server().sessions.list().len());
         assert_eq!(sessions(), 2);
@@ -455,7 +439,7 @@ fn a_client_that_is_gone_leaves_nothing_behind() {
 
 #[test]
 fn a_client_that_slept_reclaims_its_files() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (_, file) = volume.create(&CALLER, ROOT, b"kept", 0o644, true, READ_WRITE).expect("create");
         volume.write(&CALLER, file.handle, 0, b"kept").expect("write");
@@ -531,7 +515,7 @@ fn a_truncating_set_attr_runs_once() {
     cut_both_ways(|world, cut| {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"cut", 0o644, true, READ_WRITE).expect("create");
-        volume.write(&CALLER, file.handle, 0, &pattern(50_000)).expect("write");
+        volume.write(&CALLER, file.handle, 0, &pattern(50_000, 0)).expect("write");
         let before = volume.get_attr(&CALLER, attr.ino).expect("attr").change;
         cut();
         let set = SetAttr { size: Some(7), ..SetAttr::default() };
@@ -539,7 +523,7 @@ fn a_truncating_set_attr_runs_once() {
         assert_eq!(after.size, 7);
         let restarted = after.change >> 32 > before >> 32;
         assert!(restarted || after.change == before + 1, "one change");
-        assert_eq!(read(&volume, file.handle, 0, 100), Ok(pattern(50_000)[..7].to_vec()));
+        assert_eq!(read(&volume, file.handle, 0, 100), Ok(pattern(50_000, 0)[..7].to_vec()));
         volume.release(file.handle);
         volume.unlink(&CALLER, ROOT, b"cut").expect("unlink");
         volume.shut_down();
@@ -548,7 +532,7 @@ fn a_truncating_set_attr_runs_once() {
 
 #[test]
 fn zeros_that_keep_the_length_do_not_grow_a_file_after_a_kill() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (attr, file) = volume.create(&CALLER, ROOT, b"empty", 0o644, true, READ_WRITE).expect("create");
         let zeros = Allocate::ZeroRange { keep_size: true };
@@ -586,10 +570,10 @@ fn a_request_behind_one_that_came_twice_is_only_late() {
 
 #[test]
 fn a_layout_of_one_server_fits_no_other() {
-    both(|world| {
+    each_kind(|world| {
         let volume = world.client();
         let (_, file) = volume.create(&CALLER, ROOT, b"f", 0o644, true, READ_WRITE).expect("create");
-        volume.write(&CALLER, file.handle, 0, &pattern(10_000)).expect("write");
+        volume.write(&CALLER, file.handle, 0, &pattern(10_000, 0)).expect("write");
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         let generations = || {
             world.with_server(|server| {
@@ -601,255 +585,10 @@ fn a_layout_of_one_server_fits_no_other() {
         let before = generations();
         world.kill();
         world.start();
-        assert_eq!(read(&volume, file.handle, 0, 10_000), Ok(pattern(10_000)));
+        assert_eq!(read(&volume, file.handle, 0, 10_000), Ok(pattern(10_000, 0)));
         let after = generations();
         assert!(!before.is_empty() && !after.is_empty());
         assert!(before.iter().all(|generation| !after.contains(generation)), "{before:?} {after:?}");
         volume.shut_down();
-    });
-}
-
-/// A copy behind its own source's end makes the file longer, so that the same copy again would find more to copy.
-#[test]
-fn a_short_copy_within_a_file_is_as_short_the_second_time() {
-    both(|world| {
-        for (cut, pass) in [(Cut::Reply, 0), (Cut::Reply, 1), (Cut::Request, 0), (Cut::Request, 1)] {
-            for death in [Death::Sudden, Death::WrittenBack] {
-                let volume = world.client();
-                let (attr, file) =
-                    volume.create(&CALLER, ROOT, b"copy", 0o644, true, READ_WRITE).expect("create");
-                volume.write(&CALLER, file.handle, 0, &pattern(10_000)).expect("write");
-                world.kill_after(cut, pass, death);
-                let copied = volume.copy_range(&CALLER, file.handle, 4_000, file.handle, 20_000, 8_000);
-                assert_eq!(copied, Ok(6_000), "{cut:?} after {pass}, {death:?}");
-                assert!(!world.network().cut_is_pending() && world.has_died(), "{cut:?} after {pass}");
-                assert_eq!(volume.get_attr(&CALLER, attr.ino).map(|attr| attr.size), Ok(26_000));
-                assert_eq!(read(&volume, file.handle, 20_000, 9_000), Ok(pattern(10_000)[4_000..].to_vec()));
-                volume.release(file.handle);
-                volume.unlink(&CALLER, ROOT, b"copy").expect("unlink");
-                volume.shut_down();
-            }
-        }
-    });
-}
-
-/// More than one request carries: the server copies it, in five pieces.
-const LARGE: usize = 1_200_000;
-
-/// What a client copied is there behind a kill, as everything is that was answered to it; and an fsync says so.
-#[test]
-fn a_copy_is_not_lost_with_a_killed_server() {
-    both(|world| {
-        for len in [3_000, 300_000, LARGE] {
-            let volume = world.client();
-            let copy = Copied::new(&volume, len, false);
-            assert_eq!(volume.write(&CALLER, copy.target, copy.to_offset + 10, b"older"), Ok(5));
-            assert_eq!(copy.copy(&volume, len), Ok(len as u64));
-            assert_eq!(volume.write(&CALLER, copy.target, copy.to_offset + 20, b"newer"), Ok(5));
-            for _ in 0..2 {
-                world.kill();
-                world.start();
-                world.pass(Duration::from_millis(300));
-            }
-            let mut expected = pattern(len);
-            expected[20..25].copy_from_slice(b"newer");
-            assert_eq!(volume.fsync(&CALLER, copy.target, false), Ok(()), "{len}");
-            let there = read(&volume, copy.target, copy.to_offset, len as u32 + 1);
-            assert!(there == Ok(expected), "{len}: other bytes");
-            copy.remove(&volume);
-            volume.shut_down();
-        }
-    });
-}
-
-/// Two files, or one twice, with `len` bytes to copy at the start of the source and room for them in the target.
-struct Copied {
-    source: Handle,
-    target: Handle,
-    to_offset: u64,
-}
-
-impl Copied {
-    fn new(volume: &RemoteVolume, len: usize, within: bool) -> Self {
-        let (_, source) = volume.create(&CALLER, ROOT, b"source", 0o644, true, READ_WRITE).expect("create");
-        volume.write(&CALLER, source.handle, 0, &pattern(len)).expect("write");
-        if within {
-            let to_offset = (len as u64).next_multiple_of(4096) + 100;
-            return Self { source: source.handle, target: source.handle, to_offset };
-        }
-        let (_, target) = volume.create(&CALLER, ROOT, b"target", 0o644, true, READ_WRITE).expect("create");
-        Self { source: source.handle, target: target.handle, to_offset: 5_000 }
-    }
-
-    fn target_name(&self) -> &'static [u8] {
-        if self.source == self.target { b"source" } else { b"target" }
-    }
-
-    fn copy(&self, volume: &RemoteVolume, len: usize) -> Result<u64, FsError> {
-        volume.copy_range(&CALLER, self.source, 0, self.target, self.to_offset, len as u64)
-    }
-
-    fn remove(self, volume: &RemoteVolume) {
-        volume.release(self.source);
-        volume.unlink(&CALLER, ROOT, b"source").expect("unlink");
-        if self.source != self.target {
-            volume.release(self.target);
-            volume.unlink(&CALLER, ROOT, b"target").expect("unlink");
-        }
-    }
-}
-
-fn open(volume: &RemoteVolume, name: &[u8]) -> Handle {
-    let ino = volume.lookup(&CALLER, ROOT, name).expect("lookup").ino;
-    volume.open(&CALLER, ino, READ_WRITE).expect("open").handle
-}
-
-/// The deaths behind which what was done and not answered is there.
-fn deaths_that_keep_what_was_done(world: &World) -> &'static [Death] {
-    if world.answers_are_durable() {
-        &[Death::Sudden, Death::WrittenBack, Death::PowerLost]
-    } else {
-        &[Death::WrittenBack]
-    }
-}
-
-/// What others write over a copy that was done stays, although who copied asks again; what they write to its source does not
-/// come to the target.
-#[test]
-fn a_copy_that_was_done_is_not_done_again() {
-    both(|world| {
-        for death in deaths_that_keep_what_was_done(world) {
-            for within in [false, true] {
-                let len = LARGE;
-                let what = format!("{death:?}, {len} bytes, within {within}");
-                let (volume, other) = (world.client(), Rc::new(world.client()));
-                let copy = Copied::new(&volume, len, within);
-                let to_offset = copy.to_offset;
-                let [source, target] = [b"source", copy.target_name()].map(|name| open(&other, name));
-                // The source's length is looked at before.
-                world.kill_after(Cut::Reply, 1, *death);
-                let ahead = other.clone();
-                world.behind_death(move || {
-                    ahead.write(&CALLER, source, 0, b"new").expect("write");
-                    ahead.write(&CALLER, target, to_offset + 50, b"mine").expect("write");
-                });
-                assert_eq!(copy.copy(&volume, len + 10), Ok(len as u64), "{what}");
-                assert!(!world.network().cut_is_pending() && world.has_died(), "{what}");
-                let mut expected = pattern(len);
-                expected[50..54].copy_from_slice(b"mine");
-                let there = read(&volume, copy.target, to_offset, len as u32 + 100);
-                assert!(there == Ok(expected), "{what}: other bytes");
-                copy.remove(&volume);
-                [source, target].into_iter().for_each(|handle| other.release(handle));
-                volume.shut_down();
-                other.shut_down();
-            }
-        }
-    });
-}
-
-/// What was written before, and no sync covered, is written again when the server was killed; not over a copy that was there.
-#[test]
-fn a_copy_is_not_lost_under_an_older_write() {
-    both(|world| {
-        for death in deaths_that_keep_what_was_done(world) {
-            for answered in [false, true] {
-                let volume = world.client();
-                let copy = Copied::new(&volume, 10_000, false);
-                let write = |from: u64, len: usize| {
-                    let written =
-                        volume.write(&CALLER, copy.target, copy.to_offset + from - 10, &vec![7; len]);
-                    assert_eq!(written, Ok(len as u32));
-                };
-                // Across the copy's start, in its midst, and across its end.
-                write(0, 30);
-                write(4_000, 100);
-                write(10_000, 20);
-                let zeros = Allocate::ZeroRange { keep_size: false };
-                volume.allocate(&CALLER, copy.target, copy.to_offset + 6_000, 200, zeros).expect("zero");
-                if !answered {
-                    // The source's length is looked at before.
-                    world.kill_after(Cut::Reply, 1, *death);
-                }
-                assert_eq!(copy.copy(&volume, 10_000), Ok(10_000), "{death:?}");
-                if answered {
-                    if *death == Death::WrittenBack {
-                        world.pass(Duration::from_secs(3));
-                    }
-                    if *death == Death::PowerLost {
-                        world.lose_power()
-                    } else {
-                        world.kill()
-                    }
-                    world.start();
-                }
-                assert!(!world.network().cut_is_pending(), "{death:?}");
-                let expected = [vec![7; 10], pattern(10_000), vec![7; 10]].concat();
-                let there = read(&volume, copy.target, copy.to_offset - 10, 20_000);
-                assert!(there == Ok(expected), "{death:?}, answered {answered}: other bytes");
-                copy.remove(&volume);
-                volume.shut_down();
-            }
-        }
-    });
-}
-
-/// A copy that ends early learns of it when its bytes are there already.
-#[test]
-fn a_copy_that_ran_out_of_space_is_not_done_again() {
-    both(|world| {
-        for death in deaths_that_keep_what_was_done(world) {
-            let (volume, other) = (world.client(), Rc::new(world.client()));
-            let copy = Copied::new(&volume, LARGE, false);
-            let target = open(&other, b"target");
-            let (_, rest) = volume.create(&CALLER, ROOT, b"rest", 0o644, true, READ_WRITE).expect("create");
-            // Room for one piece of 256 KiB.
-            let room = volume.stat_fs(&CALLER).expect("statfs").free_pages - 80;
-            let reserve = Allocate::Reserve { keep_size: true };
-            volume.allocate(&CALLER, rest.handle, 0, room * 4096, reserve).expect("reserve");
-            world.kill_after(Cut::Reply, 1, *death);
-            let (ahead, at) = (other.clone(), copy.to_offset + 50);
-            world.behind_death(move || {
-                ahead.write(&CALLER, target, at, b"mine").expect("write");
-            });
-            assert_eq!(copy.copy(&volume, LARGE), Ok(256 << 10), "{death:?}");
-            assert!(!world.network().cut_is_pending() && world.has_died(), "{death:?}");
-            let mut expected = pattern(256 << 10);
-            expected[50..54].copy_from_slice(b"mine");
-            let there = read(&volume, copy.target, copy.to_offset, LARGE as u32);
-            assert!(there == Ok(expected), "{death:?}: other bytes");
-            volume.release(rest.handle);
-            volume.unlink(&CALLER, ROOT, b"rest").expect("unlink");
-            copy.remove(&volume);
-            other.release(target);
-            volume.shut_down();
-            other.shut_down();
-        }
-    });
-}
-
-/// Between two pieces nothing says that a copy was done, and what no sync covered is gone: all of it is done again. When it is answered
-/// it is there, whatever dies from then on.
-#[test]
-fn a_copy_of_several_pieces_is_whole_whenever_the_server_dies() {
-    both(|world| {
-        let mut deaths = 0;
-        for after in (0..60).step_by(2) {
-            let volume = world.client();
-            let copy = Copied::new(&volume, LARGE, after % 4 == 2);
-            let power = world.answers_are_durable() && after % 2 == 0;
-            world.crash_after(Crash { end: End { after, of: None }, power }, None);
-            assert_eq!(copy.copy(&volume, LARGE), Ok(LARGE as u64), "event {after}");
-            world.calm();
-            deaths += u32::from(world.has_died());
-            world.lose_power();
-            world.start();
-            let there = read(&volume, copy.target, copy.to_offset, LARGE as u32 + 1);
-            assert!(there == Ok(pattern(LARGE)), "event {after}: other bytes");
-            assert_eq!(volume.fsync(&CALLER, copy.target, false), Ok(()), "event {after}");
-            copy.remove(&volume);
-            volume.shut_down();
-        }
-        assert!(deaths >= 10, "{deaths} deaths");
     });
 }

@@ -4,16 +4,16 @@
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter, OpenHow, Volume};
+use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rdma::sim::{Cut, Translation};
 use cuttlefs_common::rpc::{BlockingLock, Request};
 use cuttlefs_common::status::Status;
-use parking_lot::Mutex;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
@@ -24,32 +24,6 @@ const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
 const LOCKED: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Locked)));
 const LOST: Option<Result<(), FsError>> = Some(Err(FsError::Server(Status::Io)));
 const HELD: Option<Result<(), FsError>> = Some(Ok(()));
-
-/// Somebody who asked for a lock.
-#[derive(Default)]
-struct Waiter(Mutex<Option<Result<(), FsError>>>, Mutex<bool>);
-
-impl LockWaiter for Waiter {
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn answer(&self, result: Result<GrantedLock, FsError>) -> bool {
-        *self.1.lock() = result.as_ref().is_ok_and(|granted| granted.is_stale);
-        assert_eq!(self.0.lock().replace(result.map(|_| ())), None, "answered once");
-        true
-    }
-}
-
-impl Waiter {
-    fn answer(&self) -> Option<Result<(), FsError>> {
-        self.0.lock().clone()
-    }
-
-    fn was_stale(&self) -> bool {
-        *self.1.lock()
-    }
-}
 
 /// A client with the file open.
 struct User {

@@ -8,6 +8,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod contents;
+pub mod kinds;
+pub mod waiter;
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions};

@@ -8,7 +8,8 @@
 //! * behind each batch the server has the locks that were kept, and nobody waits.
 
 use super::*;
-use cuttlefs_client::file::volume::{FsError, GrantedLock, Handle, LockWaiter, OpenHow, Volume};
+use crate::world::waiter::Waiter;
+use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::Request;
 use cuttlefs_common::status::Status;
@@ -92,21 +93,6 @@ fn case(seed: u64) -> impl Strategy<Value = LockCase> {
     )
 }
 
-/// Who asked for a lock.
-#[derive(Default)]
-struct Waiter(Mutex<Option<Result<(), FsError>>>);
-
-impl LockWaiter for Waiter {
-    fn is_interrupted(&self) -> bool {
-        false
-    }
-
-    fn answer(&self, result: Result<GrantedLock, FsError>) -> bool {
-        assert_eq!(self.0.lock().replace(result.map(|_| ())), None, "answered once");
-        true
-    }
-}
-
 /// Who is inside one lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Inside {
@@ -148,7 +134,7 @@ impl Round {
         let waiter = Arc::<Waiter>::default();
         volume.set_lock(&CALLER, handle, self.lock(), self.blocking, waiter.clone());
         let answer = loop {
-            if let Some(answer) = waiter.0.lock().clone() {
+            if let Some(answer) = waiter.answer() {
                 break answer;
             }
             volume.session().await_locks(HOLD).expect("the server answers");
