@@ -3,7 +3,6 @@
 //! after all.
 
 use super::handles::{HandleState, HandleTable};
-use super::interrupt::Whole;
 use super::open_file::OpenFile;
 use super::read;
 use super::volume::{
@@ -163,7 +162,6 @@ impl RemoteVolume {
         {
             // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
             // the counter is of what that one had stored.
-            let _whole = Whole::begin();
             self.session.settle_write(caller, file, (at, bytes), change, session)?;
             return Ok((Some(at), len, true));
         }
@@ -226,28 +224,16 @@ impl RemoteVolume {
         target: InodeNo,
         build: impl Fn() -> Request<'r>,
     ) -> Result<u64, FsError> {
-        let unsynced = self.session.unsynced();
         let take = |reply: Reply<'_>| match reply {
             Reply::Copied { len, .. } => Ok(len),
             other => unexpected(other),
         };
-        let mut whole = None;
-        loop {
-            let (copied, copied_by) =
-                self.session.call_noting_session(After::WritesOf(target), caller, &build, take)?;
-            if copied == 0 || unsynced.answers_are_durable() {
-                return Ok(copied);
-            }
-            whole.get_or_insert_with(Whole::begin);
-            let mark = unsynced.mark();
-            let sync = || Request::Sync(SyncScope::InodeContents(target));
-            let ((), synced_by) =
-                self.session.call_noting_session(After::WritesOf(target), caller, sync, done)?;
-            if synced_by == copied_by {
-                unsynced.synced(Some(target), mark);
-                return Ok(copied);
-            }
+        let copy = || self.session.call_noting_session(After::WritesOf(target), caller, &build, take);
+        let (copied, copied_by) = copy()?;
+        if copied == 0 || self.session.unsynced().answers_are_durable() {
+            return Ok(copied);
         }
+        self.session.sync_where_done(caller, target, (copied, copied_by), copy)
     }
 
     fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {

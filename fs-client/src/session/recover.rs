@@ -5,6 +5,7 @@ use super::lane::{DataBuffer, Lane};
 use super::unsynced::{Kept, What};
 use super::{After, Attachment, Session, Windows};
 use crate::file::OpenFile;
+use crate::file::interrupt::Whole;
 use crate::file::volume::{Caller, FsError};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
@@ -228,19 +229,10 @@ impl Session {
         file: &OpenFile,
         (offset, bytes): (u64, &[u8]),
         change: u64,
-        mut answered_by: u64,
+        answered_by: u64,
     ) -> Result<(), FsError> {
-        let ino = file.ino();
-        loop {
-            let sync = || Request::Sync(SyncScope::InodeContents(ino));
-            let take = |reply: Reply<'_>| {
-                if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
-            };
-            let ((), synced_by) = self.call_noting_session(After::WritesOf(ino), caller, sync, take)?;
-            if synced_by == answered_by {
-                return Ok(());
-            }
-            let mut lane = self.borrow_lane(After::WritesOf(ino))?;
+        self.sync_where_done(caller, file.ino(), ((), answered_by), || {
+            let mut lane = self.borrow_lane(After::WritesOf(file.ino()))?;
             let restore = |buffer: &DataBuffer| {
                 let what = in_message(Restored::Bytes { offset, bytes }, buffer);
                 Request::Restore { filekey: file.filekey(), change, what }
@@ -249,10 +241,37 @@ impl Session {
                 Reply::Restored { lost } => Ok(lost),
                 _ => Err(FsError::Server(Status::Malformed)),
             })?;
-            if is_lost {
-                return Err(FsError::Server(Status::Io));
+            if is_lost { Err(FsError::Server(Status::Io)) } else { Ok(((), lane.session_number())) }
+        })
+    }
+
+    /// Makes durable what a server has done to a file, which this mount keeps nothing of to restore: a sync counts if the same session
+    /// answers it that answered what was done. If it does not, it is done `again`, and synced again. `done` and what `again` gives are
+    /// an answer and the session it came from. Nothing of it is given up.
+    ///
+    /// # Errors
+    /// As the server and `again` say.
+    pub(crate) fn sync_where_done<T>(
+        &self,
+        caller: &Caller,
+        ino: InodeNo,
+        mut done: (T, u64),
+        mut again: impl FnMut() -> Result<(T, u64), FsError>,
+    ) -> Result<T, FsError> {
+        let _whole = Whole::begin();
+        loop {
+            let mark = self.unsynced.mark();
+            let sync = || Request::Sync(SyncScope::InodeContents(ino));
+            let take = |reply: Reply<'_>| {
+                if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
+            };
+            let ((), synced_by) = self.call_noting_session(After::WritesOf(ino), caller, sync, take)?;
+            let (answer, done_by) = done;
+            if synced_by == done_by {
+                self.unsynced.synced(Some(ino), mark);
+                return Ok(answer);
             }
-            answered_by = lane.session_number();
+            done = again()?;
         }
     }
 }
