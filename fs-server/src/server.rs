@@ -153,7 +153,7 @@ impl Server {
         let request = who.request.filter(|_| others == SetAttr::default());
         let commit = |data| self.set_attr(who, owner, ino, set, Some(data));
         let changing = tier::begin_change(&self.regions, &file).await?;
-        let attr = tier::truncate_for(&self.regions, disk, &file, size, request, commit).await?;
+        let attr = tier::truncate(&self.regions, disk, &file, size, request, commit).await?;
         // Also where the file was not longer: what others had written there, and bring back, was cut off.
         changing.done(attr.change, size..u64::MAX);
         Ok(attr)

@@ -34,7 +34,7 @@ pub use reap::reap;
 pub use restore::{Changing, begin_change, restore};
 pub use scrub::{PassFigures, SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 pub use seek::seek;
-pub use truncate::{restore_length, truncate, truncate_for};
+pub use truncate::{restore_length, truncate};
 pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};
 pub use write_back::{Timer, WRITE_BACK_INTERVAL, release_space, run_write_back, write_back, write_back_all};
 

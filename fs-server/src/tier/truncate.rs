@@ -38,7 +38,8 @@ use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
 /// Sets the length. `commit` is called once, in the middle, and must put the given change and whatever belongs to the
-/// same operation into one batch.
+/// same operation into one batch. A `request` asks for the length and nothing else. It is known to be done wherever the length is, also
+/// where that comes out of the log without the batch: it is not cut twice, for others may have written since.
 ///
 /// # Errors
 /// `TooLarge`, `Stale`, `Io`, and whatever `commit` says.
@@ -47,9 +48,10 @@ pub async fn truncate(
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     new_size: u64,
+    request: Option<RequestId>,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
-    set_length(regions, disk, file, new_size, By::Client(None), commit).await
+    set_length(regions, disk, file, new_size, By::Client(request), commit).await
 }
 
 /// Sets the length as a client has it restored. That says nothing of what others had changed before and may still restore.
@@ -64,22 +66,6 @@ pub async fn restore_length(
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<(), Status> {
     set_length(regions, disk, file, new_size, By::Restoring, commit).await.map(drop)
-}
-
-/// The same for a request that asks for the length and nothing else. It is known to be done wherever the length is, also where
-/// that comes out of the log without the batch: it is not cut twice, for others may have written since.
-///
-/// # Errors
-/// As `truncate`.
-pub async fn truncate_for(
-    regions: &Regions,
-    disk: &dyn Disk,
-    file: &Arc<FileRegion>,
-    new_size: u64,
-    request: Option<RequestId>,
-    commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
-) -> Result<Attr, Status> {
-    set_length(regions, disk, file, new_size, By::Client(request), commit).await
 }
 
 /// Whose change it is.

@@ -43,7 +43,7 @@ fn set_size(storage: &Storage, ino: u64, size: u64) -> Result<(), Status> {
         storage.meta.commit_data(&[commit])?;
         storage.meta.attr(InodeNo(ino))
     };
-    block_on(truncate(&storage.regions, &storage.disk, &storage.file(ino), size, commit)).map(|_| ())
+    block_on(truncate(&storage.regions, &storage.disk, &storage.file(ino), size, None, commit)).map(|_| ())
 }
 
 fn fail(storage: &Storage, kind: IoKind, times: u32) {
