@@ -28,12 +28,20 @@ mkdir "$logs"
 # are in the copy, those in flight may be, and what is in the page cache is not: as when the power goes, of a disk without a cache.
 # (Disks with one, which lose and tear what was not synced: crash-points.)
 cuts=false
+# Unmounts what lies below a server that has ended: the kernel lets go of its io_uring, and so of its files, a moment later.
+unmount_below() {
+    local waited
+    for ((waited = 0; waited < HANG_S * 10; waited++)); do
+        ! mountpoint -q "$1" || umount "$1" 2>/dev/null || { sleep 0.1 && continue; }
+        return 0
+    done
+    return 1
+}
 suite_leave() {
     local at
-    # The kernel lets go of an ended process's io_uring, and so of its files, a moment later: then lazily, and without a word, for
-    # the last line is the summary.
+    # Lazily at last, and without a word, for the last line is the summary.
     for at in cut pool outer; do
-        ! mountpoint -q "$WORK/$at" || umount "$WORK/$at" 2>/dev/null || umount -l "$WORK/$at"
+        unmount_below "$WORK/$at" || umount -l "$WORK/$at"
     done
 }
 make_disks() {
@@ -95,12 +103,7 @@ look_at_cut() {
     umount_fs "$WORK/look"
     end_process "$pid" || status=1
     "$CUTTLEFS_BIN/cuttlefsd" fsck --pool "$WORK/cut" || status=1
-    # The io_uring of a server that has ended lets go of its files a moment later.
-    for ((waited = 0; waited < HANG_S * 10; waited++)); do
-        umount "$WORK/cut" 2>/dev/null && break
-        sleep 0.1
-    done
-    ! mountpoint -q "$WORK/cut" || status=1
+    unmount_below "$WORK/cut" || status=1
     rm "$WORK/outer/copy"
     return "$status"
 }
