@@ -179,10 +179,11 @@ impl Baton {
     }
 }
 
-/// Two workers hand a number back and forth; a lost wake-up would leave both asleep for ever.
+/// Two workers hand a number back and forth; a lost wake-up would leave both asleep for ever. How long all of it takes is the machine's
+/// affair: what counts is that the number moves.
 #[test]
-fn no_wake_up_is_lost_in_100_000_round_trips() {
-    const ROUNDS: u64 = 100_000;
+fn no_wake_up_is_lost_in_30_000_round_trips() {
+    const ROUNDS: u64 = 30_000;
     let (ping, pong) = (Arc::new(Baton::default()), Arc::new(Baton::default()));
     let progress = Arc::new(AtomicU64::new(0));
     let (finished, wait) = mpsc::channel();
@@ -219,9 +220,16 @@ fn no_wake_up_is_lost_in_100_000_round_trips() {
             finished.send(()).expect("main waits");
         });
     }
-    for _ in 0..2 {
-        let ended = wait.recv_timeout(PATIENCE);
-        assert!(ended.is_ok(), "stuck after {} rounds", progress.load(Ordering::Relaxed));
+    let (mut ended, mut seen) = (0, 0);
+    while ended < 2 {
+        match wait.recv_timeout(PATIENCE) {
+            Ok(()) => ended += 1,
+            Err(_) => {
+                let now = progress.load(Ordering::Relaxed);
+                assert!(now > seen, "stuck after {now} rounds");
+                seen = now;
+            }
+        }
     }
 }
 
