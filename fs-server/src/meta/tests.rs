@@ -14,6 +14,7 @@ mod repair;
 mod replay;
 mod room;
 mod rot;
+mod start;
 
 use super::{Caller, Format, HashKey, MemoryStore, Meta, Operation, Outcome, Store, check};
 use cuttlefs_common::attr::Attr;

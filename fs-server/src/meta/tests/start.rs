@@ -1,0 +1,117 @@
+//! What a start reads: not more where there is more.
+
+use super::super::{
+    Batch, DataCommit, Direction, DiskOptions, DiskStore, PartVisitor, Plane, RangeUpdate, Store, StoreError,
+    Visitor,
+};
+use super::{World, extent, format};
+use cuttlefs_common::ids::InodeNo;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Extents of a file.
+const EXTENTS: u64 = 20;
+
+/// A store that counts the records it gives.
+struct Counting {
+    inner: DiskStore,
+    given: AtomicU64,
+}
+
+impl Counting {
+    fn open(path: &Path) -> Arc<Self> {
+        let inner = DiskStore::open(path, DiskOptions::default()).expect("a store");
+        Arc::new(Self { inner, given: AtomicU64::new(0) })
+    }
+}
+
+impl Store for Counting {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.given.fetch_add(1, Ordering::Relaxed);
+        self.inner.get(key)
+    }
+
+    fn scan(&self, from: &[u8], to: &[u8], way: Direction, visit: Visitor<'_>) -> Result<(), StoreError> {
+        self.inner.scan(from, to, way, &mut |key, value| {
+            self.given.fetch_add(1, Ordering::Relaxed);
+            visit(key, value)
+        })
+    }
+
+    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+        self.inner.commit(batch)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.inner.flush()
+    }
+
+    fn persist(&self) -> Result<(), StoreError> {
+        self.inner.persist()
+    }
+
+    fn is_persistent(&self) -> bool {
+        self.inner.is_persistent()
+    }
+
+    fn count(&self, kind: u8) -> Result<u64, StoreError> {
+        self.inner.count(kind)
+    }
+
+    fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
+        self.inner.pages(visit)
+    }
+
+    fn settle(&self) -> Result<(), StoreError> {
+        self.inner.settle()
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.inner.room_bytes()
+    }
+
+    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
+        self.inner.size_on_disk_bytes()
+    }
+}
+
+/// Records that a start reads of a file system with so many files, and the pages it finds in use.
+fn read_by_a_start(files: u64) -> (u64, u64) {
+    let directory = tempfile::tempdir().expect("a directory");
+    {
+        let store = Counting::open(directory.path());
+        format(&*store);
+        let world = World::on(store.clone());
+        for number in 0..files {
+            let ino = world.file(InodeNo::ROOT, &format!("file {number}"));
+            let first = number * 2 * EXTENTS;
+            let extents = (0..EXTENTS).map(|at| extent(at * 2, first + at * 2, 1)).collect();
+            let all = RangeUpdate { first: 0.into(), end: (2 * EXTENTS).into(), extents };
+            let commit = DataCommit::of_ranges(ino, vec![all], 2 * EXTENTS * 4096);
+            world.meta.commit_data(&[commit]).expect("commit");
+        }
+        world.meta.flush().expect("flush");
+        store.settle().expect("a clean stop");
+    }
+    let store = Counting::open(directory.path());
+    let world = World::on(store.clone());
+    let mut used = 0;
+    let contradictions = store.pages(&mut |part, bits| {
+        let count: u32 = bits.iter().map(|word| word.count_ones()).sum();
+        used += if part.plane() == Plane::Named { u64::from(count) } else { 0 };
+    });
+    assert_eq!(contradictions.expect("the map"), 0);
+    let given = store.given.load(Ordering::Relaxed);
+    assert_eq!(world.meta.inode_count(), files + 1);
+    (given, used)
+}
+
+/// `found/poc_growth.py`: a start took as long as there were inodes and extents.
+#[test]
+fn a_start_reads_no_more_where_there_is_more() {
+    let (few, some_pages) = read_by_a_start(10);
+    let (many, more_pages) = read_by_a_start(600);
+    assert_eq!((some_pages, more_pages), (10 * EXTENTS, 600 * EXTENTS));
+    assert_eq!(few, many, "records that are read at a start");
+}
