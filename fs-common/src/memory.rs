@@ -20,6 +20,17 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+/// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody
+/// is to be sent it, or shown it: the tests that look at what peers are sent look for it.
+pub const STALE: [u8; 16] = [0xdb; 16];
+
+/// Spoils memory of which nobody is to see what its last user left: in builds with debug assertions it becomes `STALE`.
+pub fn spoil(bytes: &mut [u8]) {
+    if cfg!(debug_assertions) {
+        bytes.fill(STALE[0]);
+    }
+}
+
 /// A sealed, mapped memfd.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -211,6 +222,13 @@ impl SharedMemory {
         // SAFETY: both ranges were just checked; see `read` for races.
         unsafe {
             racing_copy(self.base.as_ptr().add(offset), to.base.as_ptr().add(to_offset), len);
+        }
+    }
+
+    /// Spoils a range, as [`spoil`] does.
+    pub fn spoil(&self, offset: usize, len: usize) {
+        if cfg!(debug_assertions) {
+            self.fill(offset, len, STALE[0]);
         }
     }
 

@@ -85,10 +85,13 @@ pub struct Known {
     pub inos: Vec<InodeNo>,
     pub filekeys: Vec<FileKey>,
     pub tickets: Vec<OpenTicket>,
-    /// Files that are worth a try.
-    pub notable: Vec<InodeNo>,
+    /// Files that are worth a try, by the numbers that each user knows them by.
+    pub notable: Notable,
     own: HashMap<[u8; 16], Own>,
 }
+
+/// Inodes by the numbers that each user knows them by: another user's are of no use.
+pub type Notable = HashMap<u32, Vec<InodeNo>>;
 
 /// What a session was told.
 #[derive(Default)]
@@ -98,6 +101,10 @@ struct Own {
 }
 
 impl Known {
+    pub fn new(notable: Notable) -> Self {
+        Self { notable, ..Self::default() }
+    }
+
     /// Whether a session was told of a directory to make files in; whether it has files open.
     pub fn has(&self, session: SessionSecret) -> (bool, bool) {
         self.own.get(&session.0).map_or((false, false), |own| (own.root.is_some(), !own.filekeys.is_empty()))
@@ -148,6 +155,8 @@ fn note<T: PartialEq>(dice: &Dice, known: &mut Vec<T>, number: T) {
 pub struct Grammar<'g> {
     pub dice: &'g Dice,
     pub known: &'g Known,
+    /// Who asks.
+    pub uid: u32,
     /// Of the session that asks.
     pub session: SessionSecret,
     /// To attach with.
@@ -360,7 +369,7 @@ impl Grammar<'_> {
             0 => InodeNo(self.dice.edge()),
             1 => InodeNo(1 + self.dice.number() % 64),
             2..6 => self.root(),
-            6..10 if !self.known.notable.is_empty() => self.dice.pick(&self.known.notable),
+            6..10 => self.dice.pick(&self.known.notable[&self.uid]),
             _ if self.known.inos.is_empty() => InodeNo::ROOT,
             _ => self.dice.pick(&self.known.inos),
         }

@@ -189,8 +189,9 @@ impl Crowd {
     }
 
     fn attach(&mut self, who: usize, dice: &Dice, oracle: &mut Oracle) {
-        let secret = self.secret(self.strangers[who].wire.uid, dice);
-        let grammar = Grammar { dice, known: &self.known, session: secret, attaches_with: secret };
+        let uid = self.strangers[who].wire.uid;
+        let secret = self.secret(uid, dice);
+        let grammar = Grammar { dice, known: &self.known, uid, session: secret, attaches_with: secret };
         let body = grammar.draw(Kind::Attach);
         let message = message(0, 0, self.next_trace(), &body);
         let stranger = &mut self.strangers[who];
@@ -207,7 +208,8 @@ impl Crowd {
     /// A request in its session, with a number that is right in most cases.
     fn ask(&mut self, who: usize, kind: Kind, dice: &Dice, oracle: &mut Oracle) {
         let stranger = &self.strangers[who];
-        let attaches_with = self.secret(stranger.wire.uid, dice);
+        let uid = stranger.wire.uid;
+        let attaches_with = self.secret(uid, dice);
         let secret = stranger.secret.unwrap_or(SessionSecret::NONE);
         let slot = if dice.chance(97) { dice.below(56) as u16 } else { dice.edge() as u16 };
         let last = self.seqs.entry((secret.0, slot)).or_insert_with(|| dice.edge());
@@ -220,7 +222,7 @@ impl Crowd {
                 *last
             }
         };
-        let body = Grammar { dice, known: &self.known, session: secret, attaches_with }.draw(kind);
+        let body = Grammar { dice, known: &self.known, uid, session: secret, attaches_with }.draw(kind);
         let message = message(slot, seq, self.next_trace(), &body);
         self.say(who, message, oracle);
     }

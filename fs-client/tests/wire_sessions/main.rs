@@ -25,6 +25,7 @@ mod honest;
 mod hostile;
 mod oracle;
 mod repeater;
+mod scouts;
 #[path = "../serving/mod.rs"]
 mod serving;
 mod site;
@@ -128,7 +129,7 @@ fn run(what: &str, rings: Option<Rings>) {
 fn run_episode(site: &Site, victim: &mut Victim, seed: u64, totals: &mut Totals) {
     let dice = Dice::new(seed);
     let mut oracle = Oracle::new(site.marks());
-    let mut known = Known::default();
+    let mut known = Known::new(site.notable.clone());
     let before = at_rest(site);
     victim.meet(&mut oracle, &dice, &mut known);
     let mut repeater = Repeater::new(site, &dice, &mut oracle);

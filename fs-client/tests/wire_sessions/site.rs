@@ -1,11 +1,14 @@
 //! A server, what is planted in it, and what it holds for its peers.
 
 use crate::dice::Dice;
+use crate::grammar::Notable;
+use crate::scouts;
 use crate::serving::{self, Rings, Serve};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::memory::STALE;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::{NewNode, XattrMode};
 use cuttlefs_common::status::Status;
@@ -57,6 +60,8 @@ pub struct Site {
     pub root_mark: [u8; 16],
     /// Of the victim's.
     pub victim_mark: [u8; 16],
+    /// What the hostile ones learned while more was allowed to them.
+    pub notable: Notable,
 }
 
 impl Site {
@@ -79,8 +84,12 @@ impl Site {
         // One lane for calls: more of them would come when they are wanted, and be no leak.
         let root = serving::connect_with(&own, "honest", 1, true, true);
         let (root_mark, victim_mark) = (dice.array(), dice.array());
-        let mut site = Self { directory, running: Some(running), root: Some(root), root_mark, victim_mark };
+        let notable = Notable::default();
+        let mut site =
+            Self { directory, running: Some(running), root: Some(root), root_mark, victim_mark, notable };
         site.plant();
+        site.notable = scouts::learn(&site, dice);
+        site.close();
         site
     }
 
@@ -105,7 +114,8 @@ impl Site {
             attr.ino
         };
         directory(b"open", 0o777, 0);
-        let closed = directory(b"closed", 0o700, 0);
+        // It is closed when they have been there.
+        let closed = directory(b"closed", 0o755, 0);
         directory(b"once", 0o700, REPEATER);
         directory(b"honest", 0o700, 0);
         file(closed, b"secret", self.root_mark, 0);
@@ -122,9 +132,17 @@ impl Site {
         file(InodeNo::ROOT, b"victim", self.victim_mark, VICTIM);
     }
 
-    /// What hostile peers must not be sent: bytes of files, and a name.
+    /// Nobody else may search it any more.
+    fn close(&self) {
+        let root = self.root();
+        let closed = root.lookup(&ROOT, InodeNo::ROOT, b"closed").expect("lookup").ino;
+        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        root.set_attr(&ROOT, closed, set).expect("mode");
+    }
+
+    /// What hostile peers must not be sent: bytes of files, a name, and what others left in memory that is lent to them.
     pub fn marks(&self) -> Vec<[u8; 16]> {
-        vec![self.root_mark, self.victim_mark, self.root_mark.map(|byte| byte | 0x80)]
+        vec![self.root_mark, self.victim_mark, self.root_mark.map(|byte| byte | 0x80), STALE]
     }
 
     pub fn root(&self) -> &RemoteVolume {

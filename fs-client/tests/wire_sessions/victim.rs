@@ -41,13 +41,17 @@ pub struct Victim {
     witness_opened: Opened,
     /// How often each page was written.
     versions: Vec<u64>,
-    /// Files that everybody has some rights to, by the numbers that this user was told.
-    notable: Vec<InodeNo>,
     mark: [u8; 16],
     trace: u64,
 }
 
-fn look_up(asking: &mut Asking, parent: InodeNo, name: &[u8], trace: u64, oracle: &mut Oracle) -> InodeNo {
+pub fn look_up(
+    asking: &mut Asking,
+    parent: InodeNo,
+    name: &[u8],
+    trace: u64,
+    oracle: &mut Oracle,
+) -> InodeNo {
     let take = |reply: Reply<'_>| match reply {
         Reply::Attr(attr) => attr.ino,
         other => panic!("{other:?}"),
@@ -78,8 +82,6 @@ impl Victim {
             |asking: &mut Asking, trace, oracle: &mut Oracle| opened(asking, attached.root, trace, oracle);
         let opened = opened_by(&mut holder, 3, &mut oracle);
         let witness_opened = opened_by(&mut witness, 5, &mut oracle);
-        let notable = [(8, &b"inbox"[..]), (9, b"notice"), (10, b"open")]
-            .map(|(trace, name)| look_up(&mut witness, attached.root, name, trace, &mut oracle));
         let set = Request::SetLock { filekey: opened.filekey, lock: LOCK, wait: WaitId(1), blocking: false };
         holder.ask(0, 7, &set, &mut oracle, |_| ()).expect("a lock");
         Self {
@@ -94,7 +96,6 @@ impl Victim {
             witness_session: seen.session,
             witness_opened,
             versions: vec![0; PAGES],
-            notable: notable.to_vec(),
             mark: site.victim_mark,
             trace: 1 << 32,
         }
@@ -108,8 +109,6 @@ impl Victim {
         self.witness.way = oracle.way(VICTIM);
         known.learn_opened(dice, &self.opened);
         known.learn_opened(dice, &self.witness_opened);
-        known.notable = self.notable.clone();
-        known.notable.push(self.opened.attr.ino);
     }
 
     /// What others may try to join with: the secret itself, for who is not its user, and what is nearly it.

@@ -14,6 +14,7 @@
 //! the callers' admission.
 
 use cuttlefs_common::ids::PAGE_SIZE;
+use cuttlefs_common::memory::spoil;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -106,7 +107,9 @@ impl AlignedBuf {
     /// Memory of `len_bytes`, rounded up to whole pages. **Its bytes are whatever its last user left**: only for reads
     /// that fill all of it or writes that set all of it.
     pub fn unfilled(len_bytes: usize) -> Self {
-        Self::take(len_bytes).0
+        let (mut buffer, _) = Self::take(len_bytes);
+        spoil(buffer.as_mut_slice());
+        buffer
     }
 
     /// A buffer, and whether it is zeroed.

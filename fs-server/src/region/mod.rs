@@ -69,7 +69,7 @@ use crate::shares::{Resource, Taken};
 use active::ActiveFiles;
 use async_lock::{RwLock, Semaphore};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags};
-use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{RegionOwner, WindowId};
 use cuttlefs_common::region::{FileTable, MagicPattern, ResidencyTable};
@@ -635,6 +635,9 @@ impl Regions {
             return None;
         }
         let frame = self.frames().take();
+        if let Some(frame) = &frame {
+            self.frames().memory().spoil(frame.offset(), PAGE_SIZE);
+        }
         if self.policy.promotes && self.frames().free() < self.low_water() {
             self.frames_low.notify(1);
         }

@@ -50,7 +50,10 @@ impl BouncePool {
     pub async fn lend(&self, claim: &Claim) -> Bounce {
         let turn = self.turns.take(claim).await;
         let index = self.free.borrow_mut().pop().expect("a turn means a buffer");
-        Bounce { region: self.region.clone(), place: Place { index, free: self.free.clone() }, _turn: turn }
+        let place = Place { index, free: self.free.clone() };
+        let bounce = Bounce { region: self.region.clone(), place, _turn: turn };
+        bounce.memory().spoil(bounce.offset(), BUFFER);
+        bounce
     }
 }
 

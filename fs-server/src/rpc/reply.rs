@@ -55,6 +55,7 @@ impl FetchedBody {
     /// Takes one of the connection's reply buffers, if one is free.
     pub fn begin(connection: &Arc<Connection>) -> Option<Self> {
         let buffer = connection.try_reserve()?;
+        buffer.memory().spoil(buffer.offset() + FETCHED_AT, MAX_INLINE_BYTES);
         Some(Self { buffer, head: FetchedHead::new(0, 0), len: 0 })
     }
 
