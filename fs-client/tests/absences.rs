@@ -1,6 +1,8 @@
 //! Walks of clients that change one file and are away while its server dies and others go on: none, one, or several of them, for
-//! a moment, past the grace period, or past whole lives of the server. Behind each walk every byte must be what the operations
-//! leave in the order in which they were answered; only those whose client was told of a loss may be missing.
+//! a moment, past the grace period, or past whole lives of the server. It dies between two operations, or with any event of one, of
+//! a recovery, or of what it does by itself, and the next one perhaps with one of its own. Behind each walk every byte must be what the
+//! operations leave in the order in which they were answered; only those whose client was told of a loss may be missing. Where answers
+//! are durable nobody is told of one.
 //!
 //! A seed is all there is to a walk. `CUTTLEFS_ABSENCE_SEED=n` runs one, `CUTTLEFS_ABSENCE_SEEDS=n` so many.
 
@@ -10,15 +12,16 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rpc::{Allocate, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
 use std::collections::BTreeSet;
 use world::contents::{CALLER, read};
-use world::{LEASE, World, WorldConfig};
+use world::{Crash, LEASE, World, WorldConfig};
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 300;
 const STEPS: u64 = 60;
 /// Longest file, about: a few pages, so that changes meet.
 const LEN: u64 = 20_000;
@@ -67,12 +70,15 @@ impl Client {
 }
 
 struct Walk {
+    seed: u64,
     // Clients go before the world that their calls run.
     clients: Vec<Client>,
     world: World,
     random: SeededRandom,
     done: Vec<Done>,
     value: u8,
+    /// Deaths with an event that are known of.
+    deaths: usize,
     told: Vec<String>,
 }
 
@@ -81,11 +87,13 @@ impl Walk {
         let random = SeededRandom::new(seed ^ 0xab5e);
         let translation = if seed.is_multiple_of(2) { Translation::Target } else { Translation::Initiator };
         let deferred = random.next_u64().is_multiple_of(2);
-        let world = World::new(WorldConfig { deferred, ..WorldConfig::new(seed, translation, 2048, 32) });
+        let (log, restless) = (random.next_u64().is_multiple_of(4), random.next_u64().is_multiple_of(2));
+        let config = WorldConfig::new(seed, translation, 2048, 32);
+        let world = World::new(WorldConfig { deferred, log, restless, ..config });
         let clients: Vec<_> = (0..2 + random.next_u64() % 3).map(|_| Client::new(&world)).collect();
         // A power loss is not to take the file.
         clients[0].volume.session().sync_all(&CALLER).expect("sync");
-        Self { clients, world, random, done: Vec::new(), value: 0, told: Vec::new() }
+        Self { seed, clients, world, random, done: Vec::new(), value: 0, deaths: 0, told: Vec::new() }
     }
 
     fn draw(&self, below: u64) -> u64 {
@@ -102,15 +110,26 @@ impl Walk {
 
     /// It comes back, if it was behind, with what it calls next.
     fn calls(&mut self, client: usize) {
-        let one = &mut self.clients[client];
-        one.volume
-            .session()
-            .call(&one.volume.session().own_caller(), || Request::Heartbeat, |_| Ok(()))
-            .expect("heartbeat");
-        if std::mem::take(&mut one.is_behind) {
+        let session = self.clients[client].volume.session();
+        session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
+        self.has_called(client);
+    }
+
+    /// A call of this client was answered: it is not behind. Whatever died meanwhile, the answer came later.
+    fn has_called(&mut self, client: usize) {
+        self.look_for_deaths();
+        if std::mem::take(&mut self.clients[client].is_behind) {
             for done in self.done.iter_mut().filter(|done| done.client == client && done.pending) {
                 (done.pending, done.restored) = (false, true);
             }
+        }
+    }
+
+    fn look_for_deaths(&mut self) {
+        let deaths = self.world.deaths();
+        for _ in std::mem::replace(&mut self.deaths, deaths)..deaths {
+            self.told.push("the server died".to_owned());
+            self.has_died();
         }
     }
 
@@ -118,18 +137,21 @@ impl Walk {
         for other in self.clients.iter_mut().filter(|other| other.is_behind) {
             other.may_lose = true;
         }
-        let (synced, pending, restored, may_be_missing) = (false, false, false, false);
+        let synced = self.world.answers_are_durable();
+        let (pending, restored, may_be_missing) = (false, false, false);
         self.done.push(Done { client, start, end, value, synced, pending, restored, may_be_missing });
     }
 
     fn fsync(&mut self, client: usize) {
-        let one = &mut self.clients[client];
+        let one = &self.clients[client];
         let result = one.volume.fsync(&CALLER, one.file, false);
+        self.has_called(client);
         self.told.push(format!("{client} fsync: {result:?}"));
-        let may_lose = std::mem::take(&mut one.may_lose);
+        let may_lose = std::mem::take(&mut self.clients[client].may_lose);
         match result {
             Ok(()) => {}
             Err(FsError::Server(Status::Io)) => {
+                let may_lose = may_lose && !self.world.answers_are_durable();
                 assert!(may_lose, "client {client} was told of a loss that cannot be: {:#?}", self.told);
                 let lost = self.done.iter_mut().filter(|done| done.client == client && done.restored);
                 lost.for_each(|done| done.may_be_missing = true);
@@ -148,6 +170,10 @@ impl Walk {
             self.world.kill()
         }
         self.world.start();
+        self.has_died();
+    }
+
+    fn has_died(&mut self) {
         self.done.iter_mut().filter(|done| !done.synced).for_each(|done| done.pending = true);
         // Who misses two servers does not know what went over it in between.
         for client in &mut self.clients {
@@ -156,9 +182,31 @@ impl Walk {
         }
     }
 
+    /// The server is to die with an event to come, and the next one perhaps, too.
+    fn crash(&mut self) {
+        let end = || {
+            let met = |event: &Event| {
+                !event.is_of_rings()
+                    && (self.world.answers_are_durable()
+                        || ![Event::LogWrite, Event::LogSync].contains(event))
+            };
+            let kinds: Vec<_> = Event::ALL.into_iter().filter(met).collect();
+            let kind = kinds[self.draw(kinds.len() as u64) as usize];
+            let of = (self.draw(3) > 0).then_some(kind);
+            End { after: self.draw(if of.is_some() { 4 } else { 60 }), of }
+        };
+        let crash = || Crash { end: end(), power: self.draw(4) == 0 };
+        let (first, again) = (crash(), (self.draw(3) == 0).then(crash));
+        self.told.push(format!("to come: {first:?}, {again:?}"));
+        self.world.crash_after(first, again);
+    }
+
     fn step(&mut self) {
         let client = self.draw(self.clients.len() as u64) as usize;
-        let what = self.draw(24);
+        let what = self.draw(26);
+        if what > 23 {
+            return self.crash();
+        }
         if what == 20 {
             return self.kill(self.draw(4) == 0);
         }
@@ -169,7 +217,8 @@ impl Walk {
         if what == 22 {
             let time = if self.draw(2) == 0 { LEASE / 20 } else { LEASE * 2 };
             self.told.push(format!("{time:?} pass"));
-            return self.world.pass(time);
+            self.world.pass(time);
+            return self.look_for_deaths();
         }
         if self.clients[client].is_away {
             return;
@@ -182,24 +231,31 @@ impl Walk {
             0..8 => {
                 let written = one.volume.write(&CALLER, one.file, start, &vec![value; len as usize]);
                 assert_eq!(written, Ok(len as u32));
+                self.has_called(client);
                 self.note(client, start, start + len, value);
                 format!("{client} writes {value} to {start}..{}", start + len)
             }
             8..13 => {
+                // Where it goes is known as long as nobody dies meanwhile.
+                self.world.hold_crash(true);
                 let start = one.volume.get_attr(&CALLER, one.ino).expect("attr").size;
                 let written = one.volume.write(&CALLER, one.log, 0, &vec![value; len as usize]);
                 assert_eq!(written, Ok(len as u32));
+                self.world.hold_crash(false);
+                self.has_called(client);
                 self.note(client, start, start + len, value);
                 format!("{client} appends {value} to {start}..{}", start + len)
             }
             13..15 => {
                 let set = SetAttr { size: Some(start), ..SetAttr::default() };
                 one.volume.set_attr(&CALLER, one.ino, set).expect("cut");
+                self.has_called(client);
                 self.note(client, start, u64::MAX, 0);
                 format!("{client} cuts to {start}")
             }
             15..17 => {
                 one.volume.allocate(&CALLER, one.file, start, len, Allocate::PunchHole).expect("punch");
+                self.has_called(client);
                 self.note(client, start, start + len, 0);
                 format!("{client} punches {start}..{}", start + len)
             }
@@ -209,7 +265,8 @@ impl Walk {
     }
 
     /// All come back and sync; then the file is what it must be, and stays so.
-    fn end(mut self, seed: u64) {
+    fn end(&mut self) -> usize {
+        self.world.calm();
         for client in 0..self.clients.len() {
             self.calls(client);
         }
@@ -233,10 +290,22 @@ impl Walk {
                 let is = bytes.get(at as usize).copied().unwrap_or(0);
                 assert!(
                     may_be.contains(&is),
-                    "seed {seed}: byte {at} is {is}, and may be {may_be:?} (power lost: {lose_power}): {:#?}",
+                    "byte {at} is {is}, and may be {may_be:?} (power lost: {lose_power}): {:#?}",
                     self.told
                 );
             }
+        }
+        self.deaths
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!(
+                "CUTTLEFS_ABSENCE_SEED={} cargo nextest run -p cuttlefs-client --test absences",
+                self.seed
+            );
         }
     }
 }
@@ -245,11 +314,15 @@ impl Walk {
 fn nobody_restores_over_what_others_were_acknowledged() {
     let number = |name| std::env::var(name).ok().map(|number| number.parse::<u64>().expect("a number"));
     let all = 0..number("CUTTLEFS_ABSENCE_SEEDS").unwrap_or(SEEDS);
-    for seed in number("CUTTLEFS_ABSENCE_SEED").map_or(all, |seed| seed..seed + 1) {
+    let seeds = number("CUTTLEFS_ABSENCE_SEED").map_or(all, |seed| seed..seed + 1);
+    let (count, mut deaths) = (seeds.end - seeds.start, 0);
+    for seed in seeds {
         let mut walk = Walk::new(seed);
         for _ in 0..STEPS {
             walk.step();
         }
-        walk.end(seed);
+        deaths += walk.end();
     }
+    println!("{count} walks, {deaths} deaths with an event");
+    assert!(count < SEEDS || deaths as u64 > count, "{deaths} deaths with an event in {count} walks");
 }
