@@ -10,7 +10,7 @@ use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::{Cut, Translation};
-use cuttlefs_common::rpc::{NewNode, Request};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use cuttlefs_server::pool::FormatOptions;
@@ -18,6 +18,7 @@ use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use cuttlefs_server::server::Server;
+use cuttlefs_server::session::GATHER;
 use serving::Serve;
 use std::path::Path;
 use std::rc::Rc;
@@ -266,4 +267,68 @@ fn who_waits_keeps_no_server_from_stopping_and_asks_the_next_one() {
         two.shut_down();
         third.stop();
     });
+}
+
+/// Two clients that know of a synced file of eight bytes; the first one appends four, syncs nothing, and the server is killed.
+fn with_an_unsynced_append() -> (World, [RemoteVolume; 2], InodeNo) {
+    let world = World::new(WorldConfig::new(1, Translation::Target, 64, 16));
+    let clients = [world.client(), world.client()];
+    let [one, two] = &clients;
+    let (attr, file) = one.create(&CALLER, InodeNo::ROOT, b"log", 0o644, true, READ_WRITE).expect("create");
+    one.write(&CALLER, file.handle, 0, b"01234567").expect("write");
+    one.fsync(&CALLER, file.handle, false).expect("fsync");
+    one.write(&CALLER, file.handle, 8, b"once").expect("write");
+    one.release(file.handle);
+    let open = two.open(&CALLER, attr.ino, READ_WRITE).expect("open");
+    two.release(open.handle);
+    world.kill();
+    world.start();
+    (world, clients, attr.ino)
+}
+
+const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
+
+/// The file as whoever opens it now finds it, when he has appended.
+fn append_and_read(volume: &RemoteVolume, ino: InodeNo) -> Vec<u8> {
+    let open = volume.open(&CALLER, ino, APPEND).expect("open");
+    volume.write(&CALLER, open.handle, 0, b"more").expect("append");
+    let contents = read(volume, open.handle, 0, 64).expect("read");
+    volume.fsync(&CALLER, open.handle, false).expect("fsync");
+    volume.release(open.handle);
+    contents
+}
+
+#[test]
+fn who_opens_behind_a_restart_finds_what_was_closed_before_the_kill() {
+    let (world, clients, ino) = with_an_unsynced_append();
+    world.set_bystanders(&clients);
+    let [one, two] = &clients;
+    world.speaks(1);
+    let (contents, took) = timed(&world, || append_and_read(two, ino));
+    assert_eq!(String::from_utf8_lossy(&contents), "01234567oncemore");
+    assert!(took < AT_ONCE, "{took:?}");
+    world.speaks(0);
+    let open = one.open(&CALLER, ino, READ_WRITE).expect("open");
+    assert_eq!(one.fsync(&CALLER, open.handle, false), Ok(()), "nothing is lost");
+}
+
+#[test]
+fn who_does_not_come_back_is_waited_for_a_moment() {
+    let (world, [_away, two], ino) = with_an_unsynced_append();
+    let (contents, took) = timed(&world, || append_and_read(&two, ino));
+    assert_eq!(String::from_utf8_lossy(&contents), "01234567more");
+    assert!(took >= AT_ONCE && took <= GATHER + AT_ONCE, "{took:?}");
+    let (open, took) = timed(&world, || two.open(&CALLER, ino, READ_WRITE));
+    assert!(open.is_ok() && took < AT_ONCE, "{took:?}");
+}
+
+#[test]
+fn names_are_not_waited_for() {
+    let (world, [_away, two], _) = with_an_unsynced_append();
+    let (made, took) = timed(&world, || {
+        two.make(&CALLER, InodeNo::ROOT, b"other", NewNode::Directory, 0o755)?;
+        two.rename(&CALLER, InodeNo::ROOT, b"log", InodeNo::ROOT, b"old", RenameMode::Replace)
+    });
+    assert_eq!(made, Ok(()));
+    assert!(took < AT_ONCE, "{took:?}");
 }

@@ -418,6 +418,9 @@ fn build(
         .map_err(|(path, status)| StartError::Path { path, status })?;
     let before = meta.clients().map_err(StartError::Meta)?;
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
+    if meta.clean_predecessor().is_none() {
+        sessions.gather();
+    }
     let forgotten = sessions.note_absent([], &|_| false);
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());

@@ -18,6 +18,11 @@
 //! (`locks`). When the files that nobody reclaimed have been freed, all is *settled*; what requests do until then stands in
 //! `rpc/handlers/grace.rs`.
 //!
+//! # What clients bring back
+//! Behind a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they
+//! have, the server is *gathering*: nobody else is told what files hold. It ends when all are back; who is not here within
+//! `GATHER` of the start is not waited for, who is here until the grace period ends.
+//!
 //! # What is kept for requests that are asked again
 //! A request may have been done by the server before this one, and the file it was about may have lost its last name since.
 //! Its client is still to be given the first answer, and what a create made is to be there, open. So each client says with
@@ -49,6 +54,10 @@ use std::time::Duration;
 
 /// Clients without a session whose last requests are remembered; beyond that, who went first is forgotten.
 pub const MAX_ABSENT: usize = 1024;
+
+/// How long a server that was killed waits for clients to connect again that may hold answered changes. They try every second;
+/// a handshake, and a busy machine, take the rest.
+pub const GATHER: Duration = Duration::from_secs(3);
 
 /// Bytes of a label at most: a host name (64) and the end of a path. `status` lists many in one message.
 const LABEL_MAX: usize = 128;
@@ -203,6 +212,10 @@ pub struct Sessions {
     grace_until_ms: AtomicU64,
     /// Monotonic milliseconds of the last `tick`.
     ticked_ms: AtomicU64,
+    /// Clients may still bring back what was answered. Cleared once. Relaxed: who reads an old `true` looks again.
+    gathering: AtomicBool,
+    /// Monotonic milliseconds when only clients that are here are waited for.
+    gather_until_ms: AtomicU64,
     /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
     /// (acquire).
     settled: AtomicBool,
@@ -230,6 +243,8 @@ impl Sessions {
             ),
             grace_until_ms: AtomicU64::new((clock.monotonic() + lease).as_millis() as u64),
             ticked_ms: AtomicU64::new(clock.monotonic().as_millis() as u64),
+            gathering: AtomicBool::new(false),
+            gather_until_ms: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             kept: Kept::default(),
             clock,
@@ -246,6 +261,32 @@ impl Sessions {
         let now = self.now_ms();
         // Whoever stood still cannot say that nobody came meanwhile.
         now < self.grace_until_ms.load(Ordering::Relaxed) || self.stood_still(now)
+    }
+
+    /// The server before this one was killed, and answers of it are not durable. Before the first request.
+    pub fn gather(&self) {
+        self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
+        self.gathering.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether clients may still bring back what was answered.
+    pub fn is_gathering(&self) -> bool {
+        if !self.gathering.load(Ordering::Relaxed) {
+            return false;
+        }
+        let goes_on = self.is_grace_period()
+            && (self.now_ms() < self.gather_until_ms.load(Ordering::Relaxed) || self.some_are_recovering());
+        if !goes_on {
+            self.gathering.store(false, Ordering::Relaxed);
+        }
+        goes_on
+    }
+
+    /// Whether a client of the server before this one is here and has not said `Recovered`.
+    fn some_are_recovering(&self) -> bool {
+        let by_client = self.by_client.lock();
+        let recovering = self.recovering.lock();
+        recovering.iter().filter_map(|client| by_client.get(client)).any(|session| session.connections() > 0)
     }
 
     fn now_ms(&self) -> u64 {
@@ -265,6 +306,7 @@ impl Sessions {
             tracing::warn!("this server stood still; its clients' leases begin anew");
             let lease_ms = self.lease.as_millis() as u64;
             self.grace_until_ms.fetch_max(now + lease_ms, Ordering::Relaxed);
+            self.gather_until_ms.fetch_max(now + GATHER.as_millis() as u64, Ordering::Relaxed);
             self.list().iter().for_each(|session| session.touch(self.clock.monotonic()));
         }
         self.ticked_ms.store(now, Ordering::Relaxed);
@@ -519,6 +561,41 @@ mod tests {
         pass(&clock, &one_lost, 1);
         assert!(!one_lost.is_grace_period());
         assert_eq!(one_lost.take_lost(), [ClientId(2)]);
+    }
+
+    #[test]
+    fn clients_that_come_back_are_waited_for_and_others_a_moment() {
+        let clock = Arc::new(ManualClock::default());
+        let before = [(ClientId(1), true), (ClientId(2), true)];
+        let sessions =
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
+        assert!(!sessions.is_gathering(), "all that was answered is durable");
+        sessions.gather();
+        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        let (session, _) = join().expect("attach");
+        session.note_connection(true);
+        pass(&clock, &sessions, 4);
+        assert!(sessions.is_gathering(), "it is here");
+        sessions.recovered(ClientId(1));
+        assert!(!sessions.is_gathering(), "the other one is not");
+        assert!(sessions.is_grace_period());
+    }
+
+    #[test]
+    fn a_client_that_is_gone_again_is_not_waited_for() {
+        let clock = Arc::new(ManualClock::default());
+        let before = [(ClientId(1), true)];
+        let sessions =
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
+        sessions.gather();
+        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        let (session, _) = join().expect("attach");
+        session.note_connection(true);
+        session.note_connection(false);
+        pass(&clock, &sessions, 2);
+        assert!(sessions.is_gathering());
+        pass(&clock, &sessions, 1);
+        assert!(!sessions.is_gathering());
     }
 
     /// Time goes on with the server.

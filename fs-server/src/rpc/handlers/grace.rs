@@ -1,6 +1,10 @@
-//! Requests whose outcome the end of the grace period decides.
+//! Requests whose outcome those decide who come back to a new server.
 //!
-//! A server that follows another one does not know which files without a name are open: clients come back for them until
+//! What a server answered before it was killed its clients may hold alone, and make again (`session/`). Until they have,
+//! nobody else opens a file, or reads, measures or changes one: who opens a file behind its writer's close finds what was
+//! written, and what is appended goes behind it. Names are durable, and so are changed without a wait.
+//!
+//! Nor does a server that follows another one know which files without a name are open: clients come back for them until
 //! the grace period ends (`session/`). Until then such a file, and its space, may stay or go. After a power loss it may
 //! even have gone before and be back. So whatever depends on it waits until that is known:
 //!
@@ -13,7 +17,8 @@
 //! # Invariants
 //! * Who waits holds no turn, no lock and no buffer: those who reclaim need them.
 //! * A client that has not reclaimed all of its own waits for nothing: it would wait for itself.
-//! * Nobody waits longer than the grace period lasts and its files take to be freed.
+//! * Nobody waits longer than the grace period lasts and its files take to be freed; for what files hold, `GATHER` if nobody
+//!   more comes back.
 //!
 //! # Failure
 //! A request that waits when the server stops is not answered: its client asks the next life of the server.
@@ -30,6 +35,8 @@ use std::time::Duration;
 
 /// How often those who wait look again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often while clients come back, which takes some hundredths of a second.
+const SOON: Duration = Duration::from_millis(10);
 
 /// What a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +81,38 @@ fn look(server: &Server, request: &mut Request<'_>) -> Named {
     Named::Known
 }
 
+/// Whether a request's outcome hangs on what files hold.
+fn tells_of_contents(request: &Request<'_>) -> bool {
+    match request {
+        Request::Open { .. }
+        | Request::Create { .. }
+        | Request::GetAttr { .. }
+        | Request::Layout { .. }
+        | Request::Fetch { .. }
+        | Request::Seek { .. }
+        | Request::Write { .. }
+        | Request::Allocate { .. }
+        | Request::CopyRange { .. } => true,
+        Request::SetAttr { set, .. } => set.size.is_some(),
+        _ => false,
+    }
+}
+
+/// Resolves when what the request tells of, or changes, is as its clients left it.
+///
+/// # Errors
+/// `SessionExpired`: the session ended meanwhile.
+pub(super) async fn gathered(call: &Call<'_>, request: &Request<'_>) -> Result<(), Status> {
+    let sessions = &call.context.server.sessions;
+    while sessions.is_gathering()
+        && tells_of_contents(request)
+        && sessions.has_recovered(call.session.client())
+    {
+        pause(call, SOON).await?;
+    }
+    Ok(())
+}
+
 /// Resolves when every inode that the request names is known to be there or not.
 ///
 /// # Errors
@@ -83,7 +122,9 @@ pub(super) async fn decided(call: &Call<'_>, request: &mut Request<'_>) -> Resul
     while !server.sessions.is_settled() {
         match look(server, request) {
             Named::Known => break,
-            Named::Undecided if server.sessions.has_recovered(call.session.client()) => pause(call).await?,
+            Named::Undecided if server.sessions.has_recovered(call.session.client()) => {
+                pause(call, LOOK_AGAIN).await?
+            }
             Named::Undecided | Named::Gone => return Err(Status::Stale),
         }
     }
@@ -113,7 +154,7 @@ pub(super) async fn with_space(
         // If none does, the last that did may have gone since the attempt.
         is_last = !some_hold_space(server);
         if !is_last {
-            pause(call).await?;
+            pause(call, LOOK_AGAIN).await?;
         }
     }
 }
@@ -125,8 +166,8 @@ fn some_hold_space(server: &Server) -> bool {
     })
 }
 
-async fn pause(call: &Call<'_>) -> Result<(), Status> {
-    call.context.sleep(LOOK_AGAIN).await;
+async fn pause(call: &Call<'_>, rest: Duration) -> Result<(), Status> {
+    call.context.sleep(rest).await;
     if call.context.server.drain.is_stopping() {
         call.unanswered.set(true);
         return Err(Status::Io);

@@ -103,6 +103,7 @@ pub async fn run(
     } else {
         request
     };
+    grace::gathered(&call, &request).await?;
     grace::decided(&call, &mut request).await?;
     call.judge().may_ask(&request, |ino| call.has_open(ino, Rights { read: false, write: true }))?;
     match request {
