@@ -14,5 +14,5 @@ shift
 "$ROOT/scripts/setup.sh"
 say "building"
 cargo build --release --locked --quiet --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client
-mkdir -p "$mount_point"
+# It makes the mount point, and does not look into one that hangs, as mkdir(1) would.
 exec "$CUTTLEFS_BIN/cuttlefs" up "$mount_point" "$@" --foreground

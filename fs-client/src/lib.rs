@@ -6,6 +6,7 @@
 pub mod bench;
 /// The `cuttlefs` command.
 pub mod cli;
+mod deadline;
 /// POSIX semantics without FUSE types.
 pub mod file;
 /// The FUSE edge.

@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const COMMAND_VARIABLE: &str = "CUTTLEFS_TEST_COMMAND";
 /// Makes the server die instead of start.
 const DIES_VARIABLE: &str = "CUTTLEFS_TEST_SERVER_DIES";
+/// Makes every mount one whose server is away and has not taken all changes.
+const STRANDS_VARIABLE: &str = "CUTTLEFS_TEST_MOUNT_STRANDS";
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
             fake_serve(&arguments[2..].iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>())
         }
         _ if std::env::var_os(COMMAND_VARIABLE).is_some() => run_with(&InMemory, arguments),
-        filter => run_tests(filter),
+        _ => run_tests(&arguments[1..]),
     }
 }
 
@@ -56,13 +58,20 @@ impl Backend for InMemory {
         if matches!(server, Endpoint::Tcp { host, .. } if host == "stalls") {
             volume.stall_reads();
         }
+        if matches!(server, Endpoint::Tcp { host, .. } if host == "strands")
+            || std::env::var_os(STRANDS_VARIABLE).is_some()
+        {
+            volume.strand();
+        }
         Ok(Arc::new(volume))
     }
 
     fn server_status(&self, server: &Endpoint, _: &Trust) -> anyhow::Result<String> {
         match server {
             Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}"),
-            Endpoint::Tcp { host, .. } if host == "leaves" => bail!("cannot reach {server}"),
+            Endpoint::Tcp { host, .. } if host == "leaves" || host == "strands" => {
+                bail!("cannot reach {server}")
+            }
             Endpoint::Shm(path) => {
                 let pid = std::fs::read_to_string(path)?;
                 Ok(format!("{{\"version\": \"test\", \"pid\": {pid}, \"pool\": {{\"free_pages\": 7}}}}"))
@@ -112,6 +121,9 @@ const TESTS: &[Test] = &[
     ("a_dead_mount_is_mounted_again", a_dead_mount_is_mounted_again),
     ("a_place_is_mounted_again_at_once", a_place_is_mounted_again_at_once),
     ("a_mount_that_hangs_is_forced_off", a_mount_that_hangs_is_forced_off),
+    ("a_hanging_mount_hangs_no_command", a_hanging_mount_hangs_no_command),
+    ("unsynced_changes_are_not_thrown_away_silently", unsynced_changes_are_not_thrown_away_silently),
+    ("a_mount_that_ends_says_what_is_lost", a_mount_that_ends_says_what_is_lost),
     ("foreground_ends_by_ctrl_c", foreground_ends_by_ctrl_c),
     ("mount_8_calls_the_helper", mount_8_calls_the_helper),
     ("a_remount_changes_flags", a_remount_changes_flags),
@@ -122,8 +134,14 @@ const TESTS: &[Test] = &[
     ("down_stops_what_a_killed_mount_left", down_stops_what_a_killed_mount_left),
 ];
 
-fn run_tests(filter: Option<&str>) -> ExitCode {
-    if filter == Some("--list") {
+/// As test programs are called, by cargo and by nextest: a filter or none, and options.
+fn run_tests(arguments: &[std::ffi::OsString]) -> ExitCode {
+    let has = |option: &str| arguments.iter().any(|argument| argument == option);
+    if has("--ignored") {
+        // None is.
+        return ExitCode::SUCCESS;
+    }
+    if has("--list") {
         TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
@@ -132,9 +150,15 @@ fn run_tests(filter: Option<&str>) -> ExitCode {
         let required = std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_some();
         return if required { ExitCode::FAILURE } else { ExitCode::SUCCESS };
     }
-    let filter = filter.filter(|filter| !filter.starts_with('-')).unwrap_or("");
+    let filter =
+        arguments.iter().filter_map(|argument| argument.to_str()).find(|text| !text.starts_with('-'));
+    let is_meant = |name: &str| match filter {
+        Some(filter) if has("--exact") => name == filter,
+        Some(filter) => name.contains(filter),
+        None => true,
+    };
     let mut failed = 0;
-    for (name, test) in TESTS.iter().filter(|(name, _)| name.contains(filter)) {
+    for (name, test) in TESTS.iter().filter(|(name, _)| is_meant(name)) {
         let ok = std::panic::catch_unwind(test).is_ok();
         println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
         failed += usize::from(!ok);
@@ -356,6 +380,122 @@ fn a_mount_that_hangs_is_forced_off() {
     }
 }
 
+/// Its process is stopped: whoever asks the kernel what is there waits until it goes on.
+fn a_hanging_mount_hangs_no_command() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    succeeds(&["mount", "tcp://memory:1", mnt]);
+    let pid = mount_pid(mnt);
+    signal(pid, rustix::process::Signal::STOP);
+    let deep = format!("{mnt}/a/b");
+    let up = fails_in_time(&["up", mnt, "--pool", pool]);
+    assert!(up.contains("already") && up.contains(&format!("cuttlefs umount {mnt}")), "{up}");
+    fails_in_time(&["mount", "tcp://memory:1", mnt]);
+    let inside = fails_in_time(&["up", &deep, "--pool", pool]);
+    assert!(inside.contains("does not answer"), "{inside}");
+    fails_in_time(&["down", mnt]);
+    let bench = fails_in_time(&["bench", "mount", mnt]);
+    assert!(bench.contains("does not answer") && bench.contains("cuttlefs status"), "{bench}");
+    assert!(in_time(&["status", &deep]).0.status.success(), "a path in the mount is that of its server");
+    // Somebody else's mount, of whose process nothing is written down.
+    let state = std::fs::read_dir("/run/cuttlefs").expect("runtime directory").flatten().find(|entry| {
+        entry.path().extension().is_some_and(|extension| extension == "json")
+            && std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&format!("\"{mnt}\"")))
+    });
+    std::fs::remove_file(state.expect("a state file").path()).expect("remove");
+    let unknown = fails_in_time(&["up", mnt, "--pool", pool]);
+    assert!(unknown.contains("umount -f"), "{unknown}");
+    assert!(in_time(&["umount", "-f", mnt]).0.status.success());
+    assert!(!place.is_mounted());
+    signal(pid, rustix::process::Signal::CONT);
+    eventually("the end of the mount's process", || !runs(pid));
+}
+
+/// Ends a command that hangs; its output and what it said as text.
+#[track_caller]
+fn in_time(arguments: &[&str]) -> (Output, String) {
+    let mut child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
+    let started = Instant::now();
+    while child.try_wait().expect("wait").is_none() {
+        if started.elapsed() > LIMIT {
+            child.kill().expect("kill");
+            panic!("{arguments:?} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().expect("output");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, text)
+}
+
+#[track_caller]
+fn fails_in_time(arguments: &[&str]) -> String {
+    let (output, text) = in_time(arguments);
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    text
+}
+
+fn unsynced_changes_are_not_thrown_away_silently() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    succeeds(&["mount", "tcp://strands:1", mnt]);
+    let pid = mount_pid(mnt);
+    let status = output(&["status", mnt, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON of the mount alone");
+    assert_eq!(
+        (&json["mount"]["server_is_away"], &json["mount"]["unsynced_bytes"]),
+        (&true.into(), &5.into())
+    );
+    assert_eq!(json["mount"]["server_away_because"], "its key was taken away");
+    let refused = fails(&["umount", mnt]);
+    for words in
+        ["stays mounted", "5 unsynced bytes in 2 files", "its key was taken away", "Start the server again"]
+    {
+        assert!(refused.contains(words), "{refused}");
+    }
+    assert!(place.is_mounted() && runs(pid), "nothing was done");
+    let said = succeeds(&["umount", "-f", mnt]);
+    assert!(said.contains("throwing away 5 unsynced bytes in 2 files"), "{said}");
+    assert!(!place.is_mounted() && !runs(pid));
+
+    // What `up` started says how its server is started again.
+    let up = command(&["up", mnt, "--pool", pool]).env(STRANDS_VARIABLE, "1").output().expect("run");
+    assert!(up.status.success(), "{up:?}");
+    let refused = fails(&["down", mnt]);
+    assert!(refused.contains(&format!("cuttlefsd serve --pool {pool} --listen shm://")), "{refused}");
+    assert!(refused.contains("cuttlefs down -f"), "{refused}");
+    let said = succeeds(&["down", "-f", mnt]);
+    assert!(said.contains("throwing away") && !place.is_mounted(), "{said}");
+}
+
+/// What umount(8) and a signal do cannot be refused.
+fn a_mount_that_ends_says_what_is_lost() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let foreground = || {
+        let mut command = command(&["mount", "tcp://strands:1", mnt, "--foreground"]);
+        let child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("spawn");
+        eventually("the mount", || place.is_mounted());
+        child
+    };
+    // Ctrl-C asks first; the second one means it.
+    let mut child = foreground();
+    let pid = child.id() as i32;
+    signal(pid, rustix::process::Signal::INT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(place.is_mounted() && child.try_wait().expect("wait").is_none());
+    signal(pid, rustix::process::Signal::INT);
+    let output = child.wait_with_output().expect("wait");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("would be lost"), "{said}");
+    // umount(8): its process waits, and fails in the end.
+    let child = foreground();
+    rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
+    let output = child.wait_with_output().expect("wait");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("5 unsynced bytes in 2 files are lost"), "{said}");
+}
+
 fn foreground_ends_by_ctrl_c() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -450,7 +590,8 @@ fn status_while_the_server_is_away() {
     // A mount whose process died has no figures.
     signal(mount_pid(mnt), rustix::process::Signal::KILL);
     eventually("the death", || std::fs::metadata(mnt).is_err());
-    assert!(fails(&["status", mnt]).contains("cannot reach"));
+    let dead = fails(&["status", mnt]);
+    assert!(dead.contains("has died") && dead.contains(&format!("cuttlefs umount {mnt}")), "{dead}");
     succeeds(&["umount", mnt]);
 }
 

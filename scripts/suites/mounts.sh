@@ -99,6 +99,53 @@ export_as 's/^root_squash/# root_squash/'
 check "a pool in use is refused" refused "in use by process $SERVER_PID" \
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --listen "unix://$WORK/second.sock"
 
+# What no sync has covered is nowhere but in the mount once the server was killed.
+only_in_the_mount() {
+    local at=$WORK/stranded.mnt log=$WORK/stranded.log pid status
+    mkdir -p "$at"
+    "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$at" --foreground >"$log" 2>&1 </dev/null &
+    pid=$!
+    CLIENT_PIDS[$at]=$pid
+    for _ in $(seq 100); do mountpoint -q "$at" && break; sleep 0.1; done
+    # Between two periodic syncs; once more if one came between.
+    for _ in 1 2 3; do
+        echo precious >"$at/precious" && kill_server
+        (($(status_json "$at" 2>/dev/null | jq .mount.unsynced_bytes) > 0)) && break
+        launch_server
+    done
+    refused "stays mounted: only this mount has" cuttlefs umount "$at" || return 1
+    launch_server && cuttlefs umount "$at" && wait $pid && [[ $(cat "$MNT/precious") == precious ]] || return 1
+    # A signal cannot be refused: the process waits for the server behind the unmount, and has it sync.
+    "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$at" --foreground >>"$log" 2>&1 </dev/null &
+    pid=$!
+    CLIENT_PIDS[$at]=$pid
+    for _ in $(seq 100); do mountpoint -q "$at" && break; sleep 0.1; done
+    echo again >"$at/again" && kill_server && kill $pid && sleep 1 && launch_server && wait $pid || return 1
+    unset "CLIENT_PIDS[$at]"
+    [[ $(cat "$MNT/again") == again ]]
+}
+check "what only a mount has is not thrown away by an unmount" only_in_the_mount
+
+key_taken_away() {
+    [[ $LINK == tcp ]] || return 0
+    "$CUTTLEFS_BIN/cuttlefsd" key new "$WORK/other.key" >/dev/null || return 1
+    cp "$POOL/key" "$WORK/old.key" && rm "$POOL/key" && cp "$WORK/other.key" "$POOL/key" || return 1
+    local old=$WORK/old.key
+    stop_server && launch_server
+    local shown
+    for _ in $(seq 50); do
+        shown=$(CUTTLEFS_KEY=$old cuttlefs status "$MNT" --json 2>/dev/null | jq -r .mount.server_away_because)
+        [[ $shown == *"does not know this key"* ]] && break
+        sleep 0.2
+    done
+    [[ $shown == *"does not know this key"* ]] && grep -q "does not know this key" "$WORK/client.log" || {
+        echo "status says: $shown"
+        return 1
+    }
+    rm "$POOL/key" && cp "$old" "$POOL/key" && stop_server && launch_server && ls "$MNT" >/dev/null
+}
+check "a mount whose key was taken away says so" key_taken_away
+
 kill_server
 server_away() {
     refused "is cuttlefsd running there" cuttlefs mount "$(server_url)" "$OTHER" || return 1

@@ -1,7 +1,13 @@
 //! The directory a benchmark works in: made under the directory given, removed when dropped.
 
+use crate::deadline::within;
 use anyhow::{Context as _, bail};
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long the directory may take to answer at first.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
 /// A directory of our own under the one to be measured.
 #[derive(Debug)]
@@ -18,11 +24,22 @@ impl Site {
     /// If `directory` is none, cannot be written, or has too little space.
     pub(super) fn new(directory: &Path, wanted_bytes: u64) -> anyhow::Result<Self> {
         let label = directory.display().to_string();
-        if !directory.is_dir() {
+        let asked = directory.to_owned();
+        let look = move || (asked.is_dir(), rustix::fs::statvfs(&asked));
+        let Some((is_directory, space)) = within(LOOK_LIMIT, look)? else {
+            bail!(
+                "{label} does not answer: its server is away, or hangs; see `cuttlefs status {label}`, and try again when it is back"
+            );
+        };
+        if let Err(Errno::NOTCONN) = space {
+            bail!(
+                "the process behind the mount {label} has died; take it away with `cuttlefs umount {label}`, and mount it again"
+            );
+        }
+        if !is_directory {
             bail!("{label} is no directory; give the mount point of a mounted file system");
         }
-        let space =
-            rustix::fs::statvfs(directory).with_context(|| format!("cannot ask {label} for its space"))?;
+        let space = space.with_context(|| format!("cannot ask {label} for its space"))?;
         let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
         if free_bytes < wanted_bytes {
             bail!(

@@ -3,7 +3,7 @@
 use super::process::ProcessId;
 use super::run_state::RunState;
 use super::server_process::STOP_LIMIT;
-use super::unmount::{unmount, wait_for_end};
+use super::unmount::{prepare, unmount, wait_for_end};
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -13,11 +13,12 @@ use std::time::Duration;
 /// Arguments of `down`.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cuttlefs down ~/cuttle")]
+  cuttlefs down ~/cuttle
+  cuttlefs down -f ~/cuttle      when the server has died and is not to be started again")]
 pub(super) struct DownArgs {
     /// Where `up` has mounted
     mountpoint: PathBuf,
-    /// Unmount even if files are open, and kill a server that does not stop
+    /// Throw unsynced changes away if the server has died, unmount even if files are open, and kill a server that does not stop
     #[arg(short, long)]
     force: bool,
 }
@@ -38,6 +39,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
         }
     };
     if mounted.is_some() {
+        prepare(&mountpoint, Some(&state), args.force, "cuttlefs down -f")?;
         unmount(&mountpoint, args.force, "cuttlefs down -f")?;
     }
     let mount_ended = wait_for_end(&state);

@@ -17,6 +17,7 @@ mod connect;
 mod down;
 mod figures;
 mod key;
+mod last_sync;
 mod mount;
 mod mount_helper;
 mod mount_options;

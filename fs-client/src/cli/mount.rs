@@ -4,12 +4,14 @@ use super::background::{Reporter, run_detached};
 use super::connect::Backend;
 use super::figures::FiguresSocket;
 use super::key;
+use super::last_sync::LastSync;
 use super::mount_options::{KNOWN, MountOptions};
 use super::mountpoint;
 use super::process::ProcessId;
 use super::remount;
 use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
+use crate::file::volume::Condition;
 use crate::fuse::{Mounted, mount};
 use anyhow::Context;
 use clap::Args;
@@ -17,6 +19,7 @@ use cuttlefs_common::rdma::Endpoint;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Arguments of `mount`.
 #[derive(Args)]
@@ -97,13 +100,14 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         mount: ProcessId::own()?,
         server: None,
         pool: None,
+        lost: None,
     };
     state.save()?;
     let result = match reporter.ready(&format!("{} is mounted at {}", args.server, mountpoint.display())) {
         Ok(()) => served.wait(),
         Err(error) => served.give_up(error),
     };
-    state.forget();
+    state.end(&result);
     result
 }
 
@@ -118,6 +122,9 @@ pub(super) struct ServedMount {
     mountpoint: PathBuf,
     /// Lives as long as the mount is served.
     figures: Option<FiguresSocket>,
+    last_sync: Arc<LastSync>,
+    /// Its endpoint.
+    server: String,
 }
 
 impl ServedMount {
@@ -131,32 +138,41 @@ impl ServedMount {
         // Before anything can need cleaning up.
         let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
         let volume = backend.connect_volume(server, &options.volume(mountpoint))?;
-        let mounted = mount(std::sync::Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
+        let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
             .inspect_err(|_| volume.shut_down())?;
-        let figures = FiguresSocket::start(mountpoint, volume, Box::new(mounted.figures()));
-        Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures })
+        let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));
+        let edge = Box::new(mounted.figures());
+        let figures = FiguresSocket::start(mountpoint, volume, Arc::clone(&last_sync), edge);
+        let server = server.to_string();
+        Ok(Self { mounted, signals, mountpoint: mountpoint.to_owned(), figures, last_sync, server })
     }
 
     /// Serves until it is unmounted.
+    ///
+    /// # Errors
+    /// It ended otherwise; or changes were lost with it (`Lost`).
     pub(super) fn wait(self) -> anyhow::Result<()> {
-        let Self { mounted, mut signals, mountpoint, figures } = self;
+        let Self { mounted, mut signals, mountpoint, figures, last_sync, server } = self;
+        let asked = Arc::clone(&last_sync);
         let handle = signals.handle();
         let watcher = std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
                 // The second signal forces.
                 for (count, signal) in signals.forever().enumerate() {
-                    unmount_on_signal(&mountpoint, signal, count > 0);
+                    unmount_on_signal(&mountpoint, &asked, signal, count > 0);
                 }
             })
             .context("cannot start a thread")?;
-        let result = mounted.wait();
+        let mut synced = Ok(());
+        let result = mounted.wait_and(|| synced = last_sync.finish(&server));
         drop(figures);
         handle.close();
         if watcher.join().is_err() {
             tracing::error!("the signal thread panicked");
         }
-        Ok(result?)
+        result?;
+        synced
     }
 
     /// Unmounts at once; `error` is why.
@@ -167,7 +183,22 @@ impl ServedMount {
     }
 }
 
-fn unmount_on_signal(mountpoint: &Path, signal: i32, force: bool) {
+fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force: bool) {
+    if force {
+        last_sync.give_up();
+    }
+    // A person can decide; a system that is shut down cannot, and there the server has the time of the last sync to come back.
+    if !force && signal == SIGINT {
+        let Condition { away, unsynced } = last_sync.condition();
+        if let Some(away) = away.filter(|_| unsynced.files > 0) {
+            eprintln!(
+                "not unmounted: the server is away ({}), and {unsynced} would be lost. Start it again, or press Ctrl-C again to \
+                 throw them away",
+                away.because
+            );
+            return;
+        }
+    }
     match try_unmount(mountpoint, force) {
         Ok(Unmounted::Done) => {}
         Ok(Unmounted::Busy) => {

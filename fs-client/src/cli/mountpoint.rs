@@ -2,61 +2,66 @@
 
 use super::run_state::RunState;
 use super::unmount::detach;
+use crate::deadline::within;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, anyhow, bail};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a file system may take to say what is at a place. Whatever hangs longer has nobody behind it.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Makes a mount point unless something is there already, which `prepare` judges: it may be a mount that is dead or hangs.
+pub(super) fn make(path: &Path) -> anyhow::Result<()> {
+    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let is_cuttlefs = |place: PathBuf| table.containing(&place).is_some_and(|entry| entry.is_cuttlefs());
+    if resolve_mountpoint(path).is_ok_and(|place| table.at(&place).is_some() || is_cuttlefs(place)) {
+        return Ok(());
+    }
+    match std::fs::create_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error)
+            .with_context(|| format!("cannot make {}; name another directory to mount at", path.display())),
+        _ => Ok(()),
+    }
+}
 
 /// Resolves and checks a mount point. A mount of ours whose process has died is taken away first.
 pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
-    let mountpoint = resolve_mountpoint(path).with_context(|| {
-        format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display())
-    })?;
+    let missing = || format!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
+    let mountpoint = resolve_mountpoint(path).with_context(missing)?;
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let mounted = table.at(&mountpoint).filter(|entry| entry.mountpoint != Path::new("/"));
-    if mounted.is_some_and(|entry| entry.is_cuttlefs())
-        && RunState::load(&mountpoint)?
-            .is_some_and(|state| state.mount.find().is_ok_and(|found| found.is_some()))
-    {
-        // Known without looking into it, which hangs while its server is away.
-        return Err(already_mounted(&mountpoint));
-    }
-    match std::fs::metadata(&mountpoint) {
-        Err(error)
-            if error.raw_os_error() == Some(libc::ENOTCONN) && mounted.is_some_and(|m| m.is_cuttlefs()) =>
-        {
+    if let Some(entry) = mounted {
+        if entry.is_cuttlefs() {
+            if serves(&mountpoint)? {
+                return Err(already_mounted(&mountpoint));
+            }
             tracing::warn!(mountpoint = %mountpoint.display(), "taking away a mount whose process has died");
             detach(&mountpoint)?;
+            // There may be another below it.
+            return prepare(path, nonempty);
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("there is no {}; make it with: mkdir -p {}", path.display(), path.display());
+        if !nonempty {
+            bail!(
+                "{} ({}) is mounted at {}; mount elsewhere, or over it with -o nonempty",
+                entry.source,
+                entry.fs_type,
+                mountpoint.display()
+            );
         }
-        Err(error) => {
-            return Err(error).with_context(|| format!("cannot use {}", mountpoint.display()));
-        }
+    }
+    match look(&mountpoint, |place| std::fs::metadata(place))? {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!("{}", missing()),
+        Err(error) => return Err(error).with_context(|| format!("cannot use {}", mountpoint.display())),
         Ok(found) if !found.is_dir() => {
             bail!("{} is not a directory; mount at one", mountpoint.display())
         }
-        Ok(_) => {
-            if let Some(entry) = mounted {
-                if entry.is_cuttlefs() {
-                    return Err(already_mounted(&mountpoint));
-                }
-                if !nonempty {
-                    bail!(
-                        "{} ({}) is mounted at {}; mount elsewhere, or over it with -o nonempty",
-                        entry.source,
-                        entry.fs_type,
-                        mountpoint.display()
-                    );
-                }
-            }
-        }
+        Ok(_) => {}
     }
-    let has_entries = std::fs::read_dir(&mountpoint)
-        .with_context(|| format!("cannot list {}", mountpoint.display()))?
-        .next()
-        .is_some();
+    let first =
+        look(&mountpoint, |place| Ok::<_, std::io::Error>(std::fs::read_dir(place)?.next().is_some()))?;
+    let has_entries = first.with_context(|| format!("cannot list {}", mountpoint.display()))?;
     if has_entries && !nonempty {
         bail!(
             "{} is not empty, and a mount would hide what is in it; mount at an empty directory, or say -o nonempty",
@@ -64,6 +69,31 @@ pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(mountpoint)
+}
+
+/// Whether somebody is behind a mount of ours. What is written down says so without a look into it, which hangs while its
+/// server is away; of a mount of somebody else nothing is written down here.
+fn serves(mountpoint: &Path) -> anyhow::Result<bool> {
+    if let Some(state) = RunState::load(mountpoint)? {
+        return Ok(state.mount.find()?.is_some());
+    }
+    let answer = look(mountpoint, |place| std::fs::metadata(place))?;
+    Ok(!answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)))
+}
+
+/// Looks at a place, and gives up on one that does not answer.
+fn look<T: Send + 'static>(
+    place: &Path,
+    work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,
+) -> anyhow::Result<std::io::Result<T>> {
+    let owned = place.to_owned();
+    within(LOOK_LIMIT, move || work(&owned))?.with_context(|| {
+        let place = place.display();
+        format!(
+            "the file system at {place} does not answer: who serves it is away or hangs; end it with: cuttlefs umount -f {place}, \
+             or, if it is another file system's: umount -l {place}"
+        )
+    })
 }
 
 fn already_mounted(mountpoint: &Path) -> anyhow::Error {
@@ -91,5 +121,8 @@ mod tests {
         assert!(refusal(dir.path()).contains("-o nonempty"));
         assert!(prepare(dir.path(), true).is_ok());
         assert!(refusal(Path::new("/proc")).contains("is mounted at /proc"));
+        make(&dir.path().join("a/b")).expect("made with its parents");
+        assert!(dir.path().join("a/b").is_dir());
+        make(&dir.path().join("a/b")).expect("there already");
     }
 }

@@ -9,6 +9,7 @@
 //! removes a file makes sure that it is its own, under the directory's lock (`locked`).
 
 use super::connect::Trust;
+use super::last_sync::Lost;
 use super::process::ProcessId;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,9 @@ pub(super) struct RunState {
     pub server: Option<ProcessId>,
     /// That server's pool.
     pub pool: Option<PathBuf>,
+    /// The mount has ended, and this was lost with it.
+    #[serde(default)]
+    pub lost: Option<String>,
 }
 
 impl RunState {
@@ -62,6 +66,17 @@ impl RunState {
             .with_context(|| format!("{} is damaged; remove it if nothing runs", path.display()))?;
         // Another mount point of the same hash, however unlikely, is not ours.
         Ok((state.mountpoint == mountpoint).then_some(state))
+    }
+
+    /// The mount has ended. What was lost with it stays written down, for whoever unmounted it, or until the next mount at its place.
+    pub(super) fn end(mut self, result: &anyhow::Result<()>) {
+        let Some(lost) = result.as_ref().err().and_then(|error| error.downcast_ref::<Lost>()) else {
+            return self.forget();
+        };
+        let is_last = Self::load(&self.mountpoint).is_ok_and(|state| state.as_ref() == Some(&self));
+        self.lost = Some(lost.to_string());
+        // The log has it in any case.
+        let _ = if is_last { self.save() } else { Ok(()) };
     }
 
     /// Forgets it, and its log if that says nothing; what a later mount at the same place wrote down stays.
@@ -234,6 +249,7 @@ mod tests {
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
+            lost: None,
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
         state.save().expect("save");
@@ -255,6 +271,7 @@ mod tests {
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
+            lost: None,
         };
         let after = RunState { mount: ProcessId { pid: 1, start_ticks: 3 }, ..before.clone() };
         before.save().expect("save");

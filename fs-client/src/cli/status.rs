@@ -3,11 +3,11 @@
 //! The mount's part comes under `mount`, beside the server's; it is shown also while the server is away.
 
 use super::connect::{Backend, Trust};
-use super::figures;
+use super::figures::{self, Ask};
 use super::key;
-use super::run_state::RunState;
+use super::run_state::{self, RunState};
 use crate::fuse::{MountTable, resolve_mountpoint};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
 use serde_json::{Map, Value, json};
@@ -35,11 +35,11 @@ pub(super) struct StatusArgs {
 
 pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()> {
     let asked = Asked::parse(&args.server_or_mount)?;
-    let of_mount = match &asked.mountpoint {
-        Some(mountpoint) => RunState::load(mountpoint)?.map(|state| state.trust),
+    let state = match &asked.mountpoint {
+        Some(mountpoint) => RunState::load(mountpoint)?,
         None => None,
-    }
-    .unwrap_or_default();
+    };
+    let of_mount = state.as_ref().map(|state| state.trust.clone()).unwrap_or_default();
     let trust = Trust {
         key: key::chosen([args.key.clone(), of_mount.key])?,
         server_user: args.server_user.or(of_mount.server_user),
@@ -49,17 +49,31 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
     });
     let mut status = answer.as_ref().cloned().unwrap_or_default();
     if let Some(mountpoint) = &asked.mountpoint {
-        let mount = figures::ask(mountpoint);
+        let mount = figures::ask(mountpoint, Ask::Figures);
         status.insert(
             "mount".to_owned(),
             mount.unwrap_or_else(|error| json!({ "error": format!("{error:#}") })),
         );
     }
+    // The mount's end is what is wrong, whatever its server says.
+    let answer = match &state {
+        Some(state) if state.mount.find()?.is_none() => Err(died(state)?),
+        _ => answer,
+    };
     // Without the server there is still the mount to tell of; then the error comes after it.
     if !status.is_empty() {
         print_status(&asked.server, status, args.json)?;
     }
     answer.map(|_| ())
+}
+
+fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
+    let (place, log) = (state.mountpoint.display(), run_state::file(&state.mountpoint, "log")?);
+    Ok(anyhow!(
+        "the process behind the mount {place} has died (its log, if it ran in the background: {}); take the mount away with \
+         `cuttlefs umount {place}`, and mount it again",
+        log.display()
+    ))
 }
 
 fn print_status(server: &Endpoint, status: Map<String, Value>, as_json: bool) -> anyhow::Result<()> {

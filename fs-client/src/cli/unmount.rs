@@ -1,6 +1,7 @@
 //! `cuttlefs umount`.
 
 use super::busy;
+use super::figures::{self, Ask};
 use super::run_state::RunState;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
@@ -9,20 +10,28 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the process behind a mount may take to close and write everything once the mount is gone.
 const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a server that is away may take to come back for what only the mount has.
+const AWAY_LIMIT: Duration = Duration::from_secs(15);
+/// Pause between questions to a mount that syncs.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Arguments of `umount`.
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefs umount /mnt
-  cuttlefs umount -f /mnt      end a mount that hangs because its server is away")]
+  cuttlefs umount -f /mnt      end a mount that hangs because its server is away
+
+What no sync has covered is synced first. If the server is away for longer than 15 s the mount stays, because only it has those
+changes; -f throws them away and says how much they are.")]
 pub(super) struct UmountArgs {
     /// Where the file system is mounted
     mountpoint: PathBuf,
-    /// Break off requests that wait for the server, and unmount even if files are open
+    /// Break off requests that wait for the server, throw unsynced changes away, and unmount even if files are open
     #[arg(short, long)]
     force: bool,
 }
@@ -39,6 +48,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
         }
         None => bail!("nothing is mounted at {}", mountpoint.display()),
     }
+    prepare(&mountpoint, state.as_ref(), args.force, "cuttlefs umount -f")?;
     unmount(&mountpoint, args.force, "cuttlefs umount -f")?;
     if let Some(state) = state {
         wait_for_end(&state)?;
@@ -50,11 +60,81 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Has a mount sync what only it holds, or, by force, give that up.
+///
+/// # Errors
+/// The server is away and does not come back: unmounting would throw that away.
+pub(super) fn prepare(
+    mountpoint: &Path,
+    state: Option<&RunState>,
+    force: bool,
+    forcing: &str,
+) -> anyhow::Result<()> {
+    // Where nobody answers there is nobody to wait for: it died, or is somebody else's, and writes what it loses to its log.
+    let ask = |what| figures::ask_condition(mountpoint, what).ok();
+    if force {
+        if let Some(condition) = ask(Ask::GiveUp)
+            && let (Some(because), unsynced) = (condition.away(), condition.unsynced())
+            && unsynced.files > 0
+        {
+            eprintln!("throwing away {unsynced}: the server is away ({because})");
+        }
+        return Ok(());
+    }
+    let began = Instant::now();
+    let mut tell_at = Duration::from_secs(1);
+    let mut condition = ask(Ask::Sync);
+    while let Some(now) = condition.filter(|condition| condition.syncing) {
+        let (away, unsynced, waited) = (now.away(), now.unsynced(), began.elapsed());
+        let limit = if away.is_some() { AWAY_LIMIT } else { END_LIMIT };
+        let why =
+            away.map_or_else(|| "it does not answer".to_owned(), |because| format!("it is away: {because}"));
+        let server = state.map_or("the server", |state| &state.source);
+        if waited > limit {
+            let place = mountpoint.display();
+            bail!(
+                "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({why}). {}, and unmount again; \
+                 or throw them away with: {forcing} {place}",
+                how_to_get_it_back(state)
+            );
+        }
+        if waited > tell_at {
+            tell_at = limit;
+            eprintln!(
+                "waiting up to {} s for {server} ({why}), which is to take {unsynced}",
+                limit.as_secs()
+            );
+        }
+        std::thread::sleep(ASK_AGAIN);
+        condition = ask(Ask::Figures);
+    }
+    Ok(())
+}
+
+/// What to do about a server that is away.
+fn how_to_get_it_back(state: Option<&RunState>) -> String {
+    match state {
+        Some(RunState { source, pool: Some(pool), .. }) => {
+            format!(
+                "Start it with: cuttlefsd serve --pool {} --listen {source} (its log: {}/log)",
+                pool.display(),
+                pool.display()
+            )
+        }
+        _ => "Start the server again".to_owned(),
+    }
+}
+
 /// Takes a mount away. When it is busy the error says who uses it, and the command that breaks off.
 pub(super) fn unmount(mountpoint: &Path, force: bool, forcing: &str) -> anyhow::Result<()> {
     match try_unmount(mountpoint, force)? {
         Unmounted::Done => Ok(()),
-        Unmounted::Busy => bail!("{}", busy_text(mountpoint, forcing)),
+        Unmounted::Busy => {
+            let away = figures::ask_condition(mountpoint, Ask::Figures).ok().and_then(|now| now.away());
+            let away =
+                away.map_or_else(String::new, |because| format!("its server is away ({because}), and "));
+            bail!("{away}{}", busy_text(mountpoint, forcing))
+        }
     }
 }
 
@@ -123,14 +203,14 @@ fn fusermount(mountpoint: &Path, arguments: &[&str]) -> anyhow::Result<Unmounted
 /// Waits for the process behind a mount that was taken away, which writes back and ends.
 pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
     let Some(process) = state.mount.find()? else {
-        return Ok(());
+        return what_it_lost(state);
     };
     if process.wait(Duration::from_secs(1))? {
-        return Ok(());
+        return what_it_lost(state);
     }
     eprintln!("unmounted; waiting for what is still being written");
     if process.wait(END_LIMIT)? {
-        return Ok(());
+        return what_it_lost(state);
     }
     bail!(
         "{} is unmounted, but process {} has not ended after {} s: it waits for {}. \
@@ -141,4 +221,18 @@ pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
         state.source,
         state.mount.pid
     )
+}
+
+/// The process behind a mount has ended: what was lost with it, told once.
+fn what_it_lost(state: &RunState) -> anyhow::Result<()> {
+    let Some(ended) = RunState::load(&state.mountpoint)?.filter(|ended| ended.mount == state.mount) else {
+        return Ok(());
+    };
+    match &ended.lost {
+        Some(lost) => {
+            ended.forget();
+            bail!("{} is unmounted; {lost}", state.mountpoint.display())
+        }
+        None => Ok(()),
+    }
 }

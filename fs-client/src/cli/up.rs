@@ -13,7 +13,6 @@ use super::server_process::{ServerProcess, format_if_needed};
 use anyhow::{Context, bail};
 use clap::Args;
 use cuttlefs_common::size::ByteSize;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `up`.
@@ -56,7 +55,7 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
         return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
     }
     let options = parse_options(&args.options)?;
-    make_mountpoint(&args.mountpoint)?;
+    mountpoint::make(&args.mountpoint)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     let pool = std::path::absolute(&args.pool).context("cannot resolve the pool's path")?;
     let mut arguments = vec![
@@ -76,24 +75,9 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the mount point. What is there already is judged by `mountpoint::prepare`, and may be a dead mount, which
-/// looks like neither a directory nor nothing.
-fn make_mountpoint(path: &Path) -> anyhow::Result<()> {
-    match std::fs::create_dir_all(path) {
-        Err(error)
-            if error.kind() != ErrorKind::AlreadyExists && error.raw_os_error() != Some(libc::ENOTCONN) =>
-        {
-            Err(error).with_context(|| {
-                format!("cannot make {}; name another directory to mount at", path.display())
-            })
-        }
-        _ => Ok(()),
-    }
-}
-
 fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow::Result<()> {
     let options = parse_options(&args.options)?;
-    make_mountpoint(&args.mountpoint)?;
+    mountpoint::make(&args.mountpoint)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     refuse_leftover(&mountpoint)?;
     std::fs::create_dir_all(&args.pool).with_context(|| format!("cannot make {}", args.pool.display()))?;
@@ -117,6 +101,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
         mount: ProcessId::own()?,
         server: Some(server.id()),
         pool: Some(pool.clone()),
+        lost: None,
     };
     let ready = format!(
         "{} is mounted at {}; end it with: cuttlefs down {}",
@@ -130,7 +115,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     };
     // The mount has ended, so the server has nobody left; its end is waited for whatever became of the mount.
     let stopped = server.stop(reporter);
-    state.forget();
+    state.end(&served);
     served.and(stopped)
 }
 

@@ -6,7 +6,8 @@ use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
 use super::volume::{
-    Caller, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow, Written,
+    Caller, Condition, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow,
+    Written,
 };
 use crate::session::{After, DataBuffer, Early, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
@@ -647,6 +648,14 @@ impl Volume for RemoteVolume {
         let mut figures = self.session.counters.figures().to_vec();
         figures.push(("memory_bound_bytes", self.session.memory_bound_bytes()));
         figures
+    }
+
+    fn condition(&self) -> Condition {
+        self.session.condition()
+    }
+
+    fn sync_all(&self) -> Result<(), FsError> {
+        self.session.sync_all(&self.session.own_caller())
     }
 
     fn shut_down(&self) {

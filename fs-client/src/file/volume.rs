@@ -11,6 +11,7 @@ use cuttlefs_common::rpc::{
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who asks, and the id that joins the logs.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +116,44 @@ pub trait LockWaiter: Send + Sync {
     /// else, and a lock is to be given up again.
     #[must_use]
     fn answer(&self, result: Result<GrantedLock, FsError>) -> bool;
+}
+
+/// Changes of contents that no sync has covered: the server may still lose them, and the mount has the copy that survives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnsyncedChanges {
+    /// Files that have some.
+    pub files: u64,
+    /// Written bytes, as far as they are kept.
+    pub bytes: u64,
+    /// There are more, which were too many to be kept.
+    pub has_more: bool,
+}
+
+impl std::fmt::Display for UnsyncedChanges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let more = if self.has_more { " or more" } else { "" };
+        let (bytes, files) = (self.bytes, self.files);
+        let plural = |number, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+        write!(f, "{}{more} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
+    }
+}
+
+/// A server does not answer, or refuses this mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away {
+    /// For how long.
+    pub time: Duration,
+    /// What the last attempt to connect came to.
+    pub because: String,
+}
+
+/// How a mount stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// `None`: the server answers, as far as is known.
+    pub away: Option<Away>,
+    /// What would be lost if the mount ended while the server is away.
+    pub unsynced: UnsyncedChanges,
 }
 
 /// A mounted cuttlefs volume.
@@ -300,6 +339,14 @@ pub trait Volume: Send + Sync + 'static {
     /// What this mount has done so far, by name, for `cuttlefs status`.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+    /// How it stands. Does not wait for the server.
+    fn condition(&self) -> Condition {
+        Condition::default()
+    }
+    /// Makes everything durable at the server, for which it waits while it is away.
+    fn sync_all(&self) -> Result<(), FsError> {
+        Ok(())
     }
     /// The mount ends: write back, close everything, end the session.
     fn shut_down(&self);

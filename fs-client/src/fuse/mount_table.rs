@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// What comes after `fuse.` in the type of our mounts.
 pub(super) const SUBTYPE: &str = "cuttlefs";
 
+/// Symlinks that are followed on the way to one path, as in the kernel.
+const MOST_LINKS: usize = 40;
+
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
@@ -109,23 +112,53 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A mount point as the kernel names it.
+/// A mount point, or a path in a mount, as the kernel names it.
 ///
-/// What is mounted is never looked at, not even by `lstat`: it may be dead, or hang because its server is away, and
-/// the question may come from the command that is to end that.
+/// Nothing of a cuttlefs mount is ever looked at, and of what else is mounted not the mount point itself, not even by `lstat`: it
+/// may be dead, or hang because its server is away, and the question may come from the command that is to end that. So a
+/// path is followed by hand, and what lies in a cuttlefs mount is taken as it is written.
 ///
 /// # Errors
-/// The directory that holds it cannot be resolved.
+/// A directory on the way cannot be looked at.
 pub fn resolve_mountpoint(path: &Path) -> io::Result<PathBuf> {
+    resolve(path, &MountTable::read()?)
+}
+
+fn resolve(path: &Path, table: &MountTable) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
-    let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-        return absolute.canonicalize();
-    };
-    let resolved = parent.canonicalize()?.join(name);
-    if MountTable::read()?.at(&resolved).is_none()
-        && resolved.symlink_metadata().is_ok_and(|found| found.is_symlink())
-    {
-        return resolved.canonicalize();
+    let components =
+        |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    // The last is the next.
+    let mut ahead = components(&absolute);
+    let mut resolved = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(part) = ahead.pop() {
+        if part == ".." {
+            resolved.pop();
+            continue;
+        }
+        // The root itself replaces what was there.
+        resolved.push(&part);
+        let is_in_cuttlefs = table.containing(&resolved).is_some_and(MountEntry::is_cuttlefs);
+        // What something is mounted on is no symlink.
+        if part == "." || is_in_cuttlefs || table.at(&resolved).is_some() {
+            continue;
+        }
+        match resolved.symlink_metadata() {
+            Ok(found) if found.is_symlink() => {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(rustix::io::Errno::LOOP.into());
+                }
+                let target = resolved.read_link()?;
+                resolved.pop();
+                ahead.extend(components(&target));
+            }
+            Ok(_) => {}
+            // Whether it has to be there is for whoever asks.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && ahead.is_empty() => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(resolved)
 }
@@ -175,6 +208,25 @@ mod tests {
         std::os::unix::fs::symlink("sub", dir.path().join("link")).expect("symlink");
         assert_eq!(resolve_mountpoint(&dir.path().join("link")).expect("symlink"), real.join("sub"));
         assert!(resolve_mountpoint(&dir.path().join("none/sub")).is_err());
+        assert_eq!(resolve_mountpoint(&dir.path().join("none")).expect("missing"), real.join("none"));
+        std::os::unix::fs::symlink("loop", dir.path().join("loop")).expect("symlink");
+        assert!(resolve_mountpoint(&dir.path().join("loop")).is_err());
+    }
+
+    #[test]
+    fn nothing_in_a_cuttlefs_mount_is_looked_at() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let real = dir.path().canonicalize().expect("canonical");
+        // What is not there cannot have been looked at.
+        let line = format!("1 2 0:3 / {}/mnt rw - fuse.cuttlefs tcp://a rw", real.display());
+        let table = MountTable::parse(line.as_bytes());
+        std::os::unix::fs::symlink("mnt/deep", real.join("link")).expect("symlink");
+        let resolved = |path: &str| resolve(&real.join(path), &table).expect(path);
+        assert_eq!(resolved("mnt/a/b"), real.join("mnt/a/b"));
+        assert_eq!(resolved("./mnt/a/../b/."), real.join("mnt/b"));
+        assert_eq!(resolved("link/er"), real.join("mnt/deep/er"));
+        assert_eq!(resolved("mnt/../other"), real.join("other"));
+        assert!(resolve(&real.join("elsewhere/a"), &table).is_err());
     }
 
     proptest::proptest! {

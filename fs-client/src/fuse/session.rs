@@ -79,11 +79,21 @@ impl Mounted {
     /// # Errors
     /// The session ended otherwise than by an unmount; the volume is shut down nevertheless.
     pub fn wait(self) -> Result<(), MountError> {
+        self.wait_and(|| ())
+    }
+
+    /// As `wait`; `last` is called before the volume is shut down, and may still wait for its server. What programs asked for has
+    /// then been done, or waits for the server itself.
+    ///
+    /// # Errors
+    /// As `wait`.
+    pub fn wait_and(self, last: impl FnOnce()) -> Result<(), MountError> {
         self.wait_for_disconnect();
         let disconnected = Instant::now();
         while !self.serving.is_finished() && disconnected.elapsed() < LAST_REQUESTS_LIMIT {
             std::thread::sleep(Duration::from_millis(1));
         }
+        last();
         (self.shut_down)();
         // Being shut down, the volume refuses what still waits; the session's threads come back from it.
         while !self.serving.is_finished() {

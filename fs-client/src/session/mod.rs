@@ -31,7 +31,7 @@ pub(crate) use lane::{DataBuffer, LaneGuard};
 pub(crate) use losses::LossesTold;
 
 use crate::file::interrupt;
-use crate::file::volume::{Caller, FsError};
+use crate::file::volume::{Away, Caller, Condition, FsError};
 use crate::file::{OpenFile, OpenFiles, ReadBuffers, SeenChanges};
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
@@ -188,6 +188,14 @@ impl Drop for Asking<'_> {
     }
 }
 
+/// The server does not answer, or refuses this mount.
+struct AwaySince {
+    /// By the session's clock.
+    since: Duration,
+    /// What the last attempt to connect came to.
+    because: String,
+}
+
 /// A session and its lanes.
 pub struct Session {
     options: SessionOptions,
@@ -222,8 +230,8 @@ pub struct Session {
     /// Wakes pausing reconnects when the mount ends.
     pause: (Mutex<()>, Condvar),
     trace: AtomicU64,
-    /// Whether the "server is away" warning was logged and not yet taken back.
-    away: AtomicBool,
+    /// Since when the server is away, and why; logged, and not yet taken back.
+    away: Mutex<Option<AwaySince>>,
     /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
     answer_patience_ms: AtomicU64,
     /// Figures.
@@ -270,7 +278,7 @@ impl Session {
             ending: AtomicBool::new(false),
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
-            away: AtomicBool::new(false),
+            away: Mutex::new(None),
             answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: ClientCounters::default(),
         });
@@ -490,7 +498,7 @@ impl Session {
         if self.ending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let is_there = self.attachment.load().is_some() && !self.away.load(Ordering::Relaxed);
+        let is_there = self.attachment.load().is_some() && self.away.lock().is_none();
         if is_there {
             self.end_early_writes();
         }
@@ -549,13 +557,37 @@ impl Session {
     }
 
     fn note_away(&self, error: &dyn std::fmt::Display) {
-        if !self.ending.load(Ordering::Acquire) && !self.away.swap(true, Ordering::Relaxed) {
-            tracing::warn!(endpoint = %self.options.endpoint, %error, "server is away; operations wait until it is back");
+        if self.ending.load(Ordering::Acquire) {
+            return;
+        }
+        let because = error.to_string();
+        let mut away = self.away.lock();
+        match &mut *away {
+            Some(known) if known.because == because => {}
+            // A server that is back and refuses this mount is another matter than one that is gone.
+            Some(known) => {
+                tracing::warn!(endpoint = %self.options.endpoint, %error, "server is still away; operations wait");
+                known.because = because;
+            }
+            None => {
+                tracing::warn!(endpoint = %self.options.endpoint, %error, "server is away; operations wait until it is back");
+                *away = Some(AwaySince { since: self.now(), because });
+            }
         }
     }
 
+    /// How the mount stands.
+    pub(crate) fn condition(&self) -> Condition {
+        let away = self
+            .away
+            .lock()
+            .as_ref()
+            .map(|away| Away { time: self.now().saturating_sub(away.since), because: away.because.clone() });
+        Condition { away, unsynced: self.unsynced.changes() }
+    }
+
     fn note_back(&self) {
-        if self.away.swap(false, Ordering::Relaxed) {
+        if self.away.lock().take().is_some() {
             self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
             tracing::info!(endpoint = %self.options.endpoint, "server is back");
         }

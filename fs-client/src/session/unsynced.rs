@@ -22,6 +22,7 @@
 //!   the server's present life.
 
 use super::losses::Losses;
+use crate::file::volume::UnsyncedChanges;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
 use parking_lot::Mutex;
@@ -207,6 +208,21 @@ impl Unsynced {
         self.state.lock().files.is_empty()
     }
 
+    /// How much is kept, for people.
+    pub(crate) fn changes(&self) -> UnsyncedChanges {
+        let state = self.state.lock();
+        let mut changes = UnsyncedChanges { files: state.files.len() as u64, ..UnsyncedChanges::default() };
+        for file in state.files.values() {
+            changes.has_more |= file.dropped.is_some();
+            let bytes = file.kept.iter().map(|kept| match &kept.what {
+                What::Bytes(bytes) => bytes.len() as u64,
+                What::End | What::Allocate { .. } => 0,
+            });
+            changes.bytes += bytes.sum::<u64>();
+        }
+        changes
+    }
+
     /// Files whose written bytes were lost, or nobody knows.
     pub(crate) fn losses(&self) -> &Losses {
         &self.losses
@@ -286,8 +302,10 @@ mod tests {
         assert!(unsynced.note(1, InodeNo(8), 0, b"other", 3));
         unsynced.synced(Some(INO), mark);
         assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
+        assert_eq!(unsynced.changes().to_string(), "10 unsynced bytes in 2 files");
         unsynced.synced(None, unsynced.mark());
         assert!(unsynced.is_empty());
+        assert_eq!(unsynced.changes(), UnsyncedChanges::default());
         assert_eq!(unsynced.state.lock().cost, 0);
     }
 
@@ -340,6 +358,7 @@ mod tests {
         assert!(unsynced.state.lock().cost <= MAX_KEPT_BYTES);
         let (kept, not_kept) = unsynced.changes_of(INO);
         assert_eq!((kept.len(), not_kept), (31, Some(39)));
+        assert_eq!(unsynced.changes(), UnsyncedChanges { files: 1, bytes: 31 << 20, has_more: true });
         unsynced.synced(Some(INO), unsynced.mark());
         assert_eq!(unsynced.changes_of(INO), (Vec::new(), None));
     }

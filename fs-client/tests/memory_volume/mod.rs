@@ -8,7 +8,9 @@ mod file_pages;
 pub mod mount;
 mod tree;
 
-use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, WriteHow, Written};
+use cuttlefs_client::file::volume::{
+    Away, Caller, Condition, FsError, Handle, OpenFile, OpenHow, UnsyncedChanges, Volume, WriteHow, Written,
+};
 use cuttlefs_common::attr::{Attr, CAPABILITY_XATTR, FileKind, InodeFlags, SetAttr, SetTime};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::{Allocate, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode};
@@ -17,6 +19,7 @@ use file_pages::FilePages;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tree::{Body, Tree, now};
 
 /// Space the double pretends to have.
@@ -28,6 +31,8 @@ pub struct MemoryVolume {
     state: Mutex<State>,
     /// The server is away: reads wait until the mount is shut down.
     stalled: AtomicBool,
+    /// The server is away, and there are changes that only the mount has.
+    stranded: AtomicBool,
     ended: Condvar,
     /// Told when other operations are held than before.
     changed: Condvar,
@@ -58,7 +63,14 @@ impl MemoryVolume {
             keeps_cache: false,
         };
         let (ended, changed) = (Condvar::new(), Condvar::new());
-        Self { root, state: Mutex::new(state), stalled: AtomicBool::new(false), ended, changed }
+        Self {
+            root,
+            state: Mutex::new(state),
+            stalled: AtomicBool::new(false),
+            stranded: AtomicBool::new(false),
+            ended,
+            changed,
+        }
     }
 
     /// From now on these operations wait, as if the server were away, and no others.
@@ -80,6 +92,11 @@ impl MemoryVolume {
     /// From now on reads find the server away.
     pub fn stall_reads(&self) {
         self.stalled.store(true, Ordering::Release);
+    }
+
+    /// From now on the server is away with changes that no sync has covered, and no sync is answered.
+    pub fn strand(&self) {
+        self.stranded.store(true, Ordering::Release);
     }
 
     /// Files that are open.
@@ -505,6 +522,21 @@ impl Volume for MemoryVolume {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         vec![("onesided_reads", 3)]
+    }
+
+    fn condition(&self) -> Condition {
+        if !self.stranded.load(Ordering::Acquire) {
+            return Condition::default();
+        }
+        let away = Away { time: Duration::from_secs(7), because: "its key was taken away".to_owned() };
+        Condition { away: Some(away), unsynced: UnsyncedChanges { files: 2, bytes: 5, has_more: false } }
+    }
+
+    fn sync_all(&self) -> Result<(), FsError> {
+        let mut state = self.enter("sync_all");
+        let is_stranded = self.stranded.load(Ordering::Acquire);
+        self.ended.wait_while(&mut state, |state| is_stranded && !state.shut_down);
+        if is_stranded { Err(FsError::ShutDown) } else { Ok(()) }
     }
 
     fn shut_down(&self) {
