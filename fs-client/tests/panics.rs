@@ -1,4 +1,5 @@
-//! A panic in any thread of a mount's process ends it at once, also in threads of the FUSE library; what was synced is there.
+//! A panic in any thread of a mount's process ends it at once, also in threads of the FUSE library; what was synced is there. And what
+//! is none: a log that cannot be written.
 
 mod serving;
 
@@ -7,6 +8,7 @@ use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
+use cuttlefs_server::serve::RunningServer;
 use rustix::fs::FlockOperation;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
@@ -30,10 +32,15 @@ struct Mount {
 
 impl Mount {
     fn start(server: &Endpoint, at: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::start_logging(server, at, environment, Stdio::inherit())
+    }
+
+    fn start_logging(server: &Endpoint, at: &Path, environment: &[(&str, &str)], log: Stdio) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_cuttlefs"))
             .args(["mount", &server.to_string(), at.to_str().expect("UTF-8"), "--foreground"])
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("it starts");
         let mount = Self { child, at: at.to_owned() };
@@ -78,21 +85,26 @@ fn work(at: &Path, place: &str) -> std::io::Result<()> {
     }
 }
 
-#[test]
-fn a_panic_ends_a_mount_wherever_it_is() {
+/// Whether mounts can be tested here.
+fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can || !cfg!(debug_assertions) {
         println!("NOT TESTED: root, /dev/fuse and a build with debug assertions are needed");
         assert!(std::env::var_os("CUTTLEFS_REQUIRE_FUSE").is_none() || can, "CUTTLEFS_REQUIRE_FUSE is set");
-        return;
+        return false;
     }
-    let directory = tempfile::tempdir().expect("directory");
-    let base = directory.path().canonicalize().expect("canonical");
+    true
+}
+
+/// A server on a pool in this directory, and a place to mount it.
+fn serve_in(base: &Path) -> (RunningServer, Endpoint, PathBuf) {
     let pool = base.join("pool");
-    serving::make_pool(
-        &FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() },
-        [3; 16],
-    );
+    if !pool.exists() {
+        serving::make_pool(
+            &FormatOptions { dir: pool.clone(), size: 16 << 20, ..FormatOptions::default() },
+            [3; 16],
+        );
+    }
     let with = Serve {
         frames: 512,
         listen: vec![format!("unix://{}", base.join("socket").display()).parse().expect("an endpoint")],
@@ -104,7 +116,39 @@ fn a_panic_ends_a_mount_wherever_it_is() {
     let running = serving::serve(&pool, with).expect("start");
     let endpoint = running.endpoints().remove(0);
     let at = base.join("mnt");
-    std::fs::create_dir(&at).expect("mkdir");
+    std::fs::create_dir_all(&at).expect("mkdir");
+    (running, endpoint, at)
+}
+
+/// On a full disk, or a pipe that nobody reads any more: the lines are lost, the mount is not.
+#[test]
+fn a_mount_whose_log_cannot_be_written_goes_on() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let base = directory.path().canonicalize().expect("canonical");
+    let (running, endpoint, at) = serve_in(&base);
+    let full = File::options().write(true).open("/dev/full").expect("a full device");
+    // It says what it does, and that its server went.
+    let mut mount = Mount::start_logging(&endpoint, &at, &[("CUTTLEFS_LOG", "debug")], full.into());
+    std::fs::write(at.join("file"), "before").expect("written");
+    running.stop();
+    let (running, _, _) = serve_in(&base);
+    assert_eq!(std::fs::read(at.join("file")).expect("read"), b"before");
+    assert_eq!(mount.child.try_wait().expect("it is ours"), None, "the mount has ended");
+    drop(mount);
+    running.stop();
+}
+
+#[test]
+fn a_panic_ends_a_mount_wherever_it_is() {
+    if !can_mount() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("directory");
+    let base = directory.path().canonicalize().expect("canonical");
+    let (running, endpoint, at) = serve_in(&base);
     for place in PLACES {
         let now = base.join(format!("now-{place}"));
         let mut mount =

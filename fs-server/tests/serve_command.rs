@@ -1,6 +1,7 @@
 //! `cuttlefsd serve`, the real program: what ends it.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -11,19 +12,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A child that is not left behind.
 struct Server(Child);
 
+fn serve(pool: &Path, socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"));
+    command.arg("serve").arg("--pool").arg(pool).args(["--memory", "4M", "--listen"]);
+    command.arg(format!("unix://{}", socket.display())).stdin(Stdio::piped());
+    command
+}
+
 impl Server {
     fn start(pool: &Path, socket: &Path, more: &[&str]) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"))
-            .arg("serve")
-            .arg("--pool")
-            .arg(pool)
-            .args(["--memory", "4M", "--listen"])
-            .arg(format!("unix://{}", socket.display()))
-            .args(more)
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it runs");
+        let child = serve(pool, socket).args(more).stderr(Stdio::piped()).spawn().expect("it runs");
         let mut server = Self(child);
         let log = BufReader::new(server.0.stderr.take().expect("piped"));
         let mut lines = log.lines().map_while(Result::ok);
@@ -76,4 +74,25 @@ fn a_server_whose_starter_is_killed_stops_cleanly() {
     drop(server.0.stdin.take());
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(server.0.try_wait().expect("ours"), None);
+}
+
+/// A log on a full disk, or into a pipe that nobody reads any more, is lost; the server is not.
+#[test]
+fn a_server_whose_log_cannot_be_written_serves_on() {
+    let base = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let (pool, socket) = (base.path().join("pool"), base.path().join("s"));
+    make_pool(&pool);
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
+    let child = serve(&pool, &socket).arg("--until-stdin-ends").stderr(full).spawn().expect("it runs");
+    let mut server = Server(child);
+    let deadline = Instant::now() + PATIENCE;
+    while UnixStream::connect(&socket).is_err() {
+        assert_eq!(server.0.try_wait().expect("ours"), None, "it ended before it served");
+        assert!(Instant::now() < deadline, "it does not serve");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // A line at least is written for who comes, and some for the end.
+    drop(server.0.stdin.take());
+    let status = server.wait().expect("it stops");
+    assert!(status.success(), "{status}");
 }

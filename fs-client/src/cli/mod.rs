@@ -139,6 +139,8 @@ fn start_logging() {
         .with_writer(std::io::stderr)
         // A background process's log is a file.
         .with_ansi(std::io::stderr().is_terminal())
+        // Who cannot write a line goes on without it: to say so on stderr, too, would be a panic where stderr is what fails.
+        .log_internal_errors(false)
         .event_format(Limited::default())
         .try_init();
 }

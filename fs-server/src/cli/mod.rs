@@ -66,6 +66,8 @@ pub fn run() -> ExitCode {
         .with_writer(std::io::stderr)
         // Colours are for terminals; `up` sends this to a file.
         .with_ansi(std::io::stderr().is_terminal())
+        // Who cannot write a line goes on without it: to say so on stderr, too, would be a panic where stderr is what fails.
+        .log_internal_errors(false)
         .event_format(Limited::default())
         .init();
     let result = match cli.command {
