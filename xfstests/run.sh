@@ -6,7 +6,7 @@
 #   CUTTLEFS_LINK=shm|tcp|unix      the link (shm)
 #   CUTTLEFS_DURABILITY=fsync|ack   as `cuttlefsd serve --durability` (fsync)
 #   CUTTLEFS_EARLY=KIND             as `cuttlefsd serve --early`, on emulated persistent memory (not set: off)
-#   CUTTLEFS_XFSTESTS_SIZE=SIZE     of each pool (12G; they are sparse)
+#   CUTTLEFS_XFSTESTS_SIZE=SIZE     of each of the two pools (12G, all of it allocated; 3G do for most tests)
 #   CUTTLEFS_XFSTESTS_RESULTS=DIR   what the suite leaves (target/xfstests)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
