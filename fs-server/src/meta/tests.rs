@@ -10,6 +10,7 @@ mod marks;
 mod model;
 mod posix;
 mod power;
+mod refill;
 mod repair;
 mod replay;
 mod room;

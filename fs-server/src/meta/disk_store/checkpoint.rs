@@ -10,14 +10,20 @@
 //!   which pages extents name (`page_map`). Both are moved on by the old and the new value of each record that is written, so
 //!   whatever checkpoint is found after a crash, they are those of its records (docs/ARCHITECTURE.md, "Who may use a page").
 //!
+//! # A file that is mostly empty
+//! redb gives back little of what deleted records left, and its own way to make a file smaller, `compact`, commits in one sync
+//! what it moves and the root that names it: after a power loss it is for redb's own sums to tell which of it is there, and
+//! the sums below it refuse the blocks that are not before they are asked. So a file is made smaller in another way: its
+//! records are put into a new file, in their order, which is durable before it takes the old one's name (`moved`). Who
+//! reads the old one goes on doing so; it goes with its last reader.
+//!
 //! # Failure
 //! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is none
 //! (`summed_file`).
 
-use super::TREE_PER_RECORD_BYTES;
 use super::overlay::Overlay;
 use super::space::Space;
-use super::summed_file::SummedFile;
+use super::summed_file::{Draft, SummedFile};
 use super::tally::Tally;
 use crate::meta::page_map::{self, PageChanges, PageMap, PartBits, PartKey};
 use crate::meta::record;
@@ -28,23 +34,24 @@ use redb::{
     WriteTransaction,
 };
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Its name.
 pub const FILE_NAME: &str = "records";
+/// Of the file that is to take its place.
+pub const DRAFT_NAME: &str = "records.new";
+/// What a sync of the directory is called.
+pub const DIRECTORY: &str = "meta";
 const RECORDS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("records");
 const PAGES: TableDefinition<'static, u64, &[u8]> = TableDefinition::new("pages");
 const STATE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("state");
 /// Number of the last batch that is in the records.
 const APPLIED: &str = "applied";
 const TALLY: &str = "tally";
-
-/// The file is made smaller if what it keeps takes no more than this,
-const MOVED_MOST_BYTES: u64 = 128 << 20;
-/// and so much more than four times that is empty.
-const LEFT_LEAST_BYTES: u64 = 32 << 20;
 
 type Pair = (Vec<u8>, Vec<u8>);
 
@@ -55,8 +62,9 @@ pub(super) fn failed(operation: &'static str, error: impl Into<redb::Error>) -> 
 /// The file, opened.
 #[derive(Debug)]
 pub struct Checkpoint {
-    database: Database,
+    database: Arc<Database>,
     directory: PathBuf,
+    cache_bytes: u64,
 }
 
 /// The records of one checkpoint; stays as it is while others are made.
@@ -67,6 +75,8 @@ pub struct Snapshot {
     pub applied: u64,
     /// What can be told of the records.
     pub tally: Tally,
+    /// Not to be closed before.
+    _database: Arc<Database>,
 }
 
 impl std::fmt::Debug for Snapshot {
@@ -82,34 +92,70 @@ impl Checkpoint {
     /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
     pub fn open(directory: &Path, cache_bytes: u64, space: Arc<Space>) -> Result<Self, StoreError> {
         let backend = |e| StoreError::Backend { operation: "open", source: Box::new(e) };
-        let path = directory.join(FILE_NAME);
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(backend)?;
-        file.try_lock().map_err(|e| backend(e.into()))?;
-        let file = SummedFile::new(file, space).map_err(backend)?;
-        let mut builder = Database::builder();
-        builder.set_cache_size(cache_bytes as usize);
-        // What it recovers from may be damaged in a way that its blocks' sums do not show.
-        let opened = panic_ends::survive(|| builder.create_with_backend(file));
-        let damaged = |_| redb::Error::Corrupted("meta/records; restore the pool from a copy".to_owned());
-        let database = opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))?;
-        Ok(Self { database, directory: directory.to_owned() })
+        remove_draft(directory).map_err(backend)?;
+        let file = open_file(&directory.join(FILE_NAME)).map_err(backend)?;
+        let database = open_database(file, Draft::default(), cache_bytes, space)?;
+        Ok(Self { database: Arc::new(database), directory: directory.to_owned(), cache_bytes })
     }
 
-    /// Gives the file's space back if most of it is what deleted records have left, and the rest is so little that it is soon
-    /// moved together. A kill meanwhile costs the next opening a walk through that little.
+    /// The checkpoint in a file of its own, which has nothing else and took this one's place; nothing if there is no space for it. What it was
+    /// before stays with those who read it. Nobody may write to it meanwhile.
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn give_back(&mut self, space: &Space) -> Result<(), StoreError> {
-        let kept = TREE_PER_RECORD_BYTES * self.snapshot()?.tally.bytes();
-        let takes = file_bytes(&self.directory);
-        if kept > MOVED_MOST_BYTES || takes < 4 * kept + LEFT_LEAST_BYTES || space.room_bytes() < kept {
-            return Ok(());
+    pub fn moved(&self, snapshot: &Snapshot, space: &Arc<Space>) -> Result<Option<Self>, StoreError> {
+        let backend = |e| StoreError::Backend { operation: "give space back", source: Box::new(e) };
+        let draft = self.directory.join(DRAFT_NAME);
+        let is_draft: Draft = Arc::new(true.into());
+        let before = file_bytes(&self.directory);
+        let made = match self.draft(snapshot, &draft, &is_draft, space) {
+            Ok(made) => made,
+            Err(error) => {
+                // Nobody relies on it.
+                tracing::warn!(%error, "metadata: space could not be given back");
+                remove_draft(&self.directory).map_err(backend)?;
+                return Ok(None);
+            }
+        };
+        // All of it is durable, and so must be that it is the one, before anything is written to it or taken out of the log.
+        std::fs::rename(draft, self.directory.join(FILE_NAME)).map_err(backend)?;
+        let directory = File::open(&self.directory).map_err(backend)?;
+        space.sync(DIRECTORY, &directory).map_err(backend)?;
+        is_draft.store(false, Ordering::Relaxed);
+        tracing::info!(before, now = file_bytes(&self.directory), "metadata: space was given back");
+        Ok(Some(made))
+    }
+
+    fn draft(
+        &self,
+        snapshot: &Snapshot,
+        path: &Path,
+        is_draft: &Draft,
+        space: &Arc<Space>,
+    ) -> Result<Self, StoreError> {
+        let backend = |e| StoreError::Backend { operation: "give space back", source: Box::new(e) };
+        remove_draft(&self.directory).map_err(backend)?;
+        let file = open_file(path).map_err(backend)?;
+        let database = open_database(file, is_draft.clone(), self.cache_bytes, space.clone())?;
+        let made = Self { database: Arc::new(database), directory: self.directory.clone(), ..*self };
+        let transaction = made.begin()?;
+        {
+            let failed = |e: redb::StorageError| failed("give space back", e);
+            let mut records =
+                transaction.open_table(RECORDS).map_err(|e| self::failed("give space back", e))?;
+            for pair in snapshot.table.iter().map_err(failed)? {
+                let (key, value) = pair.map_err(failed)?;
+                records.insert(key.value(), value.value()).map_err(failed)?;
+            }
+            let mut pages = transaction.open_table(PAGES).map_err(|e| self::failed("give space back", e))?;
+            for part in snapshot.pages.iter().map_err(failed)? {
+                let (key, value) = part.map_err(failed)?;
+                pages.insert(key.value(), value.value()).map_err(failed)?;
+            }
         }
-        self.database.compact().map_err(|e| failed("give space back", e))?;
-        tracing::info!(before = takes, now = file_bytes(&self.directory), "metadata: space was given back");
-        Ok(())
+        let told = [(APPLIED, record::encode(&snapshot.applied)), (TALLY, record::encode(&snapshot.tally))];
+        Self::commit(transaction, &told)?;
+        Ok(made)
     }
 
     /// The last checkpoint.
@@ -146,7 +192,7 @@ impl Checkpoint {
         let malformed = |e: record::RecordError| failed("read", redb::Error::Corrupted(e.to_string()));
         let applied = record::parse(&number(APPLIED)?).map_err(malformed)?;
         let tally = record::parse(&number(TALLY)?).map_err(malformed)?;
-        Ok(Snapshot { table: records, pages, applied, tally })
+        Ok(Snapshot { table: records, pages, applied, tally, _database: self.database.clone() })
     }
 
     /// Writes what an overlay holds; it is durable when this returns. `applied` is the last batch in it, `tally` what the
@@ -220,6 +266,19 @@ impl Checkpoint {
         Self::commit(transaction, &[(TALLY, record::encode(&tally))])
     }
 
+    /// Bytes of the file that are in use, counted by a walk through all of it.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`]; final.
+    pub fn count_used_bytes(&self) -> Result<u64, StoreError> {
+        // What a commit replaced is free behind the next one.
+        Self::commit(self.begin()?, &[])?;
+        let transaction = self.begin()?;
+        let found = transaction.stats().map_err(|e| failed("count pages", e))?;
+        transaction.abort().map_err(|e| failed("count pages", e))?;
+        Ok(found.allocated_pages() * found.page_size() as u64)
+    }
+
     fn begin(&self) -> Result<WriteTransaction, StoreError> {
         let mut transaction = self.database.begin_write().map_err(|e| failed("checkpoint", e))?;
         transaction.set_durability(Durability::Immediate).map_err(|e| failed("checkpoint", e))?;
@@ -260,6 +319,36 @@ impl Checkpoint {
             }
         }
         transaction.commit().expect("commits");
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.try_lock()?;
+    Ok(file)
+}
+
+fn open_database(
+    file: File,
+    is_draft: Draft,
+    cache_bytes: u64,
+    space: Arc<Space>,
+) -> Result<Database, StoreError> {
+    let file = SummedFile::new(file, is_draft, space);
+    let file = file.map_err(|e| StoreError::Backend { operation: "open", source: Box::new(e) })?;
+    let mut builder = Database::builder();
+    builder.set_cache_size(cache_bytes as usize);
+    // What it recovers from may be damaged in a way that its blocks' sums do not show.
+    let opened = panic_ends::survive(|| builder.create_with_backend(file));
+    let damaged = |_| redb::Error::Corrupted("meta/records; restore the pool from a copy".to_owned());
+    opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))
+}
+
+/// Removes what somebody began who died.
+fn remove_draft(directory: &Path) -> io::Result<()> {
+    match std::fs::remove_file(directory.join(DRAFT_NAME)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
     }
 }
 

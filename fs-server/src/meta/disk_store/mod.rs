@@ -4,7 +4,7 @@
 //! * `overlay` what was committed since the last checkpoint, in memory
 //! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` and the map of pages
 //!   (`page_map`) what is told of it
-//! * `flushed` how far checkpoints came; `space` the reserve, and whether there is room
+//! * `flushed` how far checkpoints came; `space` the reserve, and whether there is room; `spare` what of it is in the B-tree's file
 //!
 //! # How it works
 //! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
@@ -39,6 +39,7 @@ mod overlay;
 #[cfg(test)]
 mod pages_tests;
 mod space;
+mod spare;
 mod summed_file;
 mod tail;
 mod tally;
@@ -50,8 +51,9 @@ use super::store::{Batch, Direction, Store, StoreError, StoreFigures, Visitor};
 use checkpoint::{Checkpoint, Snapshot};
 use flushed::Flushed;
 use overlay::{Layers, Overlay};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use space::{RESERVE_BYTES, Space};
+use spare::Spare;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,9 +62,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tail::Tail;
+use tally::Tally;
 
 /// Size of the active overlay at which a checkpoint begins by default.
 const CHECKPOINT_BYTES: u64 = 16 << 20;
+/// What an opening gives back at least: less is not worth the time that it takes.
+const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
 /// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above. The
@@ -85,14 +90,24 @@ pub struct DiskOptions {
     /// Size of what was committed since the last checkpoint at which the next one begins, in bytes of memory. A leaf that
     /// many batches changed is written once, so larger is cheaper; it is also what a start after a kill reads again.
     pub checkpoint_bytes: u64,
+    /// An opening makes the file of records smaller if so much of it, and most of it, is empty.
+    pub give_back_least_bytes: u64,
 }
 
 impl Default for DiskOptions {
     fn default() -> Self {
         // Holds the hot part of a few hundred thousand inodes, and is small beside any sensible `--memory`.
-        Self { cache_bytes: 64 << 20, reserve_bytes: RESERVE_BYTES, checkpoint_bytes: CHECKPOINT_BYTES }
+        Self {
+            cache_bytes: 64 << 20,
+            reserve_bytes: RESERVE_BYTES,
+            checkpoint_bytes: CHECKPOINT_BYTES,
+            give_back_least_bytes: GIVE_BACK_LEAST_BYTES,
+        }
     }
 }
+
+/// What a checkpoint is made of: the overlay, the checkpoint before, and the last batch in it.
+type Frozen = (Arc<Overlay>, Arc<Snapshot>, u64);
 
 /// Where commits have come to.
 #[derive(Debug)]
@@ -107,7 +122,8 @@ struct Last {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    checkpoint: Checkpoint,
+    /// Another one once its file was made smaller, with `spare`.
+    checkpoint: RwLock<Arc<Checkpoint>>,
     layers: RwLock<Layers>,
     /// Held while a batch is committed, and while overlay and log turn.
     last: Mutex<Last>,
@@ -117,6 +133,8 @@ struct Shared {
     syncing: Mutex<()>,
     flushed: Flushed,
     space: Arc<Space>,
+    /// Held by whoever counts in a checkpoint or moves it. Taken behind `last`.
+    spare: Mutex<Spare>,
     checkpoint_bytes: u64,
     cache_bytes: u64,
     /// Number of the last batch, and of the last that survives a power loss. Only ever raised; release and acquire, so
@@ -154,12 +172,23 @@ impl DiskStore {
             return Err(backend("open", what));
         }
         let space = Arc::new(Space::open(path, options.reserve_bytes).map_err(opened)?);
+        Self::open_with(path, options, space)
+    }
+
+    fn open_with(path: &Path, options: DiskOptions, space: Arc<Space>) -> Result<Self, StoreError> {
+        let opened = |e: io::Error| backend("open", e);
         let mut checkpoint = Checkpoint::open(path, options.cache_bytes, space.clone())?;
-        checkpoint.give_back(&space)?;
-        let base = checkpoint.snapshot()?;
+        let mut base = checkpoint.snapshot()?;
+        let spare = Spare::new(&base.tally);
+        if spare.is_to_move_at_start(options.give_back_least_bytes, &space, path)
+            && let Some(moved) = checkpoint.moved(&base, &space)?
+        {
+            (base, checkpoint) = (moved.snapshot()?, moved);
+        }
         let applied = base.applied;
         let shared = Shared {
-            checkpoint,
+            checkpoint: RwLock::new(Arc::new(checkpoint)),
+            spare: Mutex::new(spare),
             layers: RwLock::new(Layers { active: Arc::default(), frozen: None, base: Arc::new(base) }),
             last: Mutex::new(Last {
                 batch: applied,
@@ -193,6 +222,17 @@ impl DiskStore {
 
 #[cfg(test)]
 impl DiskStore {
+    /// As `open`, with a test told of each sync from the beginning.
+    pub fn open_observed(
+        path: &Path,
+        options: DiskOptions,
+        observer: space::SyncObserver,
+    ) -> Result<Self, StoreError> {
+        let space = Space::open(path, options.reserve_bytes).expect("opens");
+        space.observe(observer);
+        Self::open_with(path, options, Arc::new(space))
+    }
+
     /// Has a test told of each sync.
     pub fn observe_syncs(&self, observer: space::SyncObserver) {
         self.shared.space.observe(observer);
@@ -225,6 +265,10 @@ impl Shared {
         error
     }
 
+    fn checkpoint(&self) -> Arc<Checkpoint> {
+        self.checkpoint.read().clone()
+    }
+
     fn layers(&self) -> Layers {
         self.layers.read().clone()
     }
@@ -254,10 +298,12 @@ impl Shared {
             layers.active.put(batch);
         }
         if !layers.active.is_empty() {
-            self.checkpoint.write(&layers.active, last.batch, &layers.base.tally)?;
-            let base = Arc::new(self.checkpoint.snapshot()?);
+            self.checkpoint().write(&layers.active, last.batch, &layers.base.tally)?;
+            let base = Arc::new(self.checkpoint().snapshot()?);
+            *self.spare.lock() = Spare::new(&base.tally);
             *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
         }
+        self.spare.lock().tell(&self.space, &self.path);
         self.committed.store(last.batch, Ordering::Release);
         self.note_durable(last.batch)?;
         last.tail.begin().map_err(|e| backend("empty the log", e))
@@ -272,16 +318,17 @@ impl Shared {
 
     /// Space that an overlay's checkpoint takes at most: all pages it changes are written anew before the old ones can be used
     /// again.
-    fn checkpoint_cost(&self, layers: &Layers, overlay: &Overlay) -> u64 {
+    fn checkpoint_cost(base: &Tally, overlay: &Overlay) -> u64 {
         let leaves = overlay.len() + overlay.extents();
-        let pages = (leaves * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * layers.base.tally.bytes());
+        let pages = (leaves * RECORD_PAGES_BYTES).min(TREE_PER_RECORD_BYTES * base.bytes());
         pages + TREE_PER_RECORD_BYTES * overlay.bytes()
     }
 
     /// Space that the active overlay's checkpoint and its log may take: half of what is left beside the checkpoint under way,
     /// so that the next one still finds some; and half of the reserve when nothing is left, for what takes records away.
     fn overlay_most_bytes(&self, layers: &Layers) -> u64 {
-        let under_way = layers.frozen.as_ref().map_or(0, |frozen| self.checkpoint_cost(layers, frozen));
+        let under_way =
+            layers.frozen.as_ref().map_or(0, |frozen| Self::checkpoint_cost(&layers.base.tally, frozen));
         let left = self.space.room_bytes().saturating_sub(under_way);
         (left.max(self.space.reserve_bytes().0) / 2).max(CHECKPOINT_LEAST_BYTES)
     }
@@ -291,7 +338,8 @@ impl Shared {
         let layers = self.layers();
         let (active, log) = (&layers.active, last.tail.current_bytes());
         active.bytes().max(log) >= bytes
-            || self.checkpoint_cost(&layers, active) + log >= self.overlay_most_bytes(&layers) / part
+            || Self::checkpoint_cost(&layers.base.tally, active) + log
+                >= self.overlay_most_bytes(&layers) / part
     }
 
     /// Whether commits wait for the checkpoint under way.
@@ -349,24 +397,31 @@ impl Shared {
 
     /// The checkpoint's thread.
     fn run(&self) {
-        while let Some((frozen, base, batch)) = self.freeze() {
-            if let Err(error) = self.make_checkpoint(&frozen, &base, batch) {
-                if !self.space.is_closing() {
-                    tracing::error!(%error, "metadata: a checkpoint failed; check the disk of meta/, then restart the server");
+        let ended = loop {
+            match self.freeze() {
+                Ok(Some((frozen, base, batch))) => {
+                    if let Err(error) = self.make_checkpoint(&frozen, base, batch) {
+                        break Err(error);
+                    }
                 }
-                self.poison(error);
-                self.turned.notify_all();
-                return;
+                ended => break ended.map(drop),
             }
+        };
+        if let Err(error) = ended {
+            if !self.space.is_closing() {
+                tracing::error!(%error, "metadata: a checkpoint failed; check the disk of meta/, then restart the server");
+            }
+            self.poison(error);
+            self.turned.notify_all();
         }
     }
 
     /// Waits until a checkpoint is due, and begins it; nothing once the store is closed.
-    fn freeze(&self) -> Option<(Arc<Overlay>, Arc<Snapshot>, u64)> {
+    fn freeze(&self) -> Result<Option<Frozen>, StoreError> {
         let mut last = self.last.lock();
         loop {
             if self.space.is_closing() || self.poisoned.load(Ordering::Relaxed) {
-                return None;
+                return Ok(None);
             }
             self.space.refill();
             if self.is_due(&last) || std::mem::take(&mut last.is_wanted) {
@@ -374,24 +429,55 @@ impl Shared {
                 let frozen = std::mem::take(&mut layers.active);
                 layers.frozen = Some(frozen.clone());
                 last.tail.turn();
-                return Some((frozen, layers.base.clone(), last.batch));
+                return Ok(Some((frozen, layers.base.clone(), last.batch)));
             }
-            self.turned.wait_for(&mut last, IDLE_WAIT);
+            let applied = self.layers.read().base.applied;
+            if self.spare.lock().is_wanted(&self.space, applied) {
+                MutexGuard::unlocked(&mut last, || self.count_spare(applied))?;
+                continue;
+            }
+            let waited = self.turned.wait_for(&mut last, IDLE_WAIT);
+            // What was removed leaves room only once it is in a checkpoint.
+            last.is_wanted |=
+                waited.timed_out() && self.space.is_short() && !self.layers.read().active.is_empty();
         }
     }
 
-    fn make_checkpoint(&self, frozen: &Overlay, base: &Snapshot, batch: u64) -> Result<(), StoreError> {
-        self.checkpoint.write(frozen, batch, &base.tally)?;
-        let base = Arc::new(self.checkpoint.snapshot()?);
+    fn make_checkpoint(&self, frozen: &Overlay, base: Arc<Snapshot>, batch: u64) -> Result<(), StoreError> {
+        self.checkpoint().write(frozen, batch, &base.tally)?;
+        let cost_bytes = Self::checkpoint_cost(&base.tally, frozen);
+        drop(base);
+        let base = Arc::new(self.checkpoint().snapshot()?);
+        self.spare.lock().grow(cost_bytes, &base.tally);
         self.note_durable(batch)?;
         {
             let mut layers = self.layers.write();
             layers.frozen = None;
             layers.base = base;
         }
+        // Before those who wait go on, who would be refused by what is in use at most.
+        self.count_spare(batch)?;
         let mut last = self.last.lock();
         last.tail.empty_the_other().map_err(|e| backend("empty the log", e))?;
         self.turned.notify_all();
+        Ok(())
+    }
+
+    /// Tells how much of the file of records is spare, counted if that matters. A file that is mostly empty is made smaller.
+    fn count_spare(&self, applied: u64) -> Result<(), StoreError> {
+        let mut spare = self.spare.lock();
+        if spare.is_wanted(&self.space, applied) {
+            spare.count(&self.checkpoint(), applied)?;
+            let base = self.layers.read().base.clone();
+            // Only the thread that makes checkpoints comes here, and who recounts waits for `spare`: nobody writes to it.
+            if spare.is_to_move(&self.space, &self.path)
+                && let Some(moved) = self.checkpoint().moved(&base, &self.space)?
+            {
+                self.layers.write().base = Arc::new(moved.snapshot()?);
+                *self.checkpoint.write() = Arc::new(moved);
+            }
+        }
+        spare.tell(&self.space, &self.path);
         Ok(())
     }
 
@@ -418,10 +504,12 @@ impl Shared {
             self.check()?;
             self.turned.wait_for(&mut last, IDLE_WAIT);
         }
+        let mut spare = self.spare.lock();
         let layers = self.layers();
-        self.checkpoint.write(&layers.active, last.batch, &layers.base.tally)?;
-        self.checkpoint.recount()?;
-        let base = Arc::new(self.checkpoint.snapshot()?);
+        self.checkpoint().write(&layers.active, last.batch, &layers.base.tally)?;
+        self.checkpoint().recount()?;
+        let base = Arc::new(self.checkpoint().snapshot()?);
+        *spare = Spare::new(&base.tally);
         *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
         self.note_durable(last.batch)
     }
@@ -429,19 +517,6 @@ impl Shared {
     /// Bytes on the disk of the file of records.
     fn tree_bytes(&self) -> u64 {
         checkpoint::file_bytes(&self.path)
-    }
-
-    fn room_bytes(&self) -> u64 {
-        let room = self.space.room_bytes();
-        if room > 0 {
-            return room;
-        }
-        // Pages that records have left are used again before the file grows.
-        let layers = self.layers();
-        let overlays = layers.frozen.iter().chain([&layers.active]);
-        let needed = TREE_PER_RECORD_BYTES * layers.base.tally.bytes()
-            + overlays.map(|overlay| self.checkpoint_cost(&layers, overlay)).sum::<u64>();
-        self.tree_bytes().saturating_sub(needed + self.space.reserve_bytes().0)
     }
 }
 
@@ -499,7 +574,7 @@ impl Store for DiskStore {
     }
 
     fn room_bytes(&self) -> u64 {
-        self.shared.room_bytes()
+        self.shared.space.room_bytes()
     }
 
     fn figures(&self) -> StoreFigures {
@@ -508,7 +583,7 @@ impl Store for DiskStore {
         let (reserve_bound, reserve) = shared.space.reserve_bytes();
         StoreFigures {
             disk: shared.tree_bytes() + shared.last.lock().tail.len_bytes(),
-            room: shared.room_bytes(),
+            room: shared.space.room_bytes(),
             reserve,
             reserve_bound,
             since_checkpoint: layers.active.bytes() + layers.frozen.map_or(0, |frozen| frozen.bytes()),

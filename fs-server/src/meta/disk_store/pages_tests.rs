@@ -18,7 +18,12 @@ const POOL_PAGES: u64 = 2 * PART_PAGES + 100;
 const HASH_KEY: HashKey = HashKey([3; 16]);
 
 fn opened(path: &Path) -> DiskStore {
-    let options = DiskOptions { cache_bytes: 1 << 20, reserve_bytes: 0, checkpoint_bytes: 6 << 10 };
+    let options = DiskOptions {
+        cache_bytes: 1 << 20,
+        reserve_bytes: 0,
+        checkpoint_bytes: 6 << 10,
+        ..DiskOptions::default()
+    };
     DiskStore::open(path, options).expect("open")
 }
 
@@ -235,7 +240,7 @@ fn wrong_bits_are_found_and_mended() {
         let path = directory.path().join("meta");
         let store = with_a_file(&path);
         assert_eq!(problems(&store), []);
-        store.shared.checkpoint.plant(PartKey(part), |bits| bits::fill(bits, page..page + 1, value));
+        store.shared.checkpoint().plant(PartKey(part), |bits| bits::fill(bits, page..page + 1, value));
         drop(store);
         let store = opened(&path);
         let found = problems(&store);
@@ -253,7 +258,7 @@ fn a_store_without_the_map_gets_one() {
     let store = with_a_file(&path);
     let before = kept(&store);
     assert!(!before.0.is_empty());
-    store.shared.checkpoint.forget_pages();
+    store.shared.checkpoint().forget_pages();
     drop(store);
     let store = opened(&path);
     assert!(kept(&store) == before);
@@ -265,7 +270,7 @@ fn a_change_of_wrong_bits_is_told_at_the_next_start_and_mended() {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
     let store = with_a_file(&path);
-    store.shared.checkpoint.plant(PartKey(0), |bits| bits::fill(bits, 104..106, false));
+    store.shared.checkpoint().plant(PartKey(0), |bits| bits::fill(bits, 104..106, false));
     drop(store);
     let store = opened(&path);
     let mut batch = Batch::default();

@@ -4,8 +4,10 @@
 //! B-tree. So
 //! * `meta/reserve` holds space that nobody uses. Whatever finds no space gives it up and tries again; it is taken back as
 //!   soon as there is twice as much free.
-//! * What makes more records (a name, an inode, an attribute, an extent) is refused while less is free than the reserve, or the
-//!   reserve is not whole. What takes records away never is, as long as a byte can be written.
+//! * What makes more records (a name, an inode, an attribute, an extent) is refused while less is left than twice the reserve: what
+//!   is free, what the reserve holds, and what deleted records left in the file of records (`spare`). Of this as much as
+//!   the reserve is outside of that file, for the log grows nowhere else. What takes records away is never refused, as long as a
+//!   byte can be written.
 //!
 //! # Bound
 //! `RESERVE_BYTES`, or an eighth of the file system if that is less.
@@ -35,6 +37,8 @@ struct Known {
     free_bytes: u64,
     /// Bytes of the reserve that are held.
     held_bytes: u64,
+    /// Bytes of the file of records that further ones are written to before it takes more.
+    spare_bytes: u64,
 }
 
 /// What a test is told of each sync of a file, before it and after it.
@@ -89,7 +93,7 @@ impl Space {
             reserve,
             directory,
             wanted_bytes: most_bytes.min(all / RESERVE_PART),
-            known: Mutex::new(Known { looked: None, free_bytes: free, held_bytes }),
+            known: Mutex::new(Known { looked: None, free_bytes: free, held_bytes, spare_bytes: 0 }),
             closing: AtomicBool::new(false),
             #[cfg(test)]
             full: AtomicBool::new(false),
@@ -137,16 +141,45 @@ impl Space {
         true
     }
 
-    /// Bytes that records may still take, the reserve left out.
-    pub fn room_bytes(&self) -> u64 {
-        let mut known = self.known.lock();
-        if known.looked.is_none_or(|looked| looked.elapsed() > LOOK_INTERVAL) {
+    /// What is left: free, held by the reserve, and besides spare in the file of records.
+    fn left(&self, known: &mut Known, is_anew: bool) -> (u64, u64) {
+        if is_anew || known.looked.is_none_or(|looked| looked.elapsed() > LOOK_INTERVAL) {
             if let Ok((free, _)) = free_bytes(&self.directory) {
                 known.free_bytes = free;
             }
             known.looked = Some(Instant::now());
         }
-        (known.free_bytes + known.held_bytes).saturating_sub(2 * self.wanted_bytes)
+        (known.free_bytes + known.held_bytes, known.spare_bytes)
+    }
+
+    /// Bytes that records may still take, the reserve left out.
+    pub fn room_bytes(&self) -> u64 {
+        let known = &mut *self.known.lock();
+        let mut look = |is_anew| {
+            let (outside, spare) = self.left(known, is_anew);
+            let all = (outside + spare).saturating_sub(2 * self.wanted_bytes);
+            all.min(outside.saturating_sub(self.wanted_bytes))
+        };
+        // Nobody is refused by what is only known to have been written, maybe over what was there.
+        match look(false) {
+            0 => look(true),
+            room => room,
+        }
+    }
+
+    /// Whether there is so little room that it matters what is spare in the file of records.
+    pub fn is_short(&self) -> bool {
+        self.room_bytes() < self.wanted_bytes
+    }
+
+    /// Bytes that are free or held by the reserve.
+    pub fn outside_bytes(&self) -> u64 {
+        self.left(&mut self.known.lock(), true).0
+    }
+
+    /// Notes what is spare in the file of records.
+    pub fn set_spare(&self, bytes: u64) {
+        self.known.lock().spare_bytes = bytes;
     }
 
     /// What the reserve should hold, and holds.

@@ -19,6 +19,8 @@
 //! for it, and if that is not enough its bytes wait in memory, where reads find them, and the next sync waits until there
 //! is space again, or the store is closed. Meanwhile the log takes what is committed.
 //!
+//! A file that is being made (`Draft`) relies on nobody, and nobody on it: it does not wait, and is given up.
+//!
 //! # Bound
 //! 4 KiB of sums for each 4 MiB of the file that were touched; of waiting blocks, what one checkpoint writes.
 
@@ -31,6 +33,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BLOCK_BYTES: usize = 4096;
@@ -58,10 +61,15 @@ struct State {
     waiting: BTreeMap<u64, Vec<u8>>,
 }
 
+/// Whether a file is being made: set until it takes its place. Relaxed: only what comes behind that, in the same thread, relies
+/// upon it.
+pub type Draft = Arc<AtomicBool>;
+
 /// The file.
 #[derive(Debug)]
 pub struct SummedFile {
     file: File,
+    is_draft: Draft,
     space: Arc<Space>,
     state: Mutex<State>,
 }
@@ -101,9 +109,9 @@ impl SummedFile {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn new(file: File, space: Arc<Space>) -> io::Result<Self> {
+    pub fn new(file: File, is_draft: Draft, space: Arc<Space>) -> io::Result<Self> {
         let len_blocks = blocks_of(file.metadata()?.len());
-        Ok(Self { file, space, state: Mutex::new(State { len_blocks, ..State::default() }) })
+        Ok(Self { file, is_draft, space, state: Mutex::new(State { len_blocks, ..State::default() }) })
     }
 
     fn read_sums(&self, group: u64) -> io::Result<Sums> {
@@ -263,11 +271,13 @@ impl StorageBackend for SummedFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        let is_draft = self.is_draft.load(Ordering::Relaxed);
+        let may_wait = || !is_draft && !self.space.is_closing();
         let mut told = false;
         loop {
             match self.write_waiting() {
                 Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::StorageFull && !self.space.is_closing() => {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull && may_wait() => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::error!(
                             "the metadata's disk is full: a checkpoint waits for space; make some on the file system of meta/"
@@ -280,7 +290,8 @@ impl StorageBackend for SummedFile {
             }
         }
         self.space.set_stuck(false);
-        self.space.sync(super::checkpoint::FILE_NAME, &self.file)
+        let name = if is_draft { super::checkpoint::DRAFT_NAME } else { super::checkpoint::FILE_NAME };
+        self.space.sync(name, &self.file)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -306,7 +317,8 @@ mod tests {
         let path = directory.join("records");
         let file =
             File::options().read(true).write(true).create(true).truncate(false).open(path).expect("open");
-        SummedFile::new(file, Arc::new(Space::open(directory, 0).expect("space"))).expect("takes it")
+        SummedFile::new(file, Draft::default(), Arc::new(Space::open(directory, 0).expect("space")))
+            .expect("takes it")
     }
 
     #[test]

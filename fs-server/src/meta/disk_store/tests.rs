@@ -4,7 +4,8 @@ use super::*;
 use std::collections::BTreeMap;
 
 fn opened(path: &Path, checkpoint_bytes: u64) -> DiskStore {
-    let options = DiskOptions { cache_bytes: 1 << 20, reserve_bytes: 0, checkpoint_bytes };
+    let options =
+        DiskOptions { cache_bytes: 1 << 20, reserve_bytes: 0, checkpoint_bytes, ..DiskOptions::default() };
     DiskStore::open(path, options).expect("open")
 }
 
@@ -160,7 +161,7 @@ fn a_checkpoint_waits_for_space_and_readers_do_not() {
     };
     shared.space.set_full(true);
     std::thread::scope(|scope| {
-        let checkpoint = scope.spawn(|| shared.make_checkpoint(&frozen, &base, batch));
+        let checkpoint = scope.spawn(|| shared.make_checkpoint(&frozen, base.clone(), batch));
         while !shared.space.is_stuck() {
             std::thread::yield_now();
         }

@@ -19,14 +19,18 @@ use std::time::Duration;
 const ROOT: InodeNo = InodeNo::ROOT;
 
 /// Checkpoints often.
+pub(super) fn options() -> DiskOptions {
+    DiskOptions {
+        cache_bytes: 8 << 20,
+        reserve_bytes: 0,
+        checkpoint_bytes: 128 << 10,
+        ..DiskOptions::default()
+    }
+}
+
+/// A store with them.
 pub(super) fn open(path: &Path) -> Arc<DiskStore> {
-    Arc::new(
-        DiskStore::open(
-            path,
-            DiskOptions { cache_bytes: 8 << 20, reserve_bytes: 0, checkpoint_bytes: 128 << 10 },
-        )
-        .expect("open"),
-    )
+    Arc::new(DiskStore::open(path, options()).expect("open"))
 }
 
 #[test]

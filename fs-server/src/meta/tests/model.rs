@@ -632,7 +632,7 @@ proptest! {
     #[test]
     fn the_disk_store_behaves_as_the_model(steps in prop::collection::vec(step(), 1..200)) {
         let directory = tempfile::tempdir().expect("directory");
-        let options = DiskOptions { cache_bytes: 4 << 20, reserve_bytes: 0, checkpoint_bytes: 2 << 10 };
+        let options = DiskOptions { cache_bytes: 4 << 20, reserve_bytes: 0, checkpoint_bytes: 2 << 10, ..DiskOptions::default() };
         let store = DiskStore::open(&directory.path().join("meta"), options).expect("open");
         walk(Arc::new(store), &steps);
     }

@@ -5,9 +5,9 @@
 //! or by what a storage engine writes at once. Beginning to write (`sync_file_range`) makes nothing certain. Images are made right before
 //! syncs, when most is uncertain.
 
-use super::crash::{copy_files, open};
+use super::crash::{copy_files, open, options};
 use super::{USER, World, format};
-use crate::meta::{DataCommit, Operation, RangeUpdate};
+use crate::meta::{DataCommit, DiskOptions, DiskStore, Operation, RangeUpdate};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
@@ -15,6 +15,7 @@ use cuttlefs_common::world::{Random, SeededRandom};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ROOT: InodeNo = InodeNo::ROOT;
 /// Files that are written after the store was opened.
 const FILES: [&str; 4] = ["records", "tail-0", "tail-1", "flushed"];
+/// The one that takes the first one's place when it is made smaller, and the directory that says which is which.
+const DRAFT: &str = "records.new";
+const DIRECTORY: &str = "meta";
 /// What a device may keep or lose as one: a sector, a page, and two sizes of an engine's own writes.
 const PIECES: [usize; 4] = [512, 4096, 64 << 10, 512 << 10];
 
@@ -87,6 +91,8 @@ struct Watch {
     /// The last marker whose flush was answered.
     flushed: AtomicU64,
     files: Mutex<Watched>,
+    /// Number of the file that is called `records`, if nothing took its place.
+    inode: u64,
 }
 
 #[derive(Default)]
@@ -95,38 +101,89 @@ struct Watched {
     certain: BTreeMap<&'static str, Vec<u8>>,
     syncing: BTreeMap<&'static str, Vec<u8>>,
     syncs: BTreeMap<&'static str, u64>,
+    /// What took the place of `records` has it for good.
+    is_renamed: bool,
     /// Images, and the marker that must be in each.
     images: Vec<(PathBuf, u64, String)>,
 }
 
 impl Watch {
+    fn new(directory: &tempfile::TempDir, at: PathBuf, seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            images: directory.path().join("images"),
+            random: SeededRandom::new(seed),
+            flushed: AtomicU64::new(0),
+            files: Mutex::default(),
+            inode: fs::metadata(at.join("records")).expect("there").ino(),
+            at,
+        })
+    }
+
+    /// Whether another file took the place of `records`, and may have lost it again after a power loss.
+    fn is_renaming(&self, watched: &Watched) -> bool {
+        let inode = fs::metadata(self.at.join("records")).expect("there").ino();
+        inode != self.inode && !watched.is_renamed
+    }
+
     fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.at.join(name)).expect("read")
     }
 
-    fn told(&self, name: &'static str, is_done: bool, one_in: u64) {
+    /// All files as they are, which is certain.
+    fn begin(&self) {
+        let now = FILES.map(|name| (name, self.read(name)));
+        self.files.lock().certain.extend(now);
+    }
+
+    /// A sync of a file begins, or was answered.
+    fn told(&self, name: &'static str, is_done: bool) {
         let watched = &mut *self.files.lock();
-        if is_done {
-            let now = watched.syncing.remove(name).expect("it began");
-            watched.certain.insert(name, now);
-            *watched.syncs.entry(name).or_default() += 1;
-            return;
-        }
-        let marker = self.flushed.load(Ordering::Acquire);
-        if self.random.next_u64().is_multiple_of(one_in) {
-            let number = watched.images.len();
-            let piece = PIECES[number % PIECES.len()];
-            let kept_in_8 = [1, 4, 7][number % 3];
-            let image = self.images.join(format!("{number}"));
-            copy_files(&self.at, &image);
-            for name in FILES {
-                let left = torn(&watched.certain[name], &self.read(name), piece, kept_in_8, &self.random);
-                fs::write(image.join(name), left).expect("write");
+        let known_as = if name == "records" && self.is_renaming(watched) { DRAFT } else { name };
+        match is_done {
+            false if name != DIRECTORY => drop(watched.syncing.insert(known_as, self.read(name))),
+            false => {}
+            true => {
+                *watched.syncs.entry(name).or_default() += 1;
+                if name != DIRECTORY {
+                    let now = watched.syncing.remove(known_as).expect("it began");
+                    watched.certain.insert(known_as, now);
+                } else if self.is_renaming(watched) {
+                    let now = watched.certain.remove(DRAFT).unwrap_or_default();
+                    watched.certain.insert("records", now);
+                    watched.is_renamed = true;
+                }
             }
-            let what = format!("before a sync of {name}, pieces of {piece}, {kept_in_8} of 8 kept");
-            watched.images.push((image, marker, what));
         }
-        watched.syncing.insert(name, self.read(name));
+    }
+
+    /// Makes an image of what a power loss may leave now.
+    fn lose(&self, what: &str) {
+        let watched = &mut *self.files.lock();
+        let marker = self.flushed.load(Ordering::Acquire);
+        let number = watched.images.len();
+        let piece = PIECES[number % PIECES.len()];
+        let kept_in_8 = [1, 4, 7][number % 3];
+        let image = self.images.join(format!("{number}"));
+        copy_files(&self.at, &image);
+        let left = |name, now: &[u8]| {
+            let certain = watched.certain.get(name).map_or(&[][..], Vec::as_slice);
+            torn(certain, now, piece, kept_in_8, &self.random)
+        };
+        let write = |name, bytes: Vec<u8>| fs::write(image.join(name), bytes).expect("write");
+        FILES.into_iter().for_each(|name| write(name, left(name, &self.read(name))));
+        if self.is_renaming(watched) {
+            let now = left(DRAFT, &self.read("records"));
+            if self.random.next_u64().is_multiple_of(2) {
+                write("records", now);
+            } else {
+                write("records", watched.certain["records"].clone());
+                write(DRAFT, now);
+            }
+        } else if self.at.join(DRAFT).exists() {
+            write(DRAFT, left(DRAFT, &self.read(DRAFT)));
+        }
+        let what = format!("before a sync of {what}, pieces of {piece}, {kept_in_8} of 8 kept");
+        watched.images.push((image, marker, what));
     }
 }
 
@@ -136,17 +193,15 @@ fn lose_power(seed: u64, names: u64, steps: usize, rounds: u64, one_in: u64) -> 
     let path = directory.path().join("meta");
     let store = open(&path);
     format(&*store);
-    let watch = Arc::new(Watch {
-        images: directory.path().join("images"),
-        random: SeededRandom::new(seed),
-        flushed: AtomicU64::new(0),
-        files: Mutex::default(),
-        at: path,
-    });
-    let certain = FILES.map(|name| (name, watch.read(name)));
-    watch.files.lock().certain.extend(certain);
+    let watch = Watch::new(&directory, path, seed);
+    watch.begin();
     let told = watch.clone();
-    store.observe_syncs(Box::new(move |name, is_done| told.told(name, is_done, one_in)));
+    store.observe_syncs(Box::new(move |name, is_done| {
+        if !is_done && told.random.next_u64().is_multiple_of(one_in) {
+            told.lose(name);
+        }
+        told.told(name, is_done);
+    }));
     let world = World::on(store);
     let random = SeededRandom::new(seed + 1);
     for round in 1..=rounds {
@@ -177,6 +232,116 @@ fn what_was_flushed_survives_a_power_loss_however_often_space_is_reused() {
     let syncs = lose_power(7, 1500, 300, 60, 3);
     // Two each: so often was what the one before had freed written over.
     assert!(syncs > 40, "{syncs} syncs of the checkpoint");
+}
+
+/// Names that stay, and others among them that go and leave an empty file.
+const KEPT: usize = 200;
+const GONE_FOR_ONE: usize = 19;
+/// Names that are in the log only.
+const IN_LOG: usize = 3;
+/// A name that is made when it is smaller.
+const LATEST: &str = "the latest";
+
+fn kept_name(number: usize) -> String {
+    format!("a name that stays {number}")
+}
+
+/// What must be there whenever power was lost, and that the store goes on from there: its file grows over what was cut off.
+fn look_at_shrunk(image: &std::path::Path) {
+    let known = |world: &World| {
+        world.assert_sound();
+        for number in 0..KEPT + IN_LOG {
+            world.meta.lookup(ROOT, kept_name(number).as_bytes()).expect("a name is there");
+        }
+    };
+    let found = World::on(open(image));
+    known(&found);
+    assert_eq!(found.names(ROOT).into_iter().filter(|name| name != LATEST).count(), KEPT + IN_LOG);
+    let names = |world: &World| {
+        let grown = |number: u64| format!("a name with a value behind it {number}");
+        for number in 0..1000 {
+            world.make(ROOT, &grown(number), NewNode::Symlink(&[b'x'; 900])).expect("make");
+        }
+    };
+    names(&found);
+    found.store.settle().expect("settles");
+    known(&found);
+    drop(found);
+    known(&World::on(open(image)));
+}
+
+/// Power losses at every sync while an opening makes the file of records smaller. Syncs of the `missing` file do nothing.
+/// Gives how many images there were, and what is wrong with those that are not as they must be.
+fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>) {
+    let directory = tempfile::tempdir().expect("directory");
+    let path = directory.path().join("meta");
+    let world = World::on({
+        let store = open(&path);
+        format(&*store);
+        store
+    });
+    let gone = |kept: usize, number: usize| format!("a name that goes {kept} {number}");
+    for kept in 0..KEPT {
+        world.make(ROOT, &kept_name(kept), NewNode::Symlink(&[b'k'; 500])).expect("make");
+        for number in 0..GONE_FOR_ONE {
+            world.make(ROOT, &gone(kept, number), NewNode::Symlink(&[b'g'; 500])).expect("make");
+        }
+    }
+    world.store.settle().expect("settles");
+    for kept in 0..KEPT {
+        (0..GONE_FOR_ONE).for_each(|number| drop(world.unlink(ROOT, &gone(kept, number)).expect("unlink")));
+    }
+    world.store.settle().expect("settles");
+    for late in KEPT..KEPT + IN_LOG {
+        world.make(ROOT, &kept_name(late), NewNode::File).expect("make");
+    }
+    world.meta.flush().expect("flush");
+    drop(world);
+    let len = || fs::metadata(path.join("records")).expect("there").len();
+    let before = len();
+    let watch = Watch::new(&directory, path.clone(), seed);
+    watch.begin();
+    let told = watch.clone();
+    let observer = move |name: &'static str, is_done: bool| {
+        if !is_done {
+            // All sizes of pieces, and all shares that are kept, in some images.
+            (0..PIECES.len()).for_each(|_| told.lose(name));
+        }
+        if name != missing {
+            told.told(name, is_done);
+        }
+    };
+    let options = DiskOptions { give_back_least_bytes: 1 << 20, ..options() };
+    let store = DiskStore::open_observed(&path, options, Box::new(observer)).expect("open");
+    // Once more what is lost with a log that was emptied too early.
+    let world = World::on(Arc::new(store));
+    world.make(ROOT, LATEST, NewNode::File).expect("make");
+    world.meta.flush().expect("flush");
+    drop(world);
+    assert!(len() < before / 2, "{before} bytes became {}", len());
+    let watched = watch.files.lock();
+    let wrong = watched.images.iter().filter_map(|(image, _, what)| {
+        let looked = std::panic::catch_unwind(|| look_at_shrunk(image));
+        looked.is_err().then(|| format!("seed {seed}, {}: {what}", image.display()))
+    });
+    (watched.images.len(), wrong.collect())
+}
+
+#[test]
+fn a_power_loss_while_the_file_is_made_smaller_harms_nothing() {
+    for seed in 0..2 {
+        let (images, wrong) = lose_power_shrinking(seed, "none");
+        assert!(images > 20, "{images} images");
+        assert_eq!(wrong, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_sync_that_is_missing_while_the_file_is_made_smaller_is_found() {
+    for missing in [DRAFT, DIRECTORY] {
+        let (images, wrong) = lose_power_shrinking(3, missing);
+        assert!(!wrong.is_empty(), "{images} images, all as if syncs of {missing} were not missing");
+    }
 }
 
 /// `SEEDS=20` for more of them.

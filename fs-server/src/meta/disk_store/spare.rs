@@ -1,0 +1,112 @@
+//! How much of the file of records is free for further ones.
+//!
+//! redb writes to free pages of its file before it makes the file longer, so what deleted records left there is room, as what
+//! is free outside is. How many pages are in use redb tells exactly, but only by a walk through the tree. So
+//! * while there is plenty of room nobody counts: the records' bytes say how much is in use at most;
+//! * when room is short (`Space::is_short`), each checkpoint is followed by a count, and so is a start. A count that takes long is made
+//!   for a fifth of the time only; in between, what a checkpoint may have taken at most is in use.
+//!
+//! * A file that is mostly empty is made smaller (`Checkpoint::moved`): at a start, if that gives much back and takes little time; and
+//!   with a count. For a page that is free takes no record if it is not as large as redb wants one, or not where, so that on a
+//!   small file system not all that is spare can be used.
+//!
+//! # Invariant
+//! Never more is told to be free than is: pages that redb has not got back yet, for a reader or its last commit may reach
+//! them, count as used, and of the file only what it has on the disk counts at all, for a hole in it takes space.
+//!
+//! # Failure
+//! Of the checkpoint's.
+
+use super::TREE_PER_RECORD_BYTES;
+use super::checkpoint::{self, Checkpoint};
+use super::space::Space;
+use super::tally::Tally;
+use crate::meta::store::StoreError;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A count that takes no longer is made with each checkpoint, which takes longer itself.
+const COUNT_CHEAP: Duration = Duration::from_millis(100);
+/// So many times as long as a longer one took none is made.
+const COUNT_PAUSE: u32 = 4;
+/// One block of the file in so many has checksums.
+const SUMS_PART: u64 = 1025;
+
+/// A file is made smaller only if what it keeps takes no more than this,
+const MOVED_MOST_BYTES: u64 = 128 << 20;
+/// and so much of it is not.
+const MOVED_LEAST_BYTES: u64 = 1 << 20;
+
+#[derive(Debug)]
+struct Count {
+    /// Last batch of the checkpoint that was counted.
+    applied: u64,
+    ended: Instant,
+    took: Duration,
+}
+
+/// What is known of it.
+#[derive(Debug)]
+pub struct Spare {
+    /// Bytes of the file that are in use, at most.
+    used_bytes: u64,
+    last: Option<Count>,
+}
+
+/// What records of so many bytes take at most.
+fn most_bytes(tally: &Tally) -> u64 {
+    TREE_PER_RECORD_BYTES * tally.bytes()
+}
+
+impl Spare {
+    /// Nothing was counted yet. The records are these.
+    pub fn new(tally: &Tally) -> Self {
+        Self { used_bytes: most_bytes(tally), last: None }
+    }
+
+    /// A checkpoint was made, which took at most so much; the records are these now.
+    pub fn grow(&mut self, cost_bytes: u64, tally: &Tally) {
+        self.used_bytes = self.used_bytes.saturating_add(cost_bytes).min(most_bytes(tally));
+    }
+
+    /// Whether it has to be counted in the checkpoint up to this batch.
+    pub fn is_wanted(&self, space: &Space, applied: u64) -> bool {
+        let is_time = |last: &Count| {
+            last.took <= COUNT_CHEAP || last.ended.elapsed() >= last.took.saturating_mul(COUNT_PAUSE)
+        };
+        let is_old = self.last.as_ref().is_none_or(|last| last.applied != applied && is_time(last));
+        is_old && space.is_short()
+    }
+
+    /// Counts. Nobody should hold the checkpoint before this one, so that its pages are free.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`]; final.
+    pub fn count(&mut self, checkpoint: &Checkpoint, applied: u64) -> Result<(), StoreError> {
+        let began = Instant::now();
+        self.used_bytes = checkpoint.count_used_bytes()?;
+        self.last = Some(Count { applied, ended: Instant::now(), took: began.elapsed() });
+        Ok(())
+    }
+
+    /// Whether the file is mostly empty, and there is space for what it keeps.
+    pub fn is_to_move(&self, space: &Space, directory: &Path) -> bool {
+        let (takes, used) = (checkpoint::file_bytes(directory), self.used_bytes);
+        // Leaves may be less full in the new file.
+        used <= MOVED_MOST_BYTES
+            && takes >= 2 * used + MOVED_LEAST_BYTES
+            && space.outside_bytes() >= used + used / 2 + MOVED_LEAST_BYTES
+    }
+
+    /// Whether it is even if it keeps as much as it may, by that much: what a start looks at.
+    pub fn is_to_move_at_start(&self, least_bytes: u64, space: &Space, directory: &Path) -> bool {
+        let takes = checkpoint::file_bytes(directory);
+        takes >= 4 * self.used_bytes + least_bytes && self.is_to_move(space, directory)
+    }
+
+    /// Tells what is free in the file of this directory.
+    pub fn tell(&self, space: &Space, directory: &Path) {
+        let takes = checkpoint::file_bytes(directory);
+        space.set_spare((takes - takes.div_ceil(SUMS_PART)).saturating_sub(self.used_bytes));
+    }
+}
