@@ -16,6 +16,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::Endpoint;
 use memory_volume::MemoryVolume;
 use signal_hook::consts::SIGTERM;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
@@ -254,17 +255,26 @@ fn runs(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z"))
 }
 
-/// The process that serves a mount, found by its log, which only it writes.
-fn mount_pid(mountpoint: &str) -> i32 {
+fn state_in(file: &Path) -> Option<serde_json::Value> {
+    serde_json::from_slice(&std::fs::read(file).ok()?).ok()
+}
+
+/// What is written down for a mount.
+fn state_file(mountpoint: &str) -> PathBuf {
     let states = std::fs::read_dir("/run/cuttlefs").expect("runtime directory");
-    states
-        .flatten()
-        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
-        .find_map(|entry| {
-            let state: serde_json::Value = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
-            (state["mountpoint"] == mountpoint).then(|| state["mount"]["pid"].as_i64())?
+    let mut paths = states.flatten().map(|entry| entry.path());
+    paths
+        .find(|path| {
+            path.extension().is_some_and(|extension| extension == "json")
+                && state_in(path).is_some_and(|state| state["mountpoint"] == mountpoint)
         })
-        .expect("a state file") as i32
+        .expect("a state file")
+}
+
+/// The process that serves a mount.
+fn mount_pid(mountpoint: &str) -> i32 {
+    let state = state_in(&state_file(mountpoint)).expect("a state");
+    state["mount"]["pid"].as_i64().expect("a number") as i32
 }
 
 fn signal(pid: i32, signal: rustix::process::Signal) {
@@ -277,6 +287,11 @@ fn mount_and_umount() {
     let mnt = &place.mnt_text();
     let text = succeeds(&["mount", "tcp://memory:1", mnt, "-o", "noatime,attr_cache=3"]);
     assert!(text.contains(&format!("tcp://memory:1 is mounted at {mnt}")), "{text}");
+    let state = state_file(mnt);
+    for file in [state.clone(), state.with_extension("log")] {
+        let mode = file.metadata().expect("there").mode() & 0o777;
+        assert_eq!(mode, 0o600, "{} says what is nobody else's business", file.display());
+    }
     let table = MountTable::read().expect("mounts");
     assert_eq!(table.at(&place.mnt()).expect("mounted").source, "tcp://memory:1");
     assert!(fails(&["mount", "tcp://memory:1", mnt]).contains(&format!("cuttlefs umount {mnt}")));

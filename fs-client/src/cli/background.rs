@@ -12,6 +12,7 @@
 //!
 //! End of file without `R` or `E` is a crash; the log says more. If we end first, the report fails and it gives up.
 
+use super::run_state;
 use anyhow::{Context, anyhow, bail};
 use cuttlefs_common::explain::explain;
 use std::ffi::OsString;
@@ -83,10 +84,7 @@ impl Reporter {
 /// Starts this binary with `arguments`, detached, and waits for its report: what is to be said now that it runs.
 pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result<String> {
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
-    let log_file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(log)
+    let log_file = run_state::private(OpenOptions::new().create(true).append(true), log)
         .with_context(|| format!("cannot write the log {}", log.display()))?;
     let mut child = Command::new(binary)
         .args(arguments)

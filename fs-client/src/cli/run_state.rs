@@ -2,7 +2,9 @@
 //!
 //! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where
 //! that is not set: gone after a reboot, like the processes. In /tmp anybody can take the name first; then it is
-//! `.cuttlefs-HOST` in the user's home, from then on (`Places`). What somebody else may write to is never used. Files are named by a hash of the mount point, because a mount point may be longer
+//! `.cuttlefs-HOST` in the user's home, from then on (`Places`). What somebody else may write to is never used. Root of a user
+//! namespace who is not the machine's is a user as others, unless he has a `/run` of his own. Others may go through
+//! the directory, to the sockets in it; its files are only its owner's to read: they tell of pools, keys, servers. Files are named by a hash of the mount point, because a mount point may be longer
 //! than a file name, and a Unix socket's path must be shorter than 108 bytes.
 //!
 //! A mount point that was just unmounted may be mounted again before the process that served it has ended. So whoever
@@ -13,11 +15,14 @@ use super::last_sync::Lost;
 use super::process::ProcessId;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Of files that say what runs: nobody else's business.
+const PRIVATE_MODE: u32 = 0o600;
 
 /// What serves one mount point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +51,8 @@ impl RunState {
         let new = path.with_extension("new");
         let text = serde_json::to_vec_pretty(self).context("cannot encode the state")?;
         locked(|| {
-            fs::write(&new, text)
+            private(File::options().write(true).create(true).truncate(true), &new)
+                .and_then(|mut file| file.write_all(&text))
                 .and_then(|()| fs::rename(&new, &path))
                 .with_context(|| format!("cannot write {}", path.display()))
         })
@@ -112,13 +118,42 @@ pub(super) fn file(of: &Path, extension: &str) -> anyhow::Result<PathBuf> {
     Ok(directory()?.join(format!("{:016x}.{extension}", fnv1a(of.as_os_str().as_bytes()))))
 }
 
+/// Opens a file that only its owner reads, also if it was there for others to read.
+pub(super) fn private(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let file = options.mode(PRIVATE_MODE).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(PRIVATE_MODE))?;
+    Ok(file)
+}
+
 fn directory() -> anyhow::Result<PathBuf> {
     let user = rustix::process::geteuid();
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        _ if user.is_root() => make(PathBuf::from("/run/cuttlefs")),
+    let of_user = || match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(runtime) => make(Path::new(&runtime).join("cuttlefs")),
         None => Places::of(user.as_raw()).choose(),
+    };
+    if !user.is_root() {
+        return of_user();
     }
+    match make(PathBuf::from("/run/cuttlefs")) {
+        Err(refused) if !is_machines_root() => of_user().with_context(|| {
+            format!("root of a user namespace who is not the machine's has no /run/cuttlefs ({refused:#})")
+        }),
+        made => made,
+    }
+}
+
+/// Whether user 0 here is user 0 of the machine. In a user namespace (user_namespaces(7)) he may be anybody.
+fn is_machines_root() -> bool {
+    // A kernel without user namespaces has no such file.
+    fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps_root_to_root(&map))
+}
+
+/// Lines of: first user within, first user without, how many.
+fn maps_root_to_root(map: &str) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace();
+        (numbers.next(), numbers.next()) == (Some("0"), Some("0"))
+    })
 }
 
 /// Where a user's runtime directory may be who was not told.
@@ -193,7 +228,6 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn hash_vectors() {
@@ -240,6 +274,16 @@ mod tests {
     }
 
     #[test]
+    fn root_of_a_user_namespace_is_told_from_the_machines() {
+        assert!(maps_root_to_root("         0          0 4294967295\n"));
+        assert!(maps_root_to_root("0 0 1\n"));
+        assert!(maps_root_to_root("1000 1000 1\n0 0 1\n"));
+        assert!(!maps_root_to_root("         0       1000          1\n"));
+        assert!(!maps_root_to_root("0 100000 65536\n"));
+        assert!(!maps_root_to_root(""), "nobody is mapped yet");
+    }
+
+    #[test]
     fn what_is_saved_is_loaded() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let state = RunState {
@@ -252,7 +296,11 @@ mod tests {
             lost: None,
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
+        // What an older version left there is not written through.
+        let path = file(dir.path(), "json").expect("path");
+        fs::write(path.with_extension("new"), b"for all to read").expect("write");
         state.save().expect("save");
+        assert_eq!(path.metadata().expect("there").mode() & 0o777, PRIVATE_MODE);
         assert_eq!(RunState::load(dir.path()).expect("load"), Some(state.clone()));
         fs::write(file(dir.path(), "json").expect("path"), b"{").expect("write");
         assert!(RunState::load(dir.path()).expect_err("damaged").to_string().contains("damaged"));

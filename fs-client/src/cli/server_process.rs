@@ -76,7 +76,7 @@ impl ServerProcess {
         std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let log = logs.join("cuttlefsd.log");
         let open_log = || {
-            let opened = OpenOptions::new().create(true).append(true).open(&log);
+            let opened = run_state::private(OpenOptions::new().create(true).append(true), &log);
             opened.with_context(|| format!("cannot write {}", log.display()))
         };
         // A server that answers here already would answer for ours, too.
