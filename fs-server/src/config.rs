@@ -350,7 +350,7 @@ impl Config {
                 "\n\
                  [[export]]\n\
                  for = {peers} # \"uid:1000\" (on this machine), \"key:NAME\", \"addr:10.0.0.0/8\", \"*\"\n\
-                 path = {path} # the directory they see as the root\n\
+                 path = {path} # the directory they see as the root; while it is not there they are refused\n\
                  read_only = {read_only} # nothing can be changed\n\
                  {root_squash} # as which uid:gid their root acts; without it, as root\n\
                  {all_squash} # as which uid:gid everybody acts; without it, as themselves\n\

@@ -96,6 +96,12 @@ squashed() {
 check "a squashed root is a plain user" squashed
 export_as 's/^root_squash/# root_squash/'
 
+# The export is served all the same, to whom it is for, as soon as there is something to serve.
+umount_fs && stop_server && sed -i 's#^path = .*#path = "/later"#' "$POOL/cuttlefs.toml" && launch_server || exit 1
+check "an export without its directory does not stop a start" refused "does not exist" \
+    cuttlefs mount "$(server_url)" "$MNT"
+stop_server && sed -i 's#^path = .*#path = "/"#' "$POOL/cuttlefs.toml" && launch_server && mount_fs || exit 1
+
 check "a pool in use is refused" refused "in use by process $SERVER_PID" \
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --listen "unix://$WORK/second.sock"
 

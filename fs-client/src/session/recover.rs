@@ -37,8 +37,12 @@ impl Session {
                     return Err(refused("it does not speak this client's protocol".to_owned()));
                 }
             },
-            Err(Status::NotFound) => {
-                return Err(refused("the subtree to mount does not exist in the export".to_owned()));
+            Err(Status::NotFound | Status::NotDirectory) => {
+                return Err(refused(
+                    "the directory to mount does not exist there: the `path` of the [[export]] that is for this client, or the \
+                     subtree to mount below it; make it, and mount again"
+                        .to_owned(),
+                ));
             }
             Err(Status::Denied) => {
                 return Err(refused(

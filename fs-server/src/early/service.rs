@@ -80,7 +80,7 @@ impl Service for EarlyService {
         let number = (0..RINGS_PER_CLIENT).find(|number| ring_client(client, *number) == sender.client);
         let number = number.ok_or("a ring of another client")?;
         // What a ring holds is executed by number, without a look at rights.
-        if !server.exports.grant(peer).is_some_and(|grant| grant.is_unrestricted()) {
+        if !server.exports.grant(peer, &server.meta).is_ok_and(|grant| grant.is_unrestricted()) {
             return Err("a ring of a client whose rights are checked".to_owned());
         }
         let ring = server.early.known_ring(server, client, number).map_err(|status| status.to_string())?;

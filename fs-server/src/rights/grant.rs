@@ -8,6 +8,11 @@
 //!
 //! Who carries one identity, and who is squashed, is checked here: its own kernel, if there is one, is in its own hands.
 //!
+//! # Directories
+//! A rule's directory is the one that had its path when it was looked for, whatever it is called later. While there is none, as when the
+//! server starts before it was made, or once it was removed, whoever comes is refused and it is looked for again: so an export comes to
+//! life when its directory is made, and is nobody else's trouble before.
+//!
 //! # Numbers
 //! A client names inodes by number. Where it is not to reach all of them, by number or because a directory on the way may not
 //! be searched, the numbers are veiled (`veil`): it can use those that it was told, and guess none.
@@ -22,6 +27,7 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
 use cuttlefs_common::rpc::RequestHeader;
 use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// For whom a session speaks.
@@ -96,7 +102,28 @@ impl Grant {
 /// A rule that is being served.
 struct Served {
     rule: ExportRule,
-    root: InodeNo,
+    /// Its directory, once it was found.
+    root: Mutex<Option<InodeNo>>,
+}
+
+impl Served {
+    fn path(&self) -> String {
+        let parts = self.rule.path.iter().map(|part| String::from_utf8_lossy(part));
+        parts.flat_map(|part| ["/".into(), part]).collect()
+    }
+
+    /// The directory, found again if it is not there any more.
+    fn root(&self, meta: &Meta) -> Result<InodeNo, Status> {
+        let mut known = self.root.lock();
+        let is_there = |ino| meta.attr(ino).is_ok_and(|attr| attr.nlink > 0);
+        if let Some(ino) = known.filter(|ino| is_there(*ino)) {
+            return Ok(ino);
+        }
+        let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
+        let found = export::walk(InodeNo::ROOT, &self.rule.path, lookup);
+        *known = found.ok();
+        found
+    }
 }
 
 /// The rules of a server.
@@ -108,36 +135,40 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// Finds the rules' directories.
+    /// Finds the rules' directories, as far as they are there.
+    pub fn new(rules: Vec<ExportRule>, meta: &Meta, accounts: Accounts) -> Self {
+        let served = rules.into_iter().map(|rule| Served { rule, root: Mutex::new(None) });
+        let served: Vec<_> = served.collect();
+        for served in &served {
+            if let Err(status) = served.root(meta) {
+                tracing::warn!(
+                    path = served.path(),
+                    %status,
+                    "the directory of an [[export]] is not there, so whom it is for is refused; make it, or correct its `path` in \
+                     cuttlefs.toml"
+                );
+            }
+        }
+        let own_uid = rustix::process::geteuid().as_raw();
+        Self { served, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid }
+    }
+
+    /// The rules, each with its directory's path, and whether that is there.
+    pub fn rules<'a>(&'a self, meta: &'a Meta) -> impl Iterator<Item = (&'a ExportRule, String, bool)> {
+        self.served.iter().map(|served| (&served.rule, served.path(), served.root(meta).is_ok()))
+    }
+
+    /// What a peer may do; what it is refused for stands in the log.
     ///
     /// # Errors
-    /// The path that is not there, and why.
-    pub fn new(rules: Vec<ExportRule>, meta: &Meta, accounts: Accounts) -> Result<Self, (String, Status)> {
-        let served = rules.into_iter().map(|rule| {
-            let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
-            let root = export::walk(InodeNo::ROOT, &rule.path, lookup).map_err(|status| {
-                let parts = rule.path.iter().map(|part| String::from_utf8_lossy(part));
-                (parts.flat_map(|part| ["/".into(), part]).collect::<String>(), status)
-            })?;
-            Ok(Served { rule, root })
-        });
-        let own_uid = rustix::process::geteuid().as_raw();
-        let served = served.collect::<Result<_, _>>()?;
-        Ok(Self { served, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid })
-    }
-
-    /// The rules.
-    pub fn rules(&self) -> impl Iterator<Item = &ExportRule> {
-        self.served.iter().map(|served| &served.rule)
-    }
-
-    /// What a peer may do. `None`: nothing; why stands in the log.
-    pub fn grant(&self, peer: &PeerIdentity) -> Option<Grant> {
+    /// `Denied`: nothing. `NotFound`, `NotDirectory`: the directory that it may use is not there.
+    pub fn grant(&self, peer: &PeerIdentity, meta: &Meta) -> Result<Grant, Status> {
         let found = self.served.iter().enumerate().find(|(_, served)| served.rule.is_for(peer));
-        let Some((number, Served { rule, root })) = found else {
+        let Some((number, served)) = found else {
             tracing::warn!(%peer, "refused: no [[export]] of cuttlefs.toml is for this peer");
-            return None;
+            return Err(Status::Denied);
         };
+        let rule = &served.rule;
         let is_trusted = match peer {
             PeerIdentity::Local(local) => local.uid == 0 || local.uid == self.own_uid,
             PeerIdentity::Remote(_) | PeerIdentity::Key { .. } => true,
@@ -156,25 +187,89 @@ impl Exports {
                         "refused: its [[export]] of cuttlefs.toml does not let it speak for others, and says by no \
                          all_squash who it is"
                     );
-                    return None;
+                    return Err(Status::Denied);
                 }
             },
         };
+        let root = served.root(meta).inspect_err(|status| {
+            let path = served.path();
+            tracing::warn!(%peer, path, %status, "refused: the directory of its [[export]] is not there; make it");
+        })?;
         let mut grant = Grant {
             voice,
             root_squash: rule.root_squash,
             all_squash: rule.all_squash,
             accounts: self.accounts.clone(),
             read_only: rule.read_only,
-            root: *root,
+            root,
             veil: None,
         };
-        let is_veiled = grant.is_checked() || *root != InodeNo::ROOT;
+        let is_veiled = grant.is_checked() || root != InodeNo::ROOT;
         let uid = match &grant.voice {
             Voice::One { account, .. } => Some(account.uid),
             Voice::Others => None,
         };
-        grant.veil = is_veiled.then(|| Arc::new(Veil::new(self.key, *root, uid)));
-        Some(grant)
+        grant.veil = is_veiled.then(|| Arc::new(Veil::new(self.key, root, uid)));
+        Ok(grant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::{Caller, Format, MemoryStore, Operation};
+    use cuttlefs_common::rpc::NewNode;
+    use cuttlefs_common::world::ManualClock;
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None };
+
+    fn run(meta: &Meta, operation: &Operation<'_>) -> Option<InodeNo> {
+        let outcome = meta.execute(CALLER, operation, &|_| false).expect("executes");
+        outcome.attr.map(|attr| attr.ino)
+    }
+
+    fn make(meta: &Meta, parent: InodeNo, name: &[u8]) -> InodeNo {
+        let make = Operation::Make { parent, name, node: NewNode::Directory, mode: 0o755 };
+        run(meta, &make).expect("made")
+    }
+
+    #[test]
+    fn an_export_lives_while_its_directory_is_there() {
+        let (store, clock) = (Arc::new(MemoryStore::new()), Arc::new(ManualClock::default()));
+        let format = Format { uuid: [7; 16], hash_key: HashKey([1; 16]), root: CALLER, root_mode: 0o755 };
+        Meta::format(&*store, &*clock, &format).expect("formats");
+        let meta = Meta::open(store, clock).expect("opens");
+        let user = |uid| PeerIdentity::Local(LocalPeer { uid, ..LocalPeer::root() });
+        let missing = ExportRule {
+            peers: vec![super::super::rules::PeerPattern::User(7)],
+            path: vec![b"a".to_vec(), b"b".to_vec()],
+            ..ExportRule::default()
+        };
+        let exports = Exports::new(vec![missing, ExportRule::default()], &meta, Accounts::default());
+        let root = |uid| exports.grant(&user(uid), &meta).map(|grant| grant.root);
+        let shown = || exports.rules(&meta).map(|(_, path, is_there)| (path, is_there)).collect::<Vec<_>>();
+        assert_eq!(root(8), Ok(InodeNo::ROOT), "the others are served");
+        assert_eq!(root(7), Err(Status::NotFound));
+        assert_eq!(shown(), [("/a/b".to_owned(), false), (String::new(), true)]);
+        let above = make(&meta, InodeNo::ROOT, b"a");
+        assert_eq!(root(7), Err(Status::NotFound));
+        let first = make(&meta, above, b"b");
+        assert_eq!((root(7), shown()[0].1), (Ok(first), true));
+        // It is that directory from now on, whatever is done to its name.
+        let rename = Operation::Rename {
+            parent: above,
+            name: b"b",
+            new_parent: InodeNo::ROOT,
+            new_name: b"c",
+            mode: cuttlefs_common::rpc::RenameMode::Replace,
+        };
+        run(&meta, &rename);
+        make(&meta, above, b"b");
+        assert_eq!(root(7), Ok(first));
+        run(&meta, &Operation::Rmdir { parent: InodeNo::ROOT, name: b"c" });
+        run(&meta, &Operation::Rmdir { parent: above, name: b"b" });
+        assert_eq!(root(7), Err(Status::NotFound), "it is gone");
+        let second = make(&meta, above, b"b");
+        assert_eq!(root(7), Ok(second));
     }
 }

@@ -145,16 +145,6 @@ pub enum StartError {
     /// Metadata contradicts itself.
     #[error("the pool's metadata is damaged: {0}")]
     Space(#[from] SpaceError),
-    /// The exported directory does not exist.
-    #[error(
-        "the directory {path:?} of an [[export]] does not exist ({status}); correct its `path` in cuttlefs.toml"
-    )]
-    Path {
-        /// As the rule has it.
-        path: String,
-        /// What is wrong with it.
-        status: Status,
-    },
     /// Memory, threads or the ring could not be had.
     #[error("cannot {action}: {source}")]
     System {
@@ -414,8 +404,7 @@ fn build(
     for id in WindowId::ALL.into_iter().filter(|_| !faults) {
         device.export_window(id, regions.window(id));
     }
-    let exports = Exports::new(options.exports, &meta, Accounts::default())
-        .map_err(|(path, status)| StartError::Path { path, status })?;
+    let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
     let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
     if meta.clean_predecessor().is_none() {

@@ -26,7 +26,7 @@ pub fn attach(
 ) -> Result<Body, Status> {
     let server = &context.server;
     let peer = connection.qp().peer();
-    let grant = server.exports.grant(&peer).ok_or(Status::Denied)?;
+    let grant = server.exports.grant(&peer, &server.meta)?;
     let who = grant.identify(header, None);
     let judge = Judge { meta: &server.meta, who: &who };
     let below = export::components(subtree)?;

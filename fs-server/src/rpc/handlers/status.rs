@@ -37,10 +37,12 @@ fn pass(found: &PassFigures) -> Value {
     })
 }
 
-fn export(rule: &ExportRule) -> Value {
+fn export((rule, path, is_there): (&ExportRule, String, bool)) -> Value {
     let squash = |account: Option<Account>| account.map(|account| account.to_string());
     json!({
         "for": rule.peers.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "path": if path.is_empty() { "/" } else { &path },
+        "is_there": is_there,
         "read_only": rule.read_only,
         "root_squash": squash(rule.root_squash),
         "all_squash": squash(rule.all_squash),
@@ -101,7 +103,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "provider": "soft",
         "network_security": server.network_security,
         "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "exports": server.exports.rules().map(export).collect::<Vec<_>>(),
+        "exports": server.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
         "durability": if log.is_some() { Durability::Ack } else { Durability::Fsync }.to_string(),
         "redo_log": log.map(|log| {
             json!({
