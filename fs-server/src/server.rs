@@ -13,11 +13,12 @@ use crate::region::{ClientChange, ClosedRegion, FileRegion, Regions};
 use crate::rights::{Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
+use crate::serve::rotten::RottenPages;
 use crate::session::{Session, Sessions};
 use crate::shares::Shares;
 use crate::tier::{self, ScrubFigures};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, PoolPage, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::{Device, Endpoint, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
@@ -62,6 +63,8 @@ pub struct Server {
     pub sums: Arc<PageSums>,
     /// Where the scrub is.
     pub scrub: Mutex<ScrubFigures>,
+    /// Whose the pages are that it finds.
+    pub rotten: RottenPages,
     /// Whether it is going down.
     pub drain: Drain,
     /// Small writes that are acknowledged before they are executed.
@@ -232,17 +235,6 @@ impl Server {
                 tracing::error!(%ino, %status, "an unlinked file could not be freed; it is tried again at the next start");
             }
         }
-    }
-
-    /// The file a pool page belongs to, by the durable mappings. Looks at all of them: for the log.
-    pub fn owner_of(&self, page: PoolPage) -> Option<(InodeNo, FilePage)> {
-        let mut owner = None;
-        let looked = self.meta.all_extents(&mut |ino, extent| {
-            if let Some(at) = page.0.checked_sub(extent.pool_page.0).filter(|at| *at < extent.len_pages) {
-                owner = Some((ino, FilePage(extent.file_page.0 + at)));
-            }
-        });
-        looked.ok().and(owner)
     }
 
     /// Keeps that a client has a session.

@@ -8,6 +8,7 @@ use super::operation::RequestId;
 use super::page_map::PartVisitor;
 use super::record::{InodeRecord, RecordError, SlotRecord};
 use super::store::Direction;
+use super::view::ExtentVisitor;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, FileKind};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX, SlotIndex};
 use cuttlefs_common::region::Extent;
@@ -220,7 +221,7 @@ impl Meta {
     ///
     /// # Errors
     /// `Io`.
-    pub fn all_extents(&self, visit: &mut dyn FnMut(InodeNo, Extent)) -> Result<(), Status> {
+    pub fn all_extents(&self, visit: ExtentVisitor<'_>) -> Result<(), Status> {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
     }
 

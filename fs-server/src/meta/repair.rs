@@ -290,6 +290,7 @@ impl Repairer<'_> {
                     if (owner, other.file_page) != (ino, first) && owner == keeper {
                         claims.push((other.pool_page.0, other.pool_page.0 + other.len_pages));
                     }
+                    true
                 })?;
                 without(extent, claims)
             }

@@ -25,6 +25,9 @@ pub type EntryVisitor<'a> = &'a mut dyn FnMut(Found, &[u8]) -> Result<bool, Meta
 /// Gets each record's key and value; `false` ends the scan.
 pub type RecordVisitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool, MetaError>;
 
+/// What each extent is handed to, with its file; `false` ends it.
+pub type ExtentVisitor<'a> = &'a mut dyn FnMut(InodeNo, Extent) -> bool;
+
 /// The metadata as it stands.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
@@ -220,12 +223,11 @@ impl<'a> View<'a> {
     }
 
     /// Visits all extents of all inodes.
-    pub fn all_extents(&self, visit: &mut dyn FnMut(InodeNo, Extent)) -> Result<(), MetaError> {
+    pub fn all_extents(&self, visit: ExtentVisitor<'_>) -> Result<(), MetaError> {
         let KeyRange { from, to } = key::all(tag::EXTENT);
         self.scan(&from, &to, Direction::Forward, &mut |key, value| {
             let (ino, extent) = parse_extent(key, value)?;
-            visit(ino, extent);
-            Ok(true)
+            Ok(visit(ino, extent))
         })
     }
 

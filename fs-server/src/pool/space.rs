@@ -297,6 +297,14 @@ impl Space {
         self.state.lock().release(up_to, runs).1
     }
 
+    /// Whether a page is of a file, or promised to one: neither free nor about to be.
+    pub fn is_used(&self, page: PoolPage) -> bool {
+        let state = self.state.lock();
+        let quarantined = state.quarantined_by_first.range(..=page.0).next_back();
+        bits::count(&state.taken, page.0..page.0 + 1) == 1
+            && quarantined.is_none_or(|(first, len)| page.0 >= first + len)
+    }
+
     /// Exact figures of this moment.
     pub fn figures(&self) -> SpaceFigures {
         let state = self.state.lock();

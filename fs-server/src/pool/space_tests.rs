@@ -80,6 +80,17 @@ fn what_is_reserved_is_for_its_owner_only() {
 }
 
 #[test]
+fn what_is_free_or_about_to_be_is_not_used() {
+    let space = space(100, [(10, 20)]);
+    let is_used = |pages: &[u64]| pages.iter().map(|page| space.is_used(PoolPage(*page))).collect::<Vec<_>>();
+    assert_eq!(is_used(&[9, 10, 29, 30, 99]), [false, true, true, false, false]);
+    let seq = space.quarantine(&[run(12, 3), run(20, 1)]);
+    assert_eq!(is_used(&[11, 12, 14, 15, 19, 20, 21]), [true, false, false, true, true, false, true]);
+    space.release_quarantined(seq);
+    assert_eq!(is_used(&[11, 12, 14, 15]), [true, false, false, true]);
+}
+
+#[test]
 fn best_fit_keeps_large_runs() {
     let space = space(100, [(4, 1), (10, 1), (90, 10)]);
     assert_eq!(space.allocate(4, None), Ok(vec![run(0, 4)]));

@@ -6,7 +6,7 @@ use crate::rpc::worker::WorkerContext;
 use crate::tier::{self, Scrub, ScrubOptions, Timer};
 use crate::worker::{Spawner, Worker};
 use cuttlefs_common::panic_ends;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -60,13 +60,14 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             disk: &disk,
             timer: &timer,
             clock: server.clock.as_ref(),
-            owner: &|page| server.owner_of(page),
+            name: &|pages| server.rotten.name(server, pages),
             figures: &server.scrub,
             keep: &|record| {
                 // A failure is logged and counted there, and costs a part of a pass that is read again.
                 let _ = server.meta.keep_scrub(record);
             },
             seen: Cell::new(0),
+            found: RefCell::default(),
         };
         tier::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;
     });

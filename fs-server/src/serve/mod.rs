@@ -15,6 +15,7 @@ mod memory;
 /// A whole server in the calling thread.
 pub mod one_thread;
 mod recovery;
+pub mod rotten;
 mod worker_thread;
 
 use crate::bits;
@@ -44,6 +45,7 @@ use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::{Mutex, RwLock};
+use rotten::RottenPages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -435,6 +437,7 @@ fn build(
         sampling: options.sampling,
         sums,
         scrub: Mutex::new(scrub),
+        rotten: RottenPages::default(),
         drain: Drain::default(),
         early: Early::default(),
         locks,

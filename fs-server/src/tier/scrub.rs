@@ -5,7 +5,8 @@
 //! their block locks, and then are verified like all others. After that one pass over the pool each interval, at a
 //! bounded rate, as a task of one worker. A step of a pass reads some neighbours without any lock; only what does not match
 //! is looked at again with its lock held, when nobody changes it. A page that is clean in a frame is written anew from
-//! there; of any other the log says which file it belongs to, and its reads fail.
+//! there; any other one's reads fail. Which files they belong to is looked for once a minute, for all that were found since
+//! (`Scrub::name`): no record says that of a page, so that it takes a walk through all extents.
 //!
 //! A step gives way: as long as requests come, one is done a second, so that a server which is never idle is scrubbed
 //! all the same, slowly (22 GB a day).
@@ -21,11 +22,11 @@ use crate::meta::ScrubRecord;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use crate::pool::sums::{SummedDisk, Verdict};
 use crate::region::Regions;
-use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::world::Clock;
 use parking_lot::Mutex;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -107,8 +108,11 @@ impl ScrubFigures {
     }
 }
 
-/// The file a pool page belongs to.
-pub type OwnerOf<'a> = &'a dyn Fn(PoolPage) -> Option<(InodeNo, FilePage)>;
+/// Pages that were found at most whose files are named; further ones are in the log without.
+const NAMED_MOST: usize = 1024;
+
+/// Has the log say which files pool pages belong to; `false`: not now.
+pub type NameFiles<'a> = &'a dyn Fn(&[PoolPage]) -> bool;
 
 /// What a scrub works with.
 pub struct Scrub<'a> {
@@ -121,13 +125,15 @@ pub struct Scrub<'a> {
     /// Time.
     pub clock: &'a dyn Clock,
     /// For the log.
-    pub owner: OwnerOf<'a>,
+    pub name: NameFiles<'a>,
     /// Where it is.
     pub figures: &'a Mutex<ScrubFigures>,
     /// Keeps where it is for the next server.
     pub keep: &'a dyn Fn(&ScrubRecord),
     /// IOs of others as of the last look.
     pub seen: Cell<u64>,
+    /// What was found and not named yet.
+    pub found: RefCell<Vec<PoolPage>>,
 }
 
 impl Scrub<'_> {
@@ -222,6 +228,10 @@ impl Scrub<'_> {
     fn note_place(&self) {
         let record = self.figures.lock().record();
         record.iter().for_each(self.keep);
+        let mut found = self.found.borrow_mut();
+        if !found.is_empty() && (self.name)(&found) {
+            found.clear();
+        }
     }
 
     /// How long until the next pass: an interval after the last one began, whoever did that one.
@@ -281,8 +291,7 @@ impl Scrub<'_> {
             // It is about to be overwritten anyway.
             return Ok(());
         }
-        let owner = (self.owner)(page);
-        if owner.is_none() && !entry.is_resident() {
+        if !self.regions.space().is_used(page) && !entry.is_resident() {
             // It left its file.
             return Ok(());
         }
@@ -298,8 +307,11 @@ impl Scrub<'_> {
         *(if rotten { &mut figures.current.rotten } else { &mut figures.current.unreadable }) += 1;
         figures.current.healed += u64::from(healed);
         drop(figures);
-        let (ino, file_page) = owner.map_or((0, 0), |(ino, file_page)| (ino.0, file_page.0));
-        tracing::error!(pool_page = %page, ino, page = file_page, healed, ?verdict, "scrub: a page on SSD is not what was written");
+        tracing::error!(pool_page = %page, healed, ?verdict, "scrub: a page on SSD is not what was written");
+        let mut found = self.found.borrow_mut();
+        if found.len() < NAMED_MOST {
+            found.push(page);
+        }
         Ok(())
     }
 

@@ -139,7 +139,11 @@ fn one_batch_for_many_files_and_ranges_and_the_gone_are_skipped() {
     assert_eq!(world.meta.extents(one), Ok(vec![extent(0, 10, 1), extent(2, 12, 2)]));
     assert_eq!(world.meta.extents(two), Ok(vec![extent(0, 20, 1)]));
     let mut all = Vec::new();
-    world.meta.all_extents(&mut |ino, extent| all.push((ino, extent))).expect("all");
+    let visit = &mut |ino, extent| {
+        all.push((ino, extent));
+        true
+    };
+    world.meta.all_extents(visit).expect("all");
     assert_eq!(all, [(one, extent(0, 10, 1)), (one, extent(2, 12, 2)), (two, extent(0, 20, 1))]);
     assert_eq!(world.meta.commit_data(&[commit(ROOT, 0, 0, vec![], 0)]), Err(Status::Invalid));
     world.assert_sound();

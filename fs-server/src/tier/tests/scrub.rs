@@ -72,10 +72,11 @@ fn scrub(storage: &Storage) -> PassFigures {
         disk: &summed,
         timer: &Moves(&clock),
         clock: &clock,
-        owner: &|_| Some((INO, FilePage(0))),
+        name: &|_| true,
         figures: &figures,
         keep: &|_| {},
         seen: Cell::new(0),
+        found: RefCell::default(),
     };
     block_on(scrub.recover()).expect("recovers");
     assert!(summed.next_recovering().is_none());
@@ -168,13 +169,14 @@ fn pass_of(
         disk: &summed,
         timer: &Moves(clock),
         clock,
-        owner: &|_| Some((INO, FilePage(0))),
+        name: &|_| true,
         figures: &figures,
         keep: &|record| {
             kept.borrow_mut().push(*record);
             stopped.store(kept.borrow().len() >= keeps, Ordering::Relaxed);
         },
         seen: Cell::new(0),
+        found: RefCell::default(),
     };
     // A step takes longer than a minute, so each is kept.
     block_on(scrub.pass(2048, &stopped)).expect("a pass");

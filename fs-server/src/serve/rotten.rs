@@ -1,0 +1,84 @@
+//! Whose the pages are that a scrub found rotten.
+//!
+//! No record says of a pool page which file it belongs to, and one for each page would cost every write. So it takes a walk through all
+//! extents, of a second a million or so, which is done on a thread of its own: no request waits for it, and no lock is held. One
+//! goes at a time, for as many pages as have been found by then; it ends with the server.
+
+use crate::server::Server;
+use cuttlefs_common::ids::{FilePage, PoolPage};
+use cuttlefs_common::region::Extent;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The walk under way.
+#[derive(Debug, Default)]
+pub struct RottenPages {
+    /// Acquired by who begins one, released at its end.
+    is_busy: AtomicBool,
+}
+
+impl RottenPages {
+    /// Has the log say which files these pages belong to. `false`: there is a walk under way; ask again later.
+    pub fn name(&self, server: &Arc<Server>, pages: &[PoolPage]) -> bool {
+        if self.is_busy.swap(true, Ordering::Acquire) {
+            return false;
+        }
+        let mut pages: Vec<u64> = pages.iter().map(|page| page.0).collect();
+        pages.sort_unstable();
+        let walker = server.clone();
+        let begun = std::thread::Builder::new().name("rotten".into()).spawn(move || {
+            walk(&walker, &pages);
+            walker.rotten.is_busy.store(false, Ordering::Release);
+        });
+        if let Err(error) = begun {
+            tracing::warn!(%error, "no thread can be started that finds the files of rotten pages");
+            self.is_busy.store(false, Ordering::Release);
+            return false;
+        }
+        true
+    }
+}
+
+/// Looks for these pages, which are sorted, in an extent: pool page and file page.
+fn found_in(extent: Extent, pages: &[u64]) -> impl Iterator<Item = (u64, FilePage)> {
+    let first = extent.pool_page.0;
+    let from = pages.partition_point(|page| *page < first);
+    let within = pages[from..].iter().take_while(move |page| **page < first + extent.len_pages);
+    within.map(move |page| (*page, FilePage(extent.file_page.0 + (page - first))))
+}
+
+fn walk(server: &Server, pages: &[u64]) {
+    // Counted and logged where it fails.
+    let _ = server.meta.all_extents(&mut |ino, extent| {
+        for (pool_page, page) in found_in(extent, pages) {
+            tracing::error!(
+                pool_page,
+                %ino,
+                page = page.0,
+                "scrub: a file has a page that is not what was written; restore the file, or write that page anew"
+            );
+        }
+        !server.drain.is_stopping()
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::region::ExtentState;
+
+    #[test]
+    fn pages_are_found_in_the_extents_that_name_them() {
+        let pages = [3, 10, 11, 19, 20, 40];
+        let found = |pool_page, len_pages| {
+            let (file_page, state) = (FilePage(100), ExtentState::Written);
+            let extent = Extent { file_page, pool_page: PoolPage(pool_page), len_pages, state };
+            found_in(extent, &pages).map(|(pool, file)| (pool, file.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(10, 10), [(10, 100), (11, 101), (19, 109)]);
+        assert_eq!(found(0, 4), [(3, 103)]);
+        assert_eq!(found(40, 1), [(40, 100)]);
+        assert_eq!(found(12, 7), []);
+        assert_eq!(found(41, 100), []);
+    }
+}
