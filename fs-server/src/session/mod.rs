@@ -263,6 +263,11 @@ impl Sessions {
         now < self.grace_until_ms.load(Ordering::Relaxed) || self.stood_still(now)
     }
 
+    /// How many clients may still come back for what they had.
+    pub fn awaited(&self) -> usize {
+        if self.is_grace_period() { self.recovering.lock().len() } else { 0 }
+    }
+
     /// The server before this one was killed, and answers of it are not durable. Before the first request.
     pub fn gather(&self) {
         self.gather_until_ms.store(self.now_ms() + GATHER.as_millis() as u64, Ordering::Relaxed);
@@ -579,6 +584,7 @@ mod tests {
         sessions.recovered(ClientId(1));
         assert!(!sessions.is_gathering(), "the other one is not");
         assert!(sessions.is_grace_period());
+        assert_eq!(sessions.awaited(), 1);
     }
 
     #[test]

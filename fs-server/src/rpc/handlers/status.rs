@@ -12,6 +12,7 @@ use crate::rpc::connection::RECEIVES;
 use crate::rpc::turns::{MOST_RUNNING, PEER_RUNNING};
 use crate::rpc::worker::WorkerContext;
 use crate::server::Server;
+use crate::session::GATHER;
 use crate::shares::Resource;
 use crate::tier::PassFigures;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -135,6 +136,13 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
                 "slowed": early.receiver.slowed,
             })
         }),
+        "recovery": {
+            // Clients of the server before this one that have not said that they have all they had.
+            "awaited_clients": server.sessions.awaited(),
+            "locks_wait": server.sessions.is_grace_period(),
+            "data_waits": server.sessions.is_gathering(),
+            "data_waits_bound_ms": GATHER.as_millis() as u64,
+        },
         "sessions": { "count": sessions.len(), "bound": Resource::Sessions.bound().all, "listed": listed },
         "byte_requests": {
             "running": server.counters.turns.running(),
