@@ -17,7 +17,8 @@
 //!
 //! # What is derived (HKDF-SHA256, RFC 5869)
 //! A seed of an Ed25519 key pair for clients and one for servers, so that a handshake that is reflected to where it came
-//! from proves nothing; and a fingerprint, by which people and handshakes name a key. No one of them tells of another.
+//! from proves nothing; a secret for the first words of a client (`rdma::soft::tcp::tls::knock`); and a fingerprint, by which people
+//! and handshakes name a key. No one of them tells of another.
 
 mod file;
 
@@ -138,6 +139,11 @@ impl ClusterKey {
     /// The seed of a role's Ed25519 key pair.
     pub(crate) fn seed(&self, role: Role) -> [u8; SECRET_LEN] {
         self.derive(role.label())
+    }
+
+    /// What a client's first words are made with.
+    pub(crate) fn knock_secret(&self) -> [u8; SECRET_LEN] {
+        self.derive(b"knock")
     }
 
     fn derive(&self, label: &[u8]) -> [u8; SECRET_LEN] {

@@ -2,12 +2,14 @@
 //!
 //! # How it works
 //! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not
-//! said hello yet. A client that says nothing, or nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and
-//! never holds up another. A peer that connects often is listened to when its time has come (`arrivals`).
+//! said hello yet (`unheard`). Each time it wakes it listens to all that have said something, and takes in those that have come since,
+//! so that a crowd costs one call a client and not one call a client for each of the others. A client that says nothing, or
+//! nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and never holds up another. A peer that connects often is
+//! listened to when its time has come (`arrivals`); where a key is needed it is a peer once its first words have proven one.
 
-use super::arrivals::{Arrivals, UNHEARD_OF_PEER_MAX};
 use super::queue::{QpCore, QpParts};
-use super::tcp::{Channel, HelloReader, TcpIncoming, TlsConfigs};
+use super::tcp::{Channel, FirstWords, HelloReader, Knocked, TcpIncoming, TlsConfigs};
+use super::unheard::{Client, Crowd, Unheard};
 use super::{DeviceShared, TcpTrust, credentials, shm, sys, tcp};
 use crate::descriptors::is_for_peers;
 use crate::memory::SharedMemory;
@@ -16,28 +18,26 @@ use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
 use crate::rdma::url::Endpoint;
-use crate::rdma::verbs::{
-    HELLO_WAIT, Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr, WindowId,
-};
+use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr, WindowId};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Clients that connected and said nothing yet; when one more comes, the oldest is dropped. So many that a handshake over a long way is
-/// done before its place goes to a crowd of strangers: at 2,000 a second a place is kept for a quarter of a second.
-const SILENT_CLIENTS_MAX: usize = 512;
 /// Pause after accept failed for want of descriptors or memory, so that the thread does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-const BACKLOG: i32 = 128;
+/// Clients that the kernel keeps until they are taken in: of a crowd that comes while this process has no core.
+const BACKLOG: i32 = 4096;
+/// Clients taken in before those are listened to that are there already.
+const ACCEPTS_A_PASS: usize = 64;
 
 /// Where connections of a listener come from and go to.
 pub(super) struct Setup {
@@ -70,8 +70,11 @@ impl Setup {
     }
 }
 
-enum Greeting {
+/// How far the first part of a client's handshake is.
+pub(super) enum Greeting {
     Shm(OwnedFd),
+    /// A key is needed, or has been named and its time has not come.
+    FirstWords(FirstWords),
     Tcp(Channel, HelloReader),
 }
 
@@ -79,6 +82,7 @@ impl Greeting {
     fn socket(&self) -> &OwnedFd {
         match self {
             Self::Shm(socket) => socket,
+            Self::FirstWords(words) => words.socket(),
             Self::Tcp(channel, _) => channel.socket(),
         }
     }
@@ -86,58 +90,17 @@ impl Greeting {
     fn refuse(&self, reason: &str) {
         match self {
             Self::Shm(socket) => shm::refuse(socket, reason),
+            Self::FirstWords(words) => words.refuse(reason),
             Self::Tcp(channel, _) => tcp::refuse(channel, reason),
         }
     }
 }
 
-struct Silent {
-    peer: PeerIdentity,
-    key: PeerKey,
-    greeting: Greeting,
-    /// When it is listened to, and until when.
-    due: Instant,
-    deadline: Instant,
-}
-
-/// Clients that have connected and not said hello.
-struct Unheard {
-    silent: VecDeque<Silent>,
-    arrivals: Arrivals,
-}
-
-impl Unheard {
-    fn of_peer(&self, key: &PeerKey) -> usize {
-        self.silent.iter().filter(|client| client.key == *key).count()
-    }
-
-    /// When something is to be done about one of them.
-    fn next_due(&self, now: Instant) -> Option<Instant> {
-        self.silent.iter().map(|client| if client.due > now { client.due } else { client.deadline }).min()
-    }
-
-    /// Whether one more of a peer may wait. If need be the oldest goes that was listened to and said nothing; those whose time has
-    /// not come stay, or a peer that connects without end would keep even its own from being heard.
-    fn has_room_for(&mut self, key: &PeerKey, now: Instant) -> bool {
-        if self.of_peer(key) < UNHEARD_OF_PEER_MAX {
-            return true;
-        }
-        let mute = self.silent.iter().position(|client| client.key == *key && client.due <= now);
-        mute.and_then(|index| self.silent.remove(index)).is_some()
-    }
-
-    /// Makes room for one: the oldest of the peer that has most goes.
-    fn drop_one(&mut self) {
-        let mut counts: HashMap<&PeerKey, usize> = HashMap::new();
-        for client in &self.silent {
-            *counts.entry(&client.key).or_default() += 1;
-        }
-        let most = counts.values().max().copied();
-        let oldest = self.silent.iter().position(|client| counts.get(&client.key).copied() == most);
-        if let Some(index) = oldest {
-            self.silent.remove(index);
-        }
-    }
+/// What a listener has in hand.
+struct Hall {
+    unheard: Unheard,
+    /// Clients that have said hello, for whoever accepts.
+    heard: VecDeque<SoftIncoming>,
 }
 
 /// A listening endpoint of the software RNIC.
@@ -148,7 +111,7 @@ pub(super) struct SoftListener {
     path: Option<PathBuf>,
     stop: OwnedFd,
     closed: AtomicBool,
-    unheard: Mutex<Unheard>,
+    hall: Mutex<Hall>,
 }
 
 impl SoftListener {
@@ -190,43 +153,38 @@ impl SoftListener {
             path,
             stop: sys::new_eventfd().map_err(failed)?,
             closed: AtomicBool::new(false),
-            unheard: Mutex::new(Unheard { silent: VecDeque::new(), arrivals: Arrivals::new() }),
+            hall: Mutex::new(Hall { unheard: Unheard::new(), heard: VecDeque::new() }),
         })
     }
 
-    /// Takes a connection from the backlog, if there is one and its peer may come.
-    fn take_connection(&self, unheard: &mut Unheard) {
+    /// Takes a connection from the backlog if its peer may come; whether there was one.
+    fn take_connection(&self, unheard: &mut Unheard) -> bool {
         let socket =
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
-                    return;
-                }
+                Err(rustix::io::Errno::AGAIN) => return false,
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => return true,
                 // Shut down while accept was on its way: that is how it ends, and nobody has to be told.
-                Err(_) if self.closed.load(Ordering::Acquire) => return,
+                Err(_) if self.closed.load(Ordering::Acquire) => return false,
                 Err(error) => {
                     tracing::warn!(endpoint = %self.setup.endpoint, %error, "cannot accept a connection");
                     std::thread::sleep(ACCEPT_RETRY);
-                    return;
+                    return false;
                 }
             };
         if !is_for_peers(&socket) {
             tracing::warn!(endpoint = %self.setup.endpoint, "refused a client: nearly as many files are open as may be (ulimit -n)");
-            return;
+            return true;
         }
-        let admitted = match self.setup.link {
-            LinkKind::Tcp => tcp::tune_tcp(&socket).and_then(|()| {
-                let address = rustix::net::getpeername(&socket)?
-                    .and_then(|address| std::net::SocketAddr::try_from(address).ok());
-                address.map(PeerIdentity::Remote).ok_or_else(|| io::ErrorKind::NotConnected.into())
-            }),
+        let peer = match self.setup.link {
+            LinkKind::Tcp => remote_peer(&socket),
             _ => credentials::unix_peer(&socket),
         };
-        let peer = match admitted {
+        let peer = match peer {
             Ok(peer) => peer,
             Err(error) => {
                 tracing::debug!(endpoint = %self.setup.endpoint, %error, "a client went away at once");
-                return;
+                return true;
             }
         };
         if self.setup.link == LinkKind::Shm
@@ -239,14 +197,37 @@ impl SoftListener {
                 "shared memory shows every file's pages, so only root and the server's own user may connect; \
                  use the server's unix:// or tcp:// endpoint",
             );
-            return;
+            return true;
         }
         let (key, now) = (PeerKey::from(&peer), Instant::now());
-        let due = if key.is_administrator(rustix::process::geteuid().as_raw()) {
-            now
-        } else if unheard.has_room_for(&key, now) {
-            unheard.arrivals.due(&key, now)
-        } else {
+        match (self.setup.link, self.setup.tls()) {
+            (LinkKind::Tcp, Some(_)) => {
+                let stranger = Client::new(peer, key, Greeting::FirstWords(FirstWords::new(socket)), now);
+                self.make_room(unheard.strangers.add(stranger));
+            }
+            (LinkKind::Tcp, None) => match tcp::tune_tcp(&socket) {
+                Ok(()) => self.let_wait(unheard, peer, key, plain(socket), now),
+                Err(error) => {
+                    tracing::debug!(endpoint = %self.setup.endpoint, %error, "a client went away at once");
+                }
+            },
+            (LinkKind::Shm, _) => self.let_wait(unheard, peer, key, Greeting::Shm(socket), now),
+            _ => self.let_wait(unheard, peer, key, plain(socket), now),
+        }
+        true
+    }
+
+    /// A client whose peer is known waits until it is its time.
+    fn let_wait(
+        &self,
+        unheard: &mut Unheard,
+        peer: PeerIdentity,
+        key: PeerKey,
+        greeting: Greeting,
+        now: Instant,
+    ) {
+        let is_administrator = key.is_administrator(rustix::process::geteuid().as_raw());
+        let Some(due) = unheard.due(&key, is_administrator, now) else {
             self.setup.device.turned_away.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(endpoint = %self.setup.endpoint, %peer, "turned a client away: its peer connects too often");
             return;
@@ -254,31 +235,103 @@ impl SoftListener {
         if due > now {
             self.setup.device.delayed.fetch_add(1, Ordering::Relaxed);
         }
-        let greeting = match (self.setup.link, self.setup.tls()) {
-            (LinkKind::Shm, _) => Greeting::Shm(socket),
-            (LinkKind::Tcp, Some(tls)) => match Channel::tls_server(socket, tls) {
-                Ok(channel) => Greeting::Tcp(channel, HelloReader::new()),
-                Err(reason) => {
-                    tracing::warn!(endpoint = %self.setup.endpoint, "no handshake can be begun: {reason}");
-                    return;
+        self.make_room(unheard.known.add(Client::new(peer, key, greeting, due)));
+    }
+
+    fn make_room(&self, gone: Option<Client>) {
+        if let Some(client) = gone {
+            tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "dropped a client that said nothing: too many wait");
+        }
+    }
+
+    /// Listens to strangers: who proves a key waits among those who are known.
+    fn hear_strangers(&self, unheard: &mut Unheard, spoke: &[bool], tls: &TlsConfigs, now: Instant) {
+        let mut strangers = std::mem::take(&mut unheard.strangers);
+        strangers.visit(
+            |index, _| spoke.get(index).is_some_and(|spoke| *spoke),
+            |mut client| {
+                let Greeting::FirstWords(words) = &mut client.greeting else {
+                    unreachable!("a stranger's first words")
+                };
+                match words.hear(tls) {
+                    Ok(Knocked::Waits) => return Some(client),
+                    Ok(Knocked::Gone) => {}
+                    Ok(Knocked::As(name)) => {
+                        let key = PeerKey::Key(name);
+                        self.let_wait(unheard, client.peer, key, client.greeting, now);
+                    }
+                    Err(reason) => self.fail(&client, &reason),
+                }
+                None
+            },
+        );
+        unheard.strangers = strangers;
+    }
+
+    /// Listens to those who are known: who says hello may come in.
+    fn hear_known(&self, hall: &mut Hall, spoke: &[bool], now: Instant) {
+        let heard = &mut hall.heard;
+        hall.unheard.known.visit(
+            |index, _| spoke.get(index).is_some_and(|spoke| *spoke),
+            |mut client| {
+                if client.due > now {
+                    // It hung up before its time.
+                    return None;
+                }
+                let mut shm_hello = None;
+                match self.listen_to(&mut client, &mut shm_hello) {
+                    Ok(Some(false)) => return Some(client),
+                    Ok(Some(true)) => {
+                        let peer = self.setup.proven(client.peer, &client.greeting);
+                        let setup = self.setup.clone();
+                        heard.push_back(SoftIncoming { setup, greeting: client.greeting, peer, shm_hello });
+                    }
+                    Ok(None) => {}
+                    Err(reason) => self.fail(&client, &reason),
+                }
+                None
+            },
+        );
+    }
+
+    /// Begins the handshakes whose time has come.
+    fn answer_first_words(&self, known: &mut Crowd, tls: &TlsConfigs, now: Instant) {
+        let waits = |client: &Client| client.due <= now && matches!(client.greeting, Greeting::FirstWords(_));
+        if !known.iter().any(waits) {
+            return;
+        }
+        known.visit(
+            |_, client| waits(client),
+            |client| {
+                let Client { peer, key, greeting: Greeting::FirstWords(words), due, .. } = client else {
+                    unreachable!("first words were looked for")
+                };
+                match words.answer(tls) {
+                    Ok(channel) => {
+                        Some(Client::new(peer, key, Greeting::Tcp(channel, HelloReader::new()), due))
+                    }
+                    Err(reason) => {
+                        tracing::warn!(endpoint = %self.setup.endpoint, %peer, "handshake failed: {reason}");
+                        None
+                    }
                 }
             },
-            _ => Greeting::Tcp(Channel::plain(socket), HelloReader::new()),
-        };
-        if unheard.silent.len() == SILENT_CLIENTS_MAX {
-            unheard.drop_one();
-            tracing::warn!(endpoint = %self.setup.endpoint, "dropped a client that said nothing: too many wait");
-        }
-        unheard.silent.push_back(Silent { peer, key, greeting, due, deadline: due + HELLO_WAIT });
+        );
+    }
+
+    fn fail(&self, client: &Client, reason: &str) {
+        tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
+        client.greeting.refuse(reason);
     }
 
     /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
     fn listen_to(
         &self,
-        client: &mut Silent,
+        client: &mut Client,
         shm_hello: &mut Option<[OwnedFd; 3]>,
     ) -> Result<Option<bool>, String> {
         match &mut client.greeting {
+            Greeting::FirstWords(_) => unreachable!("answered when their time has come"),
             Greeting::Tcp(channel, reader) => reader.read(channel),
             Greeting::Shm(socket) => {
                 *shm_hello = shm::receive_hello(socket)?;
@@ -286,6 +339,15 @@ impl SoftListener {
             }
         }
     }
+}
+
+fn plain(socket: OwnedFd) -> Greeting {
+    Greeting::Tcp(Channel::plain(socket), HelloReader::new())
+}
+
+fn remote_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
+    let address = rustix::net::getpeername(socket)?.and_then(|address| SocketAddr::try_from(address).ok());
+    address.map(PeerIdentity::Remote).ok_or_else(|| io::ErrorKind::NotConnected.into())
 }
 
 /// Whether a user may see the frames: root, and whoever runs the server.
@@ -305,7 +367,10 @@ fn bind_tcp(host: &str, port: u16, tcp: &TcpTrust, endpoint: &Endpoint) -> Resul
             open.ip()
         )));
     }
-    TcpListener::bind(&addresses[..]).map_err(failed)
+    let socket = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    // It listens already, with a shorter queue.
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+    Ok(socket)
 }
 
 fn is_loopback(address: IpAddr) -> bool {
@@ -345,18 +410,27 @@ impl Listener for SoftListener {
     }
 
     fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
-        let mut unheard = self.unheard.lock();
+        let mut hall = self.hall.lock();
+        let hall = &mut *hall;
         loop {
             if self.closed.load(Ordering::Acquire) {
                 return Err(RdmaError::Closed);
             }
+            if let Some(incoming) = hall.heard.pop_front() {
+                return Ok(Box::new(incoming));
+            }
             let now = Instant::now();
-            unheard.silent.retain(|client| client.deadline > now);
-            let timeout = unheard.next_due(now).map(|due| sys::timespec(due.saturating_duration_since(now)));
+            hall.unheard.strangers.expire(now);
+            hall.unheard.known.expire(now);
+            if let Some(tls) = self.setup.tls() {
+                self.answer_first_words(&mut hall.unheard.known, tls, now);
+            }
+            let timeout =
+                hall.unheard.next_due(now).map(|due| sys::timespec(due.saturating_duration_since(now)));
             let ready: Vec<bool> = {
                 let mut fds =
                     vec![PollFd::new(&self.stop, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN)];
-                fds.extend(unheard.silent.iter().map(|client| {
+                fds.extend(hall.unheard.known.iter().chain(hall.unheard.strangers.iter()).map(|client| {
                     let wanted = if client.due > now { PollFlags::RDHUP } else { PollFlags::IN };
                     PollFd::new(client.greeting.socket(), wanted)
                 }));
@@ -370,39 +444,13 @@ impl Listener for SoftListener {
                 }
                 fds.iter().map(|fd| !fd.revents().is_empty()).collect()
             };
-            let spoke = ready[2..].iter().position(|ready| *ready);
-            if let Some(index) = spoke.filter(|index| unheard.silent[*index].due > now) {
-                // It hung up before its time.
-                unheard.silent.remove(index);
-            } else if let Some(index) = spoke {
-                let mut shm_hello = None;
-                let heard = self.listen_to(&mut unheard.silent[index], &mut shm_hello);
-                if matches!(heard, Ok(Some(false))) {
-                    // Goes to the back of the queue of attention, not of age.
-                    continue;
-                }
-                let Some(client) = unheard.silent.remove(index) else {
-                    continue;
-                };
-                match heard {
-                    Ok(Some(_)) => {
-                        let peer = self.setup.proven(client.peer, &client.greeting);
-                        let setup = self.setup.clone();
-                        return Ok(Box::new(SoftIncoming {
-                            setup,
-                            greeting: client.greeting,
-                            peer,
-                            shm_hello,
-                        }));
-                    }
-                    Ok(None) => {}
-                    Err(reason) => {
-                        tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
-                        client.greeting.refuse(&reason);
-                    }
-                }
-            } else if ready[1] {
-                self.take_connection(&mut unheard);
+            let (of_known, of_strangers) = ready[2..].split_at(hall.unheard.known.iter().count());
+            self.hear_known(hall, of_known, now);
+            if let Some(tls) = self.setup.tls() {
+                self.hear_strangers(&mut hall.unheard, of_strangers, tls, now);
+            }
+            if ready[1] {
+                let _ = (0..ACCEPTS_A_PASS).take_while(|_| self.take_connection(&mut hall.unheard)).count();
             }
         }
     }
@@ -467,6 +515,7 @@ impl Incoming for SoftIncoming {
                     shm_hello.expect("a client over shm is incoming once its hello was received");
                 shm::ShmIncoming { socket, peer, descriptors }.accept(&setup, parts, prepare)?
             }
+            Greeting::FirstWords(_) => unreachable!("a client is incoming once its hello was received"),
             Greeting::Tcp(channel, _) => {
                 let endpoint = setup.endpoint.to_string();
                 let engine = setup.device.engine().map_err(|source| RdmaError::Io {

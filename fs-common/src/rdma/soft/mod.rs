@@ -27,6 +27,7 @@ mod region;
 pub mod shm;
 mod sys;
 pub mod tcp;
+mod unheard;
 
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
@@ -74,7 +75,7 @@ pub struct SoftOptions {
 enum TcpTrust {
     Loopback,
     Insecure,
-    Keys(TlsConfigs),
+    Keys(Box<TlsConfigs>),
 }
 
 impl TcpTrust {
@@ -119,7 +120,7 @@ impl SoftDevice {
         let tcp = match &options.tcp {
             TcpSecurity::Loopback => TcpTrust::Loopback,
             TcpSecurity::Insecure => TcpTrust::Insecure,
-            TcpSecurity::Keys(keys) => TcpTrust::Keys(TlsConfigs::new(keys)),
+            TcpSecurity::Keys(keys) => TcpTrust::Keys(Box::new(TlsConfigs::new(keys))),
         };
         Arc::new(Self {
             shared: Arc::new(DeviceShared {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// First byte of a TLS handshake record, and of an alert. No frame begins so.
-const TLS_FIRST_BYTES: [u8; 2] = [0x16, 0x15];
+pub(super) const TLS_FIRST_BYTES: [u8; 2] = [0x16, 0x15];
 
 /// What was received.
 pub(super) enum Input {
@@ -40,10 +40,19 @@ impl Channel {
         Self { socket, records: None }
     }
 
-    /// Under TLS, at the side that was connected to.
-    pub(in crate::rdma::soft) fn tls_server(socket: OwnedFd, configs: &TlsConfigs) -> Result<Self, String> {
-        let records = Records::server(configs).map_err(|error| error.to_string())?;
-        Ok(Self { socket, records: Some(Box::new(Mutex::new(records))) })
+    /// Under TLS, at the side that was connected to, behind the peer's first words.
+    pub(super) fn tls_server(
+        socket: OwnedFd,
+        configs: &TlsConfigs,
+        first_words: &[u8],
+    ) -> Result<Self, String> {
+        let mut records = Records::server(configs).map_err(|error| error.to_string())?;
+        records.room()[..first_words.len()].copy_from_slice(first_words);
+        let arrived = records.arrived(first_words.len());
+        let answer = records.take_outgoing();
+        let channel = Self { socket, records: Some(Box::new(Mutex::new(records))) };
+        channel.say(&answer);
+        arrived.map(|()| channel).map_err(|error| error.to_string())
     }
 
     /// Under TLS, at the side that connected.
@@ -131,19 +140,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells the peer why it may not connect, as it can hear it: who speaks in plain to a side with keys, in plain. Whose
-    /// handshake failed has been told by that.
-    pub(in crate::rdma::soft) fn send_refusal(&self, frame: &[u8]) {
-        let in_plain = match &self.records {
-            None => true,
-            Some(records) if records.lock().is_established() => false,
-            Some(_) if speaks_tls(&self.socket) == Ok(Some(false)) => true,
-            Some(_) => return,
-        };
-        // The peer may be gone; there is nobody else to tell.
-        if in_plain {
-            self.say(frame);
-        } else {
+    /// Tells the peer why it may not connect, as it can hear it. Whose handshake failed has been told by that.
+    pub(super) fn send_refusal(&self, frame: &[u8]) {
+        if self.records.as_ref().is_none_or(|records| records.lock().is_established()) {
+            // The peer may be gone; there is nobody else to tell.
             let _ = self.send_first(frame);
         }
     }
@@ -157,7 +157,7 @@ impl Channel {
     }
 }
 
-fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Errno> {
+pub(super) fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match rustix::net::recv(socket, &mut *into, RecvFlags::DONTWAIT) {
             Ok((_, count)) => return Ok(count),

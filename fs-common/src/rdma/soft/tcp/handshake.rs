@@ -1,18 +1,20 @@
-//! How a `tcp` connection is made: proof of a key where there are keys (`tls`), then Hello, then Welcome or Refuse.
+//! How a `tcp` connection is made: proof of a key where there are keys (`tls`, and before it a knock), then Hello, then Welcome or
+//! Refuse.
 
-use super::channel::{Channel, Dialogue, DialogueError, Input, speaks_tls};
+use super::channel::{Channel, Dialogue, DialogueError, Input, TLS_FIRST_BYTES, receive, speaks_tls};
 use super::connection::{FileTargetCell, TcpQp};
 use super::engine::Engine;
 use super::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, HELLO_LEN, MAX_REASON_LEN, build, hello_payload, verify,
 };
-use super::tls::TlsConfigs;
+use super::tls::{ACCESS_DENIED, FIRST_WORDS_MAX, TlsConfigs};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::credentials::Trust;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::OwnedFd;
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -193,12 +195,11 @@ impl HelloReader {
 
     /// Reads what is there; true once the hello is whole and good. `Ok(None)`: the client went away.
     pub(in crate::rdma::soft) fn read(&mut self, channel: &Channel) -> Result<Option<bool>, String> {
-        if !self.begun {
+        if !self.begun && !channel.is_sealed() {
             match speaks_tls(channel.socket()) {
                 Ok(None) => return Ok(Some(false)),
-                Ok(Some(tls)) if tls == channel.is_sealed() => self.begun = true,
+                Ok(Some(false)) => self.begun = true,
                 Ok(Some(true)) => return Err(NO_KEY_TAKEN.to_owned()),
-                Ok(Some(false)) => return Err(KEY_NEEDED.to_owned()),
                 Err(_) => return Ok(None),
             }
         }
@@ -222,6 +223,68 @@ impl HelloReader {
             return Err("the client has other limits; run the same release on both".to_owned());
         }
         Ok(Some(true))
+    }
+}
+
+/// A client's first words where a key is needed, as they arrive.
+pub(in crate::rdma::soft) struct FirstWords {
+    socket: OwnedFd,
+    words: Vec<u8>,
+}
+
+/// What came of listening to them.
+pub(in crate::rdma::soft) enum Knocked {
+    /// There is more to come.
+    Waits,
+    /// The client went away.
+    Gone,
+    /// It has the key of this name.
+    As(Arc<str>),
+}
+
+impl FirstWords {
+    pub(in crate::rdma::soft) const fn new(socket: OwnedFd) -> Self {
+        Self { socket, words: Vec::new() }
+    }
+
+    pub(in crate::rdma::soft) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Reads what is there. Why the client may not go on, if not.
+    pub(in crate::rdma::soft) fn hear(&mut self, tls: &TlsConfigs) -> Result<Knocked, String> {
+        let mut space = [0; FIRST_WORDS_MAX];
+        match receive(&self.socket, &mut space[self.words.len()..]) {
+            Ok(0) => return Ok(Knocked::Gone),
+            Ok(count) => self.words.extend_from_slice(&space[self.words.len()..][..count]),
+            Err(Errno::AGAIN) => return Ok(Knocked::Waits),
+            Err(_) => return Ok(Knocked::Gone),
+        }
+        if !self.are_tls() {
+            return Err(KEY_NEEDED.to_owned());
+        }
+        // Never longer than there is space: then they are whole, or none.
+        match tls.hear_knock(&self.words).map_err(|error| error.to_string())? {
+            Some(name) => Ok(Knocked::As(name)),
+            None => Ok(Knocked::Waits),
+        }
+    }
+
+    fn are_tls(&self) -> bool {
+        self.words.first().is_some_and(|first| TLS_FIRST_BYTES.contains(first))
+    }
+
+    /// Begins the handshake.
+    pub(in crate::rdma::soft) fn answer(self, tls: &TlsConfigs) -> Result<Channel, String> {
+        tune_tcp(&self.socket).map_err(|error| error.to_string())?;
+        Channel::tls_server(self.socket, tls, &self.words)
+    }
+
+    /// Tells the client why not, as it can hear it.
+    pub(in crate::rdma::soft) fn refuse(&self, reason: &str) {
+        let answer = if self.are_tls() { ACCESS_DENIED.to_vec() } else { refusal(reason) };
+        // The peer may be gone; there is nobody else to tell.
+        let _ = rustix::net::send(&self.socket, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 }
 
@@ -257,11 +320,15 @@ impl TcpIncoming {
     }
 }
 
-/// Tells a client why it may not connect.
-pub(in crate::rdma::soft) fn refuse(channel: &Channel, reason: &str) {
+fn refusal(reason: &str) -> Vec<u8> {
     let mut end = reason.len().min(MAX_REASON_LEN);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    channel.send_refusal(&build(FrameHeader::new(FrameKind::Refuse, 0), &reason.as_bytes()[..end]));
+    build(FrameHeader::new(FrameKind::Refuse, 0), &reason.as_bytes()[..end])
+}
+
+/// Tells a client why it may not connect.
+pub(in crate::rdma::soft) fn refuse(channel: &Channel, reason: &str) {
+    channel.send_refusal(&refusal(reason));
 }

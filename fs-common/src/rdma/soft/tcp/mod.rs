@@ -26,7 +26,9 @@ mod tls;
 
 pub(super) use channel::Channel;
 pub(super) use connection::FileTargetCell;
-pub(super) use handshake::{HelloReader, TcpIncoming, connect_tcp, connect_unix, refuse, tune_tcp};
+pub(super) use handshake::{
+    FirstWords, HelloReader, Knocked, TcpIncoming, connect_tcp, connect_unix, refuse, tune_tcp,
+};
 pub use keyed_stream::KeyedStream;
 pub(super) use ledger::HELD_MAX_BYTES;
 pub(super) use tls::TlsConfigs;

@@ -1,6 +1,7 @@
 //! What rustls is told: which keys, and nothing but TLS 1.3.
 
 use super::super::frame::FRAME_VERSION;
+use super::knock::{Doorkeeper, Knocker, key_name};
 use crate::cluster_key::{ClusterKey, ClusterKeys, Role};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
@@ -186,7 +187,7 @@ struct ByName(HashMap<String, Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for ByName {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.get(hello.server_name()?).cloned()
+        self.0.get(key_name(hello.server_name()?)?).cloned()
     }
 
     fn only_raw_public_keys(&self) -> bool {
@@ -197,9 +198,9 @@ impl ResolvesServerCert for ByName {
 /// Both roles of who has these keys.
 pub(in crate::rdma::soft) struct TlsConfigs {
     pub(super) client: Arc<ClientConfig>,
-    /// The server's name as a client of the own key says it.
-    pub(super) server_name: ServerName<'static>,
+    knocker: Knocker,
     pub(super) server: Arc<ServerConfig>,
+    pub(super) doorkeeper: Doorkeeper,
     clients: Arc<Clients>,
     own_name: Arc<str>,
 }
@@ -238,9 +239,19 @@ impl TlsConfigs {
         server.send_tls13_tickets = 0;
         server.max_early_data_size = 0;
         server.alpn_protocols = vec![application_protocol()];
-        let server_name = ServerName::try_from(name_of(own)).expect("hexadecimal digits are a name");
-        let own_name = own.name().into();
-        Ok(Self { client: Arc::new(client), server_name, server: Arc::new(server), clients, own_name })
+        Ok(Self {
+            client: Arc::new(client),
+            knocker: Knocker::new(own, name_of(own)),
+            server: Arc::new(server),
+            doorkeeper: Doorkeeper::new(keys, name_of),
+            clients,
+            own_name: own.name().into(),
+        })
+    }
+
+    /// The server's name as a client of the own key says it, once.
+    pub(super) fn server_name(&self) -> ServerName<'static> {
+        ServerName::try_from(self.knocker.knock()).expect("hexadecimal digits are a name")
     }
 
     /// The name of the key whose client half this is.

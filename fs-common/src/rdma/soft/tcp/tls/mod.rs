@@ -3,7 +3,8 @@
 //! Both sides have a cluster key (`cluster_key`). Each proves it by signing the handshake with the Ed25519 key pair that is
 //! derived from the key for its role, and shows the public half as a raw public key (RFC 7250): there are no certificates and
 //! nothing that runs out. A client names its key by the fingerprint, as the server's name (SNI), so that a server that has
-//! several answers with the right one.
+//! several answers with the right one. Before that name it proves in a few bytes that it has the key (`knock`), or no handshake is
+//! begun.
 //!
 //! `config` is what rustls is told: TLS 1.3 only, these keys only, no resumption (it would skip the proof), no early data
 //! (it could be replayed). `records` is one connection: bytes in, bytes out. Sockets are `channel`'s.
@@ -13,7 +14,9 @@
 //! the same key: give each client machine a key of its own.
 
 mod config;
+mod knock;
 mod records;
 
 pub(in crate::rdma::soft) use config::TlsConfigs;
+pub(super) use knock::{ACCESS_DENIED, FIRST_WORDS_MAX};
 pub(super) use records::{Records, SEALED_AT_ONCE, TlsError};

@@ -109,7 +109,7 @@ pub(in crate::rdma::soft::tcp) struct Records {
 impl Records {
     /// The side that connects; its first words are outgoing.
     pub(in crate::rdma::soft::tcp) fn client(configs: &TlsConfigs) -> Result<Self, TlsError> {
-        let side = UnbufferedClientConnection::new(configs.client.clone(), configs.server_name.clone());
+        let side = UnbufferedClientConnection::new(configs.client.clone(), configs.server_name());
         let side = side.map_err(|error| TlsError::Broken(error.to_string()))?;
         let mut records = Self::new(Side::Client(side));
         records.go_on()?;
