@@ -12,7 +12,7 @@
 //! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its
 //! completion was polled, for a queue pair that goes into `Error` completes all of them. So a connection *is over* when its
 //! queue pair is in `Error` and nothing is posted: then its worker lets go of it, whatever ended it. The last request that
-//! runs drops it, and with it go its entry among the connections, its session's count, its registered memory and its place
+//! runs drops it (one that only waits for something ends with it: `ended`), and with it go its entry among the connections, its session's count, its registered memory and its place
 //! in the peer's share.
 //!
 //! # Patience
@@ -31,6 +31,7 @@ use cuttlefs_common::rdma::{
     Access, MemoryRegion, ProtectionDomain, QpState, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
 };
 use cuttlefs_common::rpc::{EarlyOffer, MAX_MESSAGE_BYTES};
+use event_listener::Event;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -111,6 +112,8 @@ pub struct Connection {
     /// Which reply buffers are in flight.
     in_flight: Mutex<[Option<InFlight>; REPLIES]>,
     entry: Entry,
+    /// It has ended.
+    end: Event,
     /// Last: when the place is free, all else is.
     place: Taken,
 }
@@ -159,6 +162,7 @@ impl Connection {
             is_sampled: AtomicBool::new(false),
             in_flight: Mutex::default(),
             entry,
+            end: Event::new(),
             place,
         }
     }
@@ -183,9 +187,26 @@ impl Connection {
         self.qp.close();
     }
 
-    /// Whether its queue pair is broken and has completed all that was posted.
+    /// Whether its queue pair is broken.
+    pub fn has_ended(&self) -> bool {
+        self.qp.state() == QpState::Error
+    }
+
+    /// Whether its queue pair is broken and has completed all that was posted. Whoever waits for its end is told.
     pub fn is_over(&self) -> bool {
-        self.qp.state() == QpState::Error && self.posted.load(Ordering::Acquire) == 0
+        if !self.has_ended() {
+            return false;
+        }
+        self.end.notify(usize::MAX);
+        self.posted.load(Ordering::Acquire) == 0
+    }
+
+    /// Resolves when its queue pair is broken: with the completion of what is posted, or with the next sweep if nothing is.
+    pub async fn ended(&self) {
+        let told = self.end.listen();
+        if !self.has_ended() {
+            told.await;
+        }
     }
 
     /// Posts a signalled send work request. `false` if the connection is broken: it ends, and nothing was posted.

@@ -68,8 +68,9 @@ pub(super) fn test(call: &Call<'_>, filekey: FileKey, lock: &Lock) -> Result<Bod
 pub(super) async fn settled(call: &Call<'_>, hold_ms: u32) -> Result<Body, Status> {
     let hold = Duration::from_millis(u64::from(hold_ms.min(AWAIT_LOCKS_MAX_MS)));
     let ended = call.context.server.locks.settled(call.session);
+    // Whoever asks again over another connection is answered there.
     let over = async {
-        call.context.sleep(hold).await;
+        futures_lite::future::or(call.context.sleep(hold), call.connection.ended()).await;
         Vec::new()
     };
     // What has ended is looked at first, so that nothing is taken and then dropped.
