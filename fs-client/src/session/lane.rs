@@ -23,7 +23,7 @@ use cuttlefs_common::rpc::{
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
@@ -74,6 +74,10 @@ pub(crate) struct Lane {
     cq: Arc<dyn CompletionQueue>,
     region: Arc<dyn MemoryRegion>,
     connection: Option<Connection>,
+    /// Whether it is there: for those who look at a lane that somebody has. Relaxed: a moment late does not matter.
+    is_standing: Arc<AtomicBool>,
+    /// A connection was there before.
+    was_connected: bool,
     completions: Vec<Completion>,
     /// The reply being looked at.
     message: Vec<u8>,
@@ -105,6 +109,8 @@ impl Lane {
             cq: device.create_cq((MAX_RUNS + RECEIVES + 2) as u32)?,
             region: pd.register(Arc::new(memory), access)?,
             connection: None,
+            is_standing: Arc::default(),
+            was_connected: false,
             completions: Vec::new(),
             message: Vec::new(),
             used: false,
@@ -136,7 +142,20 @@ impl Lane {
         self.connection.as_ref().is_some_and(|c| c.qp.state() == QpState::ReadyToSend)
     }
 
+    /// Tells whether a connection stands, at any time and without the lane.
+    pub(super) fn standing(&self) -> Arc<AtomicBool> {
+        self.is_standing.clone()
+    }
+
+    /// Whether a connection stands, by what its link has told by now. Nobody uses the lane.
+    pub(super) fn still_stands(&mut self) -> bool {
+        self.cq.take_event();
+        self.idle(Duration::ZERO);
+        self.is_connected()
+    }
+
     pub(super) fn disconnect(&mut self) {
+        self.is_standing.store(false, Ordering::Relaxed);
         if let Some(connection) = self.connection.take() {
             connection.qp.close();
         }
@@ -169,6 +188,10 @@ impl Lane {
             self.detach(session);
             self.disconnect();
             return Err(RdmaError::Closed);
+        }
+        self.is_standing.store(true, Ordering::Relaxed);
+        if std::mem::replace(&mut self.was_connected, true) {
+            session.counters.reconnects.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -207,7 +230,7 @@ impl Lane {
                 }
                 Err(error) => {
                     self.disconnect();
-                    session.note_away(&error);
+                    session.note_failure(self.slot, &error);
                     session.pause(backoff);
                     backoff = (backoff * 2).min(BACKOFF_LONGEST);
                 }
@@ -505,8 +528,8 @@ impl<'s> LaneGuard<'s> {
                 Ok(Err(status)) => return Err(FsError::Server(status)),
                 Err(Broken::ShutDown) => return Err(FsError::ShutDown),
                 Err(Broken::Disconnected(reason)) => {
-                    self.session.note_away(&reason);
                     self.lane.disconnect();
+                    self.session.note_failure(self.lane.slot, &reason);
                 }
             }
         }

@@ -12,7 +12,8 @@
 //! * The exported windows are used only while the connection that brought them stands.
 //!
 //! # Failure
-//! While the server is away calls wait, with one warning in the log, until it is back or the mount ends.
+//! While the server is away calls wait, with one warning in the log, until it is back or the mount ends. It is away when no lane has a
+//! connection that stands: one lane that cannot connect tries again, and others' calls go on.
 
 mod bitmap_pace;
 mod control;
@@ -207,6 +208,8 @@ pub struct Session {
     device: Arc<dyn Device>,
     /// Taken by a caller for the time of one request. The last two are the control thread's own, and the one for locks.
     lanes: Vec<Mutex<Lane>>,
+    /// Which of them have a connection.
+    standing: Vec<Arc<AtomicBool>>,
     /// Round-robin start for threads without a lane of their own.
     next_lane: AtomicU64,
     /// Read by every one-sided read, on both cores at once: no reader writes to a line they share.
@@ -253,7 +256,7 @@ impl Session {
         let lane_count = options.lanes.clamp(1, MAX_CALLER_LANES) + 2;
         let mut lanes = Vec::with_capacity(lane_count);
         for slot in 0..lane_count {
-            lanes.push(Mutex::new(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?));
+            lanes.push(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?);
         }
         let secret = SessionSecret::draw(random);
         let session = Arc::new(Self {
@@ -263,7 +266,8 @@ impl Session {
             pd,
             device,
             asking: lanes.iter().map(|_| AtomicU64::new(0)).collect(),
-            lanes,
+            standing: lanes.iter().map(Lane::standing).collect(),
+            lanes: lanes.into_iter().map(Mutex::new).collect(),
             next_lane: AtomicU64::new(0),
             attachment: ArcSwapOption::empty(),
             attaching: Mutex::new(()),
@@ -498,7 +502,7 @@ impl Session {
         if self.ending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let is_there = self.attachment.load().is_some() && self.away.lock().is_none();
+        let is_there = self.attachment.load().is_some() && !self.is_away();
         if is_there {
             self.end_early_writes();
         }
@@ -556,6 +560,30 @@ impl Session {
         }
     }
 
+    /// Whether the server was away when somebody last asked it for something.
+    pub fn is_away(&self) -> bool {
+        self.away.lock().is_some()
+    }
+
+    /// A lane has lost its connection, or could not make one.
+    fn note_failure(&self, slot: SlotIndex, error: &dyn std::fmt::Display) {
+        if self.others_stand(slot) {
+            tracing::debug!(endpoint = %self.options.endpoint, %error, "a connection of several is gone or cannot be made; it is tried again");
+        } else {
+            self.note_away(error);
+        }
+    }
+
+    /// Whether a lane beside this one has a connection that stands. One that somebody has stands until he finds that it does not.
+    fn others_stand(&self, slot: SlotIndex) -> bool {
+        let lanes = (0..).map(SlotIndex).zip(self.lanes.iter().zip(&self.standing));
+        let mut others = lanes.filter(|(other, _)| *other != slot);
+        others.any(|(_, (lane, standing))| match lane.try_lock() {
+            Some(mut lane) => lane.still_stands(),
+            None => standing.load(Ordering::Relaxed),
+        })
+    }
+
     fn note_away(&self, error: &dyn std::fmt::Display) {
         if self.ending.load(Ordering::Acquire) {
             return;
@@ -588,7 +616,6 @@ impl Session {
 
     fn note_back(&self) {
         if self.away.lock().take().is_some() {
-            self.counters.reconnects.fetch_add(1, Ordering::Relaxed);
             tracing::info!(endpoint = %self.options.endpoint, "server is back");
         }
     }

@@ -14,7 +14,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
-use cuttlefs_common::rpc::Request;
+use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, Request};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -25,6 +25,7 @@ use cuttlefs_server::shares::Resource;
 use peer::{PATIENCE, Peer, pulled_write, pushed_fetch};
 use serving::Serve;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -182,6 +183,43 @@ fn a_client_tells_a_stranger_in_its_servers_place_nothing() {
     client.shut_down();
 }
 
+/// A mount whose further connections fail is not without its server while others stand.
+#[test]
+fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
+    let site = Site::new();
+    let (path, aside) = (site.unix(), site.directory.path().join("aside"));
+    let client = serving::connect(&Endpoint::Unix(path.clone()), "two lanes", 2, false);
+    let lookup = || client.lookup(&CALLER, InodeNo::ROOT, FILE).expect("an answer");
+    // Each thread has a lane of its own; the first that comes has the first, which is there already.
+    std::thread::scope(|scope| scope.spawn(lookup).join().expect("over the first lane"));
+    let connections = site.running().server().connections.len();
+    std::fs::rename(&path, &aside).expect("the server's socket");
+    let refusing = UnixListener::bind(&path).expect("free");
+    let refuse = |listener: &UnixListener, times| {
+        (0..times).for_each(|_| drop(listener.accept().expect("it tries again")));
+    };
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(lookup);
+        refuse(&refusing, 3);
+        assert!(!client.session().is_away(), "the first lane stands");
+        lookup();
+        assert!(!asking.is_finished(), "it had a lane of its own");
+        // Now the server ends all there are.
+        for connection in site.running().server().connections.all() {
+            connection.close();
+        }
+        site.wait_until("they are there", |site| site.running().server().connections.len() < connections);
+        refuse(&refusing, 3);
+        assert!(client.session().is_away(), "no lane stands");
+        drop(refusing);
+        std::fs::rename(&aside, &path).expect("the server's socket");
+        asking.join().expect("an answer");
+    });
+    assert!(!client.session().is_away());
+    lookup();
+    client.shut_down();
+}
+
 /// However a connection ends, nothing of it stays.
 #[test]
 fn a_connection_that_ended_leaves_nothing() {
@@ -270,6 +308,30 @@ fn a_connection_that_ended_leaves_nothing() {
         site.wait_for_nothing_left();
     }
     site.go_on();
+}
+
+/// A request that only waits does not keep the connection of who is gone.
+#[test]
+fn a_wait_ends_with_its_connection() {
+    let site = Site::new();
+    let asks = |client, slots: &[u16]| {
+        let mut peer = Peer::attached(&site.unix(), client);
+        slots
+            .iter()
+            .for_each(|slot| peer.send(*slot, 1, &Request::AwaitLocks { hold_ms: AWAIT_LOCKS_MAX_MS }));
+        peer
+    };
+    // Before the others, so it is answered before they would be.
+    let first = asks(1, &[1]);
+    for (client, slots) in [(2, &[1][..]), (3, &[1, 2])] {
+        let connections = site.running().server().connections.len();
+        drop(asks(client, slots));
+        let is_gone = |site: &Site| site.running().server().connections.len() <= connections;
+        site.wait_until("the connection is still counted", is_gone);
+        assert!(!first.has_answer(), "that is how long it would have waited anyway");
+    }
+    drop(first);
+    site.wait_for_nothing_left();
 }
 
 /// A transfer whose connection ends is over, and its buffer free, at whatever moment that is.

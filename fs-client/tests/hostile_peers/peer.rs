@@ -10,6 +10,7 @@ use cuttlefs_common::rpc::{
     Sink,
 };
 use cuttlefs_common::status::Status;
+use rustix::net::RecvFlags;
 use rustix::process::Uid;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -164,6 +165,12 @@ impl Peer {
                 return Some((reply, payload[HEADER_LEN..].to_vec()));
             }
         }
+    }
+
+    /// Whether the server has sent something that was not taken.
+    pub fn has_answer(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        rustix::net::recv(&self.stream, &mut [0], flags).is_ok()
     }
 
     /// Answers so many of the server's WRITEs.
