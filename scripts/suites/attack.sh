@@ -153,13 +153,17 @@ median() { sort -g | awk '{value[NR] = $1} END {print NR % 2 ? value[(NR + 1) / 
 
 # attacked KIND this|other: the mount's figures beside the attack, in FIGURES.
 attacked() {
-    local pid
+    local pid newcomer
     python3 "$HERE/hostile.py" "$1" "$(reached "$1" "$2")" anybody "$(awk -v s="$PART_S" 'BEGIN {print s + 0.5}')" \
         >>"$WORK/hostile.log" 2>&1 &
     pid=$!
     # Under way before it is measured.
     sleep 0.3
+    # Whoever has a key comes in, whatever is done without one.
+    status_json >/dev/null &
+    newcomer=$!
     FIGURES=$(beside "$PART_S") || { echo "the mount fails beside an attack on $2 server: $FIGURES"; return 1; }
+    wait "$newcomer" || { echo "nobody new comes in"; return 1; }
     wait "$pid" || { echo "hostile.py $1 failed"; tail -5 "$WORK/hostile.log"; return 1; }
 }
 

@@ -8,6 +8,7 @@ does one kind of harm for so many seconds, and ends. NAME is a file in the root 
 frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
 (fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
 """
+import collections
 import os
 import random
 import select
@@ -457,6 +458,24 @@ def keyless(attack):
             peers = []
 
 
+def crowd(attack):
+    """connections from as many addresses as there are, as fast as they can be made, that say nothing"""
+    host, port = attack.path.rsplit(":", 1)
+    peers, number = collections.deque(), 0
+    while attack.goes_on():
+        peer = socket.socket()
+        peer.setblocking(False)
+        number += 1
+        peer.bind((b"127.%d.%d.%d" % (3 + number // 62500 % 100, number // 250 % 250, number % 250 + 1), 0))
+        try:
+            peer.connect((host.encode(), int(port)))
+        except OSError:
+            pass
+        peers.append(peer)
+        if len(peers) > 500:
+            peers.popleft().close()
+
+
 def handshakes(attack):
     """handshakes of TLS that prove nothing, one after the other"""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -480,9 +499,9 @@ def flood(attack):
 
 KINDS = [
     garbage, half_hello, no_session, sessions, cut_transfers, mute_transfers, unread_reads, unread_replies, parked,
-    slow_frames, locks, filekeys, reclaims, counters, flood, keyless, handshakes,
+    slow_frames, locks, filekeys, reclaims, counters, flood, keyless, crowd, handshakes,
 ]
-KEYLESS = [keyless, handshakes]
+KEYLESS = [keyless, crowd, handshakes]
 
 
 def main():
