@@ -4,10 +4,12 @@ mod world;
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{FsError, Handle, OpenHow, Volume};
+use cuttlefs_common::attr::{InodeFlags, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::life::End;
 use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::time::Duration;
 use world::contents::{CALLER, pattern, read};
@@ -46,6 +48,29 @@ fn a_short_copy_within_a_file_is_as_short_the_second_time() {
 
 /// More than one request carries: the server copies it, in five pieces.
 const LARGE: usize = 1_200_000;
+
+/// As any change that is no write(2) of who had it open before: the kernel of a FUSE file system does not look.
+#[test]
+fn nothing_is_copied_to_a_file_that_may_not_change() {
+    each_kind(|world| {
+        for len in [3_000, LARGE] {
+            for flags in [InodeFlags::IMMUTABLE, InodeFlags::APPEND_ONLY] {
+                let volume = world.client();
+                let copy = Copied::new(&volume, len, false);
+                let ino = volume.lookup(&CALLER, ROOT, copy.target_name()).expect("lookup").ino;
+                let mark = |flags| SetAttr { flags: Some(flags), ..SetAttr::default() };
+                volume.set_attr(&CALLER, ino, mark(flags)).expect("marked");
+                let refused = Err(FsError::Server(Status::NotPermitted));
+                assert_eq!(copy.copy(&volume, len), refused, "{len} bytes, marks {flags:?}");
+                assert_eq!(volume.get_attr(&CALLER, ino).map(|attr| attr.size), Ok(0));
+                volume.set_attr(&CALLER, ino, mark(InodeFlags(0))).expect("not marked any more");
+                assert_eq!(copy.copy(&volume, len), Ok(len as u64));
+                copy.remove(&volume);
+                volume.shut_down();
+            }
+        }
+    });
+}
 
 /// What a client copied is there behind a kill, as everything is that was answered to it; and an fsync says so.
 #[test]

@@ -586,6 +586,11 @@ impl Volume for RemoteVolume {
             return Err(FsError::Server(Status::Invalid));
         }
         if len <= u64::from(MAX_TRANSFER_BYTES) {
+            // It ends in a write, which who had the file open before may do whatever its marks are; a copy is none.
+            let marks = self.get_attr(caller, to.file.ino())?.flags;
+            if marks.has(InodeFlags::IMMUTABLE) || marks.has(InodeFlags::APPEND_ONLY) {
+                return Err(FsError::Server(Status::NotPermitted));
+            }
             return self.copy_here(caller, from, from_offset, &to, to_offset, len as u32);
         }
         let build = || Request::CopyRange {
