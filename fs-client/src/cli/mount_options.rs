@@ -20,6 +20,7 @@ pub(super) const KNOWN: &str =
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
   suid, dev, nosuid, nodev      honour set-id bits, open devices, or not (not): who writes to the server decides on both
+  allow_suid, allow_dev         suid and dev through mount(8) and fstab, which tell a helper of neither
   exec, noexec, atime, noatime
   max_background=N              requests of readahead and asynchronous IO in flight (64)
   threads=N                     threads that serve the mount (8)
@@ -127,9 +128,9 @@ impl MountOptions {
             ("rw", None) => fuse.read_only = false,
             ("allow_other", None) => fuse.allow_other = true,
             ("noallow_other", None) => fuse.allow_other = false,
-            ("suid", None) => fuse.suid = true,
+            ("suid" | "allow_suid", None) => fuse.suid = true,
             ("nosuid", None) => fuse.suid = false,
-            ("dev", None) => fuse.dev = true,
+            ("dev" | "allow_dev", None) => fuse.dev = true,
             ("nodev", None) => fuse.dev = false,
             ("exec", None) => fuse.exec = true,
             ("noexec", None) => fuse.exec = false,
@@ -240,6 +241,11 @@ mod tests {
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
         let options = MountOptions::parse(true, &lists).expect("several -o");
         assert!(!options.fuse.read_only && !options.fuse.suid);
+        // What mount(8) makes of `suid,dev`, and what it passes on.
+        let plain = parse("rw").expect("valid").fuse;
+        assert!(!plain.suid && !plain.dev);
+        let asked = parse("rw,allow_suid,allow_dev").expect("valid").fuse;
+        assert!(asked.suid && asked.dev);
     }
 
     #[test]
