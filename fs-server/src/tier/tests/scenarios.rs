@@ -419,6 +419,43 @@ fn what_is_zeroed_or_reserved_in_many_pieces_goes_in_many_batches() {
     }
 }
 
+/// `found/poc_frag.py`: while a file of 60,000 extents was cut, nobody else was served.
+#[test]
+fn a_cut_or_a_punch_of_many_pieces_gives_way_behind_each_batch() {
+    for cuts in [true, false] {
+        let storage = storage(64, 16);
+        let file = in_pieces(&storage, 11);
+        let (regions, disk) = (&*storage.regions, &storage.disk);
+        let change = async {
+            if !cuts {
+                return punch_hole(regions, disk, &file, 0, 22 * PAGE).await;
+            }
+            let commit = |commit| {
+                storage.meta.commit_data(&[commit])?;
+                storage.meta.attr(INO)
+            };
+            truncate(regions, disk, &file, 0, None, commit).await
+        };
+        let mut change = pin!(change);
+        let extents = || storage.meta.extents(INO).expect("extents").len();
+        let (mut left, mut turns) = (extents(), 0);
+        assert_eq!(left, 11);
+        loop {
+            let result = block_on(poll_once(change.as_mut()));
+            let now = extents();
+            assert!(left - now <= STEP_PIECES, "{} extents went in one turn", left - now);
+            (left, turns) = (now, turns + 1);
+            if let Some(result) = result {
+                result.expect("is done");
+                break;
+            }
+        }
+        assert_eq!(left, 0);
+        assert!(turns >= 11 / STEP_PIECES, "{turns} turns");
+        storage.check();
+    }
+}
+
 #[test]
 fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
     // The store fails, or nobody waits any longer.
