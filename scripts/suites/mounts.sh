@@ -96,11 +96,14 @@ squashed() {
 check "a squashed root is a plain user" squashed
 export_as 's/^root_squash/# root_squash/'
 
-# The export is served all the same, to whom it is for, as soon as there is something to serve.
-umount_fs && stop_server && sed -i 's#^path = .*#path = "/later"#' "$POOL/cuttlefs.toml" && launch_server || exit 1
-check "an export without its directory does not stop a start" refused "does not exist" \
-    cuttlefs mount "$(server_url)" "$MNT"
-stop_server && sed -i 's#^path = .*#path = "/"#' "$POOL/cuttlefs.toml" && launch_server && mount_fs || exit 1
+# It is refused to whom it is for until its directory is made; nobody else is concerned.
+export_as '0,/^\[\[export\]\]/s//[[export]]\nfor = ["uid:7"]\npath = "\/later"\n\n[[export]]/'
+by_seven() { setpriv --reuid=7 --regid=7 --clear-groups "$CUTTLEFS_BIN/cuttlefs" status "unix://$WORK/unix.sock"; }
+export_made_later() {
+    refused "does not exist there" by_seven && mkdir -m 755 "$MNT/later" && by_seven >/dev/null && rmdir "$MNT/later" &&
+        refused "does not exist there" by_seven
+}
+check "an export waits for its directory, and nobody else for it" export_made_later
 
 check "a pool in use is refused" refused "in use by process $SERVER_PID" \
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --listen "unix://$WORK/second.sock"
