@@ -34,7 +34,7 @@ pub const WRITE_BACK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_GROUP_FILES: usize = 256;
 /// New pieces of a group at most, and about as many of one file: each is a record of the store's batch, and nobody else changes metadata while
 /// one is made, some microseconds a record. Who makes a file have more writes it back first. Few in tests, so that they come there.
-pub(super) const MAX_FRESH_PIECES: usize = if cfg!(test) { 64 } else { 8192 };
+pub(super) const MAX_FRESH_PIECES: usize = if cfg!(test) { 64 } else { 4096 };
 /// How often a writer helps to clean frames before it goes on regardless; frames are bounded anyway, and a write
 /// without a free frame goes past them.
 const RELIEF_ROUNDS: usize = 16;
