@@ -510,4 +510,61 @@ mod tests {
         let missing = Config::load(Path::new("/nowhere/cuttlefs.toml")).expect_err("missing");
         assert!(missing.to_string().contains("/nowhere"));
     }
+
+    /// A pool's configuration in which every key is set.
+    fn with_every_key() -> Config {
+        let mut all = example();
+        all.server.ring_dir = Some("rings".into());
+        let account = Some(Account { uid: 1, gid: 2 });
+        let (root_squash, all_squash) = (account, account);
+        all.export = vec![ExportConfig {
+            root_squash,
+            all_squash,
+            speaks_for_others: Some(true),
+            ..ExportConfig::default()
+        }];
+        all
+    }
+
+    /// Keys with their values, as `section.key`.
+    fn keys_of(config: &Config) -> std::collections::BTreeMap<String, String> {
+        let text = config.render().expect("UTF-8");
+        let table: toml::Table = text.parse().expect("TOML");
+        let sections = table.into_iter().map(|(section, value)| match value {
+            toml::Value::Array(mut all) => (section, all.remove(0)),
+            value => (section, value),
+        });
+        let mut keys = std::collections::BTreeMap::new();
+        for (section, value) in sections {
+            let toml::Value::Table(values) = value else { panic!("{section} is no table") };
+            keys.extend(
+                values.into_iter().map(|(key, value)| (format!("{section}.{key}"), value.to_string())),
+            );
+        }
+        keys
+    }
+
+    #[test]
+    fn every_key_is_documented_with_its_default() {
+        let document = include_str!("../../docs/operations.md");
+        let section =
+            document.split("\n## cuttlefs.toml\n").nth(1).and_then(|rest| rest.split("\n## ").next());
+        let mut documented = std::collections::BTreeMap::new();
+        for row in section.expect("the section").lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+            let [key, _, default, _] = cells[..] else { panic!("{row}") };
+            documented.insert(key.trim_matches('`').to_owned(), default.trim_matches('`').to_owned());
+        }
+        let known = keys_of(&with_every_key());
+        assert_eq!(documented.keys().collect::<Vec<_>>(), known.keys().collect::<Vec<_>>());
+        let defaults = keys_of(&example());
+        for (key, shown) in documented {
+            let default = match defaults.get(&key) {
+                _ if key.starts_with("pool.") => "set by `format",
+                Some(value) => value,
+                None => "none",
+            };
+            assert_eq!(shown, default, "{key}");
+        }
+    }
 }
