@@ -131,6 +131,7 @@ fn rotten_pages_are_told_and_stay_errors_until_they_are_accepted() {
         let pages: Vec<_> =
             report["findings"].as_array().expect("list").iter().map(|f| f["page"].clone()).collect();
         assert_eq!(pages, [7, 200]);
+        assert_eq!(report["findings"][0]["path"], "/file", "who restores it wants its name");
     }
     assert_eq!(fsck(&dir, &["--repair", "--accept-rotten"]).0, 1);
     assert_eq!(fsck(&dir, &[]).0, 0);

@@ -19,7 +19,7 @@ mod report;
 pub use report::{Finding, Report};
 
 use crate::log::{Contents, FileLog};
-use crate::meta::{Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, repair};
+use crate::meta::{Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, paths, repair};
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
 use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::world::{Clock, SystemClock};
@@ -121,6 +121,7 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
     report.inodes = survey.inodes;
     report.entries = survey.entries;
     pages::check(options, &opened, &survey, &mut report, progress).map_err(FsckError::Data)?;
+    report.name_files(&paths(&store, &report.files_with_bad_pages()).map_err(MetaError::from)?);
     Ok(report)
 }
 
@@ -232,6 +233,7 @@ impl Finding {
             kind: problem.kind.name(),
             ino: problem.ino.0,
             page,
+            path: None,
             what: problem.to_string(),
             repair: Some(problem.kind.repair()),
         }

@@ -79,6 +79,7 @@ fn start(options: &FsckOptions, ring: &UringDisk, disk: &SummedDisk, report: &mu
         kind: "intents",
         ino: 0,
         page: None,
+        path: None,
         what: error.to_string(),
         repair: Some("writes empty intents; pages whose checksums do not match are told as rotten"),
     };
@@ -120,6 +121,7 @@ fn look(
             kind,
             ino: ino.0,
             page: Some(file_page),
+            path: None,
             what: format!("inode {ino}: page {file_page}, pool page {page}: {what}"),
             repair: (kind == "rotten-page").then_some("--accept-rotten gives it a checksum of what it holds"),
         };

@@ -1,6 +1,8 @@
 //! What a check found, as text and as JSON.
 
+use cuttlefs_common::ids::InodeNo;
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Findings that are kept with all they say; further ones are only counted.
 pub const MOST_FINDINGS: usize = 10_000;
@@ -21,6 +23,8 @@ pub struct Finding {
     pub ino: u64,
     /// The file page or pool page, if it is about one.
     pub page: Option<u64>,
+    /// What the file is called, where that is known.
+    pub path: Option<String>,
     /// In words.
     pub what: String,
     /// What `--repair` does about it, if it can.
@@ -30,7 +34,7 @@ pub struct Finding {
 impl Finding {
     /// Of the pool as a whole; nothing can be done.
     pub(super) fn pool(kind: &'static str, what: String) -> Self {
-        Self { kind, ino: 0, page: None, what, repair: None }
+        Self { kind, ino: 0, page: None, path: None, what, repair: None }
     }
 
     fn json(&self, repaired: bool) -> Value {
@@ -38,6 +42,7 @@ impl Finding {
             "kind": self.kind,
             "ino": self.ino,
             "page": self.page,
+            "path": self.path,
             "what": self.what,
             "repair": self.repair,
             "repaired": repaired,
@@ -73,6 +78,28 @@ pub struct Report {
 }
 
 impl Report {
+    /// Files of whose pages some cannot be read.
+    pub(super) fn files_with_bad_pages(&self) -> BTreeSet<InodeNo> {
+        let pages = self.left.iter().chain(&self.repairs).filter(|finding| finding.kind.ends_with("-page"));
+        pages.map(|finding| InodeNo(finding.ino)).collect()
+    }
+
+    /// Says of them what they are called: whoever restores them wants to know.
+    pub(super) fn name_files(&mut self, paths: &BTreeMap<InodeNo, Vec<u8>>) {
+        let pages =
+            self.left.iter_mut().chain(&mut self.repairs).filter(|finding| finding.kind.ends_with("-page"));
+        for finding in pages {
+            // Names may be of any bytes, and end a line.
+            finding.path = paths.get(&InodeNo(finding.ino)).map(|path| match std::str::from_utf8(path) {
+                Ok(text) if !text.contains(char::is_control) => text.to_owned(),
+                _ => path.escape_ascii().to_string(),
+            });
+            if let Some(path) = &finding.path {
+                finding.what = format!("{path}: {}", finding.what);
+            }
+        }
+    }
+
     pub(super) fn find(&mut self, finding: Finding) {
         Self::keep(&mut self.left, &mut self.untold, finding);
     }

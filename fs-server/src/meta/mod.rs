@@ -36,6 +36,7 @@ mod metadata;
 mod name;
 mod operation;
 mod page_map;
+mod paths;
 mod problem;
 mod record;
 mod repair;
@@ -61,6 +62,7 @@ pub use operation::{
     Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
+pub use paths::paths;
 pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;

@@ -409,7 +409,7 @@ impl Regions {
         add(&self.counters.read_errors, 1);
         if error.is_rot() {
             add(&self.counters.rotten_pages, 1);
-            tracing::error!(%ino, %page, pool_page = %pool, "a page's bytes do not match its checksum; its reads fail");
+            tracing::error!(%ino, %page, pool_page = %pool, "a page's bytes do not match its checksum; its reads fail (which file: find MOUNT -inum INO)");
         } else {
             tracing::error!(%error, %ino, %page, pool_page = %pool, "a page could not be read");
         }
