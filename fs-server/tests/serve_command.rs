@@ -96,3 +96,53 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
     let status = server.wait().expect("it stops");
     assert!(status.success(), "{status}");
 }
+
+/// What `cuttlefsd` says before it ends with an error.
+fn refuses(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_cuttlefsd")).args(arguments).output().expect("it runs");
+    assert!(!output.status.success(), "{arguments:?} succeeded");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let dir = tempfile::tempdir().expect("directory");
+    let pool = dir.path().join("pool");
+    let pool_text = pool.to_str().expect("UTF-8");
+    let no_size = refuses(&["format", "--pool", pool_text]);
+    assert!(no_size.contains("no --size is given") && no_size.contains("--size 8G"), "{no_size}");
+    let too_large = refuses(&["format", "--pool", pool_text, "--size", "1000T"]);
+    assert!(too_large.contains("there is no room") || too_large.contains("at most"), "{too_large}");
+    make_pool(&pool);
+    let serve = |more: &[&str]| refuses(&[&["serve", "--pool", pool_text, "--memory", "4M"], more].concat());
+    let nowhere = serve(&[]);
+    assert!(
+        nowhere.contains("--listen tcp://127.0.0.1:7950") && nowhere.contains("cuttlefs.toml"),
+        "{nowhere}"
+    );
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port();
+    let in_use = serve(&["--listen", &format!("tcp://127.0.0.1:{port}")]);
+    assert!(in_use.contains("another program listens") && in_use.contains("choose another port"), "{in_use}");
+    let unknown = serve(&["--listen", "tcp://no-such-host.invalid:1"]);
+    assert!(
+        unknown.contains("no-such-host.invalid") && unknown.contains("check how it is written"),
+        "{unknown}"
+    );
+    let foreign = serve(&["--listen", "tcp://192.0.2.1:0"]);
+    assert!(foreign.contains("no such address") && foreign.contains("0.0.0.0"), "{foreign}");
+    let memory =
+        refuses(&["serve", "--pool", pool_text, "--memory", "900T", "--listen", "tcp://127.0.0.1:0"]);
+    assert!(memory.contains("--memory 900T is more than there is"), "{memory}");
+}
+
+#[test]
+fn the_folder_of_a_socket_is_made() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("directory");
+    let pool = dir.path().join("pool");
+    make_pool(&pool);
+    let folder = dir.path().join("run/cuttlefs");
+    let _server = Server::start(&pool, &folder.join("a.sock"), &[]);
+    assert_eq!(folder.metadata().expect("made").permissions().mode() & 0o777, 0o755);
+}

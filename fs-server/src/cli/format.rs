@@ -12,11 +12,17 @@ use std::path::PathBuf;
 const ROOT_MODE: u16 = 0o755;
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefsd format --pool /srv/cuttle --size 64G
+  cuttlefsd format --pool /srv/cuttle --size 64G --data /ssd1/data --data /ssd2/data
+  cuttlefsd format --pool /srv/cuttle --data /dev/nvme1n1
+
+The pool's settings are then in its cuttlefs.toml (docs/operations.md). Its size cannot be changed.")]
 pub(super) struct FormatArgs {
     /// Directory of the pool; made if it is not there
     #[arg(long, value_name = "DIR")]
     pool: PathBuf,
-    /// Space for files, such as 64G; not needed if every --data is a device
+    /// Space for files, such as 64G, taken from the disk at once; not needed if every --data is a device
     #[arg(long, default_value = "0", hide_default_value = true)]
     size: ByteSize,
     /// Data file or block device; may be given several times [default: DIR/data]
@@ -60,6 +66,7 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         ByteSize(report.pages * PAGE_SIZE_U64),
         args.pool.display()
     );
+    println!("its data files take that much of the disk from now on; it does not grow");
     println!(
         "serve it with: cuttlefsd serve --pool {} --memory 1G --listen tcp://127.0.0.1:7950",
         args.pool.display()

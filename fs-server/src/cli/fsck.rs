@@ -13,6 +13,11 @@ const OPERATIONAL_ERROR: u8 = 8;
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefsd fsck --pool /srv/cuttle              looks only
+  cuttlefsd fsck --pool /srv/cuttle --repair     docs/fsck.md says what it does with each finding
+
+Exit codes: 0 clean, 1 all repaired, 4 errors are left, 8 nothing could be checked, 16 usage")]
 pub(super) struct FsckArgs {
     /// Directory of the pool
     #[arg(long, value_name = "DIR")]

@@ -15,7 +15,7 @@ const POOL_KEY_NAME: &str = "pool";
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cuttlefsd key new --name box7 box7.key       make a key for the machine box7; copy it there, mode 0600
+  cuttlefsd key new --name box7 box7.key       for the machine box7: copy it there, mode 0600
   cuttlefsd serve --pool DIR --key box7.key --key box8.key --listen tcp://0.0.0.0:7950
   cuttlefs mount tcp://server:7950 /mnt --key box7.key
 
@@ -28,6 +28,8 @@ pub(super) struct KeyArgs {
 #[derive(Subcommand)]
 enum KeyCommand {
     /// Make a key file, which only its owner can read
+    #[command(after_help = "Examples:
+  cuttlefsd key new --name box7 /etc/cuttlefs/box7.key")]
     New {
         /// Whose key it will be, as the server knows it
         #[arg(long, default_value = "cluster", value_name = "NAME")]
@@ -36,6 +38,8 @@ enum KeyCommand {
         file: PathBuf,
     },
     /// Show a key's name and fingerprint, not the key
+    #[command(after_help = "Examples:
+  cuttlefsd key show /etc/cuttlefs/box7.key")]
     Show {
         /// The key file
         file: PathBuf,
@@ -43,15 +47,24 @@ enum KeyCommand {
 }
 
 pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
-    let key = match &args.command {
+    match &args.command {
         KeyCommand::New { name, file } => {
             let key = ClusterKey::generate(name, &SystemRandom)?;
             key.create_file(file)?;
-            key
+            let file = file.display();
+            println!("made the key `{}` in {file}; its fingerprint is {}", key.name(), key.fingerprint());
+            println!(
+                "the server takes it with:  cuttlefsd serve --key {file} (and the keys it takes already)"
+            );
+            println!(
+                "a copy of the file, mode 0600, on the client mounts with:  cuttlefs mount SERVER DIR --key {file}"
+            );
         }
-        KeyCommand::Show { file } => ClusterKey::read_file(file)?,
-    };
-    println!("{} {}", key.name(), key.fingerprint());
+        KeyCommand::Show { file } => {
+            let key = ClusterKey::read_file(file)?;
+            println!("{} {}", key.name(), key.fingerprint());
+        }
+    }
     Ok(())
 }
 

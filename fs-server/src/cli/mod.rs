@@ -3,6 +3,7 @@
 mod format;
 mod fsck;
 mod key;
+mod machine_memory;
 mod serve;
 
 use clap::{Parser, Subcommand};
@@ -39,8 +40,7 @@ enum Command {
     Format(format::FormatArgs),
     /// Serve a pool until SIGTERM or Ctrl-C
     Serve(serve::ServeArgs),
-    /// Check a pool that nobody serves, and repair it. Exit codes: 0 clean, 1 all repaired, 4 errors are left,
-    /// 8 nothing could be checked, 16 usage
+    /// Check a pool that nobody serves, and repair it
     Fsck(fsck::FsckArgs),
     /// Make a key by which clients and server know each other over tcp://, or show which one a file holds
     Key(key::KeyArgs),
@@ -93,5 +93,21 @@ mod tests {
     #[test]
     fn the_table_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_every_command_is_whole() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let name = command.get_name().to_owned();
+            let text = command.clone().render_long_help().to_string();
+            assert!(command.has_subcommands() || text.contains("Examples:"), "{name} has no example");
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{name}: {}", argument.get_id());
+            }
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            after.lines().for_each(|line| assert!(line.len() <= 100, "{name}: too long: {line}"));
+            commands.extend(command.get_subcommands().filter(|one| !one.is_hide_set()).cloned());
+        }
     }
 }

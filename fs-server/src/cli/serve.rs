@@ -1,6 +1,7 @@
 //! `cuttlefsd serve`: opens a pool, serves it, stops cleanly on SIGTERM or SIGINT.
 
-use crate::config::{Durability, ExportConfig, LEAST_MEMORY_BYTES};
+use super::machine_memory::MachineMemory;
+use crate::config::{CONFIG_FILE, Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::early::{EarlyChoice, RingDevice, RingOptions};
 use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{DiskOptions, DiskStore, Meta};
@@ -35,19 +36,27 @@ const WANTED_DESCRIPTORS: u64 = 2 * Resource::Connections.bound().all as u64 + 2
 const MOST_WORKERS: usize = 64;
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  cuttlefsd serve --pool /srv/cuttle --memory 8G --listen tcp://0.0.0.0:7950
+  cuttlefsd serve --pool /srv/cuttle --listen shm:///run/cuttlefs/a.sock --listen tcp://127.0.0.1
+  cuttlefsd serve --pool /srv/cuttle          with memory, listen and keys of its cuttlefs.toml
+
+It runs in the foreground, logs to standard error, and stops at SIGTERM or Ctrl-C when everything is
+written back. The port of tcp:// is 7950 if none is written. Clients mount with:
+  cuttlefs mount tcp://HOST:7950 DIR --key FILE")]
 pub(super) struct ServeArgs {
     /// Directory of the pool
     #[arg(long, value_name = "DIR")]
     pool: PathBuf,
     /// DRAM for file pages, never exceeded [default: `memory` of cuttlefs.toml, 1G]
-    #[arg(long)]
+    #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
     /// Where to listen: tcp://HOST:PORT, unix:///PATH or shm:///PATH; may be given several times
     /// [default: `listen` of cuttlefs.toml]
     #[arg(long, value_name = "ENDPOINT")]
     listen: Vec<Endpoint>,
     /// Worker threads for RPCs [default: one for two cores, at most 8]
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// How file regions are served: term, or one of what it is compared with (pin, odp, rpc, rpc-buffer, rpc-direct)
     #[arg(long, default_value_t, value_name = "POLICY")]
@@ -130,7 +139,10 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = opened.config().clone();
     let listen = if args.listen.is_empty() { config.server.listen.clone() } else { args.listen };
     if listen.is_empty() {
-        bail!("nothing to listen on; give --listen, such as --listen tcp://127.0.0.1:7950");
+        bail!(
+            "nothing to listen on; give --listen, such as --listen tcp://127.0.0.1:7950, or set `listen` in {}",
+            args.pool.join(CONFIG_FILE).display()
+        );
     }
     let configured = config.server.keys.iter().map(|path| args.pool.join(path));
     let keys = if args.key.is_empty() && !args.insecure { configured.collect() } else { args.key };
@@ -142,6 +154,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         ByteSize(memory),
         ByteSize(LEAST_MEMORY_BYTES)
     );
+    if let Some(warning) = MachineMemory::read().admit(memory)? {
+        tracing::warn!("{warning}");
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));

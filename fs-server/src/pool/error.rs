@@ -3,6 +3,7 @@
 use super::superblock::SuperblockError;
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, ConfigError};
+use cuttlefs_common::size::ByteSize;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -72,13 +73,16 @@ pub enum PoolError {
     Size(String),
     /// There is not enough room for a data file.
     #[error(
-        "{path} needs {needed} bytes and the file system it is on has not so much; give a smaller --size"
+        "there is no room for {path}: it takes {} at once, and its file system has {} free for it; give a smaller --size, or name \
+         a file elsewhere with --data", ByteSize(*needed), ByteSize(*free)
     )]
     NoRoom {
         /// The data file.
         path: PathBuf,
         /// Its length.
         needed: u64,
+        /// What is free.
+        free: u64,
     },
     /// `cuttlefs.toml` cannot be used.
     #[error(transparent)]

@@ -28,7 +28,7 @@ use super::error::at;
 use super::signature::{HEAD_BYTES, signature_of};
 use super::sums::intent;
 use super::sums::layout::{intent_blocks, pages_that_fit};
-use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock};
+use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock, file_bytes};
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, Config, PoolConfig};
 use crate::meta::POOL_PAGES_MAX;
@@ -36,9 +36,10 @@ use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
 use rustix::fs::FallocateFlags;
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Least space of a data file: what is smaller holds nothing worth serving.
@@ -123,6 +124,7 @@ fn format_in_steps(
     let ours = begun.flatten();
     let mut candidates = look_at_data(options, dir, ours)?;
     let pages = share_out(options, &mut candidates)?;
+    check_room(&candidates)?;
 
     let uuid = ours.unwrap_or_else(|| PoolUuid::draw(&SystemRandom));
     write_durably(dir, UNFINISHED_FILE, UNFINISHED_FILE, uuid.to_string().as_bytes())?;
@@ -277,9 +279,14 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
     let least = ByteSize(LEAST_FILE_BYTES);
     let pages_in_all = options.size.div_ceil(PAGE_SIZE_U64);
     if files > 0 && options.size / files < LEAST_FILE_BYTES {
-        let size = ByteSize(options.size);
+        let (size, all) = (ByteSize(options.size), ByteSize(LEAST_FILE_BYTES * files));
+        let wrong = match options.size {
+            0 => "no --size is given".to_owned(),
+            _ if files == 1 => format!("--size {size} is too little"),
+            _ => format!("--size {size} is too little for {files} data files"),
+        };
         return Err(PoolError::Size(format!(
-            "--size {size} is less than {least} for each of {files} data files"
+            "{wrong}; it is the space for files, {all} at least: --size 8G, for instance"
         )));
     }
     let (mut total, mut files_seen) = (0u64, 0);
@@ -311,6 +318,35 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
     Ok(total)
 }
 
+/// Refuses what does not fit, before anything is destroyed. Files on one file system share its room; what files hold that are there
+/// already is theirs to use.
+fn check_room(candidates: &[Candidate]) -> Result<(), PoolError> {
+    let mut wanted: HashMap<u64, u64> = HashMap::new();
+    for candidate in candidates {
+        let path = candidate.path.as_path();
+        let opened = candidate.opened.as_ref();
+        if opened.is_some_and(|opened| opened.is_device) {
+            continue;
+        }
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let device = fs::metadata(parent).map_err(at("look at", parent))?.dev();
+        let holds = match opened {
+            Some(opened) => opened.file.metadata().map_err(at("look at", path))?.blocks() * 512,
+            None => 0,
+        };
+        let needed = file_bytes(candidate.pages);
+        let wanted = wanted.entry(device).or_default();
+        *wanted += needed.saturating_sub(holds);
+        let space =
+            rustix::fs::statvfs(parent).map_err(|error| at("ask for the room of", parent)(error.into()))?;
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        if *wanted > free {
+            return Err(PoolError::NoRoom { path: path.to_owned(), needed, free });
+        }
+    }
+    Ok(())
+}
+
 /// Brings a data file to its length and writes its superblock, durably.
 fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), PoolError> {
     let path = candidate.path.as_path();
@@ -333,7 +369,7 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
                 let _ = fs::remove_file(path);
             }
             return Err(match full {
-                true => PoolError::NoRoom { path: path.to_owned(), needed: len },
+                true => PoolError::NoRoom { path: path.to_owned(), needed: len, free: 0 },
                 false => at("extend", path)(error),
             });
         }

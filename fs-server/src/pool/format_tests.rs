@@ -196,6 +196,17 @@ fn sizes_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn what_does_not_fit_destroys_nothing() {
+    let dir = temporary();
+    let made = options(dir.path());
+    format(&made).expect("a pool");
+    let huge = FormatOptions { size: 64 << 40, force: true, ..made.clone() };
+    let error = format(&huge).expect_err("no disk here has so much").to_string();
+    assert!(error.contains("takes 64") && error.contains("free for it"), "{error}");
+    open(&made.dir).expect("the pool is there as it was");
+}
+
+#[test]
 fn a_format_that_was_cut_off_is_seen_and_can_be_done_again() {
     let dir = temporary();
     let options = options(dir.path());

@@ -213,8 +213,13 @@ impl Superblock {
 
     /// Bytes a data file with this superblock has at least.
     pub fn file_bytes(&self) -> u64 {
-        DATA_START + (self.pages + extra_pages(self.pages)) * PAGE_SIZE_U64
+        file_bytes(self.pages)
     }
+}
+
+/// Length of a data file with so many pages.
+pub fn file_bytes(pages: u64) -> u64 {
+    DATA_START + (pages + extra_pages(pages)) * PAGE_SIZE_U64
 }
 
 #[cfg(test)]

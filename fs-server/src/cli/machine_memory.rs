@@ -1,0 +1,132 @@
+//! How much memory this process may have: the machine's, or what its control groups (cgroup v2) leave it.
+//!
+//! Frames fill up with what is read and written, so a server that is given more than there is runs well for a while and is then
+//! killed by the kernel, in the midst of its work. It is refused instead.
+//!
+//! # Failure
+//! What cannot be found out is no bound: `/proc` or `/sys` may be missing.
+
+use anyhow::ensure;
+use cuttlefs_common::size::ByteSize;
+use std::path::Path;
+
+/// Of what there is, a server leaves an eighth to its own needs and to others: with less, a warning.
+const LEFT_SHARE: u64 = 8;
+
+/// Most memory there can be, and by whose word.
+#[derive(Debug, PartialEq, Eq)]
+struct Bound {
+    bytes: u64,
+    whose: String,
+}
+
+/// What there is.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct MachineMemory {
+    /// The narrowest.
+    bound: Option<Bound>,
+    /// What the kernel would give now, by its own estimate.
+    available: Option<u64>,
+}
+
+impl MachineMemory {
+    /// Of this process.
+    pub(super) fn read() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// As `/proc` and `/sys` below `root` say.
+    fn below(root: &Path) -> Self {
+        let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+        let figures = read("proc/meminfo");
+        let figure = |name: &str| {
+            let line = figures.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let machine = figure("MemTotal").map(|bytes| Bound { bytes, whose: "this machine has".to_owned() });
+        // The line of version 2 is `0::/PATH`; each group on the way has its own limit.
+        let groups = read("proc/self/cgroup");
+        let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+        let limits = Path::new(group).ancestors().filter_map(|group| {
+            let file = Path::new("sys/fs/cgroup").join(group).join("memory.max");
+            let bytes = std::fs::read_to_string(root.join(&file)).ok()?.trim().parse().ok()?;
+            Some(Bound { bytes, whose: format!("the control group allows (/{})", file.display()) })
+        });
+        let bound = machine.into_iter().chain(limits).min_by_key(|bound| bound.bytes);
+        Self { bound, available: figure("MemAvailable") }
+    }
+
+    /// Whether a server may have so much; a warning if it is much of what there is.
+    ///
+    /// # Errors
+    /// It is more than there is.
+    pub(super) fn admit(&self, memory: u64) -> anyhow::Result<Option<String>> {
+        let Some(Bound { bytes, whose }) = &self.bound else { return Ok(None) };
+        let asked = ByteSize(memory);
+        ensure!(
+            memory <= *bytes,
+            "--memory {asked} is more than there is: {whose} {}; give less, such as {}",
+            ByteSize(*bytes),
+            ByteSize((bytes / 2).next_multiple_of(1 << 20))
+        );
+        if memory > bytes - bytes / LEFT_SHARE {
+            return Ok(Some(format!(
+                "--memory {asked} is nearly all there is ({whose} {}); the kernel may end the server when it is used",
+                ByteSize(*bytes)
+            )));
+        }
+        let lacking = self.available.filter(|available| memory > *available);
+        Ok(lacking.map(|available| {
+            format!(
+                "--memory {asked} is more than is free now ({}); other programs have the rest",
+                ByteSize(available)
+            )
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A machine with 8 GiB, and control groups with these limits on the way.
+    fn machine(limits: &[(&str, &str)]) -> MachineMemory {
+        let root = tempfile::tempdir().expect("directory");
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            std::fs::write(path, text).expect("written");
+        };
+        write("proc/meminfo", "MemTotal:        8388608 kB\nMemFree: 1 kB\nMemAvailable:    4194304 kB\n");
+        write("proc/self/cgroup", "0::/system.slice/cuttlefsd.service\n");
+        limits.iter().for_each(|(group, limit)| write(&format!("sys/fs/cgroup/{group}memory.max"), limit));
+        MachineMemory::below(root.path())
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let plain = machine(&[("system.slice/", "max\n")]);
+        let refused = plain.admit(9 * GIB).expect_err("too much").to_string();
+        assert!(refused.contains("--memory 9G") && refused.contains("this machine has 8G"), "{refused}");
+        assert!(refused.contains("such as 4G"), "{refused}");
+        assert!(plain.admit(8 * GIB).expect("just").expect("a warning").contains("nearly all"));
+        assert!(plain.admit(5 * GIB).expect("enough").expect("a warning").contains("free now (4G)"));
+        assert_eq!(plain.admit(4 * GIB).expect("enough"), None);
+    }
+
+    #[test]
+    fn the_narrowest_control_group_counts() {
+        let groups = [("system.slice/", "1073741824\n"), ("system.slice/cuttlefsd.service/", "2147483648\n")];
+        let refused = machine(&groups).admit(2 * GIB).expect_err("too much").to_string();
+        assert!(refused.contains("allows (/sys/fs/cgroup/system.slice/memory.max) 1G"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_not_known_bounds_nothing() {
+        let nothing = MachineMemory::below(Path::new("/nowhere"));
+        assert_eq!(nothing.admit(u64::MAX).expect("not known"), None);
+        assert!(MachineMemory::read().bound.is_some_and(|bound| bound.bytes > 0), "of this machine");
+    }
+}
