@@ -93,7 +93,8 @@ fn fake_format(arguments: &[String]) -> ExitCode {
         eprintln!("a pool needs more than a byte");
         return ExitCode::FAILURE;
     }
-    std::fs::write(pool.join("cuttlefs.toml"), "").expect("write");
+    let text = format!("[pool]\nsize = {}\n", argument(arguments, "--size"));
+    std::fs::write(pool.join("cuttlefs.toml"), text).expect("write");
     ExitCode::SUCCESS
 }
 
@@ -347,8 +348,9 @@ fn a_dead_mount_is_mounted_again() {
     let pid = mount_pid(mnt);
     signal(pid, rustix::process::Signal::KILL);
     eventually("the death", || !runs(pid));
-    let dead = std::fs::metadata(mnt).expect_err("dead").raw_os_error();
-    assert_eq!(dead, Some(107), "transport endpoint is not connected");
+    // A request that is under way as it dies is broken off: then it is ECONNABORTED, once.
+    let error = || std::fs::metadata(mnt).expect_err("dead").raw_os_error();
+    eventually("that nobody is behind it", || error() == Some(libc::ENOTCONN));
     succeeds(&["mount", "tcp://memory:1", mnt]);
     std::fs::write(place.mnt().join("f"), "alive").expect("write");
     succeeds(&["umount", mnt]);
@@ -503,7 +505,17 @@ fn a_mount_that_ends_says_what_is_lost() {
     let output = child.wait_with_output().expect("wait");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("would be lost"), "{said}");
-    // umount(8): its process waits, and fails in the end.
+    // umount(8): its process waits, until it is told not to.
+    let child = foreground();
+    let pid = child.id() as i32;
+    rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(runs(pid), "it waits for the server");
+    signal(pid, rustix::process::Signal::TERM);
+    let began = Instant::now();
+    assert!(child.wait_with_output().expect("wait").status.success());
+    assert!(began.elapsed() < LIMIT, "and not any more");
+    // Or it fails in the end.
     let child = foreground();
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
     let output = child.wait_with_output().expect("wait");
@@ -624,7 +636,8 @@ fn up_and_down() {
     );
     std::fs::write(place.mnt().join("f"), "hello").expect("write");
     assert!(succeeds(&["status", mnt]).contains("version: test"), "by the mount's source");
-    assert!(fails(&["up", mnt, "--pool", pool]).contains("already"));
+    let twice = fails(&["up", mnt, "--pool", pool]);
+    assert!(twice.contains("is up at") && twice.contains(&format!("cuttlefs down {mnt}")), "{twice}");
     // The same pool at another place: the server that answers is not the one that would be started.
     let other = place.dir.path().join("other");
     let refused = fails(&["up", other.to_str().expect("UTF-8"), "--pool", pool]);
@@ -645,7 +658,9 @@ fn up_and_down() {
     assert!(place.pool().join("stopped").exists(), "asked, not killed");
 
     // Again, on the pool that is there; and a plain umount(8) ends it all too.
-    let text = succeeds(&["up", mnt, "--pool", pool]);
+    let other_size = fails(&["up", mnt, "--pool", pool, "--size", "128M"]);
+    assert!(other_size.contains("has 64M, and --size says 128M"), "{other_size}");
+    let text = succeeds(&["up", mnt, "--pool", pool, "--size", "64M"]);
     assert!(!text.contains("making a pool"), "{text}");
     let server = place.server_pid();
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");

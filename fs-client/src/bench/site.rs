@@ -31,7 +31,7 @@ impl Site {
                 "{label} does not answer: its server is away, or hangs; see `cuttlefs status {label}`, and try again when it is back"
             );
         };
-        if let Err(Errno::NOTCONN) = space {
+        if let Err(Errno::NOTCONN | Errno::CONNABORTED) = space {
             bail!(
                 "the process behind the mount {label} has died; take it away with `cuttlefs umount {label}`, and mount it again"
             );

@@ -90,14 +90,34 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
     };
     let device = device(server, &options.trust)?;
     Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
-        // Nobody is there, as opposed to somebody who does not want us and says why.
-        RdmaError::Io { ref source, .. } if source.kind() != ErrorKind::PermissionDenied => {
-            anyhow!("{error}; is cuttlefsd running there, and listening at {server}?")
-        }
+        RdmaError::Io { ref source, .. } => match advice(server, source.kind()) {
+            Some(advice) => anyhow!("{error}; {advice}"),
+            None => error.into(),
+        },
         RdmaError::Handshake { .. } => {
             anyhow!("{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping")
         }
         other => other.into(),
+    })
+}
+
+/// What to do when a server cannot be reached; `None`: the error says so.
+fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
+    Some(match (server, kind) {
+        (Endpoint::Shm(_), ErrorKind::PermissionDenied) => {
+            "shm:// is for root and the server's own user; mount its unix:// or tcp:// endpoint".to_owned()
+        }
+        (Endpoint::Unix(_), ErrorKind::PermissionDenied) => {
+            "you may not reach this path: ask whoever runs the server for the folder's mode, or mount its tcp:// endpoint"
+                .to_owned()
+        }
+        // Somebody is there who does not want us, or the name means nothing: both say why.
+        (Endpoint::Tcp { .. }, ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable) => return None,
+        (
+            Endpoint::Tcp { port, .. },
+            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::WouldBlock,
+        ) => format!("is that machine up, and does no firewall on the way hold back port {port}?"),
+        _ => format!("is cuttlefsd running there, and listening at {server}?"),
     })
 }
 
@@ -130,4 +150,25 @@ fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
     );
     session.shut_down();
     Ok(status?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let failure = |server: &str| {
+            let server: Endpoint = server.parse().expect("an endpoint");
+            server_status(&server, &Trust::default()).expect_err("nobody is there").to_string()
+        };
+        let unknown = failure("tcp://no-such-host.invalid:1");
+        assert!(unknown.contains("check how it is written") && !unknown.contains("cuttlefsd"), "{unknown}");
+        let nobody = failure("tcp://127.0.0.1:1");
+        assert!(nobody.contains("is cuttlefsd running there"), "{nobody}");
+        assert!(failure("shm:///nowhere/a.sock").contains("is cuttlefsd running there"));
+        let said = |server: &str, kind| advice(&server.parse().expect("an endpoint"), kind);
+        assert!(said("shm:///a", ErrorKind::PermissionDenied).is_some_and(|text| text.contains("unix://")));
+        assert!(said("tcp://a", ErrorKind::TimedOut).is_some_and(|text| text.contains("firewall")));
+    }
 }

@@ -235,7 +235,8 @@ impl Answering {
         let mut all = Map::new();
         all.insert("mountpoint".to_owned(), json!(self.mountpoint.to_string_lossy()));
         all.insert("pid".to_owned(), json!(std::process::id()));
-        if let Ok(log) = run_state::file(&self.mountpoint, "log") {
+        // There is one where the mount runs in the background.
+        if let Some(log) = run_state::file(&self.mountpoint, "log").ok().filter(|log| log.exists()) {
             all.insert("log".to_owned(), json!(log.to_string_lossy()));
         }
         if let Ok(Value::Object(condition)) = serde_json::to_value(MountCondition::of(&self.last_sync)) {

@@ -156,6 +156,22 @@ mod tests {
     }
 
     #[test]
+    fn the_help_of_every_command_is_whole() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let name = command.get_name().to_owned();
+            let text = command.clone().render_long_help().to_string();
+            assert!(command.has_subcommands() || text.contains("Examples:"), "{name} has no example");
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{name}: {}", argument.get_id());
+            }
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            after.lines().for_each(|line| assert!(line.len() <= 100, "{name}: too long: {line}"));
+            commands.extend(command.get_subcommands().filter(|one| !one.is_hide_set()).cloned());
+        }
+    }
+
+    #[test]
     fn a_call_by_mount_is_recognised() {
         let call = |name: &str| as_helper(vec![name.into(), "tcp://a".into(), "/mnt".into()]);
         assert_eq!(call("/sbin/mount.fuse.cuttlefs")[1], "mount-helper");

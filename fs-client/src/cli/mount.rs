@@ -12,7 +12,7 @@ use super::remount;
 use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
 use crate::file::volume::Condition;
-use crate::fuse::{Mounted, mount};
+use crate::fuse::{MountTable, Mounted, mount};
 use anyhow::Context;
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
@@ -33,7 +33,11 @@ Examples:
   mount -o remount,ro /mnt
 
 Line of /etc/fstab:
-  tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0"))]
+  tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
+
+shm:// is for root and the server's own user on the same machine, unix:// for every user of it,
+tcp:// (port 7950, if none is written) for whoever has a key. Without --foreground the mount stays in the
+background, and `cuttlefs status` names its log. docs/operations.md says how to mount at boot."))]
 pub(super) struct MountArgs {
     /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
     pub server: Endpoint,
@@ -45,7 +49,7 @@ pub(super) struct MountArgs {
     /// The key to show over tcp://, as `-o key=FILE`; from whoever runs the server (cuttlefsd key)
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Take this user for the server over unix:// and shm://, not only root and yourself; as `-o server-user=UID`
+    /// Believe this user's server over unix:// and shm://, not only root's and your own; as `-o server-user=UID`
     #[arg(long, value_name = "UID")]
     pub server_user: Option<u32>,
     /// Stay until it is unmounted; Ctrl-C unmounts
@@ -184,7 +188,9 @@ impl ServedMount {
 }
 
 fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force: bool) {
-    if force {
+    // Whoever signals a mount that is unmounted already does not want to wait for its last sync.
+    let is_mounted = MountTable::read().is_ok_and(|table| table.at(mountpoint).is_some());
+    if force || !is_mounted {
         last_sync.give_up();
     }
     // A person can decide; a system that is shut down cannot, and there the server has the time of the last sync to come back.

@@ -15,17 +15,18 @@ pub(super) const KNOWN: &str =
   early=auto|off                off: no write is acknowledged before the server has executed it
   locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
   key=FILE                      show this key over tcp:// (cuttlefsd key)
-  server-user=UID               take user UID for the server over unix:// and shm://, not only root and oneself
+  server-user=UID               believe this user's server over unix:// and shm://, too
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
-  suid, dev, nosuid, nodev      honour set-id bits, open devices, or not (not): who writes to the server decides on both
+  suid, dev, nosuid, nodev      honour set-id bits, open devices, or not (not)
   allow_suid, allow_dev         suid and dev through mount(8) and fstab, which tell a helper of neither
   exec, noexec, atime, noatime
   max_background=N              requests of readahead and asynchronous IO in flight (64)
   threads=N                     threads that serve the mount (8)
   nonempty                      mount over a directory that has entries
-  default_permissions, relatime, nodiratime, _netdev, nofail, noauto, user, defaults, x-*: accepted";
+  default_permissions, relatime, nodiratime, _netdev, nofail, noauto, user, defaults, x-*
+                                accepted, without effect here";
 
 /// Why an option is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -35,7 +35,7 @@ pub(super) fn prepare(path: &Path, nonempty: bool) -> anyhow::Result<PathBuf> {
     if let Some(entry) = mounted {
         if entry.is_cuttlefs() {
             if serves(&mountpoint)? {
-                return Err(already_mounted(&mountpoint));
+                return Err(already_mounted(&mountpoint)?);
             }
             tracing::warn!(mountpoint = %mountpoint.display(), "taking away a mount whose process has died");
             detach(&mountpoint)?;
@@ -78,7 +78,8 @@ fn serves(mountpoint: &Path) -> anyhow::Result<bool> {
         return Ok(state.mount.find()?.is_some());
     }
     let answer = look(mountpoint, |place| std::fs::metadata(place))?;
-    Ok(!answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN)))
+    let dead = [libc::ENOTCONN, libc::ECONNABORTED];
+    Ok(!answer.is_err_and(|error| error.raw_os_error().is_some_and(|number| dead.contains(&number))))
 }
 
 /// Looks at a place, and gives up on one that does not answer.
@@ -96,9 +97,17 @@ fn look<T: Send + 'static>(
     })
 }
 
-fn already_mounted(mountpoint: &Path) -> anyhow::Error {
+fn already_mounted(mountpoint: &Path) -> anyhow::Result<anyhow::Error> {
     let place = mountpoint.display();
-    anyhow!("cuttlefs is mounted at {place} already; unmount it with: cuttlefs umount {place}")
+    Ok(match RunState::load(mountpoint)? {
+        Some(RunState { pool: Some(pool), .. }) => anyhow!(
+            "{} is up at {place} already; see `cuttlefs status {place}`, and end it with: cuttlefs down {place}",
+            pool.display()
+        ),
+        _ => anyhow!(
+            "cuttlefs is mounted at {place} already; see `cuttlefs status {place}`, and unmount it with: cuttlefs umount {place}"
+        ),
+    })
 }
 
 #[cfg(test)]

@@ -5,8 +5,10 @@ use super::connect::{Backend, Trust};
 use super::process::ProcessId;
 use super::run_state;
 use anyhow::{Context, bail};
+use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::size::ByteSize;
+use serde::Deserialize;
 use std::fs::OpenOptions;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// What makes a directory a pool.
 const POOL_FILE: &str = "cuttlefs.toml";
+/// Size of a new pool, if none is asked for.
+const DEFAULT_SIZE: ByteSize = ByteSize(8 << 30);
 /// How long somebody else may answer where this server is to listen.
 const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a server may take to write back and end.
@@ -42,11 +46,26 @@ pub(super) struct ServerProcess {
 }
 
 /// Formats a pool unless the directory has one.
-pub(super) fn format_if_needed(pool: &Path, size: ByteSize, reporter: &Reporter) -> anyhow::Result<()> {
-    if pool.join(POOL_FILE).exists() {
-        return Ok(());
+///
+/// # Errors
+/// It has one of another size than was asked for, or cannot be made.
+pub(super) fn format_if_needed(
+    pool: &Path,
+    size: Option<ByteSize>,
+    reporter: &Reporter,
+) -> anyhow::Result<()> {
+    let file = pool.join(POOL_FILE);
+    if file.exists() {
+        return match size {
+            Some(size) => check_size(&file, size),
+            None => Ok(()),
+        };
     }
-    reporter.progress(&format!("making a pool of {size} in {}", pool.display()));
+    let size = size.unwrap_or(DEFAULT_SIZE);
+    reporter.progress(&format!(
+        "making a pool of {size} in {}; it takes that much of the disk at once (--size)",
+        pool.display()
+    ));
     let output = Command::new(binary()?)
         .arg("format")
         .arg("--pool")
@@ -58,6 +77,38 @@ pub(super) fn format_if_needed(pool: &Path, size: ByteSize, reporter: &Reporter)
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         bail!("cannot make a pool in {}: {}", pool.display(), text.trim_end());
+    }
+    Ok(())
+}
+
+/// Whether the pool that is there has the size that was asked for.
+fn check_size(file: &Path, asked: ByteSize) -> anyhow::Result<()> {
+    /// What is looked for in a `cuttlefs.toml`; all of it is the server's business.
+    #[derive(Deserialize)]
+    struct PoolFile {
+        pool: PoolPart,
+    }
+    #[derive(Deserialize)]
+    struct PoolPart {
+        size: toml::Value,
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let found: PoolFile =
+        toml::from_str(&text).with_context(|| format!("{} is damaged; restore it", file.display()))?;
+    let size = match found.pool.size {
+        toml::Value::Integer(bytes) => u64::try_from(bytes).ok(),
+        toml::Value::String(text) => text.parse().ok().map(|ByteSize(bytes)| bytes),
+        _ => None,
+    };
+    let Some(size) = size else { bail!("{} does not say the pool's size; restore it", file.display()) };
+    // A pool is of whole pages.
+    if size != asked.0.next_multiple_of(PAGE_SIZE_U64) {
+        let pool = file.parent().unwrap_or(file).display();
+        bail!(
+            "the pool in {pool} has {}, and --size says {asked}; a pool keeps its size: leave --size out, or name another pool \
+             with --pool",
+            ByteSize(size)
+        );
     }
     Ok(())
 }

@@ -18,14 +18,18 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Examples:
   cuttlefs status /mnt
-  cuttlefs status tcp://box:7950 --key /etc/cuttlefs/key --json | jq .sessions")]
+  cuttlefs status tcp://box:7950 --key /etc/cuttlefs/key --json | jq .sessions
+
+Of a mount it also shows whether its server is away and why, what is not synced, and its log. It
+fails if the server does not answer or the mount's process has died. docs/operations.md says which
+figures to watch.")]
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
     /// The key to show over tcp:// [default: the mount's]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Take this user for the server over unix:// and shm://, not only root and yourself [default: the mount's]
+    /// Believe this user's server over unix:// and shm://, not only root's and your own [default: the mount's]
     #[arg(long, value_name = "UID")]
     server_user: Option<u32>,
     /// Print JSON

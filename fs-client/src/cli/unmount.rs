@@ -26,8 +26,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(10);
   cuttlefs umount /mnt
   cuttlefs umount -f /mnt      end a mount that hangs because its server is away
 
-What no sync has covered is synced first. If the server is away for longer than 15 s the mount stays, because only it has those
-changes; -f throws them away and says how much they are.")]
+What no sync has covered is synced first. If the server is away for longer than 15 s the mount
+stays, because only it has those changes; -f throws them away and says how much they are.")]
 pub(super) struct UmountArgs {
     /// Where the file system is mounted
     mountpoint: PathBuf,

@@ -29,10 +29,10 @@ pub(super) struct UpArgs {
     /// The pool's directory; made and formatted if there is none
     #[arg(long, default_value = "./cuttlefs-data", value_name = "DIR")]
     pool: PathBuf,
-    /// Size of a new pool, such as 8G
-    #[arg(long, default_value = "8G")]
-    size: ByteSize,
-    /// DRAM for file data, never exceeded
+    /// Size of a new pool, taken from the disk at once [default: 8G]
+    #[arg(long)]
+    size: Option<ByteSize>,
+    /// DRAM for file data, never exceeded; less than the machine has
     #[arg(long, default_value = "1G")]
     memory: ByteSize,
     /// Mount options, separated by commas; see `cuttlefs mount --help`
@@ -63,11 +63,12 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
         mountpoint.clone().into_os_string(),
         "--pool".into(),
         pool.into_os_string(),
-        "--size".into(),
-        args.size.0.to_string().into(),
         "--memory".into(),
         args.memory.0.to_string().into(),
     ];
+    if let Some(size) = args.size {
+        arguments.extend(["--size".into(), size.0.to_string().into()]);
+    }
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }

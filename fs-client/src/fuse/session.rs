@@ -21,10 +21,12 @@ use std::time::{Duration, Instant};
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel or `fusermount3` refused.
-    #[error("cannot mount at {}: {source}", mountpoint.display())]
+    #[error("cannot mount at {}: {source}{advice}", mountpoint.display())]
     Mount {
         /// Where.
         mountpoint: PathBuf,
+        /// What to do about the device of FUSE, if that is what is wrong.
+        advice: &'static str,
         /// Why.
         source: io::Error,
     },
@@ -140,8 +142,14 @@ pub fn mount<V: Volume + ?Sized>(
     let asks_for_locks = settings.cluster_locks && volume.has_locks();
     raise_page_limit();
     let options = mount_options(source, SUBTYPE, settings);
-    let session = Session::new(mountpoint, &options, &agreement(settings, asks_for_locks))
-        .map_err(|source| MountError::Mount { mountpoint: mountpoint.to_owned(), source })?;
+    let session =
+        Session::new(mountpoint, &options, &agreement(settings, asks_for_locks)).map_err(|source| {
+            MountError::Mount {
+                mountpoint: mountpoint.to_owned(),
+                advice: device_advice(Path::new("/dev/fuse")),
+                source,
+            }
+        })?;
     if asks_for_locks && !session.agreed().contains(LOCKS) {
         tracing::warn!("this kernel's FUSE keeps locks itself: they are those of this mount only");
     }
@@ -203,6 +211,22 @@ pub fn agreement(settings: &FuseSettings, asks_for_locks: bool) -> Agreement {
     }
 }
 
+/// What to do if FUSE cannot be used here.
+fn device_advice(device: &Path) -> &'static str {
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(device);
+    match opened.map_err(|error| error.kind()) {
+        Err(io::ErrorKind::NotFound) => {
+            "; /dev/fuse is missing: load the kernel's module (modprobe fuse), or start the container with --device /dev/fuse \
+             --cap-add SYS_ADMIN"
+        }
+        Err(io::ErrorKind::PermissionDenied) => {
+            "; you may not open /dev/fuse: root gives everybody the right with chmod 0666 /dev/fuse, as most distributions do, or \
+             mounts for you with -o allow_other"
+        }
+        _ => "",
+    }
+}
+
 /// Lets sessions have [`REQUEST_PAGES`]. The kernel's limit is one for all of FUSE; it is only raised. Needs root, and Linux 6.13;
 /// otherwise requests have 256 pages, and records in more of them are more than one append.
 fn raise_page_limit() {
@@ -228,5 +252,16 @@ fn raise_readahead(mountpoint: &Path, readahead_bytes: u32) {
     };
     if let Err(error) = raise() {
         tracing::debug!(%error, "readahead stays at the kernel's default");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_told() {
+        assert!(device_advice(Path::new("/nowhere/fuse")).contains("modprobe fuse"));
+        assert_eq!(device_advice(Path::new("/dev/null")), "", "it can be opened");
     }
 }

@@ -72,6 +72,11 @@ impl FromStr for Endpoint {
                 let path = PathBuf::from(rest);
                 Ok(if scheme == "shm" { Self::Shm(path) } else { Self::Unix(path) })
             }
+            "http" | "https" => Err(error("a cuttlefs server is no web server")),
+            "rdma" | "rdmacm" | "verbs" | "ib" | "ibv" | "roce" => {
+                Err(error("RDMA hardware is not supported yet; the software RNIC runs over tcp://"))
+            }
+            "file" | "nfs" | "ssh" | "sshfs" => Err(error("that is another kind of file system's")),
             _ => Err(error("the scheme is not known")),
         }
     }
@@ -107,5 +112,8 @@ mod tests {
             let error = text.parse::<Endpoint>().expect_err(text).to_string();
             assert!(error.contains("tcp://HOST:PORT"), "{error}");
         }
+        let hint = |text: &str| text.parse::<Endpoint>().expect_err(text).to_string();
+        assert!(hint("http://box:80").contains("no web server"));
+        assert!(hint("rdma://box").contains("software RNIC"));
     }
 }

@@ -55,7 +55,7 @@ fn walk(server: &Server, pages: &[u64]) {
                 pool_page,
                 %ino,
                 page = page.0,
-                "scrub: a file has a page that is not what was written; restore the file, or write that page anew"
+                "scrub: a file has a page that is not what was written; restore the file (find MOUNT -inum INO), or write that page anew"
             );
         }
         !server.drain.is_stopping()

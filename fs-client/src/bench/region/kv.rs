@@ -36,7 +36,8 @@ const FIGURE: u8 = 17;
   cuttlefs bench kv
   cuttlefs bench kv --size 8G --threads 16 --link shm --policy pin,term
 
-Keys of 8 bytes, values of 128 bytes, gets only (YCSB-C). The table is built in a scratch pool, which is removed.")]
+Keys of 8 bytes, values of 128 bytes, gets only (YCSB-C). The table is built in a scratch pool,
+which is removed.")]
 pub struct KvArgs {
     /// Exponents of Zipf's law [default: 0.5 to 0.99]
     #[arg(long, value_delimiter = ',', value_name = "THETA,...")]

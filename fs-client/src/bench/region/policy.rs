@@ -23,11 +23,11 @@ pub(super) enum Policy {
     RpcBuffer,
     /// Every request by RPC, by direct IO.
     RpcDirect,
-    /// `RpcDirect`, and memory is used for what it holds.
+    /// `rpc-direct`, and memory is used for what it holds.
     Tiering,
-    /// `Tiering`, and hot pages are moved to memory.
+    /// `tiering`, and hot pages are moved to memory.
     Hotspot,
-    /// `Hotspot`, and clients read resident pages one-sidedly.
+    /// `hotspot`, and clients read resident pages one-sidedly.
     Magic,
 }
 

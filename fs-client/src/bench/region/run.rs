@@ -21,14 +21,14 @@ const DYNAMIC_SECONDS_QUICK: u64 = 4;
 /// Arguments of `cuttlefs bench region`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
-  cuttlefs bench region                                      4 KiB reads, everything in memory and half of it
-  cuttlefs bench region --figure 8                           read throughput by size, as the paper's Figure 8
+  cuttlefs bench region   4 KiB reads, everything in memory and half of it
+  cuttlefs bench region --figure 8   read throughput by size, as the paper's Figure 8
   cuttlefs bench region --figure 14 --link shm --settle
   cuttlefs bench region --value-size 256,4K --read-ratio 50 --dram 20 --policy pin,term,rpc
   cuttlefs bench region --figure 15 --data /mnt/a/pool,/mnt/b/pool
 
-Everything runs on a scratch pool in --scratch, which is removed. fio is needed for the disk's own figures and the
-bound; a memory cgroup (root, or a delegated one) for odp, rpc and rpc-buffer.")]
+Everything runs on a scratch pool in --scratch, which is removed. fio is needed for the disk's own
+figures and the bound; a memory cgroup (root, or a delegated one) for odp, rpc and rpc-buffer.")]
 pub struct RegionArgs {
     /// Figure of the paper to run, 8 to 15
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(8..=15))]

@@ -13,13 +13,14 @@ use std::path::PathBuf;
 /// Arguments of `cuttlefs bench rpc`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
-  cuttlefs bench rpc                              writes whose processing takes 100 us, by object size
-  cuttlefs bench rpc --figure 8a                  throughput under heavy load, as the paper's Figure 8(a)
-  cuttlefs bench rpc --figure 12 --link shm       a receiver that fails again and again
+  cuttlefs bench rpc   writes whose processing takes 100 us, by object size
+  cuttlefs bench rpc --figure 8a   throughput under heavy load, as the paper's Figure 8(a)
+  cuttlefs bench rpc --figure 12 --link shm   a receiver that fails again and again
   cuttlefs bench rpc --system wflush,farm,darpc --rounds 5
 
-Receiver and senders run in this process. The object store, and the log unless it is a DAX file or a synced file, is
-EMULATED persistent memory: a file, written back by cache lines, which survives a killed process and no power failure.")]
+Receiver and senders run in this process. The object store, and the log unless it is a DAX file or a
+synced file, is EMULATED persistent memory: a file, written back by cache lines, which survives a
+killed process and no power failure.")]
 pub struct RpcArgs {
     /// Figure of the paper to run: 8a, 8b, 9, 11, 12, 13, 17, 18 or 19
     #[arg(long, value_name = "N")]

@@ -10,7 +10,7 @@
 use super::queue::{QpCore, QpParts};
 use super::tcp::{Channel, FirstWords, HelloReader, Knocked, TcpIncoming, TlsConfigs};
 use super::unheard::{Client, Crowd, Unheard};
-use super::{DeviceShared, TcpTrust, credentials, shm, sys, tcp};
+use super::{DeviceShared, TcpTrust, credentials, look_up, shm, sys, tcp};
 use crate::descriptors::is_for_peers;
 use crate::memory::SharedMemory;
 use crate::rdma::PeerKey;
@@ -26,7 +26,8 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -357,7 +358,7 @@ fn may_share_memory(uid: u32, server_euid: u32) -> bool {
 
 fn bind_tcp(host: &str, port: u16, tcp: &TcpTrust, endpoint: &Endpoint) -> Result<TcpListener, RdmaError> {
     let failed = |source| RdmaError::Io { action: "listen on", endpoint: endpoint.to_string(), source };
-    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    let addresses = look_up(host, port).map_err(failed)?;
     if matches!(tcp, TcpTrust::Loopback)
         && let Some(open) = addresses.iter().find(|address| !is_loopback(address.ip()))
     {
@@ -367,7 +368,20 @@ fn bind_tcp(host: &str, port: u16, tcp: &TcpTrust, endpoint: &Endpoint) -> Resul
             open.ip()
         )));
     }
-    let socket = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let socket = TcpListener::bind(&addresses[..]).map_err(|error| {
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another program listens on this port, perhaps another cuttlefsd (ss -ltnp shows which); stop it, or choose \
+                 another port"
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                "this machine has no such address; write one of its own, or 0.0.0.0 for all of them"
+            }
+            io::ErrorKind::PermissionDenied => "only root may listen on ports below 1024; choose a higher one",
+            _ => return failed(error),
+        };
+        failed(io::Error::new(error.kind(), format!("{error}: {advice}")))
+    })?;
     // It listens already, with a shorter queue.
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
     Ok(socket)
@@ -377,10 +391,19 @@ fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
+/// A socket's folder, such as one in /run, which is empty after each boot. Everybody may look into it: who may connect the socket's
+/// own mode says.
+fn make_folder(socket: &Path) -> io::Result<()> {
+    let Some(folder) = socket.parent().filter(|folder| !folder.exists()) else { return Ok(()) };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder);
+    made.map_err(|error| io::Error::new(error.kind(), format!("cannot make {}: {error}", folder.display())))
+}
+
 fn bind_unix(path: &Path, kind: SocketType, mode: u32) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let new_socket = || rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
     let socket = new_socket()?;
+    make_folder(path)?;
     if let Err(error) = rustix::net::bind(&socket, &address) {
         if error != rustix::io::Errno::ADDRINUSE {
             return Err(error.into());

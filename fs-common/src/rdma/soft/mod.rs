@@ -22,6 +22,7 @@ mod cq;
 mod credentials;
 mod fds;
 mod listen;
+mod look_up;
 mod queue;
 mod region;
 pub mod shm;
@@ -40,6 +41,7 @@ use crate::rdma::verbs::{
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
+use look_up::look_up;
 use parking_lot::{Mutex, RwLock};
 use queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_QUEUE_DEPTH, MAX_TRANSFER_BYTES, QpParts, SoftQp};
 use region::Registry;

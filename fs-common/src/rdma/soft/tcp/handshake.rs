@@ -10,13 +10,14 @@ use super::frame::{
 use super::tls::{ACCESS_DENIED, FIRST_WORDS_MAX, TlsConfigs};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::credentials::Trust;
+use crate::rdma::soft::look_up;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(in crate::rdma::soft) fn tune_tcp(socket: &OwnedFd) -> io::Result<()> {
 fn connect_address(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
     let deadline = Instant::now() + timeout;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in (host, port).to_socket_addrs()? {
+    for address in look_up(host, port)? {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => return Ok(stream),
