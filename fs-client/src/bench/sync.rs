@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   cuttlefs bench sync /mnt/cuttle
-  cuttlefs bench sync /mnt/cuttle --baseline /srv/local --baseline /mnt/other --threads 1,16 --json sync.json
+  cuttlefs bench sync /mnt/cuttle --baseline /srv/local --threads 1,16 --json sync.json
 
-Put --baseline on the disk that the server's pool is on. SYNCS and KiB are those of all disks of this machine, and SWITCHES
-those of the server and of the mount, an operation.")]
+Put --baseline on the disk that the server's pool is on. SYNCS and KiB are those of all disks of
+this machine, and SWITCHES those of the server and of the mount, an operation.")]
 pub struct BenchSyncArgs {
     /// Directory to measure
     pub mount: PathBuf,

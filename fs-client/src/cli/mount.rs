@@ -36,8 +36,9 @@ Line of /etc/fstab:
   tcp://box:7950  /mnt  fuse.cuttlefs  _netdev,nofail,key=/etc/cuttlefs/key  0  0
 
 shm:// is for root and the server's own user on the same machine, unix:// for every user of it,
-tcp:// (port 7950, if none is written) for whoever has a key. Without --foreground the mount stays in the
-background, and `cuttlefs status` names its log. docs/operations.md says how to mount at boot."))]
+tcp:// (port 7950, if none is written) for whoever has a key. Without --foreground the mount
+stays in the background, and `cuttlefs status` names its log.
+docs/operations.md says how to mount at boot."))]
 pub(super) struct MountArgs {
     /// The server: tcp://HOST:PORT, unix:///PATH or shm:///PATH
     pub server: Endpoint,

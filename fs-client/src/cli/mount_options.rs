@@ -20,7 +20,7 @@ pub(super) const KNOWN: &str =
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
   suid, dev, nosuid, nodev      honour set-id bits, open devices, or not (not)
-  allow_suid, allow_dev         suid and dev through mount(8) and fstab, which tell a helper of neither
+  allow_suid, allow_dev         suid and dev for mount(8) and fstab, which pass neither on
   exec, noexec, atime, noatime
   max_background=N              requests of readahead and asynchronous IO in flight (64)
   threads=N                     threads that serve the mount (8)
