@@ -14,7 +14,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
-use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, Request};
+use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, RECLAIM_FILES_MAX, Reclaim, Request, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -332,6 +332,29 @@ fn a_wait_ends_with_its_connection() {
     }
     drop(first);
     site.wait_for_nothing_left();
+}
+
+/// What a session's other connection opens while the session ends is not open for good.
+#[test]
+fn what_a_session_opens_while_it_ends_is_closed() {
+    let site = Site::new();
+    let ino = Peer::attached(&site.unix(), 1).look_up(FILE);
+    let file = Reclaim { ino, rights: Rights { read: true, write: false }, ticket: None };
+    for round in 0..200 {
+        let client = 100 + round;
+        let mut opens = Peer::attached(&site.unix(), client);
+        let mut ends = Peer::attached(&site.unix(), client);
+        opens.send(1, 1, &Request::Reclaim { files: vec![file; RECLAIM_FILES_MAX] });
+        // Somewhere in the time that it takes.
+        let sent = Instant::now();
+        while sent.elapsed() < Duration::from_micros(4 * round as u64) {}
+        ends.send(2, 1, &Request::Detach);
+        ends.answer();
+    }
+    let keys = Resource::Filekeys as usize;
+    let before = site.before.used[keys];
+    site.wait_until("files stay open", |site| Left::of(site.running()).used[keys] == before);
+    site.go_on();
 }
 
 /// A transfer whose connection ends is over, and its buffer free, at whatever moment that is.

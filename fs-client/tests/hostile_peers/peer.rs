@@ -102,15 +102,21 @@ impl Peer {
         header.result
     }
 
-    /// Opens a file of the root by its name: numbers that were not looked up name nothing in a stranger's session.
-    pub fn open(&mut self, name: &[u8]) -> FileKey {
+    /// The number of a file of the root, as its session sees it: a stranger's numbers are his own.
+    pub fn look_up(&mut self, name: &[u8]) -> InodeNo {
         let parent = self.root.expect("it has a session");
         self.send(0, 1, &Request::Lookup { parent, name });
         let (header, body) = self.answer().expect("an answer");
         assert_eq!(header.result, Ok(()));
         let Ok(Reply::Attr(attr)) = Reply::parse(&body) else { panic!("not found") };
+        attr.ino
+    }
+
+    /// Opens a file of the root by its name.
+    pub fn open(&mut self, name: &[u8]) -> FileKey {
+        let ino = self.look_up(name);
         let rights = Rights { read: true, write: true };
-        self.send(0, 2, &Request::Open { ino: attr.ino, rights, truncate: false });
+        self.send(0, 2, &Request::Open { ino, rights, truncate: false });
         let (header, body) = self.answer().expect("an answer");
         assert_eq!(header.result, Ok(()));
         let Ok(Reply::Opened(opened)) = Reply::parse(&body) else { panic!("not opened") };

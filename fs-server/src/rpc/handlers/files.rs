@@ -22,7 +22,7 @@ fn check_marks(attr: &Attr, rights: Rights, truncate: bool) -> Result<(), Status
 }
 
 impl Call<'_> {
-    /// Binds a filekey; `attr` is the file's as of now.
+    /// Binds a filekey; `attr` is the file's as of now. What is bound is good behind `load`.
     pub(super) fn bind(&self, attr: &Attr, rights: Rights) -> Result<Opened, Status> {
         match attr.kind {
             FileKind::File => {}
@@ -42,9 +42,14 @@ impl Call<'_> {
     }
 
     /// Brings what was just opened for reading into memory, where the policy wants all of it there. If that fails,
-    /// it is not open.
+    /// or its session has ended, it is not open.
     pub(super) async fn load(&self, opened: Opened, rights: Rights) -> Result<Opened, Status> {
         let server = &self.context.server;
+        // Whoever ended the session has closed what was bound before; what was bound behind that is bound by now.
+        if self.session.is_ended() {
+            server.close(self.session.number(), &[opened.filekey]).await;
+            return Err(Status::SessionExpired);
+        }
         if server.regions.policy().exposure != Exposure::Pinned || !rights.read {
             return Ok(opened);
         }
@@ -112,15 +117,8 @@ pub(super) async fn open(
     // Also so that no client goes on with what its cache holds of the file.
     server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
-    if truncate && attr.size == 0 {
-        // Nothing is cut, and yet it was asked for.
-        server.take_privileges(&call.who, ino)?;
-        opened.attr = server.meta.attr(ino)?;
-    }
-    if truncate && attr.size > 0 {
-        let set = SetAttr { size: Some(0), ..SetAttr::default() };
-        let disk = call.context.disk.as_ref();
-        match server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await {
+    if truncate {
+        match empty(call, &attr).await {
             Ok(attr) => opened.attr = attr,
             Err(status) => {
                 server.close(call.session.number(), &[opened.filekey]).await;
@@ -129,6 +127,19 @@ pub(super) async fn open(
         }
     }
     body(&Reply::Opened(call.load(opened, rights).await?))
+}
+
+/// Cuts a file that is opened to nothing.
+async fn empty(call: &Call<'_>, attr: &Attr) -> Result<Attr, Status> {
+    let (server, ino) = (&call.context.server, attr.ino);
+    if attr.size == 0 {
+        // Nothing is cut, and yet it was asked for.
+        server.take_privileges(&call.who, ino)?;
+        return server.meta.attr(ino);
+    }
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    let disk = call.context.disk.as_ref();
+    server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await
 }
 
 pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body, Status> {
