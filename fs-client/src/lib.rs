@@ -2,6 +2,9 @@
 //!
 //! A read goes `fuse` -> `file` -> `region` (plan) -> `onesided` -> `sparse`; see `docs/ARCHITECTURE.md`.
 
+// They panic where nobody reads; `say!` and `tell!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 /// `cuttlefs bench`: how fast a mount is, beside others.
 pub mod bench;
 /// The `cuttlefs` command.

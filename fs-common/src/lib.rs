@@ -3,6 +3,9 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through the tree.
 
+// They panic where nobody reads; `say!` and `tell!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 /// Inode attributes as they cross the wire.
 pub mod attr;
 /// Keys that servers and clients share, and by which they know each other.
@@ -43,5 +46,7 @@ pub mod size;
 pub mod spin;
 /// The wire status.
 pub mod status;
+/// Lines for people.
+pub mod terminal;
 /// Clock and randomness as they come in from outside.
 pub mod world;

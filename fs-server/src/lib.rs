@@ -2,6 +2,9 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through these modules.
 
+// They panic where nobody reads; `say!` and `tell!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 /// POSIX access control lists.
 pub mod acl;
 mod bits;

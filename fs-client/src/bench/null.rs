@@ -118,11 +118,13 @@ pub fn run_null(args: BenchNullArgs) -> anyhow::Result<()> {
             &format!("{:.3}", comparison.ratio),
         ]);
     }
-    println!(
+    cuttlefs_common::say!(
         "Random 4 KiB direct reads of {} resident, {} pairs of {} s in turn, median pair",
-        args.size, args.rounds, args.seconds
+        args.size,
+        args.rounds,
+        args.seconds
     );
-    print!("{}", table.render(coloured()));
+    cuttlefs_common::say!("{}", table.render(coloured()).trim_end());
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&comparisons)? + "\n";
         std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
@@ -228,7 +230,7 @@ impl Drop for NullFs {
             let _ = self.child.wait();
         }
         if let Err(error) = std::fs::remove_dir(&self.mount) {
-            eprintln!("{} could not be removed: {error}", self.mount.display());
+            cuttlefs_common::tell!("{} could not be removed: {error}", self.mount.display());
         }
     }
 }

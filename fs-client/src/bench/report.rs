@@ -118,7 +118,7 @@ pub(super) fn coloured() -> bool {
 
 /// Prints header and table.
 pub(super) fn print(header: &Header, items: &[Item], columns: &[Column]) {
-    println!(
+    cuttlefs_common::say!(
         "BlockSize: {} MiB, BigFileSize: {} MiB, SmallFileSize: {} KiB, SmallFileCount: {}, Names: {}, NumJobs: {}, Rounds: {}",
         header.block_bytes >> 20,
         header.size_bytes >> 20,
@@ -128,7 +128,7 @@ pub(super) fn print(header: &Header, items: &[Item], columns: &[Column]) {
         header.jobs,
         header.rounds
     );
-    print!("{}", table(items, columns).render(coloured()));
+    cuttlefs_common::say!("{}", table(items, columns).render(coloured()).trim_end());
 }
 
 fn table(items: &[Item], columns: &[Column]) -> Table {
@@ -234,16 +234,19 @@ impl Progress {
         self.done += 1;
         if self.terminal {
             // Carriage return and clear to the end of the line.
-            eprint!("\r\x1b[K[{}/{}] {what}", self.done, self.total);
+            cuttlefs_common::terminal::write(
+                std::io::stderr(),
+                format_args!("\r\x1b[K[{}/{}] {what}", self.done, self.total),
+            );
         } else {
-            eprintln!("[{}/{}] {what}", self.done, self.total);
+            cuttlefs_common::tell!("[{}/{}] {what}", self.done, self.total);
         }
     }
 
     /// Nothing more to come.
     pub(super) fn end(&self) {
         if self.terminal {
-            eprint!("\r\x1b[K");
+            cuttlefs_common::terminal::write(std::io::stderr(), format_args!("\r\x1b[K"));
         }
     }
 }

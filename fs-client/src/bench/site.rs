@@ -71,7 +71,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.root) {
-            eprintln!("{} could not be removed: {error}", self.root.display());
+            cuttlefs_common::tell!("{} could not be removed: {error}", self.root.display());
         }
     }
 }

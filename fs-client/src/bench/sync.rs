@@ -137,8 +137,12 @@ pub fn run_sync(args: &BenchSyncArgs) -> anyhow::Result<()> {
         lines.extend(summed_up(row, threads, &sites, samples));
     }
     progress.end();
-    println!("4 KiB or a name, and fsync(2); {} rounds of {} s in turn, medians", args.rounds, args.seconds);
-    print!("{}", table(&lines).render(coloured()));
+    cuttlefs_common::say!(
+        "4 KiB or a name, and fsync(2); {} rounds of {} s in turn, medians",
+        args.rounds,
+        args.seconds
+    );
+    cuttlefs_common::say!("{}", table(&lines).render(coloured()).trim_end());
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&lines)? + "\n";
         std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;

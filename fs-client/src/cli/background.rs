@@ -49,14 +49,14 @@ impl Reporter {
     /// Something takes time.
     pub(super) fn progress(&self, text: &str) {
         if self.report('P', text).is_err() || self.pipe.is_none() {
-            eprintln!("{text}");
+            cuttlefs_common::tell!("{text}");
         }
     }
 
     /// It runs. An error means that nobody waits any more.
     pub(super) fn ready(&self, text: &str) -> anyhow::Result<()> {
         if self.pipe.is_none() {
-            println!("{text}");
+            cuttlefs_common::say!("{text}");
         }
         self.report('R', text).context("the process that started this one is gone")
     }
@@ -107,7 +107,7 @@ pub(super) fn run_detached(arguments: &[OsString], log: &Path) -> anyhow::Result
                 let (kind, text) = std::mem::replace(&mut report, (' ', Vec::new()));
                 let text = text.join("\n");
                 match kind {
-                    'P' => eprintln!("{text}"),
+                    'P' => cuttlefs_common::tell!("{text}"),
                     'R' => return Ok(text),
                     _ => {
                         let _ = child.wait();

@@ -51,7 +51,7 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
         stop_leftover(server, args.force)?;
     }
     state.forget();
-    println!("{} is down", mountpoint.display());
+    cuttlefs_common::say!("{} is down", mountpoint.display());
     Ok(())
 }
 
@@ -63,7 +63,7 @@ fn stop_leftover(server: ProcessId, force: bool) -> anyhow::Result<()> {
     if process.wait(Duration::from_secs(2))? {
         return Ok(());
     }
-    eprintln!("waiting for cuttlefsd (process {}) to write back and end", server.pid);
+    cuttlefs_common::tell!("waiting for cuttlefsd (process {}) to write back and end", server.pid);
     if process.wait(STOP_LIMIT)? {
         return Ok(());
     }

@@ -108,7 +108,7 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cuttlefs: {}", explain(error.as_ref()));
+            cuttlefs_common::tell!("cuttlefs: {}", explain(error.as_ref()));
             ExitCode::FAILURE
         }
     }

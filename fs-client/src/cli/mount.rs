@@ -69,7 +69,7 @@ pub(super) fn run(backend: &dyn Backend, args: MountArgs) -> anyhow::Result<()> 
         let reporter = Reporter::new(args.detached)?;
         return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
     }
-    println!("{}", in_background(args)?);
+    cuttlefs_common::say!("{}", in_background(args)?);
     Ok(())
 }
 
@@ -198,7 +198,7 @@ fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force
     if !force && signal == SIGINT {
         let Condition { away, unsynced } = last_sync.condition();
         if let Some(away) = away.filter(|_| unsynced.files > 0) {
-            eprintln!(
+            cuttlefs_common::tell!(
                 "not unmounted: the server is away ({}), and {unsynced} would be lost. Start it again, or press Ctrl-C again to \
                  throw them away",
                 away.because
@@ -210,8 +210,8 @@ fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force
         Ok(Unmounted::Done) => {}
         Ok(Unmounted::Busy) => {
             let again = if signal == SIGINT { "press Ctrl-C again" } else { "signal again" };
-            eprintln!("{}\nor {again}", busy_text(mountpoint, "cuttlefs umount -f"));
+            cuttlefs_common::tell!("{}\nor {again}", busy_text(mountpoint, "cuttlefs umount -f"));
         }
-        Err(error) => eprintln!("{error:#}"),
+        Err(error) => cuttlefs_common::tell!("{error:#}"),
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let spec = args.spec.strip_prefix("cuttlefs#").unwrap_or(&args.spec);
     let server: Endpoint = spec.parse().with_context(|| format!("cannot mount {}", args.spec))?;
     if args.verbose {
-        eprintln!("mounting {server} at {} with {:?}", args.mountpoint.display(), args.options);
+        cuttlefs_common::tell!("mounting {server} at {} with {:?}", args.mountpoint.display(), args.options);
     }
     if args.fake {
         mount::parse_options(&args.options)?;
@@ -62,7 +62,7 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     // mount(8) says nothing when it worked, and what runs it may take a word for a warning.
     let mounted = mount::in_background(mount_args)?;
     if args.verbose {
-        eprintln!("{mounted}");
+        cuttlefs_common::tell!("{mounted}");
     }
     Ok(())
 }

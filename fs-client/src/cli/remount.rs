@@ -39,7 +39,7 @@ pub(super) fn run(path: &Path, lists: &[String]) -> anyhow::Result<()> {
     };
     let wanted = Remount::parse(&entry.options, lists)?;
     if !wanted.fixed.is_empty() {
-        eprintln!(
+        cuttlefs_common::tell!(
             "not changed by a remount: {}; for that: cuttlefs umount {}, and mount it again",
             wanted.fixed.join(","),
             mountpoint.display()

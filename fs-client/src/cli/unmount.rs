@@ -77,7 +77,7 @@ pub(super) fn prepare(
             && let (Some(because), unsynced) = (condition.away(), condition.unsynced())
             && unsynced.files > 0
         {
-            eprintln!("throwing away {unsynced}: the server is away ({because})");
+            cuttlefs_common::tell!("throwing away {unsynced}: the server is away ({because})");
         }
         return Ok(());
     }
@@ -100,7 +100,7 @@ pub(super) fn prepare(
         }
         if waited > tell_at {
             tell_at = limit;
-            eprintln!(
+            cuttlefs_common::tell!(
                 "waiting up to {} s for {server} ({why}), which is to take {unsynced}",
                 limit.as_secs()
             );
@@ -208,7 +208,7 @@ pub(super) fn wait_for_end(state: &RunState) -> anyhow::Result<()> {
     if process.wait(Duration::from_secs(1))? {
         return what_it_lost(state);
     }
-    eprintln!("unmounted; waiting for what is still being written");
+    cuttlefs_common::tell!("unmounted; waiting for what is still being written");
     if process.wait(END_LIMIT)? {
         return what_it_lost(state);
     }

@@ -72,7 +72,7 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
-    println!("{}", run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?);
+    cuttlefs_common::say!("{}", run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?);
     Ok(())
 }
 

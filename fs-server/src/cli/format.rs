@@ -58,16 +58,16 @@ pub(super) fn run(args: &FormatArgs) -> anyhow::Result<()> {
         Ok(Meta::format(&store, &SystemClock::new(), &format)?)
     })?;
     if report.was_cut_off {
-        println!("an earlier format was cut off; the pool was made from the beginning");
+        cuttlefs_common::say!("an earlier format was cut off; the pool was made from the beginning");
     }
-    println!(
+    cuttlefs_common::say!(
         "made pool {} of {} in {}",
         report.uuid,
         ByteSize(report.pages * PAGE_SIZE_U64),
         args.pool.display()
     );
-    println!("its data files take that much of the disk from now on; it does not grow");
-    println!(
+    cuttlefs_common::say!("its data files take that much of the disk from now on; it does not grow");
+    cuttlefs_common::say!(
         "serve it with: cuttlefsd serve --pool {} --memory 1G --listen tcp://127.0.0.1:7950",
         args.pool.display()
     );

@@ -53,13 +53,16 @@ pub(super) fn run(args: FsckArgs) -> ExitCode {
         if all > 0 && told.elapsed() >= PROGRESS_INTERVAL {
             told = Instant::now();
             let end = if shows { "\r" } else { "\n" };
-            eprint!("fsck: {what}: {done} of {all} ({}%){end}", done * 100 / all);
+            cuttlefs_common::terminal::write(
+                std::io::stderr(),
+                format_args!("fsck: {what}: {done} of {all} ({}%){end}", done * 100 / all),
+            );
         }
     };
     let report = match fsck(&options, &mut progress) {
         Ok(report) => report,
         Err(error) => {
-            eprintln!("cuttlefsd: {}", cuttlefs_common::explain::explain(&error));
+            cuttlefs_common::tell!("cuttlefsd: {}", cuttlefs_common::explain::explain(&error));
             return ExitCode::from(OPERATIONAL_ERROR);
         }
     };

@@ -52,17 +52,21 @@ pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
             let key = ClusterKey::generate(name, &SystemRandom)?;
             key.create_file(file)?;
             let file = file.display();
-            println!("made the key `{}` in {file}; its fingerprint is {}", key.name(), key.fingerprint());
-            println!(
+            cuttlefs_common::say!(
+                "made the key `{}` in {file}; its fingerprint is {}",
+                key.name(),
+                key.fingerprint()
+            );
+            cuttlefs_common::say!(
                 "the server takes it with:  cuttlefsd serve --key {file} (and the keys it takes already)"
             );
-            println!(
+            cuttlefs_common::say!(
                 "a copy of the file, mode 0600, on the client mounts with:  cuttlefs mount SERVER DIR --key {file}"
             );
         }
         KeyCommand::Show { file } => {
             let key = ClusterKey::read_file(file)?;
-            println!("{} {}", key.name(), key.fingerprint());
+            cuttlefs_common::say!("{} {}", key.name(), key.fingerprint());
         }
     }
     Ok(())

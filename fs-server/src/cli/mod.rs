@@ -79,7 +79,7 @@ pub fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cuttlefsd: {}", explain(error.as_ref()));
+            cuttlefs_common::tell!("cuttlefsd: {}", explain(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -110,7 +110,7 @@ impl MemoryCgroup {
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir(&self.path) {
-            eprintln!("{} could not be removed: {error}", self.path.display());
+            cuttlefs_common::tell!("{} could not be removed: {error}", self.path.display());
         }
     }
 }

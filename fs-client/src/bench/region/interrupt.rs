@@ -53,7 +53,7 @@ pub(super) fn ends(session: &Arc<dyn Volume>) {
 
 /// Ends with the process.
 fn end_waits() -> ! {
-    eprintln!("interrupted: ending; a second signal ends this at once and cleans nothing up");
+    cuttlefs_common::tell!("interrupted: ending; a second signal ends this at once and cleans nothing up");
     std::thread::sleep(STEP_WAIT);
     loop {
         let sessions = SESSIONS.lock().clone();

@@ -68,7 +68,7 @@ pub fn run_kv(args: &KvArgs) -> anyhow::Result<()> {
     let cases: Vec<Case> = thetas.iter().map(case).collect();
     let pool = ScratchPool::format(&settings.args.scratch, None, settings.size_bytes)?;
     let shape = Shape::of_file(pool.file_bytes())?;
-    eprintln!("building a table of {} keys in {}", shape.keys, ByteSize(pool.file_bytes()));
+    cuttlefs_common::tell!("building a table of {} keys in {}", shape.keys, ByteSize(pool.file_bytes()));
     let table = Table { shape };
     table.build(&pool)?;
     let results = campaign::run(&pool, &table, &settings, &settings.timing, &cases)?;

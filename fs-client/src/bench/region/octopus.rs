@@ -58,7 +58,7 @@ pub fn run_octopus(args: &OctopusArgs) -> anyhow::Result<()> {
         policies: policies.clone(),
     };
     let cases: Vec<Case> = places.iter().map(case).collect();
-    eprintln!("making a pool of {} with {processes} files", ByteSize(settings.size_bytes));
+    cuttlefs_common::tell!("making a pool of {} with {processes} files", ByteSize(settings.size_bytes));
     let pool = ScratchPool::format(&settings.args.scratch, None, settings.size_bytes)?;
     let files =
         Files { processes, bytes: pool.file_bytes() / processes as u64 / PAGE_SIZE_U64 * PAGE_SIZE_U64 };

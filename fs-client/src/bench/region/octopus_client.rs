@@ -79,7 +79,7 @@ pub fn run_octopus_client(args: &OctopusClientArgs) -> anyhow::Result<()> {
     let volume = volume::connect(&args.endpoint, 1)?;
     let file = volume::open(&volume, &args.name)?;
     let file_load = FileLoad::new(&load, args.file_bytes, Some(&args.name))?;
-    println!("{READY}");
+    cuttlefs_common::say!("{READY}");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("cannot read the start sign")?;
     ensure!(!line.is_empty(), "the benchmark that started this is gone");
@@ -89,7 +89,7 @@ pub fn run_octopus_client(args: &OctopusClientArgs) -> anyhow::Result<()> {
         outcome.latencies.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value()));
     let seen =
         Seen { operations: outcome.operations, seconds: outcome.seconds, latencies: latencies.collect() };
-    println!("{}", serde_json::to_string(&seen).context("cannot encode what was seen")?);
+    cuttlefs_common::say!("{}", serde_json::to_string(&seen).context("cannot encode what was seen")?);
     Ok(())
 }
 

@@ -170,7 +170,7 @@ impl Drop for ScratchPool {
             let _ = std::fs::remove_file(&self.data);
         }
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            eprintln!("{} could not be removed: {error}", self.directory.display());
+            cuttlefs_common::tell!("{} could not be removed: {error}", self.directory.display());
         }
     }
 }

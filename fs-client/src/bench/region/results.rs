@@ -53,18 +53,18 @@ impl Figure {
     /// # Errors
     /// If a file cannot be written.
     pub(super) fn publish(&self, out: &Path, charts: &[Chart]) -> anyhow::Result<()> {
-        println!("{}\n{}", self.title, self.setup);
-        print!("{}", self.table().render(coloured()));
+        cuttlefs_common::say!("{}\n{}", self.title, self.setup);
+        cuttlefs_common::say!("{}", self.table().render(coloured()).trim_end());
         if !self.paper.is_empty() {
-            println!("Beside the paper (TeRM, FAST '24)");
-            print!("{}", self.paper_table().render(coloured()));
+            cuttlefs_common::say!("Beside the paper (TeRM, FAST '24)");
+            cuttlefs_common::say!("{}", self.paper_table().render(coloured()).trim_end());
         }
-        println!(
+        cuttlefs_common::say!(
             "MISS: disk reads for each value; TWICE: one-sided reads that found the magic pattern, for each value; DISK: the disk alone, kops/s; BOUND: the least of PIN and what the disk \
              allows at that MISS"
         );
         for note in &self.notes {
-            println!("note: {note}");
+            cuttlefs_common::say!("note: {note}");
         }
         std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
         let path = |extension: &str| out.join(format!("{}.{extension}", self.name));
@@ -76,7 +76,7 @@ impl Figure {
         let heading = chart::Heading { title: &self.title, subtitle: &self.setup };
         write("svg", &chart::svg(&heading, charts)?)?;
         chart::png(&path("png"), &heading, charts)?;
-        println!("written: {}/{}.{{json,svg,png}}", out.display(), self.name);
+        cuttlefs_common::say!("written: {}/{}.{{json,svg,png}}", out.display(), self.name);
         Ok(())
     }
 

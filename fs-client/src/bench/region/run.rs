@@ -79,7 +79,7 @@ pub fn run_region(args: &RegionArgs) -> anyhow::Result<()> {
             .cloned()
             .map(|case| if case.x.is_empty() { campaign::Case { x: name.clone(), ..case } } else { case })
             .collect();
-        eprintln!("making a pool of {} on {name}", ByteSize(settings.size_bytes));
+        cuttlefs_common::tell!("making a pool of {} on {name}", ByteSize(settings.size_bytes));
         let pool = ScratchPool::format(&settings.args.scratch, *device, settings.size_bytes)?;
         pool.fill()?;
         let measured = campaign::run(&pool, &campaign::OneFile, &settings, &timing, &cases)?;

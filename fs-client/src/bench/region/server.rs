@@ -246,7 +246,7 @@ impl RegionServer {
 impl Drop for RegionServer {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("cuttlefs: {error:#}");
+            cuttlefs_common::tell!("cuttlefs: {error:#}");
         }
         if let Some(socket) = &self.socket {
             // The server removes it itself if it ends well.

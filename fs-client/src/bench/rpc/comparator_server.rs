@@ -92,7 +92,7 @@ impl Drop for ComparatorServer {
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                eprintln!("a thread of {} panicked", self.shared.system.label());
+                cuttlefs_common::tell!("a thread of {} panicked", self.shared.system.label());
             }
         }
     }
@@ -118,7 +118,7 @@ impl Shared {
                 });
             match made {
                 Ok(connection) => drop(connections.insert(connection.qp.number(), connection)),
-                Err(error) => eprintln!("a sender could not connect: {error:#}"),
+                Err(error) => cuttlefs_common::tell!("a sender could not connect: {error:#}"),
             }
         }
     }

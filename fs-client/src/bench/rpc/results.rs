@@ -60,15 +60,15 @@ pub(super) fn publish(
         })
         .collect();
     let result = Figure { title: plan.title, setup, points, paper: paper::compare(figure, points), best };
-    println!("\n{}\n{setup}\n", plan.title);
-    print!("{}", table(plan, points).render(coloured()));
+    cuttlefs_common::say!("\n{}\n{setup}\n", plan.title);
+    cuttlefs_common::say!("{}", table(plan, points).render(coloured()).trim_end());
     if plan.shown != Shown::Seconds {
         for (x, rate, p99) in &result.best {
-            println!("{x}: best durable over best other: throughput {rate:.2}, p99 {p99:.2}");
+            cuttlefs_common::say!("{x}: best durable over best other: throughput {rate:.2}, p99 {p99:.2}");
         }
     }
     if !result.paper.is_empty() {
-        println!("\nThe paper's ratios (best durable kind over best other of its family):");
+        cuttlefs_common::say!("\nThe paper's ratios (best durable kind over best other of its family):");
         let mut table = Table::default();
         table.plain(&["OF", "SECTION", "PAPER", "MEASURED"]);
         for compared in &result.paper {
@@ -79,7 +79,7 @@ pub(super) fn publish(
                 &between(compared.least, compared.most),
             ]);
         }
-        print!("{}", table.render(coloured()));
+        cuttlefs_common::say!("{}", table.render(coloured()).trim_end());
     }
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let path = |extension: &str| out.join(format!("{}.{extension}", plan.name));
@@ -92,7 +92,7 @@ pub(super) fn publish(
     let heading = chart::Heading { title: plan.title, subtitle: setup };
     write("svg", &chart::svg(&heading, &charts)?)?;
     chart::png(&path("png"), &heading, &charts)?;
-    println!("written: {}/{}.{{json,svg,png}}", out.display(), plan.name);
+    cuttlefs_common::say!("written: {}/{}.{{json,svg,png}}", out.display(), plan.name);
     Ok(())
 }
 
