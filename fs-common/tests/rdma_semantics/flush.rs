@@ -185,6 +185,37 @@ pub(super) fn messages_are_flushed_where_they_land(link: LinkKind) {
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
 }
 
+/// A flush behind messages that nobody has posted receives for is no failure of the device: it waits for them.
+pub(super) fn a_flush_waits_for_messages_without_a_place(link: LinkKind) {
+    let pair = Pair::new(link);
+    let slow = Arc::new(Slow::default());
+    let log = persistent(&pair, slow.clone());
+    let place = |offset| Remote::Memory { rkey: log.rkey(), offset };
+    pair.c()
+        .post_send(&[
+            send(1, SendOp::Send, pair.client.put(0, b"message1")),
+            send(2, flush(place(128), 8, Placement::Persistence), Sge::EMPTY),
+            send(3, SendOp::Send, pair.client.put(8, b"message2")),
+            send(4, flush(place(256), 8, Placement::Visibility), Sge::EMPTY),
+            send(5, SendOp::Read(place(256)), pair.client.mr.sge(64, 8)),
+        ])
+        .expect("post");
+    // It has arrived.
+    ok(pair.client.next(), 1, CompletionKind::Send, 8);
+    pair.client.nothing();
+    assert!(slow.waiting.lock().expect("no panic").is_empty(), "what is to be flushed is not there");
+    for (id, offset) in [(7, 128), (8, 256)] {
+        pair.s().post_recv(&[RecvWr { wr_id: WrId(id), local: log.sge(offset, 64) }]).expect("receive");
+        slow.asked(&pair, 1);
+    }
+    assert_eq!(*slow.seen.lock().expect("no panic"), [b"message1".to_vec()]);
+    slow.finish(Ok(()));
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+    ok(pair.client.next(), 3, CompletionKind::Send, 8);
+    ok(pair.client.next(), 4, CompletionKind::Flush, 0);
+    ok(pair.client.next(), 5, CompletionKind::Read, 8);
+}
+
 /// The initiator may do a flush all by itself, and nobody looks at the memory any more: that is no flush.
 pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
     let mut pair = Pair::new(link);

@@ -26,8 +26,9 @@ use files::{files_are_read_by_the_engine, windows_are_mapped_read_only};
 use flush::{
     a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
-    a_refusal_waits_for_the_flush_before_it, a_target_that_closed_takes_no_flush, flush_errors,
-    messages_are_flushed_where_they_land, real_devices_persist,
+    a_flush_waits_for_messages_without_a_place, a_refusal_waits_for_the_flush_before_it,
+    a_target_that_closed_takes_no_flush, flush_errors, messages_are_flushed_where_they_land,
+    real_devices_persist,
 };
 use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
 use queues::{
@@ -229,6 +230,7 @@ suite!(
     a_refusal_waits_for_the_flush_before_it,
     a_connection_that_ends_forgets_its_flush,
     messages_are_flushed_where_they_land,
+    a_flush_waits_for_messages_without_a_place,
     real_devices_persist,
     a_target_that_closed_takes_no_flush,
 );

@@ -3,7 +3,8 @@
 //! # How it works
 //! A flush that takes only cache-line write-back is done at once. One that needs a data sync is handed to the region's
 //! persistence domain, and the queue pair goes on: later requests execute, which is how many flushes share one sync. But
-//! an RC queue pair's replies come in order, so those behind a flush under way wait here.
+//! an RC queue pair's replies come in order, so those behind a flush under way wait here. A flush covers the messages before it, so
+//! it waits with them for the receives that are to be posted (`target`).
 //!
 //! # Invariants
 //! * The first held reply is a flush under way; with nothing held, nothing waits.
@@ -15,12 +16,15 @@
 
 use super::input::Receiving;
 use super::output::{OUTPUT_HARD_BYTES, OWED_MAX_BYTES, Sending};
+use super::target::Parked;
 use super::{End, TcpQp};
-use crate::persist::SyncFailed;
+use crate::memory::SharedMemory;
+use crate::persist::{Persistence, SyncFailed};
 use crate::rdma::soft::region::Need;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, build, placement};
 use crate::rdma::verbs::{Placement, WcStatus};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 enum Held {
     /// A flush, and how it ended.
@@ -29,6 +33,29 @@ enum Held {
     Frame(Vec<u8>),
     /// A refusal, behind which the connection ends.
     Refusal(u64, WcStatus),
+}
+
+/// A FLUSH of the peer's.
+pub(super) struct Flush {
+    sequence: u64,
+    memory: Arc<SharedMemory>,
+    /// `None`: to visibility.
+    domain: Option<Arc<dyn Persistence>>,
+    offset: usize,
+    len: usize,
+}
+
+impl Flush {
+    /// Whether somebody else has to be waited for.
+    fn takes_a_sync(&self) -> bool {
+        self.domain.as_ref().is_some_and(|domain| !domain.by_cache_lines())
+    }
+
+    fn write_back(&self) {
+        if self.domain.is_some() {
+            self.memory.write_back(self.offset, self.len);
+        }
+    }
 }
 
 /// Replies that wait for a flush.
@@ -107,18 +134,13 @@ impl TcpQp {
     }
 
     /// The peer's FLUSH.
-    pub(super) fn flush(&self, receiving: &Receiving, header: &FrameHeader) -> Result<(), End> {
+    pub(super) fn flush(&self, receiving: &mut Receiving, header: &FrameHeader) -> Result<(), End> {
         let placement = placement(header.second).ok_or(End::Refused(WcStatus::RemoteInvalid))?;
         let region = self
             .core
             .registry
             .remote(header.key, header.offset, header.first, Need::Flush)
             .map_err(End::Refused)?;
-        if !receiving.parked.is_empty() {
-            // A message of the peer's has no place yet, so it cannot be flushed: as with an RC queue pair whose
-            // receiver-not-ready retries are used up.
-            return Err(End::Refused(WcStatus::RemoteOperation));
-        }
         let domain = match placement {
             Placement::Visibility => None,
             Placement::Persistence => {
@@ -126,47 +148,64 @@ impl TcpQp {
             }
         };
         let (offset, len) = (header.offset as usize, header.first as usize);
-        let sequence = header.sequence;
-        match domain {
-            Some(domain) if !domain.by_cache_lines() => {
-                self.send.lock().held.push(Held::Flush(sequence, None))?;
-                let this = self.this.clone();
-                let done = move |result| {
-                    if let Some(qp) = this.upgrade() {
-                        qp.finish_flush(sequence, result);
-                    }
-                };
-                domain.persist(&region.memory, offset, len, Box::new(done));
-                Ok(())
+        let flush = Flush { sequence: header.sequence, memory: region.memory.clone(), domain, offset, len };
+        if !receiving.parked.is_empty() {
+            // A message before it has no place yet. Replies behind it wait from here on.
+            self.send.lock().held.push(Held::Flush(flush.sequence, None))?;
+            return self.park(receiving, Parked::Flush(flush));
+        }
+        if flush.takes_a_sync() {
+            self.send.lock().held.push(Held::Flush(flush.sequence, None))?;
+            self.begin_sync(&flush);
+            return Ok(());
+        }
+        flush.write_back();
+        self.reply(FrameHeader::new(FrameKind::FlushAck, flush.sequence), 0, |_| Ok(0))
+    }
+
+    /// All messages before a flush have their places.
+    pub(super) fn unpark_flush(&self, flush: &Flush) -> Result<(), End> {
+        if flush.takes_a_sync() {
+            self.begin_sync(flush);
+            return Ok(());
+        }
+        flush.write_back();
+        self.flushed(flush.sequence, Ok(()))
+    }
+
+    fn begin_sync(&self, flush: &Flush) {
+        let (this, sequence) = (self.this.clone(), flush.sequence);
+        let done = move |result| {
+            if let Some(qp) = this.upgrade() {
+                qp.finish_flush(sequence, result);
             }
-            domain => {
-                if domain.is_some() {
-                    region.memory.write_back(offset, len);
-                }
-                self.reply(FrameHeader::new(FrameKind::FlushAck, sequence), 0, |_| Ok(0))
-            }
+        };
+        if let Some(domain) = &flush.domain {
+            domain.persist(&flush.memory, flush.offset, flush.len, Box::new(done));
         }
     }
 
     /// A data sync is over. On the domain's thread.
     fn finish_flush(&self, sequence: u64, result: Result<(), SyncFailed>) {
-        let released = {
-            let mut sending = self.send.lock();
-            if self.has_ended() {
-                return;
-            }
-            let flush = sending.held.held.iter_mut().find_map(|held| match held {
-                Held::Flush(of, outcome) if *of == sequence => Some(outcome),
-                _ => None,
-            });
-            if let Some(outcome) = flush {
-                *outcome = Some(result);
-            }
-            self.release(&mut sending)
-        };
-        if let Err(end) = released {
+        if let Err(end) = self.flushed(sequence, result) {
             self.end(Some(end));
         }
+    }
+
+    /// A flush that replies wait for is over.
+    fn flushed(&self, sequence: u64, result: Result<(), SyncFailed>) -> Result<(), End> {
+        let mut sending = self.send.lock();
+        if self.has_ended() {
+            return Ok(());
+        }
+        let flush = sending.held.held.iter_mut().find_map(|held| match held {
+            Held::Flush(of, outcome) if *of == sequence => Some(outcome),
+            _ => None,
+        });
+        if let Some(outcome) = flush {
+            *outcome = Some(result);
+        }
+        self.release(&mut sending)
     }
 
     /// Sends what waits for no flush any more.

@@ -2,6 +2,7 @@
 //!
 //! A file read that faults is executed on a fault thread, and the queue pair stalls until then.
 
+use super::held::Flush;
 use super::input::Receiving;
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::ids::FileKey;
@@ -22,6 +23,8 @@ const PARKED_MESSAGES_MAX: usize = 128;
 pub(super) enum Parked {
     Message(Vec<u8>, Option<u32>),
     WriteImm(u32, u32),
+    /// Behind messages that do.
+    Flush(Flush),
 }
 
 /// Makes a prepared frame a reply with the first `len` bytes of its room.
@@ -219,7 +222,7 @@ impl TcpQp {
         Ok(())
     }
 
-    fn park(&self, receiving: &mut Receiving, message: Parked) -> Result<(), End> {
+    pub(super) fn park(&self, receiving: &mut Receiving, message: Parked) -> Result<(), End> {
         if receiving.parked.len() >= PARKED_MESSAGES_MAX {
             return Err(End::Broken(format!(
                 "{PARKED_MESSAGES_MAX} messages wait for a receive to be posted"
@@ -236,19 +239,28 @@ impl TcpQp {
     }
 
     pub(super) fn unpark(&self, receiving: &mut Receiving) -> Result<(), End> {
-        while !receiving.parked.is_empty() && self.core.is_ready() {
+        while let Some(first) = receiving.parked.pop_front() {
+            if !self.core.is_ready() {
+                receiving.parked.push_front(first);
+                break;
+            }
+            if let Parked::Flush(flush) = first {
+                self.unpark_flush(&flush)?;
+                continue;
+            }
             let Some(receive) = self.core.take_receive() else {
+                receiving.parked.push_front(first);
                 break;
             };
-            match receiving.parked.pop_front() {
-                Some(Parked::Message(payload, imm)) => {
+            match first {
+                Parked::Message(payload, imm) => {
                     receiving.parked_bytes -= payload.len();
                     self.fill(receive, &payload, imm)?;
                 }
-                Some(Parked::WriteImm(len, imm)) => {
+                Parked::WriteImm(len, imm) => {
                     self.core.complete_receive(receive.wr_id, WcStatus::Success, len, Some(imm));
                 }
-                None => break,
+                Parked::Flush(_) => unreachable!("a flush takes no receive"),
             }
         }
         self.parked.store(receiving.parked.len(), Ordering::Release);
