@@ -7,6 +7,7 @@
 //! nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and never holds up another. A peer that connects often is
 //! listened to when its time has come (`arrivals`); where a key is needed it is a peer once its first words have proven one.
 
+use super::arrivals::UNHEARD_OF_PEER_MAX;
 use super::queue::{QpCore, QpParts};
 use super::tcp::{Channel, FirstWords, HelloReader, Knocked, TcpIncoming, TlsConfigs};
 use super::unheard::{Client, Crowd, Unheard};
@@ -37,8 +38,9 @@ use std::time::{Duration, Instant};
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Clients that the kernel keeps until they are taken in: of a crowd that comes while this process has no core.
 const BACKLOG: i32 = 4096;
-/// Clients taken in before those are listened to that are there already.
-const ACCEPTS_A_PASS: usize = 64;
+/// Clients taken in before those are listened to that are there already. Fewer than may wait of one peer: of those that it takes in in a
+/// pass, who hung up is known to have gone before the next is turned away for them.
+const ACCEPTS_A_PASS: usize = UNHEARD_OF_PEER_MAX / 2;
 
 /// Where connections of a listener come from and go to.
 pub(super) struct Setup {
