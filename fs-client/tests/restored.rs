@@ -472,3 +472,47 @@ fn a_file_is_nothing_in_a_recovery_that_it_never_was() {
     }
     assert!(seen.len() > 4, "{seen:?} in {moments} moments");
 }
+
+/// A change that gives no byte other contents, of a file that nobody has changed in this life of the server before.
+#[test]
+fn whoever_is_alone_loses_nothing_in_a_second_life() {
+    type Doing<'d> = (&'d str, &'d dyn Fn(&User));
+    let firsts: [Doing<'_>; 6] = [
+        ("space behind the end", &|user| user.allocate(3000, 9000, Allocate::Reserve { keep_size: true })),
+        ("space within", &|user| user.allocate(0, 10, Allocate::Reserve { keep_size: false })),
+        ("a hole in a hole", &|user| user.allocate(8192, 4096, Allocate::PunchHole)),
+        ("zeros behind the end", &|user| user.allocate(8192, 4096, Allocate::ZeroRange { keep_size: true })),
+        ("its own length", &|user| user.cut(3000)),
+        ("cut twice", &|user| {
+            user.cut(0);
+            let cut = OpenHow { truncate: true, ..READ_WRITE };
+            let open = user.volume.open(&CALLER, user.ino, cut).expect("open");
+            user.volume.release(open.handle);
+        }),
+    ];
+    let thens: [Doing<'_>; 4] = [
+        ("cut", &|user| user.cut(20)),
+        ("write", &|user| user.write(5, b"five")),
+        ("grow", &|user| user.cut(5000)),
+        ("punch", &|user| user.allocate(1, 10, Allocate::PunchHole)),
+    ];
+    for (first, then) in firsts.iter().flat_map(|first| thens.iter().map(move |then| (first, then))) {
+        for death in [Death::Sudden, Death::WrittenBack, Death::PowerLost] {
+            let world = World::new(CONFIG);
+            let user = User::new(&world);
+            user.write(0, &[b'.'; 3000]);
+            assert_eq!(user.fsync(), Ok(()));
+            kill(&world, false);
+            (first.1)(&user);
+            (then.1)(&user);
+            let before = user.all();
+            if death == Death::WrittenBack {
+                world.pass(Duration::from_secs(3));
+            }
+            kill(&world, death == Death::PowerLost);
+            let what = format!("{}, {}, {death:?}", first.0, then.0);
+            assert_eq!(user.fsync(), Ok(()), "{what}");
+            assert!(user.all() == before, "{what}");
+        }
+    }
+}

@@ -318,7 +318,7 @@ impl<S: Site> Walk<S> {
             _ => Err(Status::Invalid),
         });
         if let (Ok(open), Ok(())) = (&real, expected) {
-            if how.truncate && self.model.nodes[&ino].size() > 0 {
+            if how.truncate {
                 self.model.node_mut(ino).truncate(0);
                 self.model.contents_changed(ino, client);
             }

@@ -87,6 +87,12 @@ pub async fn restore(
     for (from, to, verdict) in judge(range)? {
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
+            // Space was taken and no byte was another, so its counter is the one of what was there before, of whatever life.
+            (Verdict::Lost, Restored::Allocate { how: Allocate::Reserve { .. }, .. })
+                if to <= file.size() || keeps_size(&what) =>
+            {
+                continue;
+            }
             (Verdict::Lost, _) | (Verdict::Restore, Restored::NotKept) => {
                 lost = true;
                 continue;
@@ -137,6 +143,11 @@ pub async fn restore(
         tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "what a client had not synced was changed by others since the server it wrote to died; it is not restored");
     }
     Ok(lost)
+}
+
+/// Whether it takes space and nothing else.
+fn keeps_size<B>(what: &Restored<B>) -> bool {
+    matches!(what, Restored::Allocate { how: Allocate::Reserve { keep_size: true }, .. })
 }
 
 /// Whether it gives bytes other contents.

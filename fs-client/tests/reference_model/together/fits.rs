@@ -164,7 +164,7 @@ fn create(
 
 /// A handle more. `false`: the client keeps pages that somebody else has changed.
 fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, keep: bool) -> bool {
-    if how.truncate && model.nodes[&ino].size() > 0 {
+    if how.truncate {
         model.node_mut(ino).truncate(0);
         model.contents_changed(ino, client);
     }

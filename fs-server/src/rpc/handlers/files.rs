@@ -118,7 +118,10 @@ pub(super) async fn open(
     server.regions.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
     if truncate {
-        match empty(call, &attr).await {
+        // An empty file, too: that it was asked for takes its privileges, and moves its times and its counter.
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let disk = call.context.disk.as_ref();
+        match server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await {
             Ok(attr) => opened.attr = attr,
             Err(status) => {
                 server.close(call.session.number(), &[opened.filekey]).await;
@@ -127,19 +130,6 @@ pub(super) async fn open(
         }
     }
     body(&Reply::Opened(call.load(opened, rights).await?))
-}
-
-/// Cuts a file that is opened to nothing.
-async fn empty(call: &Call<'_>, attr: &Attr) -> Result<Attr, Status> {
-    let (server, ino) = (&call.context.server, attr.ino);
-    if attr.size == 0 {
-        // Nothing is cut, and yet it was asked for.
-        server.take_privileges(&call.who, ino)?;
-        return server.meta.attr(ino);
-    }
-    let set = SetAttr { size: Some(0), ..SetAttr::default() };
-    let disk = call.context.disk.as_ref();
-    server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await
 }
 
 pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body, Status> {
