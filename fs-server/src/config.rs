@@ -268,6 +268,14 @@ impl Config {
             return Err(format!("server.lease_ms is {lease}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}"));
         }
         self.export.iter().try_for_each(ExportConfig::check)?;
+        let takes_all = |export: &ExportConfig| export.peers.contains(&PeerPattern::Anybody);
+        if let Some(number) = self.export.iter().position(takes_all).filter(|at| at + 1 < self.export.len()) {
+            return Err(format!(
+                "the [[export]] number {} never counts, for the one before it is for everybody (`for = [\"*\"]`) and the first that is for a \
+                 client counts; put the one for everybody last, or take it out",
+                number + 2
+            ));
+        }
         Ok(())
     }
 

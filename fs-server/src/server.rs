@@ -19,7 +19,7 @@ use crate::shares::Shares;
 use crate::tier::{self, ScrubFigures};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, SlotIndex};
-use cuttlefs_common::rdma::{Device, Endpoint, RegionOwner};
+use cuttlefs_common::rdma::{Device, Endpoint, PeerKey, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
@@ -172,7 +172,7 @@ impl Server {
         who: &Identity,
         owner: RegionOwner,
         file: &Arc<FileRegion>,
-        by: ClientChange,
+        by: (ClientChange, &PeerKey),
         what: Restored<tier::Source<'_>>,
     ) -> Result<bool, Status> {
         let set_length = async |size| {

@@ -15,8 +15,9 @@ use anyhow::{Context, bail};
 use cuttlefs_common::panic_ends;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -149,6 +150,9 @@ impl FiguresSocket {
             }
             let listener =
                 UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
+            // Whatever the umask is: nobody listens yet, so who connected in between is heard, and his user is looked at.
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+                .with_context(|| format!("cannot close {} to others", path.display()))?;
             let made = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
             Ok((Arc::new(listener), made))
         })?;
@@ -205,6 +209,12 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 
 impl Answering {
     fn answer(&self, mut connection: UnixStream) {
+        // As root, or as this process: who else has come is told nothing, and does nothing.
+        let is_ours = rustix::net::sockopt::socket_peercred(&connection)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
+        if !is_ours {
+            return tracing::warn!("somebody else asked for this mount's figures, or to end it");
+        }
         let answered = connection
             .set_read_timeout(Some(ANSWER_LIMIT))
             .and_then(|()| connection.set_write_timeout(Some(ANSWER_LIMIT)))

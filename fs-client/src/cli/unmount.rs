@@ -17,6 +17,8 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a server that is away may take to come back for what only the mount has.
 const AWAY_LIMIT: Duration = Duration::from_secs(15);
+/// How long an unmount by force has the mount sync.
+const FORCE_LIMIT: Duration = Duration::from_secs(2);
 /// Pause between questions to a mount that syncs.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -73,11 +75,20 @@ pub(super) fn prepare(
     // Where nobody answers there is nobody to wait for: it died, or is somebody else's, and writes what it loses to its log.
     let ask = |what| figures::ask_condition(mountpoint, what).ok();
     if force {
-        if let Some(condition) = ask(Ask::GiveUp)
-            && let (Some(because), unsynced) = (condition.away(), condition.unsynced())
-            && unsynced.files > 0
+        // It may not know yet that the server is away.
+        let (began, mut condition) = (Instant::now(), ask(Ask::Sync));
+        while condition.as_ref().is_some_and(|now| now.syncing && now.away().is_none())
+            && began.elapsed() < FORCE_LIMIT
         {
-            cuttlefs_common::tell!("throwing away {unsynced}: the server is away ({because})");
+            std::thread::sleep(ASK_AGAIN);
+            condition = ask(Ask::Figures);
+        }
+        if let Some(condition) = ask(Ask::GiveUp).filter(|condition| condition.unsynced().files > 0) {
+            let because = condition.away().map_or_else(
+                || "the server does not answer".to_owned(),
+                |because| format!("the server is away ({because})"),
+            );
+            cuttlefs_common::tell!("throwing away {}: {because}", condition.unsynced());
         }
         return Ok(());
     }

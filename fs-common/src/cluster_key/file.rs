@@ -89,6 +89,10 @@ impl ClusterKey {
         if !found.is_file() {
             return Err(failed(io::Error::other("it is no regular file")));
         }
+        // First: of what is no key nobody is to change the mode.
+        let mut text = String::new();
+        file.take(FILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+        let key = Self::parse(&text).map_err(|source| KeyFileError::Key { path: path.to_owned(), source })?;
         if found.mode() & OTHERS != 0 {
             return Err(KeyFileError::Open { path: path.to_owned(), mode: found.mode() & 0o7777 });
         }
@@ -96,9 +100,7 @@ impl ClusterKey {
         if owner != 0 && owner != rustix::process::geteuid().as_raw() {
             return Err(KeyFileError::Owner { path: path.to_owned(), owner });
         }
-        let mut text = String::new();
-        file.take(FILE_MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
-        Self::parse(&text).map_err(|source| KeyFileError::Key { path: path.to_owned(), source })
+        Ok(key)
     }
 }
 

@@ -9,9 +9,8 @@
 //! a change of it since the start: that follows from its counters. What is restored is always noted.
 //!
 //! # Bound
-//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period; if what was restored does not fit either,
-//! nothing is restored any more. Nothing acknowledged is lost by that, but clients that come back may hear that what they had not
-//! synced is.
+//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period. Of what is restored each peer has a share, half
+//! of what others leave: who has used it up restores nothing more, and hears so; nobody else does.
 //!
 //! # Order
 //! Whoever changes contents for a client shares `FileRegion::changes` from before `begin` until its change is noted here; who
@@ -19,6 +18,7 @@
 
 use super::meta_port::{ClientChange, Verdict, Written};
 use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -44,11 +44,26 @@ struct OfFile {
 struct State {
     files: HashMap<InodeNo, OfFile>,
     ranges: usize,
-    /// There was no room for what was restored.
-    is_full: bool,
+    /// Of these, what peers have restored. As many peers as files and ranges at most.
+    of_peer: HashMap<PeerKey, usize>,
 }
 
 impl State {
+    fn used(&self) -> usize {
+        self.ranges + self.files.len()
+    }
+
+    /// Whether a peer has used up its share.
+    fn is_beyond_share(&self, peer: &PeerKey) -> bool {
+        let own = self.of_peer.get(peer).copied().unwrap_or(0);
+        let others = self.used().saturating_sub(own);
+        2 * own >= NEWER_MAX.saturating_sub(others)
+    }
+
+    fn charge(&mut self, peer: &PeerKey, more: usize) {
+        *self.of_peer.entry(peer.clone()).or_default() += more;
+    }
+
     /// From now on what clients ask for is not noted.
     fn forget_asked(&mut self) {
         self.files.retain(|_, file| file.ranges.values().all(|(_, change)| *change != OF_THIS_LIFE));
@@ -164,34 +179,27 @@ impl Newer {
     /// That change gave these bytes other contents.
     pub fn changed(&self, ino: InodeNo, start: u64, end: u64) {
         if self.is_noting.load(Ordering::Relaxed) {
-            self.put(ino, start, end, OF_THIS_LIFE);
+            let mut state = self.state.lock();
+            Self::put(&mut state, ino, (start, end), OF_THIS_LIFE);
+            self.bound(&mut state);
         }
     }
 
-    fn put(&self, ino: InodeNo, start: u64, end: u64, change: u64) {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        if start < end
-            && let Some(file) = state.files.get_mut(&ino)
-        {
-            state.ranges = state.ranges.saturating_add_signed(file.put(start, end, change));
-            self.bound(state);
-        }
+    /// By how many ranges there are more.
+    fn put(state: &mut State, ino: InodeNo, (start, end): (u64, u64), change: u64) -> isize {
+        let Some(file) = state.files.get_mut(&ino).filter(|_| start < end) else { return 0 };
+        let more = file.put(start, end, change);
+        state.ranges = state.ranges.saturating_add_signed(more);
+        more
     }
 
     fn bound(&self, state: &mut State) {
-        let is_too_much = |state: &State| state.ranges + state.files.len() > NEWER_MAX;
-        if !is_too_much(state) {
-            return;
-        }
-        tracing::warn!(
-            NEWER_MAX,
-            "so much changes that it is not known by range; clients that come back may lose what they had not synced in files that others change"
-        );
-        self.is_noting.store(false, Ordering::Relaxed);
-        state.forget_asked();
-        if is_too_much(state) {
-            *state = State { is_full: true, ..State::default() };
+        if state.used() > NEWER_MAX && self.is_noting.swap(false, Ordering::Relaxed) {
+            tracing::warn!(
+                NEWER_MAX,
+                "so much changes that it is not known by range; clients that come back may lose what they had not synced in files that others change"
+            );
+            state.forget_asked();
         }
     }
 
@@ -203,17 +211,24 @@ impl Newer {
     pub fn judge(
         &self,
         ino: InodeNo,
-        by: ClientChange,
+        (by, peer): (ClientChange, &PeerKey),
         (start, end): (u64, u64),
         now: impl FnOnce() -> Result<Written, Status>,
     ) -> Result<Vec<Part>, Status> {
         let now = now()?;
         let mut state = self.state.lock();
         let is_noting = self.is_noting.load(Ordering::Relaxed);
+        let (is_new, is_beyond) = (!state.files.contains_key(&ino), state.is_beyond_share(peer));
+        if is_new && is_beyond {
+            return Ok(vec![(start, end, Verdict::Lost)]);
+        }
+        if is_new {
+            state.charge(peer, 1);
+        }
         let file = state.files.entry(ino).or_insert_with(|| OfFile { before: now, ..OfFile::default() });
         let was_changed = !is_noting && now.until > file.before.until;
         let mut parts = file.parts(by, start, end);
-        if was_changed || state.is_full {
+        if was_changed || is_beyond {
             let of_unknown = parts.iter_mut().filter(|(_, _, verdict)| *verdict == Verdict::Restore);
             of_unknown.for_each(|(_, _, verdict)| *verdict = Verdict::Lost);
         }
@@ -222,8 +237,11 @@ impl Newer {
     }
 
     /// A client's change was made again.
-    pub fn restored(&self, ino: InodeNo, by: ClientChange, start: u64, end: u64) {
-        self.put(ino, start, end, by.change);
+    pub fn restored(&self, ino: InodeNo, (by, peer): (ClientChange, &PeerKey), start: u64, end: u64) {
+        let mut state = self.state.lock();
+        let more = Self::put(&mut state, ino, (start, end), by.change);
+        state.charge(peer, more.max(0) as usize);
+        self.bound(&mut state);
     }
 
     /// Files and ranges that are noted.
@@ -241,6 +259,7 @@ mod tests {
 
     const INO: InodeNo = InodeNo(7);
     const LIFE: u64 = 1 << 32;
+    const PEER: PeerKey = PeerKey::User(0);
 
     fn by(client: u128, number: u64) -> ClientChange {
         ClientChange { client: ClientId(client), change: LIFE + number }
@@ -262,13 +281,14 @@ mod tests {
     #[test]
     fn what_was_asked_for_stays_and_what_was_restored_stands_in_its_order() {
         let newer = noting();
-        let judge = |by, start, end| newer.judge(INO, by, (start, end), stored).expect("it is stored");
+        let judge =
+            |by, start, end| newer.judge(INO, (by, &PEER), (start, end), stored).expect("it is stored");
         newer.changed(INO, 100, 150);
         newer.changed(INO, 150, 200);
         assert_eq!(newer.noted(), 2);
         assert_eq!(judge(by(1, 11), 90, 210), [(90, 100, Restore), (100, 200, Lost), (200, 210, Restore)]);
         assert_eq!(judge(by(1, 10), 90, 210), [(90, 210, Overtaken)]);
-        newer.restored(INO, by(1, 12), 90, 95);
+        newer.restored(INO, (by(1, 12), &PEER), 90, 95);
         assert_eq!(judge(by(2, 11), 80, 100), [(80, 90, Restore), (90, 95, Overtaken), (95, 100, Restore)]);
         assert_eq!(judge(by(1, 12), 90, 95), [(90, 95, Overtaken)], "once");
         assert_eq!(judge(by(2, 13), 90, 95), [(90, 95, Restore)]);
@@ -288,14 +308,14 @@ mod tests {
         const OTHER: InodeNo = InodeNo(8);
         let newer = noting();
         newer.changed(INO, 0, 1);
-        assert_eq!(newer.judge(OTHER, by(1, 12), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
-        newer.restored(OTHER, by(1, 12), 0, 10);
+        assert_eq!(newer.judge(OTHER, (by(1, 12), &PEER), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
+        newer.restored(OTHER, (by(1, 12), &PEER), 0, 10);
         newer.stop();
         assert_eq!(newer.noted(), 2, "the other's");
-        assert_eq!(newer.judge(INO, by(1, 11), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
-        assert_eq!(newer.judge(OTHER, by(2, 11), (0, 10), stored), Ok(vec![(0, 10, Overtaken)]));
-        assert_eq!(newer.judge(OTHER, by(2, 13), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
-        assert_eq!(newer.judge(OTHER, by(2, 13), (0, 20), changed), Ok(vec![(0, 20, Lost)]));
+        assert_eq!(newer.judge(INO, (by(1, 11), &PEER), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
+        assert_eq!(newer.judge(OTHER, (by(2, 11), &PEER), (0, 10), stored), Ok(vec![(0, 10, Overtaken)]));
+        assert_eq!(newer.judge(OTHER, (by(2, 13), &PEER), (0, 10), stored), Ok(vec![(0, 10, Restore)]));
+        assert_eq!(newer.judge(OTHER, (by(2, 13), &PEER), (0, 20), changed), Ok(vec![(0, 20, Lost)]));
     }
 
     #[test]
@@ -305,12 +325,36 @@ mod tests {
             newer.changed(INO, 10 * index, 10 * index + 1);
         }
         assert_eq!(newer.noted(), 0);
-        assert_eq!(newer.judge(INO, by(1, 11), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
-        for index in 0..NEWER_MAX as u64 {
-            newer.judge(InodeNo(9), by(1, 11), (0, 1), stored).expect("it is stored");
-            newer.restored(InodeNo(9), by(1, 11), 10 * index, 10 * index + 1);
+        assert_eq!(newer.judge(INO, (by(1, 11), &PEER), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
+    }
+
+    #[test]
+    fn who_restores_without_end_takes_nobody_elses_share() {
+        let newer = noting();
+        let hostile = [PeerKey::User(1), PeerKey::User(2)];
+        for (peer, ino) in hostile.iter().zip([InodeNo(8), InodeNo(9)]) {
+            for index in 0..NEWER_MAX as u64 {
+                let parts = newer.judge(ino, (by(1, 12), peer), (2 * index, 2 * index + 1), stored);
+                if parts.expect("it is stored")[0].2 == Restore {
+                    newer.restored(ino, (by(1, 12), peer), 2 * index, 2 * index + 1);
+                }
+            }
+            assert_eq!(
+                newer.judge(InodeNo(100 + ino.0), (by(1, 12), peer), (0, 10), stored),
+                Ok(vec![(0, 10, Lost)])
+            );
         }
-        assert_eq!(newer.judge(InodeNo(9), by(2, 12), (0, 10), stored), Ok(vec![(0, 10, Lost)]));
-        assert_eq!(newer.judge(InodeNo(9), by(2, 10), (0, 10), stored), Ok(vec![(0, 10, Overtaken)]));
+        assert!(newer.noted() < NEWER_MAX);
+        for number in 0..1000 {
+            let ino = InodeNo(1000 + number);
+            let judged = newer.judge(ino, (by(2, 12), &PEER), (0, 10), stored);
+            assert_eq!(judged, Ok(vec![(0, 10, Restore)]), "{number}");
+            newer.restored(ino, (by(2, 12), &PEER), 0, 10);
+        }
+        newer.changed(INO, 0, 10);
+        assert_eq!(
+            newer.judge(INO, (by(2, 12), &PEER), (0, 20), stored),
+            Ok(vec![(0, 10, Lost), (10, 20, Restore)])
+        );
     }
 }

@@ -9,8 +9,8 @@
 //! Who carries one identity, and who is squashed, is checked here: its own kernel, if there is one, is in its own hands.
 //!
 //! # Directories
-//! A rule's directory is the one that had its path when it was looked for, whatever it is called later. While there is none, as when the
-//! server starts before it was made, or once it was removed, whoever comes is refused and it is looked for again: so an export comes to
+//! A rule's directory is the one that has its path when a session attaches, and stays that session's. While there is none, as when the
+//! server starts before it was made, or once it was moved away, whoever comes is refused: so an export comes to
 //! life when its directory is made, and is nobody else's trouble before.
 //!
 //! # Numbers
@@ -27,7 +27,6 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
 use cuttlefs_common::rpc::RequestHeader;
 use cuttlefs_common::status::Status;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// For whom a session speaks.
@@ -102,8 +101,6 @@ impl Grant {
 /// A rule that is being served.
 struct Served {
     rule: ExportRule,
-    /// Its directory, once it was found.
-    root: Mutex<Option<InodeNo>>,
 }
 
 impl Served {
@@ -112,17 +109,9 @@ impl Served {
         parts.flat_map(|part| ["/".into(), part]).collect()
     }
 
-    /// The directory, found again if it is not there any more.
+    /// The directory that has its path now.
     fn root(&self, meta: &Meta) -> Result<InodeNo, Status> {
-        let mut known = self.root.lock();
-        let is_there = |ino| meta.attr(ino).is_ok_and(|attr| attr.nlink > 0);
-        if let Some(ino) = known.filter(|ino| is_there(*ino)) {
-            return Ok(ino);
-        }
-        let lookup = |parent, name: &[u8]| meta.lookup(parent, name);
-        let found = export::walk(InodeNo::ROOT, &self.rule.path, lookup);
-        *known = found.ok();
-        found
+        export::walk(InodeNo::ROOT, &self.rule.path, |parent, name| meta.lookup(parent, name))
     }
 }
 
@@ -137,7 +126,7 @@ pub struct Exports {
 impl Exports {
     /// Finds the rules' directories, as far as they are there.
     pub fn new(rules: Vec<ExportRule>, meta: &Meta, accounts: Accounts) -> Self {
-        let served = rules.into_iter().map(|rule| Served { rule, root: Mutex::new(None) });
+        let served = rules.into_iter().map(|rule| Served { rule });
         let served: Vec<_> = served.collect();
         for served in &served {
             if let Err(status) = served.root(meta) {
@@ -255,7 +244,7 @@ mod tests {
         assert_eq!(root(7), Err(Status::NotFound));
         let first = make(&meta, above, b"b");
         assert_eq!((root(7), shown()[0].1), (Ok(first), true));
-        // It is that directory from now on, whatever is done to its name.
+        // Whatever has its path is what the next session sees.
         let rename = Operation::Rename {
             parent: above,
             name: b"b",
@@ -264,12 +253,8 @@ mod tests {
             mode: cuttlefs_common::rpc::RenameMode::Replace,
         };
         run(&meta, &rename);
-        make(&meta, above, b"b");
-        assert_eq!(root(7), Ok(first));
-        run(&meta, &Operation::Rmdir { parent: InodeNo::ROOT, name: b"c" });
-        run(&meta, &Operation::Rmdir { parent: above, name: b"b" });
-        assert_eq!(root(7), Err(Status::NotFound), "it is gone");
+        assert_eq!((root(7), shown()[0].1), (Err(Status::NotFound), false));
         let second = make(&meta, above, b"b");
-        assert_eq!(root(7), Ok(second));
+        assert_eq!((root(7), shown()[0].1), (Ok(second), true));
     }
 }

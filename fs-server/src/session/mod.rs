@@ -21,7 +21,7 @@
 //! # What clients bring back
 //! Behind a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they
 //! have, the server is *gathering*: nobody else is told what files hold. It ends when all are back; who is not here within
-//! `GATHER` of the start is not waited for, who is here until the grace period ends.
+//! `GATHER` of the start is not waited for, and who is here and has not said it `GATHER_HERE`.
 //!
 //! # What is kept for requests that are asked again
 //! A request may have been done by the server before this one, and the file it was about may have lost its last name since.
@@ -58,6 +58,10 @@ pub const MAX_ABSENT: usize = 1024;
 /// How long a server that was killed waits for clients to connect again that may hold answered changes. They try every second;
 /// a handshake, and a busy machine, take the rest.
 pub const GATHER: Duration = Duration::from_secs(3);
+
+/// How long it waits for those that have connected and have not brought back all: 32 MiB each take a part of a second, and one that never
+/// says that it is done must not hold others up for a lease.
+const GATHER_HERE: Duration = Duration::from_secs(10);
 
 /// Bytes of a label at most: a host name (64) and the end of a path. `status` lists many in one message.
 const LABEL_MAX: usize = 128;
@@ -279,8 +283,10 @@ impl Sessions {
         if !self.gathering.load(Ordering::Relaxed) {
             return false;
         }
-        let goes_on = self.is_grace_period()
-            && (self.now_ms() < self.gather_until_ms.load(Ordering::Relaxed) || self.some_are_recovering());
+        let (now, until) = (self.now_ms(), self.gather_until_ms.load(Ordering::Relaxed));
+        let here_until = until + (GATHER_HERE - GATHER).as_millis() as u64;
+        let goes_on =
+            self.is_grace_period() && (now < until || now < here_until && self.some_are_recovering());
         if !goes_on {
             self.gathering.store(false, Ordering::Relaxed);
         }
@@ -585,6 +591,21 @@ mod tests {
         assert!(!sessions.is_gathering(), "the other one is not");
         assert!(sessions.is_grace_period());
         assert_eq!(sessions.awaited(), 1);
+    }
+
+    #[test]
+    fn who_is_here_and_is_never_done_holds_nobody_up_for_long() {
+        let clock = Arc::new(ManualClock::default());
+        let lease = Duration::from_secs(60);
+        let before = [(ClientId(1), true)];
+        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, &before);
+        sessions.gather();
+        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        join().expect("attach").0.note_connection(true);
+        pass(&clock, &sessions, 9);
+        assert!(sessions.is_gathering());
+        pass(&clock, &sessions, 1);
+        assert!(!sessions.is_gathering() && sessions.is_grace_period());
     }
 
     #[test]

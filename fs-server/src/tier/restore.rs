@@ -14,6 +14,7 @@ use super::{Source, WriteAt, allocate_for, write_for};
 use crate::pool::disk::Disk;
 use crate::region::{ClientChange, FileRegion, Regions, Verdict};
 use async_lock::RwLockReadGuard;
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::rpc::{Allocate, Restored};
 use cuttlefs_common::status::Status;
 use std::ops::Range;
@@ -62,7 +63,7 @@ pub async fn restore(
     regions: &Regions,
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
-    by: ClientChange,
+    (by, peer): (ClientChange, &PeerKey),
     what: Restored<Source<'_>>,
     set_length: impl AsyncFn(u64) -> Result<(), Status>,
 ) -> Result<bool, Status> {
@@ -70,7 +71,7 @@ pub async fn restore(
     file.usable()?;
     let ino = file.ino();
     let judge = |range| {
-        regions.newer.judge(ino, by, range, || {
+        regions.newer.judge(ino, (by, peer), range, || {
             let mut written = regions.meta.written(ino)?;
             written.cover(file.state().contents);
             Ok(written)
@@ -118,7 +119,7 @@ pub async fn restore(
             }
         }
         if gives_contents(&what) {
-            regions.newer.restored(ino, by, from, to);
+            regions.newer.restored(ino, (by, peer), from, to);
         }
         is_restored = true;
     }
@@ -140,7 +141,7 @@ pub async fn restore(
         regions.list_dirty(file);
     }
     if lost {
-        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "what a client had not synced was changed by others since the server it wrote to died; it is not restored");
+        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than the client keeps, or than its share");
     }
     Ok(lost)
 }

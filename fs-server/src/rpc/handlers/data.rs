@@ -248,7 +248,7 @@ pub(super) async fn restore(
 ) -> Result<Body, Status> {
     let file = call.writable(filekey)?;
     call.take_privileges(file.ino())?;
-    let by = ClientChange { client: call.session.client(), change };
+    let by = (ClientChange { client: call.session.client(), change }, call.session.peer().key());
     // Its bytes are here before anybody waits for it.
     let mut bounce = None;
     let source = match what {

@@ -18,7 +18,7 @@
 //! * Who waits holds no turn, no lock and no buffer: those who reclaim need them.
 //! * A client that has not reclaimed all of its own waits for nothing: it would wait for itself.
 //! * Nobody waits longer than the grace period lasts and its files take to be freed; for what files hold, `GATHER` if nobody
-//!   more comes back.
+//!   more comes back, and some seconds more for those who do not end.
 //!
 //! # Failure
 //! A request that waits when the server stops is not answered: its client asks the next life of the server.
@@ -82,11 +82,12 @@ fn look(server: &Server, request: &mut Request<'_>) -> Named {
 }
 
 /// Whether a request's outcome hangs on what files hold.
-fn tells_of_contents(request: &Request<'_>) -> bool {
+fn tells_of_contents(server: &Server, request: &Request<'_>) -> bool {
     match request {
+        // A directory's are as durable as its names.
+        Request::GetAttr { ino } => server.meta.attr(*ino).is_ok_and(|attr| attr.kind == FileKind::File),
         Request::Open { .. }
         | Request::Create { .. }
-        | Request::GetAttr { .. }
         | Request::Layout { .. }
         | Request::Fetch { .. }
         | Request::Seek { .. }
@@ -105,7 +106,7 @@ fn tells_of_contents(request: &Request<'_>) -> bool {
 pub(super) async fn gathered(call: &Call<'_>, request: &Request<'_>) -> Result<(), Status> {
     let sessions = &call.context.server.sessions;
     while sessions.is_gathering()
-        && tells_of_contents(request)
+        && tells_of_contents(&call.context.server, request)
         && sessions.has_recovered(call.session.client())
     {
         pause(call, SOON).await?;
