@@ -278,6 +278,11 @@ impl Sessions {
         self.gathering.store(true, Ordering::Relaxed);
     }
 
+    /// No client of the server before this one is left, as somebody knows who has a pool for himself.
+    pub fn gathered(&self) {
+        self.gathering.store(false, Ordering::Relaxed);
+    }
+
     /// Whether clients may still bring back what was answered.
     pub fn is_gathering(&self) -> bool {
         if !self.gathering.load(Ordering::Relaxed) {
