@@ -195,11 +195,6 @@ impl FileRegion {
         !state.uncommitted && state.table.fresh_pages() == 0 && self.dirty.lock().is_empty()
     }
 
-    /// Pieces that its next commit records.
-    pub fn fresh_pieces(&self) -> usize {
-        self.state.read().table.fresh_pieces()
-    }
-
     /// The mapping as clients may cache it, from the extent at or after `first_page` on.
     pub fn layout(&self, first_page: FilePage, max_extents: usize) -> Layout {
         let state = self.state.read();

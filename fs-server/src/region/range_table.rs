@@ -166,11 +166,6 @@ impl RangeTable {
         self.fresh_pages
     }
 
-    /// Pieces whose durable record lags.
-    pub fn fresh_pieces(&self) -> usize {
-        self.fresh_starts.len()
-    }
-
     /// How many pieces there are.
     pub fn len(&self) -> usize {
         self.pieces.len()

@@ -94,7 +94,7 @@ pub async fn write_for(
     if len > MAX_TRANSFER_BYTES as usize {
         return Err(Status::Invalid);
     }
-    relieve(regions, disk, file).await;
+    relieve(regions, disk).await;
     let ticket = regions.begin_change(len, 1).await?;
     let writing = Writing { regions, disk, file, source, request, ticket: ticket.as_ref(), reserve };
     if let WriteAt::Offset(offset) = at {

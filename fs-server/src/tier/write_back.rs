@@ -32,9 +32,6 @@ use std::time::Duration;
 pub const WRITE_BACK_INTERVAL: Duration = Duration::from_secs(1);
 /// Files of one group at most: bounds the batch of the store and how many files are kept from shrinking meanwhile.
 const MAX_GROUP_FILES: usize = 256;
-/// New pieces of a group at most, and about as many of one file: each is a record of the store's batch, and nobody else changes metadata while
-/// one is made, some microseconds a record. Who makes a file have more writes it back first. Few in tests, so that they come there.
-pub(super) const MAX_FRESH_PIECES: usize = if cfg!(test) { 64 } else { 4096 };
 /// How often a writer helps to clean frames before it goes on regardless; frames are bounded anyway, and a write
 /// without a free frame goes past them.
 const RELIEF_ROUNDS: usize = 16;
@@ -175,25 +172,11 @@ pub async fn write_back(
     files.sort_by_key(|file| file.ino());
     files.dedup_by_key(|file| file.ino());
     let mut result = Ok(());
-    for group in groups(&files) {
+    for group in files.chunks(MAX_GROUP_FILES) {
         result = write_back_group(regions, disk, group).await.and(result);
     }
     result?;
     if flush { release_space(regions).await } else { Ok(()) }
-}
-
-/// Parts of these files that one batch each makes durable.
-pub(super) fn groups(mut files: &[Arc<FileRegion>]) -> impl Iterator<Item = &[Arc<FileRegion>]> {
-    std::iter::from_fn(move || {
-        let mut pieces = files.first()?.fresh_pieces();
-        let more = files[1..].iter().take(MAX_GROUP_FILES - 1).take_while(|file| {
-            pieces += file.fresh_pieces();
-            pieces <= MAX_FRESH_PIECES
-        });
-        let (group, rest) = files.split_at(1 + more.count());
-        files = rest;
-        Some(group)
-    })
 }
 
 async fn write_back_group(
@@ -302,9 +285,9 @@ pub async fn release_space(regions: &Regions) -> Result<(), Status> {
     Ok(())
 }
 
-/// Before a write of a file adds to them: if too many frames are dirty, too many files wait or the file has too many new pieces, helps to
-/// write back. Holds no lock, so it cannot be in anybody's way; gives up after a while, so it cannot hang on a failing disk.
-pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk, file: &Arc<FileRegion>) {
+/// Before a write adds to them: if too many frames are dirty or too many files wait, helps to write back. Holds no
+/// lock, so it cannot be in anybody's way; gives up after a while, so it cannot hang on a failing disk.
+pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk) {
     let bound = u64::from(regions.frames().usable()) / DIRTY_FRACTION;
     for _ in 0..RELIEF_ROUNDS {
         if regions.residency.dirty() <= bound {
@@ -320,11 +303,6 @@ pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk, file: &Arc<FileR
         let listed = Listed::take(regions, MAX_GROUP_FILES);
         // A failure was logged, and the files will be on the list again.
         let _ = write_back(regions, disk, &listed.files, false).await;
-    }
-    if file.fresh_pieces() > MAX_FRESH_PIECES {
-        let _swept = regions.sweep.read().await;
-        // Likewise.
-        let _ = write_back(regions, disk, std::slice::from_ref(file), false).await;
     }
 }
 

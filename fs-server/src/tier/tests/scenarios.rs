@@ -5,7 +5,6 @@ use crate::pool::disk::{Disk, IoKind, LocalFuture};
 use crate::pool::simdisk::{SimFault, SimMode};
 use crate::region::{FileRegion, MetaPort, run_eviction};
 use crate::tier::steps::STEP_PIECES;
-use crate::tier::write_back::{MAX_FRESH_PIECES, groups};
 use crate::tier::{
     Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back,
     truncate, write, write_back, write_back_all,
@@ -486,44 +485,4 @@ fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
         assert_eq!(regions.space().figures().used, 10);
         storage.check();
     }
-}
-
-/// Pages with a hole behind each.
-fn put_pieces(storage: &Storage, ino: u64, pieces: usize) {
-    (0..pieces as u64).for_each(|piece| put(storage, ino, piece * 2 * PAGE, PAGE_SIZE).expect("writes"));
-}
-
-#[test]
-fn no_file_gathers_more_new_pieces_than_a_batch_takes() {
-    let pages = MAX_FRESH_PIECES * 3;
-    let storage = storage(pages as u64 + 50, 4 * pages as u64);
-    for piece in 0..pages as u64 {
-        put(&storage, 1, piece * 2 * PAGE, PAGE_SIZE).expect("writes");
-        // The last one came when there were as many as there may be.
-        assert!(storage.file(1).fresh_pieces() <= MAX_FRESH_PIECES + 1, "piece {piece}");
-    }
-    let stamp = |piece: u64| stamped(1, piece * 2 * PAGE, PAGE_SIZE);
-    block_on(write_back_all(&storage.regions, &storage.disk)).expect("durable");
-    for piece in [0, 1, MAX_FRESH_PIECES as u64, pages as u64 - 1] {
-        assert_eq!(storage.read(&storage.file(1), piece * 2 * PAGE, PAGE_SIZE), Ok(stamp(piece)));
-    }
-    storage.check();
-}
-
-#[test]
-fn a_group_takes_as_many_files_as_fit_into_a_batch() {
-    let storage = storage(1000, 1000);
-    (3..=6).for_each(|ino| storage.meta.create(InodeNo(ino)));
-    let some = MAX_FRESH_PIECES * 5 / 8;
-    for (ino, pieces) in [(1, some), (2, some), (3, 1), (4, 0), (5, MAX_FRESH_PIECES), (6, 1)] {
-        put_pieces(&storage, ino, pieces);
-    }
-    let files: Vec<_> = (1..=6).map(|ino| storage.file(ino)).collect();
-    let numbers = |group: &[Arc<FileRegion>]| group.iter().map(|file| file.ino().0).collect::<Vec<_>>();
-    let found: Vec<_> = groups(&files).map(numbers).collect();
-    assert_eq!(found, [vec![1], vec![2, 3, 4], vec![5], vec![6]]);
-    assert_eq!(groups(&[]).count(), 0);
-    block_on(write_back_all(&storage.regions, &storage.disk)).expect("durable");
-    assert!(files.iter().all(|file| file.is_clean()));
-    storage.check();
 }
