@@ -69,7 +69,8 @@ impl Session {
     /// frames, which it maps over `shm`. While the server is away requests wait besides (`fuse/kernel/attendant.rs` has their bound).
     pub(crate) fn memory_bound_bytes(&self) -> u64 {
         let threads = self.caller_lanes().len();
-        (self.lanes.len() * LANE_BYTES + threads * THREAD_BYTES + MAX_KEPT_BYTES + OTHER_BYTES) as u64
+        // Copies count twice: lists of small ones grow by doubling, and what a sync frees goes back to the system later.
+        (self.lanes.len() * LANE_BYTES + threads * THREAD_BYTES + 2 * MAX_KEPT_BYTES + OTHER_BYTES) as u64
     }
 
     fn give_memory_back(&self) {
