@@ -294,7 +294,7 @@ pub enum Request<'a> {
     },
     /// Asks which of this client's waits for locks have ended. Held until one has, or the time is over.
     AwaitLocks {
-        /// How long to hold it, at most [`AWAIT_LOCKS_MAX_MS`].
+        /// How long to hold it, at most [`AWAIT_LOCKS_MAX_MS`](super::AWAIT_LOCKS_MAX_MS).
         hold_ms: u32,
     },
     /// Gives a wait for a lock up.
