@@ -98,40 +98,32 @@ impl Grant {
     }
 }
 
-/// A rule that is being served.
-struct Served {
-    rule: ExportRule,
+/// The path of a rule's directory, for people.
+fn path_of(rule: &ExportRule) -> String {
+    let parts = rule.path.iter().map(|part| String::from_utf8_lossy(part));
+    parts.flat_map(|part| ["/".into(), part]).collect()
 }
 
-impl Served {
-    fn path(&self) -> String {
-        let parts = self.rule.path.iter().map(|part| String::from_utf8_lossy(part));
-        parts.flat_map(|part| ["/".into(), part]).collect()
-    }
-
-    /// The directory that has its path now.
-    fn root(&self, meta: &Meta) -> Result<InodeNo, Status> {
-        export::walk(InodeNo::ROOT, &self.rule.path, |parent, name| meta.lookup(parent, name))
-    }
+/// The directory that has a rule's path now.
+fn root_of(rule: &ExportRule, meta: &Meta) -> Result<InodeNo, Status> {
+    export::walk(InodeNo::ROOT, &rule.path, |parent, name| meta.lookup(parent, name))
 }
 
 /// The rules of a server.
 pub struct Exports {
-    served: Vec<Served>,
+    rules: Vec<ExportRule>,
     key: HashKey,
     accounts: Arc<Accounts>,
     own_uid: u32,
 }
 
 impl Exports {
-    /// Finds the rules' directories, as far as they are there.
+    /// Warns of rules whose directories are not there.
     pub fn new(rules: Vec<ExportRule>, meta: &Meta, accounts: Accounts) -> Self {
-        let served = rules.into_iter().map(|rule| Served { rule });
-        let served: Vec<_> = served.collect();
-        for served in &served {
-            if let Err(status) = served.root(meta) {
+        for rule in &rules {
+            if let Err(status) = root_of(rule, meta) {
                 tracing::warn!(
-                    path = served.path(),
+                    path = path_of(rule),
                     %status,
                     "the directory of an [[export]] is not there, so whom it is for is refused; make it, or correct its `path` in \
                      cuttlefs.toml"
@@ -139,12 +131,12 @@ impl Exports {
             }
         }
         let own_uid = rustix::process::geteuid().as_raw();
-        Self { served, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid }
+        Self { rules, key: meta.hash_key(), accounts: Arc::new(accounts), own_uid }
     }
 
     /// The rules, each with its directory's path, and whether that is there.
     pub fn rules<'a>(&'a self, meta: &'a Meta) -> impl Iterator<Item = (&'a ExportRule, String, bool)> {
-        self.served.iter().map(|served| (&served.rule, served.path(), served.root(meta).is_ok()))
+        self.rules.iter().map(|rule| (rule, path_of(rule), root_of(rule, meta).is_ok()))
     }
 
     /// What a peer may do; what it is refused for stands in the log.
@@ -152,12 +144,11 @@ impl Exports {
     /// # Errors
     /// `Denied`: nothing. `NotFound`, `NotDirectory`: the directory that it may use is not there.
     pub fn grant(&self, peer: &PeerIdentity, meta: &Meta) -> Result<Grant, Status> {
-        let found = self.served.iter().enumerate().find(|(_, served)| served.rule.is_for(peer));
-        let Some((number, served)) = found else {
+        let found = self.rules.iter().enumerate().find(|(_, rule)| rule.is_for(peer));
+        let Some((number, rule)) = found else {
             tracing::warn!(%peer, "refused: no [[export]] of cuttlefs.toml is for this peer");
             return Err(Status::Denied);
         };
-        let rule = &served.rule;
         let is_trusted = match peer {
             PeerIdentity::Local(local) => local.uid == 0 || local.uid == self.own_uid,
             PeerIdentity::Remote(_) | PeerIdentity::Key { .. } => true,
@@ -180,8 +171,8 @@ impl Exports {
                 }
             },
         };
-        let root = served.root(meta).inspect_err(|status| {
-            let path = served.path();
+        let root = root_of(rule, meta).inspect_err(|status| {
+            let path = path_of(rule);
             tracing::warn!(%peer, path, %status, "refused: the directory of its [[export]] is not there; make it");
         })?;
         let mut grant = Grant {

@@ -89,8 +89,8 @@ pub async fn restore(
         match (verdict, what) {
             (Verdict::Overtaken, _) => continue,
             // Space was taken and no byte was another, so its counter is the one of what was there before, of whatever life.
-            (Verdict::Lost, Restored::Allocate { how: Allocate::Reserve { .. }, .. })
-                if to <= file.size() || keeps_size(&what) =>
+            (Verdict::Lost, Restored::Allocate { how: Allocate::Reserve { keep_size }, .. })
+                if keep_size || to <= file.size() =>
             {
                 continue;
             }
@@ -144,11 +144,6 @@ pub async fn restore(
         tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than the client keeps, or than its share");
     }
     Ok(lost)
-}
-
-/// Whether it takes space and nothing else.
-fn keeps_size<B>(what: &Restored<B>) -> bool {
-    matches!(what, Restored::Allocate { how: Allocate::Reserve { keep_size: true }, .. })
 }
 
 /// Whether it gives bytes other contents.
