@@ -9,8 +9,9 @@
 //! a change of it since the start: that follows from its counters. What is restored is always noted.
 //!
 //! # Bound
-//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period. Of what is restored each peer has a share, half
-//! of what others leave: who has used it up restores nothing more, and hears so; nobody else does.
+//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period: what clients asked for is forgotten, so it takes
+//! nobody's share. Of what is restored each peer has a share, half of what others have restored leave: who has used it up restores
+//! nothing more, and hears so; nobody else does.
 //!
 //! # Order
 //! Whoever changes contents for a client shares `FileRegion::changes` from before `begin` until its change is noted here; who
@@ -56,7 +57,7 @@ impl State {
     /// Whether a peer has used up its share.
     fn is_beyond_share(&self, peer: &PeerKey) -> bool {
         let own = self.of_peer.get(peer).copied().unwrap_or(0);
-        let others = self.used().saturating_sub(own);
+        let others = self.of_peer.values().sum::<usize>() - own;
         2 * own >= NEWER_MAX.saturating_sub(others)
     }
 
@@ -325,6 +326,22 @@ mod tests {
             newer.changed(INO, 10 * index, 10 * index + 1);
         }
         assert_eq!(newer.noted(), 0);
+        assert_eq!(newer.judge(INO, (by(1, 11), &PEER), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
+    }
+
+    #[test]
+    fn what_others_ask_for_takes_nothing_of_what_may_be_restored() {
+        let newer = noting();
+        for index in 0..NEWER_MAX as u64 - 8 {
+            newer.changed(INO, 10 * index, 10 * index + 1);
+        }
+        for number in 0..1000 {
+            let ino = InodeNo(1000 + number);
+            let judged = newer.judge(ino, (by(2, 12), &PEER), (0, 10), stored);
+            assert_eq!(judged, Ok(vec![(0, 10, Restore)]), "{number}");
+            newer.restored(ino, (by(2, 12), &PEER), 0, 10);
+        }
+        assert_eq!(newer.noted(), 2000, "what was asked for gave way");
         assert_eq!(newer.judge(INO, (by(1, 11), &PEER), (0, 10), changed), Ok(vec![(0, 10, Lost)]));
     }
 

@@ -339,8 +339,9 @@ fn a_power_loss_while_the_file_is_made_smaller_harms_nothing() {
 #[test]
 fn a_sync_that_is_missing_while_the_file_is_made_smaller_is_found() {
     for missing in [DRAFT, DIRECTORY] {
-        let (images, wrong) = lose_power_shrinking(3, missing);
-        assert!(!wrong.is_empty(), "{images} images, all as if syncs of {missing} were not missing");
+        // Where images are made depends on threads, so that one seed may show nothing.
+        let is_found = (3..13).any(|seed| !lose_power_shrinking(seed, missing).1.is_empty());
+        assert!(is_found, "all images are as if syncs of {missing} were not missing");
     }
 }
 
