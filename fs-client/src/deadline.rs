@@ -9,7 +9,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// No thread can be started.
-pub(crate) fn within<T: Send + 'static>(
+pub fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<Option<T>> {

@@ -5,11 +5,10 @@
 // They panic where nobody reads; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-/// `cuttlefs bench`: how fast a mount is, beside others.
-pub mod bench;
 /// The `cuttlefs` command.
 pub mod cli;
-mod deadline;
+/// Questions that may never be answered.
+pub mod deadline;
 /// POSIX semantics without FUSE types.
 pub mod file;
 /// The FUSE edge.

@@ -3,7 +3,7 @@
 //! * `up`, `down`: a server and a mount on this machine, in one command.
 //! * `mount`, `umount`: a mount of a server that runs somewhere.
 //! * `status`: what a server says of itself.
-//! * `bench`: how fast a mount is (`crate::bench`).
+//! * `bench`: how fast a mount is; another program does it (`bench`).
 //!
 //! Long-running commands run in the foreground; without `--foreground` the command starts itself once more,
 //! detached, and relays what that process reports (`background`). What runs is written down in the runtime
@@ -12,6 +12,7 @@
 //! What connects to servers comes in through `Backend`, so that all of this is tested without one.
 
 mod background;
+mod bench;
 mod busy;
 mod connect;
 mod down;
@@ -23,6 +24,7 @@ mod mount_helper;
 mod mount_options;
 mod mountpoint;
 mod process;
+pub mod programs;
 mod remount;
 mod run_state;
 mod server_process;
@@ -33,9 +35,7 @@ mod up;
 pub use connect::{Backend, Network, Trust, VolumeOptions, device};
 pub use key::chosen as chosen_key;
 pub use mount_options::MountOptions;
-pub(crate) use server_process::binary as server_binary;
 
-use crate::bench::{self, BenchCommand};
 use clap::{Parser, Subcommand};
 use cuttlefs_common::explain::explain;
 use cuttlefs_common::log_limit::Limited;
@@ -80,8 +80,8 @@ enum Command {
     /// Show what a server says of itself
     Status(status::StatusArgs),
     /// Measure how fast a mount is
-    #[command(subcommand)]
-    Bench(BenchCommand),
+    #[command(disable_help_flag = true)]
+    Bench(bench::BenchArgs),
     /// Called by mount(8)
     #[command(hide = true, disable_help_flag = true)]
     MountHelper(mount_helper::HelperArgs),
@@ -102,7 +102,7 @@ pub fn run_with(backend: &dyn Backend, arguments: Vec<OsString>) -> ExitCode {
         Command::Mount(args) => mount::run(backend, args),
         Command::Umount(args) => unmount::run(&args),
         Command::Status(args) => status::run(backend, &args),
-        Command::Bench(command) => bench::run_command(command),
+        Command::Bench(args) => bench::run(&args),
         Command::MountHelper(args) => mount_helper::run(&args),
     };
     match result {
@@ -131,7 +131,8 @@ fn as_helper(mut arguments: Vec<OsString>) -> Vec<OsString> {
 
 const DEFAULT_FILTER: &str = "warn";
 
-fn start_logging() {
+/// From here on what is logged goes to stderr, as the environment says.
+pub fn start_logging() {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
     // Fails only if a test has set one already, which then serves as well.
     let _ = tracing_subscriber::fmt()

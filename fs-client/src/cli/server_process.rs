@@ -3,6 +3,7 @@
 use super::background::Reporter;
 use super::connect::{Backend, Trust};
 use super::process::ProcessId;
+use super::programs;
 use super::run_state;
 use anyhow::{Context, bail};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
@@ -32,8 +33,6 @@ const TOLD_AGAIN: Duration = Duration::from_secs(15);
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// Bytes of a log shown with an error.
 const LOG_TAIL_BYTES: u64 = 4096;
-/// Overrides where the server's binary is.
-const BINARY_VARIABLE: &str = "CUTTLEFSD";
 
 /// A server that is a child of this process.
 pub(super) struct ServerProcess {
@@ -66,7 +65,7 @@ pub(super) fn format_if_needed(
         "making a pool of {size} in {}; it takes that much of the disk at once (--size)",
         pool.display()
     ));
-    let output = Command::new(binary()?)
+    let output = Command::new(programs::server()?)
         .arg("format")
         .arg("--pool")
         .arg(pool)
@@ -139,7 +138,7 @@ impl ServerProcess {
             );
         }
         let log_start = log.metadata().map_or(0, |found| found.len());
-        let mut child = Command::new(binary()?)
+        let mut child = Command::new(programs::server()?)
             .arg("serve")
             .arg("--pool")
             .arg(pool)
@@ -229,16 +228,6 @@ impl ServerProcess {
         }
         Ok(())
     }
-}
-
-/// The server's binary: as the environment says, beside this one, or in PATH.
-pub(crate) fn binary() -> anyhow::Result<PathBuf> {
-    if let Some(binary) = std::env::var_os(BINARY_VARIABLE) {
-        return Ok(binary.into());
-    }
-    let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let sibling = own.with_file_name("cuttlefsd");
-    Ok(if sibling.exists() { sibling } else { "cuttlefsd".into() })
 }
 
 /// The process a status is of.

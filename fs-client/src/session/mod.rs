@@ -57,7 +57,7 @@ use unsynced::Unsynced;
 const RECOVERY_SLOT: SlotIndex = SlotIndex(SLOTS_PER_SESSION - 1);
 /// Lanes callers can have: of the session's slots, one is recovery's, one the control thread's, and over one it is asked
 /// how waits for locks ended.
-pub(crate) const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 3;
+pub const MAX_CALLER_LANES: usize = SLOTS_PER_SESSION as usize - 3;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a

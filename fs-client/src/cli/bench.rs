@@ -1,0 +1,34 @@
+//! `cuttlefs bench`: hands over to `cuttlefs-bench`, which is a program of its own, so that who mounts installs no laboratory.
+
+use super::programs;
+use anyhow::anyhow;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Whatever it is, it is for the other program.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cuttlefs bench --help          what can be measured
+  cuttlefs bench mount /mnt      how fast a mount is")]
+pub struct BenchArgs {
+    /// What to measure, and how: `cuttlefs bench --help`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Becomes the other program.
+///
+/// # Errors
+/// It is not there, or does not start.
+pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let program = programs::bench()?;
+    let error = Command::new(&program).args(&args.arguments).exec();
+    Err(match error.kind() {
+        ErrorKind::NotFound => anyhow!(
+            "cuttlefs-bench is neither beside this program nor in PATH; build it: cargo build --release -p cuttlefs-bench"
+        ),
+        _ => anyhow!(error).context(format!("cannot run {}", program.display())),
+    })
+}

@@ -1,0 +1,37 @@
+//! Where the programs are that this one starts: named by a variable, beside it, or in `PATH`.
+
+use anyhow::Context;
+use std::path::PathBuf;
+
+/// The server's: `CUTTLEFSD`, or `cuttlefsd`.
+///
+/// # Errors
+/// This program's own file is not known, as without /proc.
+pub fn server() -> anyhow::Result<PathBuf> {
+    match std::env::var_os("CUTTLEFSD") {
+        Some(named) => Ok(named.into()),
+        None => beside("cuttlefsd"),
+    }
+}
+
+/// The `cuttlefs` command.
+///
+/// # Errors
+/// As [`server`].
+pub fn client() -> anyhow::Result<PathBuf> {
+    beside("cuttlefs")
+}
+
+/// What `cuttlefs bench` runs.
+///
+/// # Errors
+/// As [`server`].
+pub fn bench() -> anyhow::Result<PathBuf> {
+    beside("cuttlefs-bench")
+}
+
+fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let sibling = own.with_file_name(name);
+    Ok(if sibling.exists() { sibling } else { name.into() })
+}
