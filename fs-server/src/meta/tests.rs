@@ -1,6 +1,7 @@
 //! Tests of the whole: a reference model, POSIX rules one by one, live data, crashes.
 
 mod acl;
+mod around;
 mod climbs;
 mod crash;
 mod cut;

@@ -1,7 +1,8 @@
 //! Live data and data commits.
 
-use super::super::store::{Batch, Direction, StoreError, Visitor};
+use super::super::store::{Batch, StoreError};
 use super::super::{DataCommit, MemoryStore, Meta, NoteData, Operation, RangeUpdate, Store};
+use super::around::Around;
 use super::{USER, World, extent};
 use cuttlefs_common::attr::{SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo};
@@ -268,50 +269,16 @@ impl Interrupted {
     }
 }
 
-impl Store for Interrupted {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        self.inner.get(key)
+impl Around for Interrupted {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
-    fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        direction: Direction,
-        visit: Visitor<'_>,
-    ) -> Result<(), StoreError> {
-        self.inner.scan(from, to, direction, visit)
-    }
-
-    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+    fn commit_batch(&self, batch: Batch) -> Result<(), StoreError> {
         self.interrupt(false);
         self.inner.commit(batch)?;
         self.interrupt(true);
         Ok(())
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        self.inner.flush()
-    }
-
-    fn persist(&self) -> Result<(), StoreError> {
-        self.inner.persist()
-    }
-
-    fn is_persistent(&self) -> bool {
-        self.inner.is_persistent()
-    }
-
-    fn count(&self, kind: u8) -> Result<u64, StoreError> {
-        self.inner.count(kind)
-    }
-
-    fn room_bytes(&self) -> u64 {
-        self.inner.room_bytes()
-    }
-
-    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
-        self.inner.size_on_disk_bytes()
     }
 }
 

@@ -1,9 +1,10 @@
 //! A damaged store of each kind is found, repaired, and clean then; also if every repair is cut off.
 
+use super::around::Around;
 use super::*;
 use crate::meta::key::{self, tag};
 use crate::meta::record::{self, BucketRecord, BytesRecord, CounterRecord, EntryRecord, ExtentRecord};
-use crate::meta::{Batch, DataCommit, Direction, ProblemKind, RangeUpdate, StoreError, Survey, repair};
+use crate::meta::{Batch, DataCommit, ProblemKind, RangeUpdate, StoreError, Survey, repair};
 use cuttlefs_common::attr::{FileKind, Timestamp};
 use cuttlefs_common::ids::FilePage;
 use cuttlefs_common::rpc::XattrMode;
@@ -89,52 +90,18 @@ struct Failing<'a> {
     left: AtomicUsize,
 }
 
-impl Store for Failing<'_> {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        self.store.get(key)
+impl Around for Failing<'_> {
+    fn inner(&self) -> &dyn Store {
+        self.store
     }
 
-    fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        direction: Direction,
-        visit: crate::meta::store::Visitor<'_>,
-    ) -> Result<(), StoreError> {
-        self.store.scan(from, to, direction, visit)
-    }
-
-    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+    fn commit_batch(&self, batch: Batch) -> Result<(), StoreError> {
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 {
             return Err(StoreError::Poisoned);
         }
         self.left.store(left - 1, Ordering::Relaxed);
         self.store.commit(batch)
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        self.store.flush()
-    }
-
-    fn persist(&self) -> Result<(), StoreError> {
-        self.store.persist()
-    }
-
-    fn is_persistent(&self) -> bool {
-        self.store.is_persistent()
-    }
-
-    fn count(&self, kind: u8) -> Result<u64, StoreError> {
-        self.store.count(kind)
-    }
-
-    fn room_bytes(&self) -> u64 {
-        self.store.room_bytes()
-    }
-
-    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
-        self.store.size_on_disk_bytes()
     }
 }
 

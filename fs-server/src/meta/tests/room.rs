@@ -1,8 +1,7 @@
 //! A store that has no room: what adds to it is refused, what takes away is not.
 
-use super::super::{
-    Batch, DataCommit, Direction, MemoryStore, Operation, RangeUpdate, Store, StoreError, Visitor,
-};
+use super::super::{Batch, DataCommit, MemoryStore, Operation, RangeUpdate, Store, StoreError};
+use super::around::Around;
 use super::{World, extent, format};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
@@ -20,41 +19,17 @@ struct Short {
     is_full: AtomicBool,
 }
 
-impl Store for Short {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        self.inner.get(key)
+impl Around for Short {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
-    fn scan(&self, from: &[u8], to: &[u8], way: Direction, visit: Visitor<'_>) -> Result<(), StoreError> {
-        self.inner.scan(from, to, way, visit)
-    }
-
-    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+    fn commit_batch(&self, batch: Batch) -> Result<(), StoreError> {
         if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { self.inner.commit(batch) }
     }
 
-    fn flush(&self) -> Result<(), StoreError> {
-        self.inner.flush()
-    }
-
-    fn persist(&self) -> Result<(), StoreError> {
-        self.inner.persist()
-    }
-
-    fn is_persistent(&self) -> bool {
-        self.inner.is_persistent()
-    }
-
-    fn count(&self, kind: u8) -> Result<u64, StoreError> {
-        self.inner.count(kind)
-    }
-
-    fn room_bytes(&self) -> u64 {
+    fn room(&self) -> u64 {
         if self.is_short.load(Ordering::Relaxed) { 0 } else { 10 << 10 }
-    }
-
-    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
-        self.inner.size_on_disk_bytes()
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a start reads: not more where there is more.
 
 use super::super::{
-    Batch, DataCommit, Direction, DiskOptions, DiskStore, PartVisitor, Plane, RangeUpdate, Store, StoreError,
-    Visitor,
+    DataCommit, Direction, DiskOptions, DiskStore, Plane, RangeUpdate, Store, StoreError, Visitor,
 };
+use super::around::Around;
 use super::{World, extent, format};
 use cuttlefs_common::ids::InodeNo;
 use std::path::Path;
@@ -26,53 +26,27 @@ impl Counting {
     }
 }
 
-impl Store for Counting {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+impl Around for Counting {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
+    fn get_record(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         self.given.fetch_add(1, Ordering::Relaxed);
         self.inner.get(key)
     }
 
-    fn scan(&self, from: &[u8], to: &[u8], way: Direction, visit: Visitor<'_>) -> Result<(), StoreError> {
-        self.inner.scan(from, to, way, &mut |key, value| {
+    fn scan_records(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        direction: Direction,
+        visit: Visitor<'_>,
+    ) -> Result<(), StoreError> {
+        self.inner.scan(from, to, direction, &mut |key, value| {
             self.given.fetch_add(1, Ordering::Relaxed);
             visit(key, value)
         })
-    }
-
-    fn commit(&self, batch: Batch) -> Result<(), StoreError> {
-        self.inner.commit(batch)
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        self.inner.flush()
-    }
-
-    fn persist(&self) -> Result<(), StoreError> {
-        self.inner.persist()
-    }
-
-    fn is_persistent(&self) -> bool {
-        self.inner.is_persistent()
-    }
-
-    fn count(&self, kind: u8) -> Result<u64, StoreError> {
-        self.inner.count(kind)
-    }
-
-    fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
-        self.inner.pages(visit)
-    }
-
-    fn settle(&self) -> Result<(), StoreError> {
-        self.inner.settle()
-    }
-
-    fn room_bytes(&self) -> u64 {
-        self.inner.room_bytes()
-    }
-
-    fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
-        self.inner.size_on_disk_bytes()
     }
 }
 
