@@ -110,7 +110,7 @@ fn refusals_say_what_to_do() {
     let pool = dir.path().join("pool");
     let pool_text = pool.to_str().expect("UTF-8");
     let no_size = refuses(&["format", "--pool", pool_text]);
-    assert!(no_size.contains("no --size is given") && no_size.contains("--size 8G"), "{no_size}");
+    assert!(no_size.contains("--size is missing, or 0") && no_size.contains("--size 8G"), "{no_size}");
     let too_large = refuses(&["format", "--pool", pool_text, "--size", "1000T"]);
     assert!(too_large.contains("there is no room") || too_large.contains("at most"), "{too_large}");
     make_pool(&pool);

@@ -15,7 +15,7 @@ const POOL_KEY_NAME: &str = "pool";
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cuttlefsd key new --name box7 box7.key       for the machine box7: copy it there, mode 0600
+  cuttlefsd key new box7.key       for the machine box7: copy it there, mode 0600
   cuttlefsd serve --pool DIR --key box7.key --key box8.key --listen tcp://0.0.0.0:7950
   cuttlefs mount tcp://server:7950 /mnt --key box7.key
 
@@ -29,11 +29,12 @@ pub(super) struct KeyArgs {
 enum KeyCommand {
     /// Make a key file, which only its owner can read
     #[command(after_help = "Examples:
-  cuttlefsd key new --name box7 /etc/cuttlefs/box7.key")]
+  cuttlefsd key new /etc/cuttlefs/box7.key
+  cuttlefsd key new --name box7 /root/new.key")]
     New {
-        /// Whose key it will be, as the server knows it
-        #[arg(long, default_value = "cluster", value_name = "NAME")]
-        name: String,
+        /// Whose key it will be, as the server knows it [default: as the file, without what follows the last dot]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
         /// The file to make
         file: PathBuf,
     },
@@ -49,6 +50,8 @@ enum KeyCommand {
 pub(super) fn run(args: &KeyArgs) -> anyhow::Result<()> {
     match &args.command {
         KeyCommand::New { name, file } => {
+            let name = name.as_deref().or_else(|| file.file_stem()?.to_str());
+            let name = name.context("say whose key it will be: --name NAME")?;
             let key = ClusterKey::generate(name, &SystemRandom)?;
             key.create_file(file)?;
             let file = file.display();

@@ -46,6 +46,11 @@ enum Command {
     Key(key::KeyArgs),
 }
 
+/// The command, for whoever looks at its help.
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Runs the command of this process's arguments.
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -93,22 +98,5 @@ mod tests {
     #[test]
     fn the_table_is_well_formed() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn the_help_of_every_command_is_whole() {
-        let mut commands = vec![Cli::command()];
-        while let Some(command) = commands.pop() {
-            let name = command.get_name().to_owned();
-            let text = command.clone().render_long_help().to_string();
-            assert!(command.has_subcommands() || text.contains("Examples:"), "{name} has no example");
-            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
-                assert!(argument.get_help().is_some(), "{name}: {}", argument.get_id());
-            }
-            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let long: Vec<_> = after.lines().filter(|line| line.len() > 100).collect();
-            assert!(long.is_empty(), "{name}: too long: {long:#?}");
-            commands.extend(command.get_subcommands().filter(|one| !one.is_hide_set()).cloned());
-        }
     }
 }

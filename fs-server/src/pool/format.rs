@@ -281,7 +281,7 @@ fn share_out(options: &FormatOptions, candidates: &mut [Candidate]) -> Result<u6
     if files > 0 && options.size / files < LEAST_FILE_BYTES {
         let (size, all) = (ByteSize(options.size), ByteSize(LEAST_FILE_BYTES * files));
         let wrong = match options.size {
-            0 => "no --size is given".to_owned(),
+            0 => "--size is missing, or 0".to_owned(),
             _ if files == 1 => format!("--size {size} is too little"),
             _ => format!("--size {size} is too little for {files} data files"),
         };
