@@ -135,6 +135,26 @@ only_in_the_mount() {
 }
 check "what only a mount has is not thrown away by an unmount" only_in_the_mount
 
+# As at a machine's shutdown. umount(8) looks at the mount point, and at the room there is.
+by_umount_8() {
+    local at=$WORK/umounted.mnt log=$WORK/umounted.log pid begun
+    mkdir -p "$at"
+    "$CUTTLEFS_BIN/cuttlefs" mount "$(server_url)" "$at" --foreground >"$log" 2>&1 </dev/null &
+    pid=$!
+    CLIENT_PIDS[$at]=$pid
+    for _ in $(seq 100); do mountpoint -q "$at" && break; sleep 0.1; done
+    echo lost >"$at/lost" && kill_server && sleep 2 || return 1
+    begun=$SECONDS
+    timeout -s KILL 30 umount "$at" || { echo "umount(8) gave up after $((SECONDS - begun)) s"; return 1; }
+    # What a shutdown sends next.
+    kill $pid
+    ! wait $pid || { echo "the mount's process says that all is well"; return 1; }
+    grep -q "are lost" "$log" || return 1
+    unset "CLIENT_PIDS[$at]"
+    launch_server
+}
+check "umount(8) ends a mount whose server is away, and its process says what is lost" by_umount_8
+
 key_taken_away() {
     [[ $LINK == tcp ]] || return 0
     "$CUTTLEFS_BIN/cuttlefsd" key new "$WORK/other.key" >/dev/null || return 1

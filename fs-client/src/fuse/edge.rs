@@ -35,15 +35,16 @@ use super::kernel_cache::KernelCache;
 use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
+use super::root::Remembered;
 use super::settings::FuseSettings;
 use super::xattr_names;
 use super::{convert, directory};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, SetAttr, Timestamp};
-use cuttlefs_common::ids::{InodeNo, NAME_MAX, PAGE_SIZE, TraceId};
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rpc::NewNode;
+use cuttlefs_common::rpc::{NewNode, Space};
 use cuttlefs_common::status::Status;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -72,6 +73,8 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     pub(super) root: InodeNo,
     pub(super) settings: FuseSettings,
     pub(super) lacking: Lacking,
+    pub(super) root_attr: Remembered<ReplyAttr, Attr>,
+    pub(super) space: Remembered<ReplyStatfs, Space>,
     /// The kernel checks access control lists.
     keeps_acls: bool,
     /// The kernel can map files that are open past the page cache.
@@ -84,8 +87,14 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
 }
 
 impl<V: Volume + ?Sized> CuttleFuse<V> {
-    /// The volume as a FUSE file system, for a session that has been agreed upon.
-    pub(super) fn new(volume: Arc<V>, settings: FuseSettings, agreed: InitFlags, notifier: Notifier) -> Self {
+    /// The volume as a FUSE file system, for a session that has been agreed upon. `known` is what `look_at_root` has seen.
+    pub(super) fn new(
+        volume: Arc<V>,
+        known: (Option<Attr>, Option<Space>),
+        settings: FuseSettings,
+        agreed: InitFlags,
+        notifier: Notifier,
+    ) -> Self {
         let direct_io_maps = agreed.contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         if settings.uncached && !direct_io_maps {
             tracing::warn!(
@@ -97,6 +106,8 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             flushes: volume.flushes(),
             volume,
             lacking: Lacking::new(settings.attr_cache),
+            root_attr: Remembered::new(known.0),
+            space: Remembered::new(known.1),
             keeps_acls: agreed.contains(InitFlags::FUSE_POSIX_ACL),
             settings,
             direct_io_maps,
@@ -212,7 +223,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = request!("getattr", req, ino = ino.0, fh = ?fh);
-        self.reply_attr(self.volume.get_attr(&caller(req), self.ino(ino)), reply);
+        match self.ino(ino) {
+            ino if ino == self.root => self.reply_root_attr(&caller(req), reply),
+            ino => self.reply_attr(self.volume.get_attr(&caller(req), ino), reply),
+        }
     }
 
     fn setattr(
@@ -584,20 +598,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn statfs(&self, req: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let _span = request!("statfs", req, ino = ino.0);
-        match self.volume.stat_fs(&caller(req)) {
-            Ok(space) => reply.statfs(
-                space.pool_pages,
-                space.free_pages,
-                // Pages without room for what maps them are free and cannot be had.
-                if space.free_inodes > 0 { space.free_pages } else { 0 },
-                space.inodes.saturating_add(space.free_inodes),
-                space.free_inodes,
-                PAGE_SIZE as u32,
-                NAME_MAX as u32,
-                PAGE_SIZE as u32,
-            ),
-            Err(error) => reply.error(refused(&error)),
-        }
+        self.reply_space(&caller(req), reply);
     }
 
     fn setxattr(
@@ -619,8 +620,9 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             return reply.error(Errno::EINVAL);
         };
         let mut caller = caller(req);
-        if name == ACCESS_ACL_XATTR {
-            // As chmod(2): who is not in the file's group takes the set-group-id bit from it.
+        // As chmod(2): who is not in the file's group takes the set-group-id bit from it. cp -a of root's sets one on each file, and
+        // need not wait for what group that is in.
+        if name == ACCESS_ACL_XATTR && !groups::is_privileged(req) {
             caller.drops_privileges = match self.volume.get_attr(&caller, ino) {
                 Ok(attr) => !groups::may_set_group_id(req, attr.gid),
                 Err(error) => return reply.error(refused(&error)),

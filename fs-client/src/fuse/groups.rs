@@ -6,10 +6,15 @@ use std::io;
 /// Whether who sends a request may leave the set-group-id bit on a file of this group, as chmod(2) has it: he is in the group,
 /// or privileged. A process that cannot be looked at is in no further group.
 pub(super) fn may_set_group_id(request: &Request, gid: u32) -> bool {
-    const ROOT_USER: u32 = 0;
-    request.uid() == ROOT_USER
+    is_privileged(request)
         || request.gid() == gid
         || of_process(request.pid()).is_ok_and(|groups| groups.contains(&gid))
+}
+
+/// Whether he may, whatever group that is.
+pub(super) fn is_privileged(request: &Request) -> bool {
+    const ROOT_USER: u32 = 0;
+    request.uid() == ROOT_USER
 }
 
 /// The further groups of a process.

@@ -12,6 +12,7 @@
 //! * `lock_wait` is who waits for a lock.
 //! * `xattr_names` says which extended attributes exist here.
 //! * `inode_flags` is how chattr(1) asks.
+//! * `root` is what the root answers while the server does not, so that a mount can be unmounted.
 //! * `lacking` remembers which files have no ACLs, capabilities and set-id bits; `groups` says who is in which group.
 //! * `settings` is what a mount can be told; `session` mounts with it; `mount_table` reads what is mounted.
 //!
@@ -39,6 +40,7 @@ mod lacking;
 mod lock_wait;
 mod mount_table;
 mod reply;
+mod root;
 mod session;
 mod settings;
 mod xattr_names;

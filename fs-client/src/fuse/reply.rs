@@ -15,6 +15,9 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         match result {
             Ok(attr) => {
                 self.lacking.told(&attr);
+                if attr.ino == self.root {
+                    self.root_attr.remember(attr);
+                }
                 reply.attr(&self.settings.attr_cache, &convert::to_file_attr(self.root, &attr));
             }
             Err(error) => reply.error(refused(&error)),

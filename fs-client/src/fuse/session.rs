@@ -7,6 +7,7 @@
 use super::edge::{CuttleFuse, LOCKS};
 use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};
 use super::mount_table::{MountTable, SUBTYPE};
+use super::root::look_at_root;
 use super::settings::FuseSettings;
 use crate::file::volume::Volume;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
@@ -46,7 +47,8 @@ const LAST_REQUESTS_LIMIT: Duration = Duration::from_secs(5);
 const REQUEST_PAGES: u16 = 256 + 1 + 2 * 1024;
 /// How many the kernel lets a session ask for.
 const PAGE_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
-/// How often a session is looked at that has ended without the kernel's doing.
+/// How often a session is looked at that may have ended without the kernel's doing, or may have been asked for what the server does
+/// not answer.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A mount that is being served.
@@ -55,6 +57,8 @@ pub struct Mounted {
     serving: Arc<Serving>,
     /// Polls as an error once the kernel has ended the connection.
     device: OwnedFd,
+    /// Looks after requests that the server does not answer; called each second.
+    answer_late: Box<dyn Fn() + Send + Sync>,
     shut_down: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -125,6 +129,7 @@ impl Mounted {
             if !matches!(changed, Ok(()) | Err(rustix::io::Errno::INTR)) {
                 std::thread::sleep(LOOK_AGAIN);
             }
+            (self.answer_late)();
         }
     }
 }
@@ -141,6 +146,8 @@ pub fn mount<V: Volume + ?Sized>(
 ) -> Result<Mounted, MountError> {
     let asks_for_locks = settings.cluster_locks && volume.has_locks();
     raise_page_limit();
+    // Before there is anything that could only be unmounted by force.
+    let known = look_at_root(&*volume);
     let options = mount_options(source, SUBTYPE, settings);
     let session =
         Session::new(mountpoint, &options, &agreement(settings, asks_for_locks)).map_err(|source| {
@@ -154,13 +161,16 @@ pub fn mount<V: Volume + ?Sized>(
         tracing::warn!("this kernel's FUSE keeps locks itself: they are those of this mount only");
     }
     let device = session.device().try_clone_to_owned().map_err(MountError::Thread)?;
-    let edge = CuttleFuse::new(Arc::clone(&volume), settings.clone(), session.agreed(), session.notifier());
-    let serving = Arc::new(session.serve(Arc::new(edge), settings.threads).map_err(MountError::Thread)?);
+    let (agreed, notifier) = (session.agreed(), session.notifier());
+    let edge = Arc::new(CuttleFuse::new(Arc::clone(&volume), known, settings.clone(), agreed, notifier));
+    let late = Arc::clone(&edge);
+    let serving = Arc::new(session.serve(edge, settings.threads).map_err(MountError::Thread)?);
     raise_readahead(mountpoint, settings.readahead_bytes);
     Ok(Mounted {
         mountpoint: mountpoint.to_owned(),
         serving,
         device,
+        answer_late: Box::new(move || late.answer_late()),
         shut_down: Box::new(move || volume.shut_down()),
     })
 }

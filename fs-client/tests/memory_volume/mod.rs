@@ -46,6 +46,8 @@ struct State {
     shut_down: bool,
     /// Operations of this name wait before they do anything.
     held: Option<&'static str>,
+    /// Of each operation all but the first wait.
+    vanished: bool,
     /// Opens find that nobody but this mount has changed the file.
     keeps_cache: bool,
 }
@@ -60,6 +62,7 @@ impl MemoryVolume {
             calls: BTreeMap::new(),
             shut_down: false,
             held: None,
+            vanished: false,
             keeps_cache: false,
         };
         let (ended, changed) = (Condvar::new(), Condvar::new());
@@ -77,6 +80,11 @@ impl MemoryVolume {
     pub fn hold(&self, operation: Option<&'static str>) {
         self.state.lock().held = operation;
         self.changed.notify_all();
+    }
+
+    /// The server answers each question once, and is gone.
+    pub fn vanish(&self) {
+        self.state.lock().vanished = true;
     }
 
     /// From now on an open lets the kernel keep what it has cached of the file.
@@ -116,8 +124,13 @@ impl MemoryVolume {
 
     fn enter(&self, operation: &'static str) -> parking_lot::MutexGuard<'_, State> {
         let mut state = self.state.lock();
-        *state.calls.entry(operation).or_default() += 1;
-        self.changed.wait_while(&mut state, |state| state.held == Some(operation) && !state.shut_down);
+        let calls = state.calls.entry(operation).or_default();
+        *calls += 1;
+        let is_first = *calls == 1;
+        self.changed.wait_while(&mut state, |state| {
+            let waits = state.held == Some(operation) || (state.vanished && !is_first);
+            waits && !state.shut_down
+        });
         state
     }
 }
