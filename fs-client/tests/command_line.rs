@@ -9,13 +9,14 @@
 mod memory_volume;
 
 use anyhow::bail;
-use cuttlefs_client::cli::{Backend, Trust, VolumeOptions, run_with};
+use cuttlefs_client::cli::{Backend, NotThere, Trust, VolumeOptions, run_with};
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_client::fuse::MountTable;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::Endpoint;
 use memory_volume::MemoryVolume;
 use signal_hook::consts::SIGTERM;
+use std::io::BufRead;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -48,16 +49,22 @@ struct InMemory;
 impl Backend for InMemory {
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
         match server {
+            Endpoint::Tcp { host, .. } if host == "refuses" => bail!("{server} refuses"),
             Endpoint::Tcp { host, .. } if host == "away" => {
-                bail!("cannot reach {server}: nobody listens there")
+                return Err(NotThere(format!("cannot reach {server}: nobody listens there")).into());
             }
-            Endpoint::Shm(path) if !path.exists() => bail!("cannot reach {server}: no such socket"),
+            Endpoint::Shm(path) if !path.exists() => {
+                return Err(NotThere(format!("cannot reach {server}: no such socket")).into());
+            }
             _ => {}
         }
         assert!(!options.label.is_empty() && options.threads > 0);
         let volume = MemoryVolume::new(InodeNo::ROOT);
         if matches!(server, Endpoint::Tcp { host, .. } if host == "stalls") {
             volume.stall_reads();
+        }
+        if matches!(server, Endpoint::Tcp { host, .. } if host == "vanishes") {
+            volume.vanish();
         }
         if matches!(server, Endpoint::Tcp { host, .. } if host == "strands")
             || std::env::var_os(STRANDS_VARIABLE).is_some()
@@ -90,6 +97,7 @@ fn argument<'a>(arguments: &'a [String], name: &str) -> &'a str {
 fn fake_format(arguments: &[String]) -> ExitCode {
     let pool = Path::new(argument(arguments, "--pool"));
     if argument(arguments, "--size") == "1" {
+        std::fs::write(pool.join("half"), "").expect("write");
         eprintln!("a pool needs more than a byte");
         return ExitCode::FAILURE;
     }
@@ -123,16 +131,19 @@ const TESTS: &[Test] = &[
     ("a_dead_mount_is_mounted_again", a_dead_mount_is_mounted_again),
     ("a_place_is_mounted_again_at_once", a_place_is_mounted_again_at_once),
     ("a_mount_that_hangs_is_forced_off", a_mount_that_hangs_is_forced_off),
+    ("umount_8_does_not_wait_for_the_server", umount_8_does_not_wait_for_the_server),
     ("a_hanging_mount_hangs_no_command", a_hanging_mount_hangs_no_command),
     ("benchmarks_are_another_program", benchmarks_are_another_program),
     ("unsynced_changes_are_not_thrown_away_silently", unsynced_changes_are_not_thrown_away_silently),
     ("a_mount_that_ends_says_what_is_lost", a_mount_that_ends_says_what_is_lost),
     ("foreground_ends_by_ctrl_c", foreground_ends_by_ctrl_c),
     ("mount_8_calls_the_helper", mount_8_calls_the_helper),
+    ("mount_8_waits_for_the_server", mount_8_waits_for_the_server),
     ("a_remount_changes_flags", a_remount_changes_flags),
     ("status_while_the_server_is_away", status_while_the_server_is_away),
     ("up_and_down", up_and_down),
     ("up_in_the_foreground_stops_its_server", up_in_the_foreground_stops_its_server),
+    ("up_starts_a_server_that_died_again", up_starts_a_server_that_died_again),
     ("a_server_that_dies_shows_its_log", a_server_that_dies_shows_its_log),
     ("down_stops_what_a_killed_mount_left", down_stops_what_a_killed_mount_left),
 ];
@@ -299,7 +310,9 @@ fn mount_and_umount() {
     assert!(fails(&["mount", "tcp://memory:1", mnt]).contains(&format!("cuttlefs umount {mnt}")));
     assert!(fails(&["down", mnt]).contains("cuttlefs umount"));
 
-    assert!(succeeds(&["status", mnt]).contains("free pages: 7"));
+    assert!(succeeds(&["status", mnt, "--all"]).contains("free pages: 7"));
+    let short = succeeds(&["status", mnt]);
+    assert!(short.contains("problems    none known") && short.lines().count() < 20, "{short}");
     let json: serde_json::Value = serde_json::from_str(&succeeds(&["status", mnt, "--json"])).expect("JSON");
     assert_eq!(json["version"], "test");
     assert_eq!(json["mount"]["mountpoint"], *mnt, "the mount speaks for itself");
@@ -416,6 +429,42 @@ fn benchmarks_are_another_program() {
     }
 }
 
+/// As at a machine's shutdown: umount(8) looks at the root and its space. So do df and many others, again and again.
+fn umount_8_does_not_wait_for_the_server() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    succeeds(&["mount", "tcp://vanishes:1", mnt]);
+    let pid = mount_pid(mnt);
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        let (output, said) = ended_in_time(command);
+        assert!(output.status.success(), "{program}: {said}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    for _ in 0..2 {
+        assert_eq!(run("stat", &["-c", "%F", mnt]), "directory");
+        let free: u64 = run("stat", &["-f", "-c", "%f", mnt]).parse().expect("a number");
+        assert!(free > 0);
+    }
+    // Below it nothing is made up. The first question was answered still.
+    assert!(!place.mnt().join("f").exists());
+    let mut deeper = Command::new("stat").arg(place.mnt().join("g")).spawn().expect("spawn");
+    // More than there are threads for.
+    let looks: Vec<_> = (0..40)
+        .map(|_| Command::new("stat").arg(mnt).stdout(Stdio::null()).spawn().expect("spawn"))
+        .collect();
+    for mut look in looks {
+        eventually("a look at the root", || look.try_wait().expect("wait").is_some());
+    }
+    assert!(deeper.try_wait().expect("wait").is_none());
+    deeper.kill().expect("kill");
+    deeper.wait().expect("its end");
+    run("umount", &[mnt]);
+    assert!(!place.is_mounted());
+    eventually("the end of the mount's process", || !runs(pid));
+}
+
 /// Its process is stopped: whoever asks the kernel what is there waits until it goes on.
 fn a_hanging_mount_hangs_no_command() {
     let place = Place::new();
@@ -448,12 +497,17 @@ fn a_hanging_mount_hangs_no_command() {
 /// Ends a command that hangs; its output and what it said as text.
 #[track_caller]
 fn in_time(arguments: &[&str]) -> (Output, String) {
-    let mut child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
+    ended_in_time(command(arguments))
+}
+
+#[track_caller]
+fn ended_in_time(mut command: Command) -> (Output, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
     let started = Instant::now();
     while child.try_wait().expect("wait").is_none() {
         if started.elapsed() > LIMIT {
             child.kill().expect("kill");
-            panic!("{arguments:?} hangs");
+            panic!("{command:?} hangs");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -496,7 +550,7 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     let up = command(&["up", mnt, "--pool", pool]).env(STRANDS_VARIABLE, "1").output().expect("run");
     assert!(up.status.success(), "{up:?}");
     let refused = fails(&["down", mnt]);
-    assert!(refused.contains(&format!("cuttlefsd serve --pool {pool} --listen shm://")), "{refused}");
+    assert!(refused.contains(&format!("cuttlefs up {mnt} --pool {pool}")), "{refused}");
     assert!(refused.contains("cuttlefs down -f"), "{refused}");
     let said = succeeds(&["down", "-f", mnt]);
     assert!(said.contains("throwing away") && !place.is_mounted(), "{said}");
@@ -530,8 +584,10 @@ fn a_mount_that_ends_says_what_is_lost() {
     assert!(runs(pid), "it waits for the server");
     signal(pid, rustix::process::Signal::TERM);
     let began = Instant::now();
-    assert!(child.wait_with_output().expect("wait").status.success());
+    let output = child.wait_with_output().expect("wait");
     assert!(began.elapsed() < LIMIT, "and not any more");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("5 unsynced bytes in 2 files are lost"), "{said}");
     // Or it fails in the end.
     let child = foreground();
     rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
@@ -592,6 +648,44 @@ fn mount_8_calls_the_helper() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("tcp://HOST:PORT"));
 }
 
+/// At boot the server may come later than the mount, and there is one attempt.
+fn mount_8_waits_for_the_server() {
+    let place = Place::new();
+    let mnt = &place.mnt_text();
+    let socket = place.dir.path().join("socket");
+    let source = format!("shm://{}", socket.display());
+    assert!(fails(&["mount", &source, mnt]).contains("no such socket"), "a person is told at once");
+    let mut by_mount = command(&["mount-helper", &source, mnt, "-o", "rw,_netdev"]);
+    let child = by_mount.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!place.is_mounted());
+    std::fs::write(&socket, "1").expect("socket");
+    let output = child.wait_with_output().expect("wait");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && place.is_mounted(), "{said}");
+    assert!(said.contains("waiting up to 30 s") && said.contains("no such socket"), "{said}");
+    succeeds(&["umount", mnt]);
+    std::fs::remove_file(&socket).expect("remove");
+    // As long as it says, and no longer; a refusal is not asked again.
+    let gone = fails(&["mount-helper", &source, mnt, "-o", "retry=0"]);
+    assert!(gone.contains("no such socket") && !gone.contains("waiting"), "{gone}");
+    let gone = fails(&["mount", &source, mnt, "-o", "retry=0.5"]);
+    assert!(gone.contains("waiting") && gone.contains("no such socket"), "{gone}");
+    assert!(!fails(&["mount-helper", "tcp://refuses:1", mnt]).contains("waiting"));
+    // Whoever is not waited for any more does not mount behind.
+    let mut by_mount = command(&["mount-helper", &source, mnt]);
+    let mut child = by_mount.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("spawn");
+    let mut line = String::new();
+    std::io::BufReader::new(child.stderr.take().expect("piped")).read_line(&mut line).expect("read");
+    assert!(line.contains("waiting"), "{line}");
+    child.kill().expect("kill");
+    child.wait().expect("its end");
+    std::thread::sleep(Duration::from_secs(1));
+    std::fs::write(&socket, "1").expect("socket");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!place.is_mounted());
+}
+
 fn a_remount_changes_flags() {
     let place = Place::new();
     let mnt = &place.mnt_text();
@@ -646,13 +740,17 @@ fn up_and_down() {
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
     assert!(fails(&["down", mnt]).contains("nothing is up"));
     assert!(fails(&["up", mnt, "--pool", pool, "--size", "1"]).contains("more than a byte"));
+    assert!(!place.mnt().exists() && !place.pool().exists(), "what came to nothing is taken away");
+    std::fs::create_dir(place.pool()).expect("mkdir");
+    assert!(fails(&["up", mnt, "--pool", pool, "--size", "1"]).contains("more than a byte"));
+    assert!(!place.mnt().exists() && place.pool().join("half").exists(), "what was there before stays");
     let text = succeeds(&["up", mnt, "--pool", pool, "--size", "64M", "--memory", "16M", "-o", "noatime"]);
     assert!(
         text.contains("making a pool of 64M") && text.contains(&format!("cuttlefs down {mnt}")),
         "{text}"
     );
     std::fs::write(place.mnt().join("f"), "hello").expect("write");
-    assert!(succeeds(&["status", mnt]).contains("version: test"), "by the mount's source");
+    assert!(succeeds(&["status", mnt]).contains("version     test"), "by the mount's source");
     let twice = fails(&["up", mnt, "--pool", pool]);
     assert!(twice.contains("is up at") && twice.contains(&format!("cuttlefs down {mnt}")), "{twice}");
     // The same pool at another place: the server that answers is not the one that would be started.
@@ -695,13 +793,62 @@ fn up_in_the_foreground_stops_its_server() {
     assert!(!place.is_mounted() && !runs(server));
 }
 
+fn up_starts_a_server_that_died_again() {
+    let place = Place::new();
+    let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
+    succeeds(&["up", mnt, "--pool", pool]);
+    let mount = mount_pid(mnt);
+    std::fs::write(place.mnt().join("f"), "stays").expect("write");
+    let kill_server = || {
+        let server = place.server_pid();
+        signal(server, rustix::process::Signal::KILL);
+        eventually("the death", || !runs(server));
+        // Nobody answers there any more; the real one's socket says so by itself.
+        let state = state_in(&state_file(mnt)).expect("a state");
+        let socket = state["source"].as_str().expect("text").strip_prefix("shm://").expect("shm");
+        std::fs::remove_file(socket).expect("socket");
+        server
+    };
+    let revive = |old: i32| {
+        let said = succeeds(&["up", mnt, "--pool", pool]);
+        let server = place.server_pid();
+        assert!(said.contains(&format!("runs again (process {server})")), "{said}");
+        assert!(server != old && runs(server) && mount_pid(mnt) == mount, "the mount is the same");
+        server
+    };
+    let killed = kill_server();
+    let other = fails(&["up", mnt, "--pool", place.dir.path().to_str().expect("UTF-8")]);
+    assert!(other.contains("without its server") && other.contains(&format!("--pool {pool}")), "{other}");
+    assert!(fails(&["up", mnt, "--pool", pool, "--size", "1M"]).contains("--size says 1M"));
+    let server = revive(killed);
+    assert!(fails(&["up", mnt, "--pool", pool]).contains("is up at"));
+    assert_eq!(std::fs::read(place.mnt().join("f")).expect("read"), b"stays");
+    assert!(succeeds(&["down", mnt]).contains("is down"));
+    assert!(!place.is_mounted() && !runs(server) && !runs(mount));
+    assert!(place.pool().join("stopped").exists(), "asked, not killed");
+
+    // Whoever else ends the mount ends that server, too.
+    succeeds(&["up", mnt, "--pool", pool]);
+    let mount = mount_pid(mnt);
+    signal(place.server_pid(), rustix::process::Signal::STOP);
+    assert!(fails(&["up", mnt, "--pool", pool]).contains("is up at"), "a server that hangs has not died");
+    let killed = kill_server();
+    succeeds(&["up", mnt, "--pool", pool]);
+    let server = place.server_pid();
+    assert!(server != killed && mount_pid(mnt) == mount);
+    rustix::mount::unmount(place.mnt(), rustix::mount::UnmountFlags::empty()).expect("unmount");
+    eventually("the end of the server", || !runs(server) && !runs(mount));
+    assert!(fails(&["down", mnt]).contains("nothing is up"));
+}
+
 fn a_server_that_dies_shows_its_log() {
     let place = Place::new();
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
     let output = command(&["up", mnt, "--pool", pool]).env(DIES_VARIABLE, "1").output().expect("run");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("the device is on fire"), "{text}");
-    assert!(!place.is_mounted());
+    assert!(!place.is_mounted() && place.mnt().exists(), "the mount point was there before");
+    assert!(place.pool().join("cuttlefs.toml").exists(), "the pool is whole");
 }
 
 fn down_stops_what_a_killed_mount_left() {

@@ -15,6 +15,7 @@
 use super::run_state;
 use anyhow::{Context, anyhow, bail};
 use cuttlefs_common::explain::explain;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
@@ -59,6 +60,18 @@ impl Reporter {
             cuttlefs_common::say!("{text}");
         }
         self.report('R', text).context("the process that started this one is gone")
+    }
+
+    /// Whether whoever started this process still waits for what it reports.
+    pub(super) fn is_awaited(&self) -> bool {
+        let Some(pipe) = &self.pipe else {
+            return true;
+        };
+        let pipe = pipe.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut ends = [PollFd::new(&*pipe, PollFlags::empty())];
+        // A pipe that nobody reads is an error to who would write.
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut ends, Some(&now)).is_err() || !ends[0].revents().contains(PollFlags::ERR)
     }
 
     /// Passes a failure on to where it is seen; the error is returned for the log too.

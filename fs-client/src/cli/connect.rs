@@ -12,6 +12,7 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -43,13 +44,18 @@ pub struct Trust {
     pub server_user: Option<u32>,
 }
 
+/// The server is not there, or not yet.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotThere(pub String);
+
 /// Reaches servers; a trait so that the command is tested without one.
 pub trait Backend: Sync {
     /// Opens a session and gives its volume. Blocks until the server has answered, and does not wait for a server
     /// that is not there.
     ///
     /// # Errors
-    /// For people: what could not be reached or was refused, and what to do.
+    /// For people: what could not be reached or was refused, and what to do; [`NotThere`] if it may come.
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>>;
 
     /// The server's status as JSON.
@@ -90,15 +96,50 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
     };
     let device = device(server, &options.trust)?;
     Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
-        RdmaError::Io { ref source, .. } => match advice(server, source.kind()) {
-            Some(advice) => anyhow!("{error}; {advice}"),
-            None => error.into(),
-        },
-        RdmaError::Handshake { .. } => {
-            anyhow!("{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping")
+        RdmaError::Io { ref source, .. } => {
+            if let Some(wrong) = wrong_kind(server, source) {
+                return anyhow!("{server} is not what a server listens at: {wrong}");
+            }
+            let text = match advice(server, source.kind()) {
+                Some(advice) => format!("{error}; {advice}"),
+                None => error.to_string(),
+            };
+            if source.kind() == ErrorKind::PermissionDenied { anyhow!(text) } else { NotThere(text).into() }
         }
+        // One that is about to stop is about to be started again.
+        RdmaError::Handshake { .. } => NotThere(format!(
+            "{error}; what listens there is no cuttlefsd of this version, hangs, or is stopping"
+        ))
+        .into(),
         other => other.into(),
     })
+}
+
+/// Whether something else than such a server is at an endpoint's path, and what to write.
+fn wrong_kind(server: &Endpoint, error: &std::io::Error) -> Option<String> {
+    let (path, other) = match server {
+        Endpoint::Shm(path) => (path, "unix"),
+        Endpoint::Unix(path) => (path, "shm"),
+        Endpoint::Tcp { .. } => return None,
+    };
+    if error.raw_os_error() == Some(libc::EPROTOTYPE) {
+        return Some(format!(
+            "the socket is another program's, or a server's for {other}://; if it is, write {other}://{}",
+            path.display()
+        ));
+    }
+    let found = std::fs::metadata(path).ok()?.file_type();
+    let what = if found.is_socket() {
+        return None;
+    } else if found.is_dir() {
+        "directory"
+    } else {
+        "file that is no socket"
+    };
+    Some(format!(
+        "{} is a {what}; write the path of the socket, as it stands in the server's --listen",
+        path.display()
+    ))
 }
 
 /// What to do when a server cannot be reached; `None`: the error says so.
@@ -167,6 +208,15 @@ mod tests {
         let nobody = failure("tcp://127.0.0.1:1");
         assert!(nobody.contains("is cuttlefsd running there"), "{nobody}");
         assert!(failure("shm:///nowhere/a.sock").contains("is cuttlefsd running there"));
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let at = |scheme: &str, name: &str| format!("{scheme}://{}/{name}", directory.path().display());
+        std::fs::write(directory.path().join("file"), b"").expect("write");
+        let _stream =
+            std::os::unix::net::UnixListener::bind(directory.path().join("stream")).expect("socket");
+        let unix = at("unix", "stream");
+        assert!(failure(&at("shm", "stream")).contains(&format!("write {unix}")));
+        assert!(failure(&at("unix", "file")).contains("file that is no socket"));
+        assert!(failure(&at("shm", "")).contains("is a directory"));
         let said = |server: &str, kind| advice(&server.parse().expect("an endpoint"), kind);
         assert!(said("shm:///a", ErrorKind::PermissionDenied).is_some_and(|text| text.contains("unix://")));
         assert!(said("tcp://a", ErrorKind::TimedOut).is_some_and(|text| text.contains("firewall")));

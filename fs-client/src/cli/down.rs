@@ -55,7 +55,8 @@ pub(super) fn run(args: &DownArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn stop_leftover(server: ProcessId, force: bool) -> anyhow::Result<()> {
+/// Stops a server that is no child of this process.
+pub(super) fn stop_leftover(server: ProcessId, force: bool) -> anyhow::Result<()> {
     let Some(process) = server.find()? else {
         return Ok(());
     };

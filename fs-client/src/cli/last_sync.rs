@@ -4,7 +4,8 @@
 //! unmounts (umount(8), a signal) cannot be refused, so the process does it behind the unmount, and its end says what is lost.
 //!
 //! # Bound
-//! One sync at a time; the end of a mount waits [`LAST_SYNC_LIMIT`] for it.
+//! One sync at a time; the end of a mount waits [`LAST_SYNC_LIMIT`] for it, and [`HURRIED_LIMIT`] when it is signalled meanwhile, as by a
+//! machine that is shut down.
 
 use crate::file::volume::{Condition, UnsyncedChanges, Volume};
 use anyhow::Context;
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How long a mount that is unmounted waits for a server that is away.
 const LAST_SYNC_LIMIT: Duration = Duration::from_secs(30);
+/// The same, of one that is to end now. A server that is there takes less.
+const HURRIED_LIMIT: Duration = Duration::from_secs(2);
 /// Pause between looks at a sync.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -34,13 +37,20 @@ pub(super) struct LastSync {
     /// A sync is under way. Set by whoever starts one, cleared by its thread (release), which the changes it has made
     /// durable precede.
     runs: Arc<AtomicBool>,
-    /// Nobody wants to wait. Only ever set; guards nothing.
+    /// Whoever knows what would be lost does not want it. Only ever set; guards nothing.
     is_given_up: AtomicBool,
+    /// The process is to end. Only ever set; guards nothing.
+    is_hurried: AtomicBool,
 }
 
 impl LastSync {
     pub(super) fn new(volume: Arc<dyn Volume>) -> Self {
-        Self { volume, runs: Arc::default(), is_given_up: AtomicBool::new(false) }
+        Self {
+            volume,
+            runs: Arc::default(),
+            is_given_up: AtomicBool::new(false),
+            is_hurried: AtomicBool::new(false),
+        }
     }
 
     /// How the mount stands.
@@ -71,9 +81,14 @@ impl LastSync {
         self.runs.load(Ordering::Acquire)
     }
 
-    /// What is not synced is not waited for.
+    /// What is not synced is thrown away, by whoever was told what it is.
     pub(super) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// There is no time to wait for a server that is away.
+    pub(super) fn hurry(&self) {
+        self.is_hurried.store(true, Ordering::Relaxed);
     }
 
     /// The mount has been unmounted: waits for the sync of what it holds.
@@ -87,7 +102,8 @@ impl LastSync {
         }
         self.begin()?;
         let began = Instant::now();
-        while self.runs() && !gives_up() && began.elapsed() < LAST_SYNC_LIMIT {
+        let limit = || if self.is_hurried.load(Ordering::Relaxed) { HURRIED_LIMIT } else { LAST_SYNC_LIMIT };
+        while self.runs() && !gives_up() && began.elapsed() < limit() {
             std::thread::sleep(LOOK_AGAIN);
         }
         let Condition { away, unsynced: changes } = self.condition();

@@ -19,6 +19,7 @@ mod down;
 mod figures;
 mod key;
 mod last_sync;
+mod made;
 mod mount;
 mod mount_helper;
 mod mount_options;
@@ -29,10 +30,11 @@ mod remount;
 mod run_state;
 mod server_process;
 mod status;
+mod summary;
 mod unmount;
 mod up;
 
-pub use connect::{Backend, Network, Trust, VolumeOptions, device};
+pub use connect::{Backend, Network, NotThere, Trust, VolumeOptions, device};
 pub use key::chosen as chosen_key;
 pub use mount_options::MountOptions;
 
@@ -158,7 +160,8 @@ mod tests {
 
     #[test]
     fn the_help_of_every_command_is_whole() {
-        let mut commands = vec![Cli::command()];
+        // Of both programs.
+        let mut commands = vec![Cli::command(), cuttlefs_server::cli::command()];
         while let Some(command) = commands.pop() {
             let name = command.get_name().to_owned();
             let text = command.clone().render_long_help().to_string();

@@ -1,7 +1,7 @@
 //! `cuttlefs mount`, and what `up` shares with it: a mount that is served until it ends.
 
 use super::background::{Reporter, run_detached};
-use super::connect::Backend;
+use super::connect::{Backend, NotThere, VolumeOptions};
 use super::figures::FiguresSocket;
 use super::key;
 use super::last_sync::LastSync;
@@ -11,7 +11,7 @@ use super::process::ProcessId;
 use super::remount;
 use super::run_state::{self, RunState};
 use super::unmount::{Unmounted, busy_text, try_unmount};
-use crate::file::volume::Condition;
+use crate::file::volume::{Condition, Volume};
 use crate::fuse::{MountTable, Mounted, mount};
 use anyhow::Context;
 use clap::Args;
@@ -20,6 +20,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pause between attempts to reach a server that is not there.
+const CONNECT_AGAIN: Duration = Duration::from_millis(250);
 
 /// Arguments of `mount`.
 #[derive(Args)]
@@ -97,7 +101,7 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
     options.trust.key = key::chosen([args.key.clone(), options.trust.key])?;
     options.trust.server_user = args.server_user.or(options.trust.server_user);
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
-    let served = ServedMount::start(backend, &args.server, &mountpoint, &options)?;
+    let served = ServedMount::start(backend, &args.server, &mountpoint, &options, reporter)?;
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: args.server.to_string(),
@@ -139,10 +143,12 @@ impl ServedMount {
         server: &Endpoint,
         mountpoint: &Path,
         options: &MountOptions,
+        reporter: &Reporter,
     ) -> anyhow::Result<Self> {
         // Before anything can need cleaning up.
-        let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
-        let volume = backend.connect_volume(server, &options.volume(mountpoint))?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot catch signals")?;
+        let wanted = options.volume(mountpoint);
+        let volume = connect_in_time(backend, server, &wanted, options.retry, &mut signals, reporter)?;
         let mounted = mount(Arc::clone(&volume), &server.to_string(), mountpoint, &options.fuse)
             .inspect_err(|_| volume.shut_down())?;
         let last_sync = Arc::new(LastSync::new(Arc::clone(&volume)));
@@ -188,11 +194,44 @@ impl ServedMount {
     }
 }
 
+/// Connects. A server that is not there is waited for until `limit` is over, somebody signals, or nobody waits for this process.
+fn connect_in_time(
+    backend: &dyn Backend,
+    server: &Endpoint,
+    wanted: &VolumeOptions,
+    limit: Duration,
+    signals: &mut Signals,
+    reporter: &Reporter,
+) -> anyhow::Result<Arc<dyn Volume>> {
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let error = match backend.connect_volume(server, wanted) {
+            Err(error) if error.is::<NotThere>() && began.elapsed() < limit => error,
+            result => return result,
+        };
+        if signals.pending().next().is_some() || !reporter.is_awaited() {
+            return Err(error.context("given up waiting for the server"));
+        }
+        if !is_told {
+            is_told = true;
+            reporter.progress(&format!(
+                "waiting up to {} s for the server (-o retry=): {error}",
+                limit.as_secs_f64()
+            ));
+        }
+        std::thread::sleep(CONNECT_AGAIN.min(limit.saturating_sub(began.elapsed())));
+    }
+}
+
 fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force: bool) {
     // Whoever signals a mount that is unmounted already does not want to wait for its last sync.
     let is_mounted = MountTable::read().is_ok_and(|table| table.at(mountpoint).is_some());
-    if force || !is_mounted {
+    if force && signal == SIGINT {
+        // The first one was told what is lost.
         last_sync.give_up();
+    } else if force || !is_mounted {
+        last_sync.hurry();
     }
     // A person can decide; a system that is shut down cannot, and there the server has the time of the last sync to come back.
     if !force && signal == SIGINT {

@@ -1,4 +1,7 @@
 //! How mount(8) calls us: `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
+//!
+//! A machine that boots mounts once, and goes on without what failed (`nofail`). So here a server that is not there yet, or a network,
+//! is waited for, as mount.nfs(8) does.
 
 use super::mount::{self, MountArgs};
 use super::remount;
@@ -6,6 +9,9 @@ use anyhow::Context;
 use clap::Args;
 use cuttlefs_common::rdma::Endpoint;
 use std::path::PathBuf;
+
+/// How long, unless the options say otherwise. systemd gives a mount 90 s.
+const RETRY: &str = "retry=30";
 
 /// Arguments of the helper, as in mount(8), "External helpers".
 #[derive(Args)]
@@ -50,7 +56,8 @@ pub(super) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let mount_args = MountArgs {
         server,
         mountpoint: args.mountpoint.clone(),
-        options: args.options.clone(),
+        // The last of two counts.
+        options: std::iter::once(RETRY.to_owned()).chain(args.options.iter().cloned()).collect(),
         key: None,
         server_user: None,
         foreground: false,

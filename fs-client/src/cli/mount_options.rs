@@ -5,8 +5,8 @@ use crate::fuse::{FuseSettings, MAX_THREADS};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest cache time that makes sense: more than a year is a typing error, and overflows nothing below it.
-const MAX_CACHE_SECONDS: f64 = 365.0 * 24.0 * 3600.0;
+/// Longest time that makes sense: more than a year is a typing error, and overflows nothing below it.
+const MAX_SECONDS: f64 = 365.0 * 24.0 * 3600.0;
 /// Shown by `--help` and with every error.
 pub(super) const KNOWN: &str =
     "\x20 attr_cache=S, entry_cache=S   seconds attributes and names are cached (1; fractions work)
@@ -16,6 +16,7 @@ pub(super) const KNOWN: &str =
   locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
   key=FILE                      show this key over tcp:// (cuttlefsd key)
   server-user=UID               believe this user's server over unix:// and shm://, too
+  retry=S                       seconds to wait for a server that is not there (0; from fstab 30)
   subdir=PATH                   mount this directory of the export
   ro, rw                        refuse changes, or not (rw)
   allow_other, noallow_other    let other users in, or not (in for root)
@@ -57,6 +58,8 @@ pub struct MountOptions {
     pub early_writes: bool,
     /// Who the server has to be.
     pub trust: Trust,
+    /// How long a server that is not there is waited for.
+    pub retry: Duration,
 }
 
 impl MountOptions {
@@ -64,7 +67,14 @@ impl MountOptions {
     pub fn new(is_root: bool) -> Self {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
         let fuse = FuseSettings { allow_other: is_root, ..FuseSettings::default() };
-        Self { fuse, subtree: String::new(), nonempty: false, early_writes: true, trust: Trust::default() }
+        Self {
+            fuse,
+            subtree: String::new(),
+            nonempty: false,
+            early_writes: true,
+            trust: Trust::default(),
+            retry: Duration::ZERO,
+        }
     }
 
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
@@ -110,6 +120,7 @@ impl MountOptions {
                 let user = user.ok_or_else(|| value_error("write the number of a user"))?;
                 self.trust.server_user = Some(user);
             }
+            ("retry", Some(value)) => self.retry = seconds(value).map_err(value_error)?,
             ("subdir", Some(value)) => self.subtree = subtree(value).map_err(value_error)?,
             ("max_background", Some(value)) => {
                 fuse.max_background = value
@@ -180,7 +191,7 @@ impl MountOptions {
 fn seconds(value: &str) -> Result<Duration, &'static str> {
     let error = "write seconds, such as 1 or 0.5";
     let seconds: f64 = value.parse().map_err(|_| error)?;
-    if !(0.0..=MAX_CACHE_SECONDS).contains(&seconds) {
+    if !(0.0..=MAX_SECONDS).contains(&seconds) {
         return Err(error);
     }
     Duration::try_from_secs_f64(seconds).map_err(|_| error)
@@ -215,6 +226,7 @@ mod tests {
         assert!(options.fuse.no_atime && options.fuse.allow_other && !options.fuse.read_only);
         assert_eq!(parse("key=a,key=/b").expect("valid").trust.key, Some("/b".into()));
         assert_eq!(parse("server-user=65534").expect("valid").trust.server_user, Some(65_534));
+        assert_eq!(parse("retry=30,retry=1.5").expect("valid").retry, Duration::from_millis(1500));
         assert_eq!(parse("").expect("empty"), MountOptions::new(true));
         let plain = MountOptions::new(true).fuse;
         assert!(!plain.suid && !plain.dev && plain.exec);
@@ -267,6 +279,9 @@ mod tests {
             "ro=1",
             "attr_cache",
             "subdir",
+            "retry=",
+            "retry",
+            "retry=-1",
             "key=",
             "key",
             "server-user=root",

@@ -1,5 +1,6 @@
 //! Is this a place to mount at? If not, why, and what to do.
 
+use super::made::Made;
 use super::run_state::RunState;
 use super::unmount::detach;
 use crate::deadline::within;
@@ -13,17 +14,16 @@ use std::time::Duration;
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Makes a mount point unless something is there already, which `prepare` judges: it may be a mount that is dead or hangs.
-pub(super) fn make(path: &Path) -> anyhow::Result<()> {
+pub(super) fn make(path: &Path) -> anyhow::Result<Made> {
     let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
     let is_cuttlefs = |place: PathBuf| table.containing(&place).is_some_and(|entry| entry.is_cuttlefs());
     if resolve_mountpoint(path).is_ok_and(|place| table.at(&place).is_some() || is_cuttlefs(place)) {
-        return Ok(());
+        return Ok(Made::nothing());
     }
-    match std::fs::create_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error)
-            .with_context(|| format!("cannot make {}; name another directory to mount at", path.display())),
-        _ => Ok(()),
+    if path.symlink_metadata().is_ok() {
+        return Ok(Made::nothing());
     }
+    Made::directory(path).context("name another directory to mount at")
 }
 
 /// Resolves and checks a mount point. A mount of ours whose process has died is taken away first.
@@ -130,8 +130,9 @@ mod tests {
         assert!(refusal(dir.path()).contains("-o nonempty"));
         assert!(prepare(dir.path(), true).is_ok());
         assert!(refusal(Path::new("/proc")).contains("is mounted at /proc"));
-        make(&dir.path().join("a/b")).expect("made with its parents");
+        make(&dir.path().join("a/b")).expect("made with its parents").keep();
         assert!(dir.path().join("a/b").is_dir());
-        make(&dir.path().join("a/b")).expect("there already");
+        drop(make(&dir.path().join("a/b")).expect("there already"));
+        assert!(dir.path().join("a/b").is_dir());
     }
 }

@@ -87,7 +87,8 @@ impl Remount {
                 no_atime: plain.fuse.no_atime,
                 ..alone.fuse.clone()
             };
-            if (MountOptions { fuse: flagless, ..alone }) != plain {
+            // Nobody waits for a server here.
+            if (MountOptions { fuse: flagless, retry: plain.retry, ..alone }) != plain {
                 fixed.push(option.to_owned());
             }
         }
@@ -136,7 +137,7 @@ mod tests {
     fn what_cannot_change_is_named() {
         let from_kernel = "rw,user_id=0,group_id=0,default_permissions,allow_other,remount,ro";
         assert_eq!(parse("rw", from_kernel).fixed, Vec::<String>::new());
-        let from_fstab = "remount,attr_cache=5,_netdev,nofail,subdir=a,cache=none,ro";
+        let from_fstab = "remount,attr_cache=5,_netdev,nofail,retry=9,subdir=a,cache=none,ro";
         let wanted = parse("rw", from_fstab);
         assert_eq!(wanted.fixed, ["attr_cache=5", "subdir=a", "cache=none"]);
         assert_eq!(wanted.flags, MountFlags::RDONLY);

@@ -56,7 +56,7 @@ pub(super) fn format_if_needed(
     let file = pool.join(POOL_FILE);
     if file.exists() {
         return match size {
-            Some(size) => check_size(&file, size),
+            Some(size) => check_size(pool, size),
             None => Ok(()),
         };
     }
@@ -81,7 +81,7 @@ pub(super) fn format_if_needed(
 }
 
 /// Whether the pool that is there has the size that was asked for.
-fn check_size(file: &Path, asked: ByteSize) -> anyhow::Result<()> {
+pub(super) fn check_size(pool: &Path, asked: ByteSize) -> anyhow::Result<()> {
     /// What is looked for in a `cuttlefs.toml`; all of it is the server's business.
     #[derive(Deserialize)]
     struct PoolFile {
@@ -91,6 +91,7 @@ fn check_size(file: &Path, asked: ByteSize) -> anyhow::Result<()> {
     struct PoolPart {
         size: toml::Value,
     }
+    let file = &pool.join(POOL_FILE);
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let found: PoolFile =
         toml::from_str(&text).with_context(|| format!("{} is damaged; restore it", file.display()))?;
@@ -102,10 +103,10 @@ fn check_size(file: &Path, asked: ByteSize) -> anyhow::Result<()> {
     let Some(size) = size else { bail!("{} does not say the pool's size; restore it", file.display()) };
     // A pool is of whole pages.
     if size != asked.0.next_multiple_of(PAGE_SIZE_U64) {
-        let pool = file.parent().unwrap_or(file).display();
         bail!(
-            "the pool in {pool} has {}, and --size says {asked}; a pool keeps its size: leave --size out, or name another pool \
+            "the pool in {} has {}, and --size says {asked}; a pool keeps its size: leave --size out, or name another pool \
              with --pool",
+            pool.display(),
             ByteSize(size)
         );
     }

@@ -6,6 +6,7 @@ use super::connect::{Backend, Trust};
 use super::figures::{self, Ask};
 use super::key;
 use super::run_state::{self, RunState};
+use super::summary::summary;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -20,9 +21,9 @@ use std::path::{Path, PathBuf};
   cuttlefs status /mnt
   cuttlefs status tcp://box:7950 --key /etc/cuttlefs/key --json | jq .sessions
 
-Of a mount it also shows whether its server is away and why, what is not synced, and its log. It
-fails if the server does not answer or the mount's process has died. docs/operations.md says which
-figures to watch.")]
+Shows what a person needs, and under `problems` what is to be looked after. Of a mount it also shows
+whether its server is away and why, what is not synced, and its log. It fails if the server does not
+answer or the mount's process has died. docs/operations.md says which figures to watch.")]
 pub(super) struct StatusArgs {
     /// A server's endpoint, or a path in a mount of it
     server_or_mount: String,
@@ -32,8 +33,11 @@ pub(super) struct StatusArgs {
     /// Believe this user's server over unix:// and shm://, not only root's and your own [default: the mount's]
     #[arg(long, value_name = "UID")]
     server_user: Option<u32>,
-    /// Print JSON
+    /// Print every figure
     #[arg(long)]
+    all: bool,
+    /// Print every figure as JSON
+    #[arg(long, conflicts_with = "all")]
     json: bool,
 }
 
@@ -62,11 +66,15 @@ pub(super) fn run(backend: &dyn Backend, args: &StatusArgs) -> anyhow::Result<()
     // The mount's end is what is wrong, whatever its server says.
     let answer = match &state {
         Some(state) if state.mount.find()?.is_none() => Err(died(state)?),
+        Some(RunState { mountpoint, pool: Some(pool), .. }) => answer.map_err(|error| {
+            let (place, pool) = (mountpoint.display(), pool.display());
+            anyhow!("{error}; if it has died, start it again with: cuttlefs up {place} --pool {pool}")
+        }),
         _ => answer,
     };
     // Without the server there is still the mount to tell of; then the error comes after it.
     if !status.is_empty() {
-        print_status(&asked.server, status, args.json)?;
+        print_status(&asked.server, status, args)?;
     }
     answer.map(|_| ())
 }
@@ -80,16 +88,19 @@ fn died(state: &RunState) -> anyhow::Result<anyhow::Error> {
     ))
 }
 
-fn print_status(server: &Endpoint, status: Map<String, Value>, as_json: bool) -> anyhow::Result<()> {
+fn print_status(server: &Endpoint, status: Map<String, Value>, args: &StatusArgs) -> anyhow::Result<()> {
     let status = Value::Object(status);
-    let text = if as_json {
+    let text = if args.json {
         let mut text = serde_json::to_string_pretty(&status).context("cannot print the status")?;
         text.push('\n');
         text
-    } else {
+    } else if args.all {
         let mut text = format!("server: {server}\n");
         print_value(&mut text, &status, 0);
         text
+    } else {
+        let hint = "every figure: cuttlefs status --all, or --json for programs";
+        format!("server      {server}\n{}{hint}\n", summary(&status))
     };
     // Not print!, which panics when a reader such as `head` has had enough.
     match std::io::stdout().lock().write_all(text.as_bytes()) {

@@ -1,7 +1,7 @@
 //! `cuttlefs umount`.
 
 use super::busy;
-use super::figures::{self, Ask};
+use super::figures::{self, Ask, MountCondition};
 use super::run_state::RunState;
 use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
@@ -76,13 +76,7 @@ pub(super) fn prepare(
     let ask = |what| figures::ask_condition(mountpoint, what).ok();
     if force {
         // It may not know yet that the server is away.
-        let (began, mut condition) = (Instant::now(), ask(Ask::Sync));
-        while condition.as_ref().is_some_and(|now| now.syncing && now.away().is_none())
-            && began.elapsed() < FORCE_LIMIT
-        {
-            std::thread::sleep(ASK_AGAIN);
-            condition = ask(Ask::Figures);
-        }
+        sync_within(&ask, |now| if now.away().is_some() { Duration::ZERO } else { FORCE_LIMIT }, |_, _| ());
         if let Some(condition) = ask(Ask::GiveUp).filter(|condition| condition.unsynced().files > 0) {
             let because = condition.away().map_or_else(
                 || "the server does not answer".to_owned(),
@@ -92,42 +86,58 @@ pub(super) fn prepare(
         }
         return Ok(());
     }
-    let began = Instant::now();
+    let server = state.map_or("the server", |state| &state.source);
+    let limit = |now: &MountCondition| if now.away().is_some() { AWAY_LIMIT } else { END_LIMIT };
+    let why = |now: &MountCondition| {
+        now.away().map_or_else(|| "it does not answer".to_owned(), |because| format!("it is away: {because}"))
+    };
     let mut tell_at = Duration::from_secs(1);
-    let mut condition = ask(Ask::Sync);
-    while let Some(now) = condition.filter(|condition| condition.syncing) {
-        let (away, unsynced, waited) = (now.away(), now.unsynced(), began.elapsed());
-        let limit = if away.is_some() { AWAY_LIMIT } else { END_LIMIT };
-        let why =
-            away.map_or_else(|| "it does not answer".to_owned(), |because| format!("it is away: {because}"));
-        let server = state.map_or("the server", |state| &state.source);
-        if waited > limit {
-            let place = mountpoint.display();
-            bail!(
-                "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({why}). {}, and unmount again; \
-                 or throw them away with: {forcing} {place}",
-                how_to_get_it_back(state)
-            );
-        }
+    let condition = sync_within(&ask, limit, |now, waited| {
         if waited > tell_at {
-            tell_at = limit;
+            tell_at = limit(now);
             cuttlefs_common::tell!(
-                "waiting up to {} s for {server} ({why}), which is to take {unsynced}",
-                limit.as_secs()
+                "waiting up to {} s for {server} ({}), which is to take {}",
+                limit(now).as_secs(),
+                why(now),
+                now.unsynced()
             );
         }
+    });
+    if let Some(now) = condition.filter(|now| now.syncing) {
+        let (place, unsynced) = (mountpoint.display(), now.unsynced());
+        bail!(
+            "{place} stays mounted: only this mount has {unsynced}, and {server} did not take them ({}). {}, and unmount again; \
+             or throw them away with: {forcing} {place}",
+            why(&now),
+            how_to_get_it_back(state)
+        );
+    }
+    Ok(())
+}
+
+/// Has a mount sync, and waits for that as long as `limit` says of how it stands; how it stands then, `None`: nobody answers for it.
+fn sync_within(
+    ask: &impl Fn(Ask) -> Option<MountCondition>,
+    limit: impl Fn(&MountCondition) -> Duration,
+    mut waiting: impl FnMut(&MountCondition, Duration),
+) -> Option<MountCondition> {
+    let began = Instant::now();
+    let mut condition = ask(Ask::Sync);
+    while let Some(now) = condition.as_ref().filter(|now| now.syncing && began.elapsed() < limit(now)) {
+        waiting(now, began.elapsed());
         std::thread::sleep(ASK_AGAIN);
         condition = ask(Ask::Figures);
     }
-    Ok(())
+    condition
 }
 
 /// What to do about a server that is away.
 fn how_to_get_it_back(state: Option<&RunState>) -> String {
     match state {
-        Some(RunState { source, pool: Some(pool), .. }) => {
+        Some(RunState { mountpoint, pool: Some(pool), .. }) => {
             format!(
-                "Start it with: cuttlefsd serve --pool {} --listen {source} (its log: {}/log)",
+                "Start it with: cuttlefs up {} --pool {} (its log: {}/log)",
+                mountpoint.display(),
                 pool.display(),
                 pool.display()
             )

@@ -2,14 +2,23 @@
 //!
 //! One process serves the mount and has the server as its child. When the mount ends, by whatever means, it stops
 //! the server; if it is killed, `down` finds the server by what is written down.
+//!
+//! A server that has died is started again by another `up` of the same place (`revive`): the mount goes on with it, and whoever ends the
+//! mount stops the server that is written down then.
+//!
+//! # Failure
+//! Directories that were made here, and a pool that could not be made whole, are taken away again. A pool that was made stays.
 
 use super::background::{Reporter, run_detached};
 use super::connect::{Backend, Trust};
+use super::down::stop_leftover;
+use super::made::Made;
 use super::mount::{ServedMount, parse_options};
 use super::mountpoint;
 use super::process::ProcessId;
 use super::run_state::{self, RunState};
-use super::server_process::{ServerProcess, format_if_needed};
+use super::server_process::{ServerProcess, check_size, format_if_needed};
+use crate::fuse::{MountTable, resolve_mountpoint};
 use anyhow::{Context, bail};
 use clap::Args;
 use cuttlefs_common::size::ByteSize;
@@ -22,6 +31,7 @@ use std::path::{Path, PathBuf};
   cuttlefs up /mnt --pool /data/pool --size 100G --memory 4G
   cuttlefs up ~/cuttle --foreground      Ctrl-C ends it
 
+Where a mount is up and its server has died, the server is started again and the mount goes on.
 The server's log is in the pool, log/cuttlefsd.log. `cuttlefs down` ends both.")]
 pub(super) struct UpArgs {
     /// An empty directory to mount at; made if it is missing
@@ -55,8 +65,17 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
         return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
     }
     let options = parse_options(&args.options)?;
-    mountpoint::make(&args.mountpoint)?;
-    let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
+    let made;
+    let mountpoint = match lacks_its_server(backend, &args.mountpoint)? {
+        Some(state) => {
+            made = Made::nothing();
+            state.mountpoint
+        }
+        None => {
+            made = mountpoint::make(&args.mountpoint)?;
+            mountpoint::prepare(&args.mountpoint, options.nonempty)?
+        }
+    };
     let pool = std::path::absolute(&args.pool).context("cannot resolve the pool's path")?;
     let mut arguments = vec![
         "up".into(),
@@ -72,29 +91,39 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     for list in args.options {
         arguments.extend(["-o".into(), list.into()]);
     }
-    cuttlefs_common::say!("{}", run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?);
+    let said = run_detached(&arguments, &run_state::file(&mountpoint, "log")?)?;
+    made.keep();
+    cuttlefs_common::say!("{said}");
     Ok(())
 }
 
 fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow::Result<()> {
     let options = parse_options(&args.options)?;
-    mountpoint::make(&args.mountpoint)?;
+    if let Some(state) = lacks_its_server(backend, &args.mountpoint)? {
+        return reporter.ready(&revive(backend, state, args, reporter)?);
+    }
+    let made_mountpoint = mountpoint::make(&args.mountpoint)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     refuse_leftover(&mountpoint)?;
-    std::fs::create_dir_all(&args.pool).with_context(|| format!("cannot make {}", args.pool.display()))?;
+    let made_pool = Made::directory(&args.pool)?;
     let pool = args.pool.canonicalize().with_context(|| format!("cannot use {}", args.pool.display()))?;
     if pool.starts_with(&mountpoint) {
         bail!("the pool {} lies below the mount point, which would hide it; name another", pool.display());
     }
-    format_if_needed(&pool, args.size, reporter)?;
+    if let Err(error) = format_if_needed(&pool, args.size, reporter) {
+        made_pool.remove_with_contents();
+        return Err(error);
+    }
+    made_pool.keep();
     let server = ServerProcess::start(backend, &pool, args.memory, reporter)?;
-    let served = match ServedMount::start(backend, server.endpoint(), &mountpoint, &options) {
+    let served = match ServedMount::start(backend, server.endpoint(), &mountpoint, &options, reporter) {
         Ok(served) => served,
         Err(error) => {
             server.stop(reporter)?;
             return Err(error);
         }
     };
+    made_mountpoint.keep();
     let state = RunState {
         mountpoint: mountpoint.clone(),
         source: server.endpoint().to_string(),
@@ -116,8 +145,75 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     };
     // The mount has ended, so the server has nobody left; its end is waited for whatever became of the mount.
     let stopped = server.stop(reporter);
+    let (state, stopped) = match RunState::load(&mountpoint) {
+        Ok(Some(now)) if now.mount == state.mount && now.server != state.server => {
+            let revived = now.server.map_or(Ok(()), |server| stop_leftover(server, false));
+            (now, stopped.and(revived))
+        }
+        _ => (state, stopped),
+    };
     state.end(&served);
     served.and(stopped)
+}
+
+/// A mount that is up but for its server, which has died.
+fn lacks_its_server(backend: &dyn Backend, mountpoint: &Path) -> anyhow::Result<Option<RunState>> {
+    let Ok(mountpoint) = resolve_mountpoint(mountpoint) else {
+        return Ok(None);
+    };
+    let table = MountTable::read().context("cannot read /proc/self/mountinfo")?;
+    let Some(state) = RunState::load(&mountpoint)?
+        .filter(|_| table.at(&mountpoint).is_some_and(|entry| entry.is_cuttlefs()))
+    else {
+        return Ok(None);
+    };
+    let has_died = match state.server {
+        Some(server) => server.find()?.is_none() && state.mount.find()?.is_some(),
+        None => false,
+    };
+    // Somebody may have started one by hand.
+    let is_served = || {
+        let endpoint = state.source.parse();
+        endpoint.is_ok_and(|endpoint| backend.server_status(&endpoint, &state.trust).is_ok())
+    };
+    let lacks_it = has_died && !is_served();
+    Ok(lacks_it.then_some(state))
+}
+
+/// Starts the server of a mount again; what is to be said of it.
+fn revive(
+    backend: &dyn Backend,
+    state: RunState,
+    args: &UpArgs,
+    reporter: &Reporter,
+) -> anyhow::Result<String> {
+    let pool = state.pool.clone().context("what is written down of this mount does not name its pool")?;
+    let (place, asked) = (state.mountpoint.display().to_string(), args.pool.display());
+    if args.pool.canonicalize().ok().as_ref() != Some(&pool) {
+        bail!(
+            "{} is up at {place}, without its server, and not {asked}; start that server again with: cuttlefs up {place} --pool {}",
+            pool.display(),
+            pool.display()
+        );
+    }
+    if let Some(size) = args.size {
+        check_size(&pool, size)?;
+    }
+    let server = ServerProcess::start(backend, &pool, args.memory, reporter)?;
+    let state = RunState { server: Some(server.id()), ..state };
+    let kept = state.save().and_then(|()| match state.mount.find()? {
+        Some(_) => Ok(()),
+        None => bail!("the mount at {place} has ended meanwhile; try again"),
+    });
+    if let Err(error) = kept {
+        state.forget();
+        server.stop(reporter)?;
+        return Err(error);
+    }
+    Ok(format!(
+        "the server of {place} had ended and runs again (process {}); the mount goes on",
+        server.id().pid
+    ))
 }
 
 /// A server left behind by a mount process that was killed still holds its pool.

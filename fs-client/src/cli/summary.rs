@@ -1,0 +1,263 @@
+//! What a person needs of a status: a screenful. All of it is `--all`, for programs `--json`.
+//!
+//! A line is left out where the status does not have what it says, so half of a status (a server that is away, an older one) makes
+//! half of a summary. What is to be looked after comes last, under `problems`: the table of docs/operations.md, "What to watch".
+
+use crate::file::volume::UnsyncedChanges;
+use cuttlefs_common::size::ByteSize;
+use serde_json::Value;
+
+/// Width of the first column.
+const LABEL_LEN: usize = 12;
+/// Clients that are named.
+const NAMED_CLIENTS: usize = 8;
+/// A pool with less of its space free is nearly full.
+const FREE_SHARE: u64 = 10;
+
+/// A status as lines of text.
+pub(super) fn summary(status: &Value) -> String {
+    let lines = [
+        ("version", version(status)),
+        ("links", links(status)),
+        ("durability", text(status, "/durability").map(ToOwned::to_owned)),
+        ("space", space(status)),
+        ("memory", memory(status)),
+        ("clients", clients(status)),
+        ("recovery", recovery(status)),
+        ("mount", mount(status)),
+        ("unsynced", unsynced(status)),
+    ];
+    let problems = problems(status);
+    let first = if problems.is_empty() { "none known" } else { &problems[0] };
+    let more = problems.iter().skip(1).map(|problem| ("", problem.as_str()));
+    let lines = lines.iter().filter_map(|(label, line)| Some((*label, line.as_deref()?)));
+    let all = lines.chain([("problems", first)]).chain(more);
+    all.map(|(label, line)| format!("{label:LABEL_LEN$}{line}\n")).collect()
+}
+
+fn number(status: &Value, pointer: &str) -> Option<u64> {
+    status.pointer(pointer)?.as_u64()
+}
+
+fn text<'a>(status: &'a Value, pointer: &str) -> Option<&'a str> {
+    status.pointer(pointer)?.as_str()
+}
+
+fn is(status: &Value, pointer: &str) -> bool {
+    status.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
+}
+
+fn size(status: &Value, pointer: &str) -> Option<ByteSize> {
+    number(status, pointer).map(ByteSize)
+}
+
+fn pages(status: &Value, pointer: &str) -> Option<ByteSize> {
+    let page_bytes = number(status, "/pool/page_bytes")?;
+    number(status, pointer).map(|pages| ByteSize(pages.saturating_mul(page_bytes)))
+}
+
+fn version(status: &Value) -> Option<String> {
+    let mut line = text(status, "/version")?.to_owned();
+    if let Some(pid) = number(status, "/pid") {
+        line += &format!(", process {pid}");
+    }
+    if let Some(seconds) = number(status, "/uptime_seconds") {
+        line += &format!(", up {}", time(seconds));
+    }
+    Some(line)
+}
+
+fn time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+fn links(status: &Value) -> Option<String> {
+    let links: Vec<_> = status.pointer("/links")?.as_array()?.iter().filter_map(Value::as_str).collect();
+    let by_tcp = links.iter().any(|link| link.starts_with("tcp://"));
+    let security = text(status, "/network_security").filter(|_| by_tcp);
+    let security = security.map_or_else(String::new, |security| format!(" (tcp: {security})"));
+    Some(format!("{}{security}", links.join(" ")))
+}
+
+fn space(status: &Value) -> Option<String> {
+    let (free, all) = (pages(status, "/pool/free_pages")?, pages(status, "/pool/pages")?);
+    let files = number(status, "/files/inodes").map(|inodes| format!(", {inodes} files and directories"));
+    Some(format!("{free} of {all} free{}", files.unwrap_or_default()))
+}
+
+fn memory(status: &Value) -> Option<String> {
+    let page_bytes = number(status, "/pool/page_bytes")?;
+    let dirty = number(status, "/frames/dirty")?.saturating_mul(page_bytes);
+    let used = number(status, "/frames/used")?.saturating_mul(page_bytes);
+    let all = size(status, "/frames/bytes")?;
+    Some(format!("{} of {all} used, {} of it not written back", ByteSize(used), ByteSize(dirty)))
+}
+
+fn clients(status: &Value) -> Option<String> {
+    let listed = status.pointer("/sessions/listed")?.as_array()?;
+    let labels: Vec<_> = listed.iter().filter_map(|one| one.get("label")?.as_str()).collect();
+    let more = labels.len().saturating_sub(NAMED_CLIENTS);
+    let named = labels.iter().take(NAMED_CLIENTS).copied().collect::<Vec<_>>().join(" ");
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!(
+        "{} of {} at most: {named}{more}",
+        number(status, "/sessions/count")?,
+        number(status, "/sessions/bound")?
+    ))
+}
+
+fn recovery(status: &Value) -> Option<String> {
+    let awaited = number(status, "/recovery/awaited_clients")?;
+    let (data, locks) = (is(status, "/recovery/data_waits"), is(status, "/recovery/locks_wait"));
+    Some(match (awaited, data, locks) {
+        (_, false, false) => "done".to_owned(),
+        (_, true, _) => {
+            format!("{awaited} clients of the server before are awaited; files they changed wait")
+        }
+        (_, false, true) => format!("{awaited} clients of the server before are awaited; new locks wait"),
+    })
+}
+
+fn mount(status: &Value) -> Option<String> {
+    let mut line = text(status, "/mount/mountpoint")?.to_owned();
+    if let Some(pid) = number(status, "/mount/pid") {
+        line += &format!(", process {pid}");
+    }
+    if let Some(log) = text(status, "/mount/log") {
+        line += &format!(", log {log}");
+    }
+    Some(line)
+}
+
+fn unsynced(status: &Value) -> Option<String> {
+    let changes = UnsyncedChanges {
+        files: number(status, "/mount/unsynced_files")?,
+        bytes: number(status, "/mount/unsynced_bytes")?,
+        has_more: is(status, "/mount/unsynced_has_more"),
+    };
+    Some(if changes == UnsyncedChanges::default() {
+        "nothing".to_owned()
+    } else {
+        format!("{changes}; only this mount has them if the server is killed")
+    })
+}
+
+/// What somebody should look after.
+fn problems(status: &Value) -> Vec<String> {
+    let mut problems = Vec::new();
+    if is(status, "/mount/server_is_away") {
+        let because = text(status, "/mount/server_away_because").unwrap_or("it does not answer");
+        let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
+        problems.push(format!("the server has been away for {}: {because}", time(since)));
+    }
+    if let Some(error) = text(status, "/mount/error") {
+        problems.push(format!("the mount does not answer: {error}"));
+    }
+    for (pointer, what) in [
+        ("/pages/rotten", "pages do not match their checksums"),
+        ("/scrub/last/rotten", "pages do not match their checksums, as the last scrub found"),
+        ("/pages/read_errors", "reads of a disk have failed"),
+        ("/pages/write_errors", "writes to a disk have failed"),
+        ("/early/closed_files", "files are closed to protect early writes that could not be executed"),
+        ("/connections/refused", "connections were refused"),
+    ] {
+        if let Some(count) = number(status, pointer).filter(|count| *count > 0) {
+            problems.push(format!("{count} {what}"));
+        }
+    }
+    if status
+        .pointer("/redo_log/failed")
+        .is_some_and(|failed| !matches!(failed, Value::Null | Value::Bool(false)))
+    {
+        problems.push("the redo log has failed: changes are refused".to_owned());
+    }
+    let free = number(status, "/pool/free_pages").zip(number(status, "/pool/pages"));
+    if let Some((free, all)) = free.filter(|(free, all)| *free < all / FREE_SHARE) {
+        problems.push(format!("the pool is nearly full: {free} of {all} pages are free"));
+    }
+    let room = size(status, "/metadata/room_bytes").zip(size(status, "/metadata/reserve_bytes"));
+    if let Some((room, reserve)) = room.filter(|(room, reserve)| room.0 < reserve.0.saturating_mul(2)) {
+        problems.push(format!(
+            "the file system of meta/ is nearly full: {room} left, and new names are refused below twice {reserve}"
+        ));
+    }
+    let frames = number(status, "/frames/dirty").zip(number(status, "/frames/bound"));
+    if frames.is_some_and(|(dirty, bound)| dirty > bound / 2) {
+        problems.push(
+            "most of the memory waits to be written back: the disk is slower than the writers".to_owned(),
+        );
+    }
+    let exports = status.pointer("/exports").and_then(Value::as_array).into_iter().flatten();
+    for export in exports.filter(|export| export.get("is_there").and_then(Value::as_bool) == Some(false)) {
+        let path = text(export, "/path").unwrap_or("?");
+        problems.push(format!("the exported directory {path} does not exist, and whom it is for is refused"));
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_healthy_server_is_a_screenful() {
+        let status = json!({
+            "version": "0.1", "pid": 7, "uptime_seconds": 8000, "links": ["shm:///a", "tcp://b:1"], "durability": "ack",
+            "network_security": "keys", "pool": {"page_bytes": 4096, "pages": 1024, "free_pages": 512},
+            "files": {"inodes": 3}, "frames": {"bytes": 8192, "bound": 2, "used": 1, "dirty": 0},
+            "sessions": {"count": 2, "bound": 9, "listed": [{"label": "a:/mnt"}, {"label": "status"}]},
+            "recovery": {"awaited_clients": 0, "data_waits": false, "locks_wait": false},
+            "exports": [{"path": "/", "is_there": true}], "pages": {"rotten": 0}, "connections": {"refused": 0},
+            "redo_log": {"failed": false}, "scrub": {"last": null}, "early": null, "rpc": {"lookup": 5},
+            "metadata": {"room_bytes": 200, "reserve_bytes": 100},
+            "mount": {"mountpoint": "/mnt", "pid": 8, "unsynced_bytes": 0, "unsynced_files": 0},
+        });
+        let expected = "\
+version     0.1, process 7, up 2 h
+links       shm:///a tcp://b:1 (tcp: keys)
+durability  ack
+space       2M of 4M free, 3 files and directories
+memory      4K of 8K used, 0 of it not written back
+clients     2 of 9 at most: a:/mnt status
+recovery    done
+mount       /mnt, process 8
+unsynced    nothing
+problems    none known
+";
+        assert_eq!(summary(&status), expected);
+        assert_eq!(summary(&json!({})), "problems    none known\n");
+    }
+
+    #[test]
+    fn each_problem_is_told() {
+        for (status, words) in [
+            (json!({"mount": {"server_is_away": true, "server_away_because": "gone"}}), "gone"),
+            (json!({"mount": {"error": "no process of yours"}}), "no process of yours"),
+            (
+                json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
+                "5 unsynced bytes in 1 file; only",
+            ),
+            (json!({"pages": {"rotten": 1}}), "1 pages do not match"),
+            (json!({"pages": {"write_errors": 2}}), "2 writes to a disk"),
+            (json!({"scrub": {"last": {"rotten": 3}}}), "last scrub"),
+            (json!({"early": {"closed_files": 1}}), "closed to protect"),
+            (json!({"connections": {"refused": 4}}), "4 connections"),
+            (json!({"redo_log": {"failed": true}}), "redo log has failed"),
+            (json!({"pool": {"free_pages": 9, "pages": 100}}), "nearly full"),
+            (json!({"metadata": {"room_bytes": 199, "reserve_bytes": 100}}), "meta/ is nearly full"),
+            (json!({"frames": {"dirty": 6, "bound": 10}}), "slower than the writers"),
+            (json!({"exports": [{"path": "/later", "is_there": false}]}), "/later"),
+        ] {
+            let said = summary(&status);
+            assert!(said.contains(words) && !said.contains("none known"), "{status}: {said}");
+        }
+        let two = summary(&json!({"pages": {"rotten": 1, "read_errors": 2}}));
+        assert!(two.ends_with("problems    1 pages do not match their checksums\n            2 reads of a disk have failed\n"), "{two}");
+    }
+}
