@@ -1,6 +1,6 @@
 //! What the root of a mount answers when the server does not.
 //!
-//! umount(8) looks at the mount point before it unmounts, as df(1), a shell's prompt and a machine that is shut down do: the root's
+//! umount(8) looks at the mount point before it unmounts, as df(1) and a machine that is shut down do: the root's
 //! attributes (GETATTR) and the room there is (STATFS). If these waited for a server that is away, nothing but force could end the
 //! mount. So what the server last said of them is remembered, and the kernel gets that, for no time, when the server has not
 //! answered for [`PATIENCE`]. Of everything below the root nothing is made up: that waits.
