@@ -55,6 +55,7 @@ DESCRIPTORS_BARE=$(find "/proc/$SERVER_PID/fd" -mindepth 1 | wc -l)
 readonly DESCRIPTORS_BARE
 mount_fs
 head -c 1M /dev/urandom >"$MNT/anybody" && chmod 666 "$MNT/anybody" && sync "$MNT/anybody" || die "no file to attack"
+python3 "$HERE/hostile.py" prepare "$MNT/anybody" || die "no files for expensive requests"
 mkdir "$MNT/own" || die "no directory to work in"
 for ((number = 0; number < 500; number++)); do : >"$MNT/own/some.$number"; done
 
@@ -75,6 +76,7 @@ done
 mkdir "$OTHER/mnt"
 "$CUTTLEFS_BIN/cuttlefs" mount "unix://$OTHER/unix.sock" "$OTHER/mnt" >>"$WORK/other.log" 2>&1 || die "the other server cannot be mounted"
 head -c 1M /dev/urandom >"$OTHER/mnt/anybody" && chmod 666 "$OTHER/mnt/anybody" || die "no file to attack at the other server"
+python3 "$HERE/hostile.py" prepare "$OTHER/mnt/anybody" || die "no files for expensive requests at the other server"
 for ((number = 0; number < 500; number++)); do : >"$OTHER/mnt/some.$number"; done
 "$CUTTLEFS_BIN/cuttlefs" umount "$OTHER/mnt" || die "the other server cannot be unmounted"
 

@@ -4,8 +4,8 @@
 usage: hostile.py KIND ADDRESS NAME SECONDS
 
 Connects to a server's unix:// socket as a user that is neither root nor the server's, or without a key to its tcp:// HOST:PORT,
-does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write. It speaks the wire in its own words:
-frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
+does one kind of harm for so many seconds, and ends. NAME is a file in the root directory that anybody may read and write; kinds of
+expensive requests want what `hostile.py prepare FILE` makes beside it, through a mount. It speaks the wire in its own words: frames of docs/ARCHITECTURE.md's byte protocol (fs-common/src/rdma/soft/tcp/frame.rs) and requests in postcard
 (fs-common/src/rpc/request.rs). `hostile.py list` prints the kinds, and whether they are what a peer without a key can do.
 """
 import collections
@@ -127,6 +127,22 @@ def set_lock(filekey, number, wait):
     return b"\x20" + varint(filekey) + b"\x00" + varint(1) + at + at + b"\x01" + varint(1) + varint(wait) + b"\x01"
 
 
+def list_xattr(ino):
+    return b"\x19" + varint(ino)
+
+
+def seek_hole(filekey):
+    return b"\x16" + varint(filekey) + varint(0) + b"\x01"
+
+
+def copy_range(source, target, length):
+    return b"\x17" + varint(source) + varint(0) + varint(target) + varint(0) + varint(length)
+
+
+def status_text():
+    return b"\x1d"
+
+
 def await_locks(hold_ms):
     return b"\x23" + varint(hold_ms)
 
@@ -177,11 +193,15 @@ class Peer:
         head = struct.pack("<4sHHIIQQIIQ", b"CFRQ", RPC_VERSION, slot, len(body), 0, seq, 1, STRANGER, STRANGER, 0)
         self.put(SEND, payload=head + body)
 
-    def answer(self):
+    def reply(self):
         while True:
             kind, _, _, payload = self.frame()
             if kind == SEND:
-                return struct.unpack_from("<I", payload, 12)[0], payload[HEADER_LEN:]
+                return payload
+
+    def answer(self):
+        payload = self.reply()
+        return struct.unpack_from("<I", payload, 12)[0], payload[HEADER_LEN:]
 
     def call(self, body, slot=0):
         self.post(body, slot)
@@ -233,8 +253,8 @@ class Attack:
         stranger.connect((host.encode(), int(port)))
         return stranger
 
-    def file(self, peer):
-        status, reply = peer.call(lookup(peer.root, self.name))
+    def file(self, peer, suffix=b""):
+        status, reply = peer.call(lookup(peer.root, self.name + suffix))
         assert status == 0, f"lookup: {status}"
         ino, _ = take_varint(reply, 1)
         # The keys of an attack before this one go with its sessions' leases.
@@ -249,6 +269,15 @@ class Attack:
     def next_slot(self):
         self.slot = self.slot % 62 + 1
         return self.slot
+
+    # Keeps one session's 64 slots busy with a request.
+    def keep_asking(self, peer, body):
+        for slot in range(64):
+            peer.post(body, slot)
+        while self.goes_on():
+            reply = peer.reply()
+            assert struct.unpack_from("<I", reply, 12)[0] == 0, "an expensive request is refused"
+            peer.post(body, struct.unpack_from("<H", reply, 6)[0])
 
     # Keeps at most `most` peers of `make`, making one more whenever there is room.
     def keep(self, most, make):
@@ -497,9 +526,54 @@ def flood(attack):
             peer.answer()
 
 
+def name_lists(attack):
+    """64 lists of 1,000 extended attributes at once"""
+    peer = attack.attached()
+    attack.keep_asking(peer, list_xattr(attack.file(peer, NAMES)[0]))
+
+
+def copies(attack):
+    """64 copies of 4 MiB on the server at once"""
+    peer = attack.attached()
+    source, target = (attack.file(peer, suffix)[1] for suffix in (SOURCE, TARGET))
+    attack.keep_asking(peer, copy_range(source, target, COPY_LEN))
+
+
+def holes(attack):
+    """64 searches at once for a hole in a file of many extents"""
+    peer = attack.attached()
+    attack.keep_asking(peer, seek_hole(attack.file(peer, PIECES)[1]))
+
+
+def statuses(attack):
+    """64 status texts at once"""
+    attack.keep_asking(attack.attached(), status_text())
+
+
+# What expensive requests are about: files beside NAME.
+NAMES, SOURCE, TARGET, PIECES = b".names", b".source", b".target", b".pieces"
+COPY_LEN = 4 * MIB
+NAMES_COUNT, PIECES_COUNT = 1000, 20_000
+
+
+def prepare(path):
+    path = os.fsencode(path)
+    for suffix, length in [(NAMES, 0), (SOURCE, COPY_LEN), (TARGET, COPY_LEN), (PIECES, 0)]:
+        with open(path + suffix, "wb") as file:
+            file.write(os.urandom(length))
+        os.chmod(path + suffix, 0o666)
+    for number in range(NAMES_COUNT):
+        os.setxattr(path + NAMES, b"user.%04d" % number + b"n" * 50, b"v")
+    # Every other page first: pages that are neighbours in the file are none in the pool.
+    with open(path + PIECES, "r+b", buffering=0) as file:
+        for page in [*range(0, PIECES_COUNT, 2), *range(1, PIECES_COUNT, 2)]:
+            os.pwrite(file.fileno(), bytes([page % 251]) * 4096, page * 4096)
+        os.fsync(file.fileno())
+
+
 KINDS = [
     garbage, half_hello, no_session, sessions, cut_transfers, mute_transfers, unread_reads, unread_replies, parked,
-    slow_frames, locks, filekeys, reclaims, counters, flood, keyless, crowd, handshakes,
+    slow_frames, locks, filekeys, reclaims, counters, flood, name_lists, copies, holes, statuses, keyless, crowd, handshakes,
 ]
 KEYLESS = [keyless, crowd, handshakes]
 
@@ -509,6 +583,8 @@ def main():
         for kind in KINDS:
             print(f"{kind.__name__}\t{'keyless' if kind in KEYLESS else ''}\t{kind.__doc__}")
         return
+    if sys.argv[1] == "prepare":
+        return prepare(sys.argv[2])
     kind, path, name, seconds = sys.argv[1:]
     if os.geteuid() == 0:
         os.setgroups([])
