@@ -30,6 +30,8 @@ pub mod locks;
 pub mod log;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
+/// Which workers serve which peer.
+pub mod placement;
 /// The SSD space and how its bytes are reached.
 pub mod pool;
 /// Frames, residency, mappings of files, filekeys.

@@ -22,12 +22,14 @@
 //! A peer is interned: all its connections and sessions hold one `Arc<Peer>`, which counts. `Peer::take` gives a `Taken`, and
 //! dropping that is the only way a place comes back: none is given back twice, and none is forgotten.
 //!
-//! A peer is a payer, too: what is not counted but takes time, on workers, is on its account (`cuttlefs_common::fair`).
+//! A peer is a payer, too: what is not counted but takes time, on workers, is on its account (`cuttlefs_common::fair`). And it has
+//! workers that serve it (`placement`).
 //!
 //! # Ordering
 //! Counters are moved by compare-and-swap and guard no other memory: relaxed.
 
 use crate::locks::LOCKS_MAX;
+use crate::placement::{Home, Placement};
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::rdma::{PeerIdentity, PeerKey};
 use parking_lot::Mutex;
@@ -110,16 +112,26 @@ pub enum Full {
 }
 
 /// Counts of all peers.
-#[derive(Default)]
 pub struct Shares {
     used: Arc<[AtomicUsize; RESOURCES]>,
     /// Who is known; an entry whose peer is gone goes when there are too many of those.
     peers: Mutex<HashMap<PeerKey, Weak<Peer>>>,
     /// Peers so far.
     numbers: AtomicU64,
+    placement: Placement,
 }
 
 impl Shares {
+    /// Nobody is known yet; so many workers will serve.
+    pub fn new(workers: usize) -> Self {
+        Self {
+            used: Arc::default(),
+            peers: Mutex::default(),
+            numbers: AtomicU64::default(),
+            placement: Placement::new(workers),
+        }
+    }
+
     /// The peer behind an identity; the same one while anything is held in its name.
     pub fn peer(&self, identity: &PeerIdentity) -> Arc<Peer> {
         self.of_key(PeerKey::from(identity))
@@ -144,6 +156,7 @@ impl Shares {
             key: key.clone(),
             is_administrator,
             payer: Payer(self.numbers.fetch_add(1, Ordering::Relaxed) + Payer::OWN.0 + 1),
+            home: self.placement.settle(),
             used: Default::default(),
             all: self.used.clone(),
         });
@@ -174,6 +187,7 @@ pub struct Peer {
     key: PeerKey,
     is_administrator: bool,
     payer: Payer,
+    home: Home,
     used: [AtomicUsize; RESOURCES],
     all: Arc<[AtomicUsize; RESOURCES]>,
 }
@@ -198,6 +212,11 @@ impl Peer {
     /// On whose account its requests are.
     pub fn payer(&self) -> Payer {
         self.payer
+    }
+
+    /// Which workers serve it.
+    pub fn home(&self) -> &Home {
+        &self.home
     }
 
     /// How much of a resource it has.
@@ -336,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_its_share_and_others_have_theirs() {
-        let shares = Shares::default();
+        let shares = Shares::new(1);
         let greedy = user(&shares, STRANGER);
         let share = Resource::Sessions.bound().share;
         let mut taken: Vec<_> =
@@ -354,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_reserve_is_for_administrators() {
-        let shares = Shares::default();
+        let shares = Shares::new(1);
         let Bound { all, share, reserve } = Resource::Sessions.bound();
         let mut taken = Vec::new();
         for uid in 0..40 {
@@ -374,7 +393,7 @@ mod tests {
 
     #[test]
     fn peers_that_hold_nothing_are_forgotten() {
-        let shares = Shares::default();
+        let shares = Shares::new(1);
         let stays = user(&shares, STRANGER);
         for uid in 0..1000 {
             user(&shares, uid);
@@ -385,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_few_peers_leave_room_for_others() {
-        let shares = Shares::default();
+        let shares = Shares::new(1);
         let mut taken = Vec::new();
         let mut newcomer = Vec::new();
         for uid in 0..8 {

@@ -55,7 +55,7 @@ pub(super) struct ServeArgs {
     /// [default: `listen` of cuttlefs.toml]
     #[arg(long, value_name = "ENDPOINT")]
     listen: Vec<Endpoint>,
-    /// Worker threads for RPCs [default: one for two cores, at most 8]
+    /// Worker threads for RPCs of one client; there are as many again for others [default: one for two cores, at most 8]
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
     /// How file regions are served: term, or one of what it is compared with (pin, odp, rpc, rpc-buffer, rpc-direct)
@@ -161,6 +161,8 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // The NIC engine, the kernel's half of every IO and, on one machine, the clients want the other half.
     let workers = args.workers.unwrap_or((cores / 2).clamp(1, 8));
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
+    // A peer has half of them (`placement`).
+    let workers = 2 * workers;
     let mut policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
     if args.odp_hardware {
         policy = policy.with_hardware_times().map_err(anyhow::Error::msg)?;

@@ -443,7 +443,7 @@ proptest! {
 
 #[test]
 fn what_a_peer_holds_and_waits_for_is_its_share_until_it_ends() {
-    let shares = crate::shares::Shares::default();
+    let shares = crate::shares::Shares::new(1);
     let peer = shares.peer(&PeerIdentity::Remote(std::net::SocketAddr::from(([10, 0, 0, 1], 1))));
     let used = || shares.used(crate::shares::Resource::Locks);
     let mut site = Site::new(false);

@@ -1,4 +1,4 @@
-//! One thread a listener: takes connections in and hands them to workers, one after the other.
+//! One thread a listener: takes connections in and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
 use crate::rpc::connection::Connection;
@@ -8,16 +8,13 @@ use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
 use cuttlefs_common::rpc::EarlyOffer;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 /// Depth of a connection's send queue: replies and the transfers of its running requests. A fetch whose wanted
 /// pages are all apart is 128 transfers, but they are posted one after the other.
 const SEND_DEPTH: u32 = 32;
 const RECEIVE_DEPTH: u32 = crate::rpc::connection::RECEIVES as u32;
-
-/// Spreads connections over workers, whichever listener they come through.
-static NEXT_WORKER: AtomicUsize = AtomicUsize::new(0);
 
 /// A listener's thread.
 pub(super) struct Acceptor {
@@ -42,8 +39,9 @@ impl Acceptor {
                     panic_ends::plant("acceptor");
                     match accepted {
                         Ok(incoming) => {
-                            let index = NEXT_WORKER.fetch_add(1, Ordering::Relaxed) % doors.len();
-                            admit(incoming, &server, pd.as_ref(), &doors[index], offer);
+                            let peer = server.shares.peer(&incoming.peer());
+                            let door = &doors[peer.home().next_worker()];
+                            admit(incoming, &server, pd.as_ref(), door, offer);
                         }
                         Err(RdmaError::Closed) => return,
                         Err(error) => tracing::warn!(%error, "a connection did not come about"),

@@ -426,7 +426,7 @@ fn build(
         connections: Connections::default(),
         exports,
         tickets,
-        shares: Shares::default(),
+        shares: Shares::new(options.workers.max(1)),
         device: device.clone(),
         epoch: random.next_u64(),
         clock,

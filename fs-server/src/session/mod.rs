@@ -490,7 +490,7 @@ impl Sessions {
 #[cfg(test)]
 pub(crate) fn root_peer() -> Arc<Peer> {
     let root = cuttlefs_common::rdma::LocalPeer::root();
-    crate::shares::Shares::default().peer(&PeerIdentity::Local(root))
+    crate::shares::Shares::new(1).peer(&PeerIdentity::Local(root))
 }
 
 #[cfg(test)]
@@ -689,7 +689,7 @@ mod tests {
     fn a_peer_has_its_share_of_sessions_and_they_come_back() {
         let clock = Arc::new(ManualClock::default());
         let address = |last| PeerIdentity::Remote(std::net::SocketAddr::from(([10, 0, 0, last], 1)));
-        let (sessions, shares) = (sessions(&clock), Shares::default());
+        let (sessions, shares) = (sessions(&clock), Shares::new(1));
         let peer = shares.peer(&address(1));
         let share = Resource::Sessions.bound().share;
         for client in 0..share as u128 {
