@@ -122,6 +122,17 @@ pub enum RangeError {
     Overlap(u64),
 }
 
+/// What a search that looks at some pieces only came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// The first such page.
+    Found(u64),
+    /// There is none.
+    Nowhere,
+    /// There is none before this page, which was not looked at.
+    GoOn(u64),
+}
+
 /// The mapping of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeTable {
@@ -260,21 +271,32 @@ impl RangeTable {
         inside
     }
 
-    /// The first page at or after `page` that has bytes, and the first page after it that has none.
-    pub fn next_data(&self, page: u64) -> Option<u64> {
-        self.pieces_in(page, MAX_FILE_PAGES).find(|piece| piece.state.has_bytes()).map(|piece| piece.first)
+    /// The first page at or after `page` that has bytes, if it is in one of the next `most` pieces.
+    pub fn next_data(&self, page: u64, most: usize) -> Search {
+        for (count, piece) in self.pieces_in(page, MAX_FILE_PAGES).enumerate() {
+            if count == most {
+                return Search::GoOn(piece.first);
+            }
+            if piece.state.has_bytes() {
+                return Search::Found(piece.first);
+            }
+        }
+        Search::Nowhere
     }
 
-    /// The first page at or after `page` that has no bytes (a hole or unwritten).
-    pub fn next_hole(&self, page: u64) -> u64 {
+    /// The first page at or after `page` that has no bytes (a hole or unwritten), if it is in or before one of the next `most` pieces.
+    pub fn next_hole(&self, page: u64, most: usize) -> Search {
         let mut at = page;
-        for piece in self.pieces_in(page, MAX_FILE_PAGES) {
+        for (count, piece) in self.pieces_in(page, MAX_FILE_PAGES).enumerate() {
             if piece.first > at || !piece.state.has_bytes() {
                 break;
             }
+            if count == most {
+                return Search::GoOn(at);
+            }
             at = piece.end();
         }
-        at
+        Search::Found(at)
     }
 
     /// Extents from the one that holds or follows `first` on, at most `max`; then the page up to which they tell

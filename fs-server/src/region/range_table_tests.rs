@@ -35,9 +35,21 @@ fn check(table: &RangeTable, model: &Model) {
         let expected = model.get(&page).map(|(pool, state)| (PoolPage(*pool), *state));
         assert_eq!(table.get(FilePage(page)), expected, "page {page}");
         let data = (page..end).find(|page| model.get(page).is_some_and(|(_, state)| state.has_bytes()));
-        assert_eq!(table.next_data(page), data, "data from {page}");
+        let found = (0..).try_fold(page, |from, _| match table.next_data(from, 1) {
+            Search::GoOn(next) => Ok(next),
+            ended => Err(ended),
+        });
+        let data = data.map_or(Search::Nowhere, Search::Found);
+        assert_eq!(table.next_data(page, usize::MAX), data, "data from {page}");
+        assert_eq!(found, Err(data), "data from {page}, a piece at a time");
         let hole = (page..).find(|page| !model.get(page).is_some_and(|(_, state)| state.has_bytes()));
-        assert_eq!(Some(table.next_hole(page)), hole, "hole from {page}");
+        let found = (0..).try_fold(page, |from, _| match table.next_hole(from, 1) {
+            Search::GoOn(next) => Ok(next),
+            ended => Err(ended),
+        });
+        let hole = hole.map_or(Search::Nowhere, Search::Found);
+        assert_eq!(table.next_hole(page, usize::MAX), hole, "hole from {page}");
+        assert_eq!(found, Err(hole), "hole from {page}, a piece at a time");
     }
     assert_eq!(table.allocated_pages(), model.len() as u64);
     let fresh = model.values().filter(|(_, state)| *state == PieceState::Fresh).count() as u64;

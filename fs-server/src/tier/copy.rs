@@ -76,6 +76,8 @@ pub async fn copy_range(
             Err(status) if done == 0 => return Err(status),
             Err(_) => break,
         }
+        // What is in memory is copied without a wait: others' requests come in between.
+        futures_lite::future::yield_now().await;
     }
     if let Some(request) = request
         && (1..len).contains(&done)

@@ -261,9 +261,14 @@ pub(super) async fn restore(
     body(&Reply::Restored { lost })
 }
 
-pub(super) fn seek(call: &Call<'_>, filekey: FileKey, offset: u64, seek: SeekFor) -> Result<Body, Status> {
+pub(super) async fn seek(
+    call: &Call<'_>,
+    filekey: FileKey,
+    offset: u64,
+    seek: SeekFor,
+) -> Result<Body, Status> {
     let (file, _) = call.context.server.regions.resolve(call.session.number(), filekey)?;
-    body(&Reply::Offset(tier::seek(&file, offset, seek)?))
+    body(&Reply::Offset(tier::seek(&file, offset, seek).await?))
 }
 
 pub(super) async fn copy_range(

@@ -153,7 +153,7 @@ pub async fn run(
         Request::Allocate { filekey, offset, len, how } => {
             grace::with_space(&call, async || data::allocate(&call, filekey, offset, len, how).await).await
         }
-        Request::Seek { filekey, offset, seek } => data::seek(&call, filekey, offset, seek),
+        Request::Seek { filekey, offset, seek } => data::seek(&call, filekey, offset, seek).await,
         Request::CopyRange { from, from_offset, to, to_offset, len } => {
             let (from, to) = ((from, from_offset), (to, to_offset));
             grace::with_space(&call, async || data::copy_range(&call, from, to, len).await).await

@@ -257,8 +257,8 @@ impl World {
             Op::Seek { ino, offset } => {
                 let file = storage.file(ino);
                 let model = &self.model[&ino];
-                assert_eq!(seek(&file, offset, SeekFor::Data), model.seek(offset, true));
-                assert_eq!(seek(&file, offset, SeekFor::Hole), model.seek(offset, false));
+                assert_eq!(block_on(seek(&file, offset, SeekFor::Data)), model.seek(offset, true));
+                assert_eq!(block_on(seek(&file, offset, SeekFor::Hole)), model.seek(offset, false));
             }
             Op::Fsync { ino } => {
                 block_on(write_back(regions, disk, &[storage.file(ino)], true)).expect("durable");

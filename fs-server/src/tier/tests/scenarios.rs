@@ -4,16 +4,17 @@ use super::harness::{Storage, stamped};
 use crate::pool::disk::{Disk, IoKind, LocalFuture};
 use crate::pool::simdisk::{SimFault, SimMode};
 use crate::region::{FileRegion, MetaPort, run_eviction};
+use crate::tier::seek::PIECES_A_STEP;
 use crate::tier::steps::STEP_PIECES;
 use crate::tier::{
-    Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back,
+    Sink, Source, Timer, WriteAt, allocate_range, copy_range, fetch, punch_hole, reap, run_write_back, seek,
     truncate, write, write_back, write_back_all,
 };
 use cuttlefs_common::ids::{FilePage, InodeNo, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
 use cuttlefs_common::region::PageSet;
-use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights};
+use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES, Rights, SeekFor};
 use cuttlefs_common::status::Status;
 use futures_lite::future::{block_on, poll_once, yield_now};
 use std::pin::pin;
@@ -485,4 +486,48 @@ fn a_zeroing_that_is_cut_off_has_done_a_part_and_loses_no_space() {
         assert_eq!(regions.space().figures().used, 10);
         storage.check();
     }
+}
+
+/// How often a future is polled, and what it gives.
+fn polls<T>(future: impl Future<Output = T>) -> (usize, T) {
+    let mut future = pin!(future);
+    let mut count = 0;
+    loop {
+        count += 1;
+        if let Some(result) = block_on(poll_once(future.as_mut())) {
+            return (count, result);
+        }
+    }
+}
+
+/// 64 searches in files of 40,000 pieces left others a few percent.
+#[test]
+fn a_search_in_many_pieces_gives_way_behind_each_few() {
+    let storage = storage(64, 16);
+    let file = storage.file(1);
+    // Neighbours in the file that are none in the pool.
+    for page in [0, 2, 4, 6, 8, 1, 3, 5, 7] {
+        put(&storage, 1, page * PAGE, PAGE_SIZE).expect("writes");
+    }
+    let (count, found) = polls(seek(&file, 5, SeekFor::Hole));
+    assert_eq!((count, found), (9_usize.div_ceil(PIECES_A_STEP), Ok(9 * PAGE)));
+    let (count, found) = polls(seek(&file, 5, SeekFor::Data));
+    assert_eq!((count, found), (1, Ok(5)));
+}
+
+/// 64 copies of 4 MiB likewise: what is in memory is copied without a wait.
+#[test]
+fn a_copy_gives_way_behind_each_chunk() {
+    const CHUNKS: usize = 4;
+    let chunk_pages = 64;
+    let storage = storage(1024, 1024);
+    let (from, to) = (storage.file(1), storage.file(2));
+    let len = CHUNKS * chunk_pages * PAGE_SIZE;
+    put(&storage, 1, 0, len).expect("writes");
+    put(&storage, 2, 0, len).expect("writes");
+    let copy = copy_range(&storage.regions, &storage.disk, (&from, 0), (&to, 0), len as u64, None);
+    let (count, copied) = polls(copy);
+    assert_eq!(copied, Ok(len as u64));
+    assert!(count >= CHUNKS, "{count} polls");
+    assert_eq!(storage.read(&to, 0, len), Ok(stamped(1, 0, len)));
 }
