@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory of a record beside its bytes: nodes of the map, two allocations.
 const RECORD_OVERHEAD_BYTES: usize = 96;
-/// Records of a layer that a scan copies under its lock at a time: the visitor runs without it, for it may call the store.
+/// Records of a layer that a scan copies under its lock at a time: the visitor runs without it, for it may call the store. Few at
+/// first, for many scans end with the first record: each new extent of a batch looks for the one before it.
+const FIRST_CHUNK: usize = 2;
+/// Then twice as many each time, up to this.
 const SCAN_CHUNK: usize = 64;
 
 type Value = Option<Arc<[u8]>>;
@@ -88,15 +91,17 @@ impl Overlay {
         self.records.read().iter().try_for_each(|(key, value)| visit(key, value.as_deref()))
     }
 
-    /// The next records within the bounds.
-    fn chunk(&self, bounds: &Bounds, direction: Direction) -> Chunk {
+    /// The next records within the bounds, at most so many.
+    fn chunk(&self, bounds: &Bounds, direction: Direction, most: usize) -> Chunk {
         let records = self.records.read();
         let range = records.range(bounds.clone()).map(|(key, value)| (key.clone(), value.clone()));
         let chunk: Vec<_> = match direction {
-            Direction::Forward => range.take(SCAN_CHUNK).collect(),
-            Direction::Reverse => range.rev().take(SCAN_CHUNK).collect(),
+            Direction::Forward => range.take(most).collect(),
+            Direction::Reverse => range.rev().take(most).collect(),
         };
-        let last = (chunk.len() == SCAN_CHUNK).then(|| chunk.last().map(|(key, _)| key.clone())).flatten();
+        #[cfg(test)]
+        COPIED.with(|copied| copied.set(copied.get() + chunk.len()));
+        let last = (chunk.len() == most).then(|| chunk.last().map(|(key, _)| key.clone())).flatten();
         (chunk, last)
     }
 }
@@ -198,8 +203,10 @@ impl Layers {
         };
         let mut below = next_below()?;
         let mut bounds = (Bound::Included(from.to_vec()), Bound::Excluded(to.to_vec()));
+        let mut most = FIRST_CHUNK;
         loop {
-            let (chunk, last) = self.chunk(&bounds, direction);
+            let (chunk, last) = self.chunk(&bounds, direction, most);
+            most = (2 * most).min(SCAN_CHUNK);
             for (key, value) in chunk {
                 while let Some((below_key, below_value)) = below.take_if(|(below, _)| is_before(below, &key))
                 {
@@ -235,10 +242,10 @@ impl Layers {
     }
 
     /// The next records of both layers, in order.
-    fn chunk(&self, bounds: &Bounds, direction: Direction) -> Chunk {
-        let (active, active_last) = self.active.chunk(bounds, direction);
+    fn chunk(&self, bounds: &Bounds, direction: Direction, most: usize) -> Chunk {
+        let (active, active_last) = self.active.chunk(bounds, direction, most);
         let Some(frozen) = &self.frozen else { return (active, active_last) };
-        let (frozen, frozen_last) = frozen.chunk(bounds, direction);
+        let (frozen, frozen_last) = frozen.chunk(bounds, direction, most);
         let mut merged: BTreeMap<_, _> = frozen.into_iter().collect();
         merged.extend(active);
         let last = match direction {
@@ -256,4 +263,10 @@ impl Layers {
         }
         (chunk, last)
     }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// Records that scans of this thread copied.
+    pub(super) static COPIED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

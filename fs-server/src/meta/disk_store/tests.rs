@@ -56,6 +56,31 @@ fn layers_are_one_store_while_checkpoints_go_on() {
     assert_eq!(store.count(b'Z').expect("count"), 50);
 }
 
+/// A batch of 150,000 extents makes as many scans that end with the first record: each copied 64.
+#[test]
+fn a_scan_that_ends_at_once_copies_few_records_and_a_whole_one_each_once() {
+    let directory = tempfile::tempdir().expect("directory");
+    let store = opened(&directory.path().join("meta"), 1 << 20);
+    let mut batch = Batch::default();
+    (0..1000_u32).for_each(|number| batch.put(format!("Z{number:06}").into_bytes(), vec![1]));
+    store.commit(batch).expect("commits");
+    let copied_by = |direction, most: usize| {
+        overlay::COPIED.set(0);
+        let mut left = most;
+        let visit: Visitor<'_> = &mut |_, _| {
+            left -= 1;
+            left > 0
+        };
+        store.scan(b"Z", b"[", direction, visit).expect("scan");
+        overlay::COPIED.get()
+    };
+    for direction in [Direction::Forward, Direction::Reverse] {
+        assert!(copied_by(direction, 1) <= 2, "{direction:?}: the first record only");
+        assert!(copied_by(direction, 10) <= 20, "{direction:?}: ten records");
+        assert_eq!(copied_by(direction, usize::MAX), 1000, "{direction:?}: all of them");
+    }
+}
+
 #[test]
 fn a_record_that_is_written_again_and_again_does_not_grow_the_log_for_ever() {
     let directory = tempfile::tempdir().expect("directory");
