@@ -11,6 +11,7 @@
 
 mod acceptor;
 mod background;
+mod held_memory;
 mod memory;
 /// A whole server in the calling thread.
 pub mod one_thread;

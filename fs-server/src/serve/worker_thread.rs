@@ -1,6 +1,6 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
-use super::{Door, StartError, Storage, ToRecover, background, join, recovery};
+use super::{Door, StartError, Storage, ToRecover, background, held_memory, join, recovery};
 use crate::early;
 use crate::pool::{CachedDisk, Disk, SummedDisk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
@@ -72,6 +72,8 @@ impl WorkerThread {
             });
             if index == 0 {
                 background::spawn(&worker, &context, &disk, scrub);
+                let (server, timer) = (server.clone(), worker.spawner());
+                worker.spawn_local(async move { held_memory::give_back(&server, &timer).await });
             }
             if started.send(Ok(worker.handle())).is_err() {
                 return;
