@@ -618,6 +618,16 @@ pub struct DeviceFigures {
     pub held_bytes: usize,
     /// How many there may be.
     pub held_bound: usize,
+    /// Clients that have connected, proven nothing and not said hello.
+    pub unheard_strangers: usize,
+    /// Clients that are known and have not said hello.
+    pub unheard_known: usize,
+    /// How many of either there may be at an endpoint.
+    pub unheard_bound: usize,
+    /// Proofs of keys that are kept, so that each is good for once.
+    pub knocks: usize,
+    /// How many there may be.
+    pub knocks_bound: usize,
     /// Connections one peer may make a second.
     pub arrivals_per_second: u32,
     /// How many more at once.

@@ -156,7 +156,7 @@ impl SoftListener {
             path,
             stop: sys::new_eventfd().map_err(failed)?,
             closed: AtomicBool::new(false),
-            hall: Mutex::new(Hall { unheard: Unheard::new(), heard: VecDeque::new() }),
+            hall: Mutex::new(Hall { unheard: Unheard::new(&device.unheard), heard: VecDeque::new() }),
         })
     }
 

@@ -107,6 +107,7 @@ struct DeviceShared {
     /// Clients that were let wait, or not listened to, because their peers connect often. Relaxed: for status.
     delayed: AtomicU64,
     turned_away: AtomicU64,
+    unheard: unheard::Waiting,
 }
 
 impl SoftDevice {
@@ -134,6 +135,7 @@ impl SoftDevice {
                 windows: RwLock::new(HashMap::new()),
                 file_target: Arc::new(RwLock::new(None)),
                 engine: Mutex::new(None),
+                unheard: unheard::Waiting::default(),
                 delayed: AtomicU64::new(0),
                 turned_away: AtomicU64::new(0),
             }),
@@ -213,6 +215,11 @@ impl Device for SoftDevice {
             held_bound: self.shared.held_max_bytes,
             arrivals_per_second: arrivals::PER_SECOND,
             arrivals_burst: arrivals::BURST,
+            unheard_strangers: self.shared.unheard.strangers.load(Ordering::Relaxed),
+            unheard_known: self.shared.unheard.known.load(Ordering::Relaxed),
+            unheard_bound: unheard::UNHEARD_MAX,
+            knocks: self.shared.tcp.configs().map_or(0, TlsConfigs::knocks_kept),
+            knocks_bound: tcp::KNOCKS_KEPT,
             arrivals_delayed: self.shared.delayed.load(Ordering::Relaxed),
             arrivals_turned_away: self.shared.turned_away.load(Ordering::Relaxed),
         }

@@ -17,6 +17,8 @@ use crate::rdma::PeerKey;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::HELLO_WAIT;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Clients of a crowd.
@@ -39,14 +41,27 @@ impl Client {
     }
 }
 
+/// How many wait in each crowd, at all listeners of a device. Relaxed: for status.
+#[derive(Default)]
+pub(super) struct Waiting {
+    pub(super) strangers: Arc<AtomicUsize>,
+    pub(super) known: Arc<AtomicUsize>,
+}
+
 /// Clients in the order in which they came.
 #[derive(Default)]
 pub(super) struct Crowd {
     clients: VecDeque<Client>,
     of_peer: HashMap<PeerKey, usize>,
+    /// As many as `clients`, together with other listeners'. Moved with `of_peer`.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Crowd {
+    fn counted(waiting: &Arc<AtomicUsize>) -> Self {
+        Self { clients: VecDeque::new(), of_peer: HashMap::new(), waiting: waiting.clone() }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Client> {
         self.clients.iter()
     }
@@ -66,6 +81,7 @@ impl Crowd {
             oldest.and_then(|index| self.remove(index))
         };
         *self.of_peer.entry(client.key.clone()).or_default() += 1;
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         self.clients.push_back(client);
         gone
     }
@@ -77,6 +93,7 @@ impl Crowd {
     }
 
     fn forget(&mut self, key: &PeerKey) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
         let count = self.of_peer.get_mut(key).expect("whoever is there is counted");
         *count -= 1;
         if *count == 0 {
@@ -126,6 +143,12 @@ impl Crowd {
     }
 }
 
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.of_peer.values().sum(), Ordering::Relaxed);
+    }
+}
+
 /// All of a listener.
 pub(super) struct Unheard {
     pub(super) strangers: Crowd,
@@ -134,8 +157,12 @@ pub(super) struct Unheard {
 }
 
 impl Unheard {
-    pub(super) fn new() -> Self {
-        Self { strangers: Crowd::default(), known: Crowd::default(), arrivals: Arrivals::new() }
+    pub(super) fn new(waiting: &Waiting) -> Self {
+        Self {
+            strangers: Crowd::counted(&waiting.strangers),
+            known: Crowd::counted(&waiting.known),
+            arrivals: Arrivals::new(),
+        }
     }
 
     /// When one more of a known peer is listened to; `None`: too many of it wait already.
@@ -189,7 +216,11 @@ mod tests {
 
     #[test]
     fn who_is_gone_is_not_counted() {
-        let (mut crowd, now) = (Crowd::default(), Instant::now());
+        let waiting = Waiting::default();
+        let (mut crowd, now) = (Crowd::counted(&waiting.known), Instant::now());
+        let mut other = Crowd::counted(&waiting.known);
+        assert!(other.add(client([10, 0, 0, 1], now)).is_none());
+        let shown = || waiting.known.load(Ordering::Relaxed);
         for last in 1..=10 {
             assert!(crowd.add(client([10, 0, 0, last], now)).is_none());
             assert!(crowd.add(client([10, 0, 0, last], now + Duration::from_secs(1))).is_none());
@@ -197,9 +228,12 @@ mod tests {
         crowd.visit(|index, _| index % 4 == 0, |_| None);
         crowd.visit(|_, _| true, Some);
         assert_eq!((crowd.clients.len(), crowd.of_peer.values().sum::<usize>()), (15, 15));
+        assert_eq!(shown(), 15 + 1);
+        drop(std::mem::take(&mut other));
+        assert_eq!(shown(), 15);
         crowd.expire(now + HELLO_WAIT);
         assert_eq!((crowd.clients.len(), crowd.of_peer.len()), (10, 10));
         crowd.expire(now + HELLO_WAIT + Duration::from_secs(1));
-        assert_eq!((crowd.clients.len(), crowd.of_peer.len()), (0, 0));
+        assert_eq!((crowd.clients.len(), crowd.of_peer.len(), shown()), (0, 0, 0));
     }
 }

@@ -31,4 +31,4 @@ pub(super) use handshake::{
 };
 pub use keyed_stream::KeyedStream;
 pub(super) use ledger::HELD_MAX_BYTES;
-pub(super) use tls::TlsConfigs;
+pub(super) use tls::{KNOCKS_KEPT, TlsConfigs};

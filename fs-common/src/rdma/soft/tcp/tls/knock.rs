@@ -30,7 +30,7 @@ use std::sync::Arc;
 const NONCE_LEN: usize = 16;
 const MAC_LEN: usize = 16;
 /// Of all keys together: those of months, for mounts.
-const KNOCKS_KEPT: usize = 65_536;
+pub(in crate::rdma::soft) const KNOCKS_KEPT: usize = 65_536;
 /// First words that are looked at. A client of this protocol needs some 350 bytes.
 pub(in crate::rdma::soft::tcp) const FIRST_WORDS_MAX: usize = 4096;
 /// Kind, version, length (RFC 8446 section 5.1).
@@ -132,6 +132,11 @@ impl Doorkeeper {
 }
 
 impl TlsConfigs {
+    /// Knocks that are known, to be good for once.
+    pub(in crate::rdma::soft) fn knocks_kept(&self) -> usize {
+        self.doorkeeper.heard.lock().order.len()
+    }
+
     /// Looks at a client's first words: the name of the key it proves to have. `None`: it has not said all of them.
     ///
     /// # Errors

@@ -18,5 +18,6 @@ mod knock;
 mod records;
 
 pub(in crate::rdma::soft) use config::TlsConfigs;
+pub(in crate::rdma::soft) use knock::KNOCKS_KEPT;
 pub(super) use knock::{ACCESS_DENIED, FIRST_WORDS_MAX};
 pub(super) use records::{Records, SEALED_AT_ONCE, TlsError};
