@@ -98,10 +98,22 @@ export_as 's/^root_squash/# root_squash/'
 
 # It is refused to whom it is for until its directory is made; nobody else is concerned.
 export_as '0,/^\[\[export\]\]/s//[[export]]\nfor = ["uid:7"]\npath = "\/later"\n\n[[export]]/'
-by_seven() { setpriv --reuid=7 --regid=7 --clear-groups "$CUTTLEFS_BIN/cuttlefs" status "unix://$WORK/unix.sock"; }
+readonly SEVENS=$WORK/sevens
+mkdir "$SEVENS" && chown 7:7 "$SEVENS" || exit 1
+by_seven() { setpriv --reuid=7 --regid=7 --clear-groups "$CUTTLEFS_BIN/cuttlefs" "$@"; }
+mount_by_seven() { HOME=$SEVENS XDG_RUNTIME_DIR=$SEVENS by_seven mount "unix://$WORK/unix.sock" "$SEVENS"; }
+# Whether it may mount is another matter than whether the server lets it in.
+let_in() {
+    local said
+    said=$(mount_by_seven 2>&1)
+    umount -l "$SEVENS" 2>/dev/null
+    [[ $said != *"does not exist there"* ]]
+}
+# Whoever may connect is told how the server is: also that the directory is missing.
+told_that_it_is_there() { [[ $(by_seven status "unix://$WORK/unix.sock" --json | jq '.exports[0].is_there') == "$1" ]]; }
 export_made_later() {
-    refused "does not exist there" by_seven && mkdir -m 755 "$MNT/later" && by_seven >/dev/null && rmdir "$MNT/later" &&
-        refused "does not exist there" by_seven
+    refused "does not exist there" mount_by_seven && told_that_it_is_there false && mkdir -m 755 "$MNT/later" &&
+        told_that_it_is_there true && let_in && rmdir "$MNT/later" && refused "does not exist there" mount_by_seven
 }
 check "an export waits for its directory, and nobody else for it" export_made_later
 

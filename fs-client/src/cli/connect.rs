@@ -1,15 +1,14 @@
 //! What connects the command to a server.
 
 use crate::file::RemoteVolume;
-use crate::file::volume::{FsError, Volume};
+use crate::file::volume::Volume;
 use crate::session::{Session, SessionOptions};
 use anyhow::anyhow;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
-use cuttlefs_common::rdma::{Endpoint, RdmaError};
-use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Reply, Request};
-use cuttlefs_common::status::Status;
-use cuttlefs_common::world::{SystemClock, SystemRandom};
+use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
+use cuttlefs_common::rpc::EARLY_RING_DEPTH;
+use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -79,11 +78,17 @@ impl Backend for Network {
 }
 
 fn connect_volume(server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
-    let session = connect(server, options, true)?;
+    let session = reach(server, options, true, Session::connect)?;
     Ok(Arc::new(RemoteVolume::new(session)))
 }
 
-fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyhow::Result<Arc<Session>> {
+/// Has `connect` reach the server; its errors say what to do.
+fn reach<T>(
+    server: &Endpoint,
+    options: &VolumeOptions,
+    background: bool,
+    connect: impl FnOnce(Arc<dyn Device>, SessionOptions, &dyn Random) -> Result<T, RdmaError>,
+) -> anyhow::Result<T> {
     let session_options = SessionOptions {
         endpoint: server.clone(),
         label: options.label.clone(),
@@ -95,7 +100,7 @@ fn connect(server: &Endpoint, options: &VolumeOptions, background: bool) -> anyh
         background,
     };
     let device = device(server, &options.trust)?;
-    Session::connect(device, session_options, &SystemRandom).map_err(|error| match error {
+    connect(device, session_options, &SystemRandom).map_err(|error| match error {
         RdmaError::Io { ref source, .. } => {
             if let Some(wrong) = wrong_kind(server, source) {
                 return anyhow!("{server} is not what a server listens at: {wrong}");
@@ -180,17 +185,7 @@ pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<SoftDevice
 fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
     let trust = trust.clone();
     let options = VolumeOptions { label: "status".to_owned(), threads: 1, trust, ..VolumeOptions::default() };
-    let session = connect(server, &options, false)?;
-    let status = session.call(
-        &session.own_caller(),
-        || Request::Status,
-        |reply| match reply {
-            Reply::Status(text) => Ok(text.to_owned()),
-            _ => Err(FsError::Server(Status::Malformed)),
-        },
-    );
-    session.shut_down();
-    Ok(status?)
+    Ok(reach(server, &options, false, Session::ask_status)??)
 }
 
 #[cfg(test)]

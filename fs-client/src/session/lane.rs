@@ -13,8 +13,8 @@ use cuttlefs_common::ids::{FileKey, PAGE_SIZE, SlotIndex};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, MemoryRegion,
-    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, SendOp, SendWr, WcStatus,
-    WrId,
+    ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, Remote, RemoteWindow, SendOp, SendWr,
+    WcStatus, WrId,
 };
 use cuttlefs_common::rpc::{
     HEADER_LEN, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, Payload, RemoteBuffer, Reply,
@@ -163,8 +163,11 @@ impl Lane {
         while self.cq.poll(&mut rest, 64) > 0 {}
     }
 
-    /// Connects and attaches, once.
-    pub(super) fn connect_once(&mut self, session: &Session) -> Result<(), RdmaError> {
+    /// Connects, once; attached to no session yet. Gives what the server shows of its memory.
+    pub(super) fn connect_link(
+        &mut self,
+        session: &Session,
+    ) -> Result<Vec<Arc<dyn RemoteWindow>>, RdmaError> {
         self.disconnect();
         let qp = QpConfig {
             send_cq: self.cq.clone(),
@@ -176,8 +179,14 @@ impl Lane {
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = session.pd.connect(&session.options.endpoint, options)?;
         self.connection = Some(Connection { qp: connected.qp, session: 0 });
+        Ok(connected.windows)
+    }
+
+    /// Connects and attaches, once.
+    pub(super) fn connect_once(&mut self, session: &Session) -> Result<(), RdmaError> {
+        let windows = self.connect_link(session)?;
         self.is_at_door = true;
-        let attached = session.attach(self, &connected.windows);
+        let attached = session.attach(self, &windows);
         self.is_at_door = false;
         let number = attached?;
         if let Some(connection) = &mut self.connection {

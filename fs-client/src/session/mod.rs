@@ -42,6 +42,7 @@ use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::{
     Attached, Reply, Request, SLOTS_PER_SESSION, SessionSecret, SyncScope, Unanswered,
 };
+use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use early::EarlyWrites;
 use lane::Lane;
@@ -251,6 +252,42 @@ impl Session {
         options: SessionOptions,
         random: &dyn Random,
     ) -> Result<Arc<Self>, RdmaError> {
+        let session = Self::unconnected(device, options, random)?;
+        session.lanes[0].lock().connect_once(&session)?;
+        session.begin_early_writes();
+        if session.options.background {
+            control::start(&session);
+        }
+        Ok(session)
+    }
+
+    /// Asks a server for its status, without a session: also who is exported nothing, or a directory that is not there, is told.
+    ///
+    /// # Errors
+    /// As `connect`; the inner one is the server's.
+    pub fn ask_status(
+        device: Arc<dyn Device>,
+        options: SessionOptions,
+        random: &dyn Random,
+    ) -> Result<Result<String, FsError>, RdmaError> {
+        let session = Self::unconnected(device, options, random)?;
+        let mut lane = session.lanes[0].lock();
+        lane.connect_link(&session)?;
+        let answer = lane.call_unnumbered(&session, &Request::Status)?.map(Reply::parse);
+        let text = match answer {
+            Ok(Ok(Reply::Status(text))) => Ok(text.to_owned()),
+            Ok(_) => Err(FsError::Server(Status::Malformed)),
+            Err(status) => Err(FsError::Server(status)),
+        };
+        lane.disconnect();
+        Ok(text)
+    }
+
+    fn unconnected(
+        device: Arc<dyn Device>,
+        options: SessionOptions,
+        random: &dyn Random,
+    ) -> Result<Arc<Self>, RdmaError> {
         let pd = device.alloc_pd();
         // One more for the control thread, and one for locks.
         let lane_count = options.lanes.clamp(1, MAX_CALLER_LANES) + 2;
@@ -259,7 +296,7 @@ impl Session {
             lanes.push(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?);
         }
         let secret = SessionSecret::draw(random);
-        let session = Arc::new(Self {
+        Ok(Arc::new(Self {
             options,
             secret,
             client: secret.client(),
@@ -285,13 +322,7 @@ impl Session {
             away: Mutex::new(None),
             answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: ClientCounters::default(),
-        });
-        session.lanes[0].lock().connect_once(&session)?;
-        session.begin_early_writes();
-        if session.options.background {
-            control::start(&session);
-        }
-        Ok(session)
+        }))
     }
 
     /// Closes a file at the server: soon and in a batch, or at once where there are no threads.
