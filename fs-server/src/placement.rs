@@ -6,7 +6,7 @@
 //! kernel divides the cores among them.
 //!
 //! # How it works
-//! A peer's connections go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers
+//! A peer's connections, and its rings, go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers
 //! share no worker. Where more of them come than fit beside each other they do, and take turns there.
 //!
 //! # Invariants
@@ -49,17 +49,25 @@ impl Placement {
     }
 }
 
-/// Half of the workers, from one on.
+/// How many of so many workers a peer has.
+fn span(workers: usize) -> usize {
+    (workers / 2).max(1)
+}
+
+/// A peer's workers, from one on.
 fn home_of(first: usize, workers: usize) -> impl Iterator<Item = usize> {
-    (first..first + (workers / 2).max(1)).map(move |worker| worker % workers)
+    (first..first + span(workers)).map(move |worker| worker % workers)
 }
 
 impl Home {
     /// The worker for one more connection.
     pub fn next_worker(&self) -> usize {
-        let number = self.connections.fetch_add(1, Ordering::Relaxed);
-        let span = (self.workers / 2).max(1);
-        (self.first + number % span) % self.workers
+        self.worker_of(self.connections.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The worker for whatever of the peer's has this number.
+    pub fn worker_of(&self, number: usize) -> usize {
+        (self.first + number % span(self.workers)) % self.workers
     }
 }
 
@@ -85,6 +93,7 @@ mod tests {
             let placement = Placement::new(workers);
             let (one, other) = (placement.settle(), placement.settle());
             assert_eq!(workers_of(&one).len(), workers / 2);
+            assert!((0..64).all(|ring| workers_of(&one).contains(&one.worker_of(ring))));
             assert_eq!(workers_of(&other).len(), workers / 2);
             assert!(workers_of(&one).is_disjoint(&workers_of(&other)), "{workers} workers");
         }

@@ -35,8 +35,11 @@ impl EarlyService {
         if !ring.push(job) {
             return;
         }
-        // A ring is in one worker's hands, and always in the same one's.
-        let door = &self.doors[(ring.id.0 % self.doors.len() as u128) as usize];
+        // A ring is in one worker's hands at a time, and while its client has a session always in the same one's.
+        let number = ring.id.0 as usize;
+        let session = self.server.sessions.of(ring.client);
+        let worker = session.map_or(number, |session| session.peer().home().worker_of(number));
+        let door = &self.doors[worker % self.doors.len()];
         if door.try_send(ring.clone()).is_err() {
             // None of them can be done later, once there is a worker again: what is behind it may have been done then.
             fail(ring, Status::Io);
