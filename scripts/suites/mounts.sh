@@ -99,14 +99,14 @@ export_as 's/^root_squash/# root_squash/'
 # It is refused to whom it is for until its directory is made; nobody else is concerned.
 export_as '0,/^\[\[export\]\]/s//[[export]]\nfor = ["uid:7"]\npath = "\/later"\n\n[[export]]/'
 readonly SEVENS=$WORK/sevens
-mkdir "$SEVENS" && chown 7:7 "$SEVENS" || exit 1
+mkdir -p "$SEVENS/home" "$SEVENS/mnt" && chown 7:7 "$SEVENS/home" "$SEVENS/mnt" || exit 1
 by_seven() { setpriv --reuid=7 --regid=7 --clear-groups "$CUTTLEFS_BIN/cuttlefs" "$@"; }
-mount_by_seven() { HOME=$SEVENS XDG_RUNTIME_DIR=$SEVENS by_seven mount "unix://$WORK/unix.sock" "$SEVENS"; }
+mount_by_seven() { HOME=$SEVENS/home XDG_RUNTIME_DIR=$SEVENS/home by_seven mount "unix://$WORK/unix.sock" "$SEVENS/mnt"; }
 # Whether it may mount is another matter than whether the server lets it in.
 let_in() {
     local said
     said=$(mount_by_seven 2>&1)
-    umount -l "$SEVENS" 2>/dev/null
+    umount -l "$SEVENS/mnt" 2>/dev/null
     [[ $said != *"does not exist there"* ]]
 }
 # Whoever may connect is told how the server is: also that the directory is missing.
