@@ -184,9 +184,18 @@ attack() {
         now=$(resident_kib "$SERVER_PID") && ((now > resident)) && resident=$now
     done
     LEAVES=$(awk -v kind="$kind" -v alone="$(printf '%s\n' "${alone[@]}" | median)" -v machine="$(printf '%s\n' "${beside[@]}" | median)" \
-        -v under="$(printf '%s\n' "${under[@]}" | median)" -v longest="$longest" -v mib=$((resident / 1024)) -v rates="$WORK/rates" 'BEGIN {
-        printf "rate  %-15s alone %6.1f files/s, machine leaves %6.1f (%3.0f %%), server leaves %6.1f (%3.0f %% of that), longest %d ms, %d MiB\n",
-            kind, alone, machine, 100 * machine / alone, under, 100 * under / machine, longest, mib >>rates
+        -v under="$(printf '%s\n' "${under[@]}" | median)" -v of_machine="${beside[*]}" -v of_server="${under[*]}" \
+        -v longest="$longest" -v mib=$((resident / 1024)) -v rates="$WORK/rates" 'BEGIN {
+        rounds = split(of_machine, machines)
+        split(of_server, servers)
+        least = most = servers[1] / machines[1]
+        for (i = 2; i <= rounds; i++) {
+            part = servers[i] / machines[i]
+            if (part < least) least = part
+            if (part > most) most = part
+        }
+        printf "rate  %-15s alone %6.1f files/s, machine leaves %6.1f (%3.0f %%), server leaves %6.1f (%3.0f %% of that, rounds %.0f to %.0f), longest %d ms, %d MiB\n",
+            kind, alone, machine, 100 * machine / alone, under, 100 * under / machine, 100 * least, 100 * most, longest, mib >>rates
         printf "%d", 100 * under / machine
     }')
     ((resident <= RESIDENT_MAX_KIB)) || { echo "the server takes $((resident / 1024)) MiB"; return 1; }
