@@ -19,7 +19,7 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
 use std::collections::BTreeSet;
 use world::contents::{CALLER, read};
-use world::{Crash, LEASE, World, WorldConfig};
+use world::{Crash, LEASE, World, WorldConfig, unsynced_bytes};
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 60;
@@ -89,7 +89,8 @@ impl Walk {
         let deferred = random.next_u64().is_multiple_of(2);
         let (log, restless) = (random.next_u64().is_multiple_of(4), random.next_u64().is_multiple_of(2));
         let config = WorldConfig::new(seed, translation, 2048, 32);
-        let world = World::new(WorldConfig { deferred, log, restless, ..config });
+        let unsynced_bytes = unsynced_bytes(seed);
+        let world = World::new(WorldConfig { deferred, log, restless, unsynced_bytes, ..config });
         let clients: Vec<_> = (0..2 + random.next_u64() % 3).map(|_| Client::new(&world)).collect();
         // A power loss is not to take the file.
         clients[0].volume.session().sync_all(&CALLER).expect("sync");

@@ -21,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Every place of a mount that `panic_ends::plant` names.
-const PLACES: [&str; 5] = ["fuse", "control", "closer", "lock-ends", "figures"];
+const PLACES: [&str; 6] = ["fuse", "control", "closer", "syncer", "lock-ends", "figures"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `cuttlefs mount`, the real program; whatever is mounted goes at the end.

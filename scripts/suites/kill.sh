@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: what was
-# fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back.
+# fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back. And a copy of more
+# than a mount keeps, that nobody synced, is whole.
 # usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
 source "$(dirname "$0")/lib.sh"
 need_command sqlite3
@@ -162,6 +163,27 @@ wrote_early() {
     return 1
 }
 [[ -z ${CUTTLEFS_EARLY:-} ]] || check "writes were acknowledged early" wrote_early
+
+# Nothing is synced here: what cp wrote when the server died only the mount has.
+head -c 200M /dev/urandom >"$WORK/large"
+copies=0
+for ((copy = 1; copy <= rounds; copy++)); do
+    killed_at=$(((seed + copy * 7919) % 180 + 10))
+    cp "$WORK/large" "$MNT/large" &
+    copier=$!
+    while kill -0 "$copier" 2>/dev/null && (($(stat -c %s "$MNT/large" 2>/dev/null || echo 0) < killed_at << 20)); do
+        sleep 0.01
+    done
+    kill_server
+    launch_server
+    wait "$copier" || { fail "a copy whose server was killed at $killed_at MiB: cp failed" && break; }
+    # What the server has, not what the kernel does.
+    cmp "$WORK/large" <(dd if="$MNT/large" bs=1M iflag=direct status=none) ||
+        { fail "a copy whose server was killed at $killed_at MiB has other bytes" && break; }
+    rm "$MNT/large"
+    copies=$copy
+done
+((copies == rounds)) && pass "copies of 200 MiB without a sync were whole behind each of $copies kills"
 
 check "what was fsynced is there" python3 "$WORK/fsync_check.py" "$MNT/synced" "$WORK/noted"
 # Once more, with nobody writing and no cache to answer.

@@ -2,7 +2,7 @@
 
 use crate::file::RemoteVolume;
 use crate::file::volume::Volume;
-use crate::session::{Session, SessionOptions};
+use crate::session::{Session, SessionOptions, unsynced_bytes};
 use anyhow::anyhow;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
@@ -96,6 +96,7 @@ fn reach<T>(
         lanes: options.threads.max(1),
         early_writes: options.early_writes && !options.read_only,
         ring_depth: EARLY_RING_DEPTH,
+        unsynced_bytes: unsynced_bytes(),
         clock: Arc::new(SystemClock::new()),
         background,
     };

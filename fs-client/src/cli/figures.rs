@@ -67,8 +67,6 @@ pub(super) struct MountCondition {
     server_away_because: Option<String>,
     unsynced_files: u64,
     unsynced_bytes: u64,
-    /// There is more, which was too much to be kept.
-    unsynced_has_more: bool,
     /// A sync that was asked for is under way.
     pub(super) syncing: bool,
 }
@@ -84,15 +82,13 @@ impl MountCondition {
             server_away_because: away.map(|away| away.because),
             unsynced_files: unsynced.files,
             unsynced_bytes: unsynced.bytes,
-            unsynced_has_more: unsynced.has_more,
             syncing,
         }
     }
 
     /// What no sync has covered.
     pub(super) fn unsynced(&self) -> UnsyncedChanges {
-        let (files, bytes) = (self.unsynced_files, self.unsynced_bytes);
-        UnsyncedChanges { files, bytes, has_more: self.unsynced_has_more }
+        UnsyncedChanges { files: self.unsynced_files, bytes: self.unsynced_bytes }
     }
 
     /// Why the server is away, if it is.

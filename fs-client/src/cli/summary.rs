@@ -138,7 +138,6 @@ fn unsynced(status: &Value) -> Option<String> {
     let changes = UnsyncedChanges {
         files: number(status, "/mount/unsynced_files")?,
         bytes: number(status, "/mount/unsynced_bytes")?,
-        has_more: is(status, "/mount/unsynced_has_more"),
     };
     Some(if changes == UnsyncedChanges::default() {
         "nothing".to_owned()

@@ -151,6 +151,8 @@ impl RemoteVolume {
                 return Ok((at, bytes.len() as u32, true));
             }
         }
+        // Of what is answered a copy is kept.
+        let room = self.session.room_for(bytes.len())?;
         let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
         let epoch = self.session.recovered_epoch();
         let (at, len, change) =
@@ -159,7 +161,7 @@ impl RemoteVolume {
         drop(lane);
         let bytes = &bytes[..len as usize];
         if self.session.recovered_since(epoch)
-            || !self.session.unsynced().note(session, file.ino(), at, bytes, change)
+            || !self.session.unsynced().note(room, session, file.ino(), at, bytes, change)
         {
             // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
             // the counter is of what that one had stored.
@@ -287,11 +289,12 @@ impl Volume for RemoteVolume {
             // Nothing changes, so the counter that comes back may be somebody else's change.
             return self.get_attr(caller, ino);
         }
+        let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
         let build = || Request::SetAttr { ino, set };
         let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
         self.session.seen().changed_by_us(ino, attr.change);
-        if let Some(size) = set.size {
-            self.session.unsynced().note_end(session, ino, size, attr.change);
+        if let Some((size, room)) = set.size.zip(room) {
+            self.session.unsynced().note_end(room, session, ino, size, attr.change);
         }
         Ok(attr)
     }
@@ -374,11 +377,12 @@ impl Volume for RemoteVolume {
 
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
+        let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
         let build = || Request::Open { ino, rights, truncate: how.truncate };
         let (opened, session) =
             self.session.call_noting_session(After::WritesOf(ino), caller, build, opened)?;
-        if how.truncate {
-            self.session.unsynced().note_end(session, ino, 0, opened.attr.change);
+        if let Some(room) = room {
+            self.session.unsynced().note_end(room, session, ino, 0, opened.attr.change);
         }
         if how.write && !how.append && opened.attr.flags.has(InodeFlags::APPEND_ONLY) {
             // open(2) tells it, not the first write.
@@ -548,10 +552,11 @@ impl Volume for RemoteVolume {
         how: Allocate,
     ) -> Result<(), FsError> {
         let state = self.unfenced(handle)?;
+        let room = self.session.room_for(0)?;
         let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
         let ino = state.file.ino();
         let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
-        self.session.unsynced().note_allocate(session, ino, (offset, len), how, attr.change);
+        self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
         Ok(())
     }
 
@@ -651,6 +656,7 @@ impl Volume for RemoteVolume {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         let mut figures = self.session.counters.figures().to_vec();
+        figures.push(("unsynced_bound_bytes", self.session.unsynced().bound() as u64));
         figures.push(("memory_bound_bytes", self.session.memory_bound_bytes()));
         figures
     }

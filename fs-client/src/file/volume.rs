@@ -123,18 +123,15 @@ pub trait LockWaiter: Send + Sync {
 pub struct UnsyncedChanges {
     /// Files that have some.
     pub files: u64,
-    /// Written bytes, as far as they are kept.
+    /// Written bytes.
     pub bytes: u64,
-    /// There are more, which were too many to be kept.
-    pub has_more: bool,
 }
 
 impl std::fmt::Display for UnsyncedChanges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let more = if self.has_more { " or more" } else { "" };
         let (bytes, files) = (self.bytes, self.files);
         let plural = |number, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
-        write!(f, "{}{more} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
+        write!(f, "{} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
     }
 }
 

@@ -1,28 +1,26 @@
-//! The session's two background threads.
+//! The session's background threads.
 //!
 //! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that nobody reads the
 //! windows of a dead server), pulls page bitmaps (TeRM section 4.2; `bitmap_pace`), and tells each server where this client
 //! counts its one-sided reads (section 4.4).
 //! *closer* sends closes in batches, so that close(2) does not wait for the server.
-//! Both end when the session is shut down.
+//! *syncer* syncs (`syncer`).
+//! All end when the session is shut down.
 
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::counting::Sharing;
 use super::idle_memory::{self, IdleMemory};
-use super::{After, Session};
+use super::{After, Session, syncer};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rpc::{Request, SyncScope};
+use cuttlefs_common::rpc::Request;
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often written bytes are synced that nobody asked to sync: until then copies of them are kept. Twice the
-/// server's own write-back interval, so that there is seldom anything left to do.
-const SYNC_PERIOD: Duration = Duration::from_secs(2);
 /// How long the closer gathers before it sends: a build closes thousands of files a second, and nothing waits
 /// for a close but the space of files that were unlinked while open.
 const CLOSE_GATHER: Duration = Duration::from_millis(3);
@@ -36,6 +34,8 @@ pub(super) fn start(session: &Arc<Session>) {
         std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread can be started");
     };
     spawn("control", Box::new(move || run_control(&weak)));
+    let syncing = session.clone();
+    spawn("syncer", Box::new(move || syncer::run(&syncing)));
     let closer = session.clone();
     spawn("closer", Box::new(move || run_closer(&closer)));
 }
@@ -44,7 +44,6 @@ fn run_control(weak: &Weak<Session>) {
     let mut next_heartbeat = Instant::now();
     let mut next_bitmap = Instant::now() + LONGEST;
     let mut pace = BitmapPace::default();
-    let mut next_sync = Instant::now() + SYNC_PERIOD;
     let mut sharing = Sharing::default();
     let mut idle_memory = IdleMemory::default();
     let mut next_look = Instant::now() + idle_memory::LOOK_PERIOD;
@@ -88,24 +87,11 @@ fn run_control(weak: &Weak<Session>) {
             let twice = session.counters.read_twice.load(Ordering::Relaxed);
             next_bitmap = Instant::now() + pace.pulled(pulled_bytes, reads, twice);
         }
-        if now >= next_sync {
-            if !session.unsynced().is_empty() {
-                let mark = session.unsynced().mark();
-                let caller = session.own_caller();
-                match lane.call(&caller, |_| Request::Sync(SyncScope::All), |_, _| Ok(())) {
-                    Ok(()) => session.unsynced().synced(None, mark),
-                    Err(FsError::ShutDown) => return,
-                    // The server logs why; whoever syncs that file hears of it.
-                    Err(error) => tracing::debug!(%error, "periodic sync failed"),
-                }
-            }
-            next_sync = Instant::now() + SYNC_PERIOD;
-        }
         if now >= next_look {
             idle_memory.look(&session);
             next_look = Instant::now() + idle_memory::LOOK_PERIOD;
         }
-        let until = next_heartbeat.min(next_bitmap).min(next_sync).min(next_look);
+        let until = next_heartbeat.min(next_bitmap).min(next_look);
         lane.lane().idle(until.saturating_duration_since(Instant::now()));
     }
 }

@@ -5,7 +5,6 @@
 
 use super::Session;
 use super::lane::LANE_BYTES;
-use super::unsynced::MAX_KEPT_BYTES;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use std::time::Duration;
 
@@ -69,8 +68,7 @@ impl Session {
     /// frames, which it maps over `shm`. While the server is away requests wait besides (`fuse/kernel/attendant.rs` has their bound).
     pub(crate) fn memory_bound_bytes(&self) -> u64 {
         let threads = self.caller_lanes().len();
-        // Copies count twice: lists of small ones grow by doubling, and what a sync frees goes back to the system later.
-        (self.lanes.len() * LANE_BYTES + threads * THREAD_BYTES + 2 * MAX_KEPT_BYTES + OTHER_BYTES) as u64
+        (self.lanes.len() * LANE_BYTES + threads * THREAD_BYTES + self.unsynced.bound() + OTHER_BYTES) as u64
     }
 
     fn give_memory_back(&self) {

@@ -25,6 +25,7 @@ mod locks;
 mod losses;
 mod recover;
 mod spread_count;
+mod syncer;
 mod unsynced;
 
 pub(crate) use early::{After, Early};
@@ -72,6 +73,20 @@ const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
+/// What copies of unsynced changes take at most, of a mount: a part of the machine's memory, within these. What is written faster than
+/// it becomes durable waits when so much is owed. Of 1,000 MiB that are written at once most is taken at memory's speed with 128 MiB.
+pub const UNSYNCED_BYTES_LEAST: usize = 32 << 20;
+const UNSYNCED_BYTES_MOST: usize = 128 << 20;
+const UNSYNCED_PART_OF_MEMORY: u64 = 64;
+
+/// What copies of unsynced changes of a mount may take on this machine.
+pub fn unsynced_bytes() -> usize {
+    let machine = rustix::system::sysinfo();
+    let memory = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
+    let part = usize::try_from(memory / UNSYNCED_PART_OF_MEMORY).unwrap_or(usize::MAX);
+    part.clamp(UNSYNCED_BYTES_LEAST, UNSYNCED_BYTES_MOST)
+}
+
 /// What a session needs to know before it connects.
 pub struct SessionOptions {
     /// Where the server is.
@@ -86,6 +101,8 @@ pub struct SessionOptions {
     pub early_writes: bool,
     /// Of the largest of such writes, how many a ring has room for.
     pub ring_depth: usize,
+    /// What copies of unsynced changes take at most; then changes wait for a sync.
+    pub unsynced_bytes: usize,
     /// By what patience is measured.
     pub clock: Arc<dyn Clock>,
     /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
@@ -144,6 +161,8 @@ pub struct ClientCounters {
     pub early_writes: AtomicU64,
     /// Small writes that went the ordinary way although this mount writes early.
     pub early_ordinary: AtomicU64,
+    /// Changes of contents that waited for a sync, so that there was room to keep them.
+    pub unsynced_waits: AtomicU64,
     /// Times something waited for early writes to be executed.
     pub early_settles: AtomicU64,
     /// Writes that went the ordinary way because the server was behind for long, or had no space to set aside.
@@ -154,7 +173,7 @@ pub struct ClientCounters {
 
 impl ClientCounters {
     /// All of them, by the names people see. Relaxed: each is about this moment.
-    pub fn figures(&self) -> [(&'static str, u64); 11] {
+    pub fn figures(&self) -> [(&'static str, u64); 12] {
         [
             ("rpc_requests", self.rpc_requests.load(Ordering::Relaxed)),
             ("onesided_reads", self.onesided_reads.get()),
@@ -162,6 +181,7 @@ impl ClientCounters {
             ("read_twice", self.read_twice.load(Ordering::Relaxed)),
             ("sparse_fetches", self.sparse_fetches.load(Ordering::Relaxed)),
             ("reconnects", self.reconnects.load(Ordering::Relaxed)),
+            ("unsynced_waits", self.unsynced_waits.load(Ordering::Relaxed)),
             ("early_writes", self.early_writes.load(Ordering::Relaxed)),
             ("early_ordinary", self.early_ordinary.load(Ordering::Relaxed)),
             ("early_settles", self.early_settles.load(Ordering::Relaxed)),
@@ -225,6 +245,8 @@ pub struct Session {
     open_files: OpenFiles,
     seen: SeenChanges,
     unsynced: Unsynced,
+    /// Held by a call that syncs for room, where nothing runs but calls.
+    syncing: Mutex<()>,
     read_buffers: ReadBuffers,
     early: EarlyWrites,
     locks: OwnLocks,
@@ -296,6 +318,7 @@ impl Session {
             lanes.push(Lane::new(slot as u16, device.as_ref(), pd.as_ref())?);
         }
         let secret = SessionSecret::draw(random);
+        let unsynced_bytes = options.unsynced_bytes;
         Ok(Arc::new(Self {
             options,
             secret,
@@ -311,7 +334,8 @@ impl Session {
             recovered: Mutex::new(Recovered { number: 0, epoch: 0, seq: 1 }),
             open_files: OpenFiles::default(),
             seen: SeenChanges::default(),
-            unsynced: Unsynced::default(),
+            unsynced: Unsynced::new(unsynced_bytes),
+            syncing: Mutex::default(),
             read_buffers: ReadBuffers::default(),
             early: EarlyWrites::new(),
             locks: OwnLocks::default(),
@@ -540,6 +564,7 @@ impl Session {
         // First: what is sent behind the good-bye would begin another session.
         self.shut_down.store(true, Ordering::Release);
         self.pause.1.notify_all();
+        self.unsynced.end_waits();
         if is_there {
             self.detach();
         }

@@ -191,18 +191,16 @@ impl Session {
         };
         let Some(opened) = opened else {
             // Gone, so that nobody asks for its bytes, or not to be written any more.
-            self.unsynced.forget(ino);
-            self.unsynced.losses().note(ino);
+            self.unsynced.give_up(ino, self.unsynced.mark());
             return Some(());
         };
         let filekey = opened.filekey;
-        let (kept, not_kept) = self.unsynced.changes_of(ino);
-        let not_kept = not_kept.map(|change| (change, Restored::NotKept));
+        let kept = self.unsynced.changes_of(ino);
         let buffer = lane.data();
         let mut is_lost = false;
-        for (change, what) in kept.iter().map(|kept| (kept.change, kept.restored())).chain(not_kept) {
-            let what = in_message(what, &buffer);
-            let request = Request::Restore { filekey, change, what };
+        for kept in &kept {
+            let what = in_message(kept.restored(), &buffer);
+            let request = Request::Restore { filekey, change: kept.change, what };
             is_lost |= match lane.call_recovering(self, &request, seq)? {
                 Ok(body) => match Reply::parse(body) {
                     Ok(Reply::Restored { lost }) => lost,
@@ -215,7 +213,7 @@ impl Session {
             };
         }
         if is_lost {
-            tracing::error!(%ino, "unsynced changes of a file are lost with a killed server: others have changed it since, there were too many to keep them, or they could not be made again; its next fsync fails");
+            tracing::error!(%ino, "unsynced changes of a file are lost with a killed server: others have changed it since, or they could not be made again; its next fsync fails");
             self.unsynced.losses().note(ino);
         }
         lane.call_recovering(self, &Request::Close { filekeys: vec![filekey] }, seq)?.ok();

@@ -1,5 +1,7 @@
 //! A server in a process of its own, which can be killed, and its clients in this one.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use super::serving::{self, Rings, Serve, TakenRings};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::persist::LogDeviceKind;
@@ -24,6 +26,8 @@ const START_WAIT: Duration = Duration::from_secs(30);
 /// What early writes are offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
+    /// None, and answers are not durable.
+    Unlogged,
     /// None.
     Nothing,
     /// Rings on emulated persistent memory.
@@ -35,7 +39,7 @@ pub enum Offer {
 impl Offer {
     fn rings(self, hello_wait: Duration) -> Option<Rings> {
         let (kind, device) = match self {
-            Self::Nothing => return None,
+            Self::Unlogged | Self::Nothing => return None,
             Self::Memory(kind) => (kind, LogDeviceKind::PmemEmulated),
             Self::File(kind) => (kind, LogDeviceKind::File),
         };
@@ -44,6 +48,7 @@ impl Offer {
 
     fn word(self) -> String {
         match self {
+            Self::Unlogged => "unlogged".to_owned(),
             Self::Nothing => "none".to_owned(),
             Self::Memory(kind) => format!("memory {}", kind.label()),
             Self::File(kind) => format!("file {}", kind.label()),
@@ -53,6 +58,7 @@ impl Offer {
     fn from_word(word: &str) -> Self {
         let kind = |label: &str| Kind::ALL.into_iter().find(|kind| kind.label() == label).expect("a kind");
         match word.split_once(' ') {
+            None if word == "unlogged" => Self::Unlogged,
             None => Self::Nothing,
             Some(("memory", label)) => Self::Memory(kind(label)),
             Some((_, label)) => Self::File(kind(label)),
@@ -227,7 +233,7 @@ pub fn serve_if_asked() {
         listen: vec![endpoint.parse().expect("an endpoint")],
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
-        durable_answers: true,
+        durable_answers: offer != Offer::Unlogged,
         rings: offer.rings(Duration::from_millis(hello_ms)),
     };
     let running = serving::serve(&directory.join("pool"), with).expect("start");

@@ -17,7 +17,7 @@ use super::seeds::{self, Ran, of_seed};
 use super::simulated::Simulated;
 use super::step::{Has, How, Step, end, step_among_crashes, step_of_early_writes};
 use super::walk::Walk;
-use super::world::{EarlyConfig, Lie, WorldConfig};
+use super::world::{EarlyConfig, Lie, WorldConfig, unsynced_bytes};
 use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::rpc::durable;
@@ -86,7 +86,9 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
     (translation, pool_pages, 8u64..64, any::<bool>(), 2usize..=4, weather, steps, last).prop_map(
         move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end, early))| {
             let small = WorldConfig::new(seed, translation, pool_pages, frames);
-            let config = WorldConfig { deferred, log: has.log, early, restless: true, lie, ..small };
+            let unsynced_bytes = unsynced_bytes(seed);
+            let config =
+                WorldConfig { deferred, log: has.log, early, restless: true, lie, unsynced_bytes, ..small };
             Case { kind, config, clients, weather, steps, before, end }
         },
     )

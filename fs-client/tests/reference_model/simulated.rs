@@ -6,7 +6,7 @@ use super::reached::Reached;
 use super::site::Site;
 use super::step::{Step, step};
 use super::walk::walk;
-use super::world::{Crash, Death, World, WorldConfig};
+use super::world::{Crash, Death, World, WorldConfig, unsynced_bytes};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::attr::Timestamp;
@@ -159,15 +159,10 @@ fn config() -> impl Strategy<Value = WorldConfig> {
         (any::<bool>(), prop::bool::weighted(0.25)),
     )
         .prop_map(|(seed, translation, pool_pages, frames, (deferred, log))| WorldConfig {
-            seed,
-            translation,
-            pool_pages,
-            frames,
             deferred,
             log,
-            early: None,
-            restless: false,
-            lie: None,
+            unsynced_bytes: unsynced_bytes(seed),
+            ..WorldConfig::new(seed, translation, pool_pages, frames)
         })
 }
 

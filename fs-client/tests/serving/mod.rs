@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_client::session::{Session, SessionOptions, UNSYNCED_BYTES_LEAST};
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
@@ -209,6 +209,7 @@ fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {
         lanes: 1,
         early_writes: false,
         ring_depth: EARLY_RING_DEPTH,
+        unsynced_bytes: UNSYNCED_BYTES_LEAST,
         clock: Arc::new(SystemClock::new()),
         background: false,
     }

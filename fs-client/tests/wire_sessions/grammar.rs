@@ -331,15 +331,14 @@ impl Grammar<'_> {
             }
             Kind::LetRingGo => Request::LetRingGo { ring: dice.edge() as u16 },
             Kind::Restore => {
-                let what = match dice.below(5) {
+                let what = match dice.below(4) {
                     0 => Restored::Bytes { offset: dice.offset(), bytes: Payload::Inline(&inline) },
                     1 => {
                         let bytes = Payload::Pull(self.buffer(dice.len() as u32));
                         Restored::Bytes { offset: dice.offset(), bytes }
                     }
                     2 => Restored::End(dice.offset()),
-                    3 => Restored::Allocate { offset: dice.offset(), len: dice.len(), how: self.allocate() },
-                    _ => Restored::NotKept,
+                    _ => Restored::Allocate { offset: dice.offset(), len: dice.len(), how: self.allocate() },
                 };
                 Request::Restore { filekey: self.filekey(), change: dice.edge(), what }
             }

@@ -12,7 +12,7 @@ pub mod kinds;
 pub mod waiter;
 
 use cuttlefs_client::file::RemoteVolume;
-use cuttlefs_client::session::{Session, SessionOptions};
+use cuttlefs_client::session::{Session, SessionOptions, UNSYNCED_BYTES_LEAST};
 use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
@@ -53,6 +53,8 @@ pub struct WorldConfig {
     pub early: Option<EarlyConfig>,
     /// Time passes while requests run.
     pub restless: bool,
+    /// What copies of unsynced changes take at most, of each client.
+    pub unsynced_bytes: usize,
     /// What is wrong with it.
     pub lie: Option<Lie>,
 }
@@ -61,8 +63,14 @@ impl WorldConfig {
     /// A small world with nothing wrong.
     pub const fn new(seed: u64, translation: Translation, pool_pages: u64, frames: u64) -> Self {
         let (deferred, log, early, restless, lie) = (false, false, None, false, None);
-        Self { seed, translation, pool_pages, frames, deferred, log, early, restless, lie }
+        let unsynced_bytes = UNSYNCED_BYTES_LEAST;
+        Self { seed, translation, pool_pages, frames, deferred, log, early, restless, unsynced_bytes, lie }
     }
+}
+
+/// What clients' copies take at most: in some worlds so little that they wait for room all the time.
+pub fn unsynced_bytes(seed: u64) -> usize {
+    if (seed / 4).is_multiple_of(3) { 16 << 10 } else { UNSYNCED_BYTES_LEAST }
 }
 
 /// Rings of a world.
@@ -381,6 +389,11 @@ impl World {
         self.inner.store.borrow().clone()
     }
 
+    /// The data disk.
+    pub fn disk(&self) -> &SimDisk {
+        &self.inner.disk
+    }
+
     /// What a read of a pool page would give.
     pub fn peek(&self, page: u64) -> Vec<u8> {
         self.inner.disk.peek(page)
@@ -431,6 +444,7 @@ impl World {
                 lanes: 2,
                 early_writes: true,
                 ring_depth: self.inner.config.early.map_or(EARLY_RING_DEPTH, |early| early.ring_depth),
+                unsynced_bytes: self.inner.config.unsynced_bytes,
                 clock: self.inner.clock.clone(),
                 background: false,
             };

@@ -84,8 +84,6 @@ pub enum Restored<B> {
         /// What was done.
         how: Allocate,
     },
-    /// Something the client has no copy of: it can only be told whether it was lost.
-    NotKept,
 }
 
 impl<B> Restored<B> {
@@ -95,7 +93,6 @@ impl<B> Restored<B> {
             Self::Bytes { offset, bytes } => Restored::Bytes { offset, bytes: form(bytes) },
             Self::End(size) => Restored::End(size),
             Self::Allocate { offset, len, how } => Restored::Allocate { offset, len, how },
-            Self::NotKept => Restored::NotKept,
         }
     }
 }

@@ -314,7 +314,6 @@ fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
             restore(Restored::Allocate { offset: 1, len: 2, how: Allocate::PunchHole }),
             vec![39, 6, 7, 2, 1, 2, 1],
         ),
-        (restore(Restored::NotKept), vec![39, 6, 7, 3]),
     ]
 }
 

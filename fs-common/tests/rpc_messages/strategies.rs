@@ -352,7 +352,6 @@ fn restored() -> impl Strategy<Value = Restored<Payload<'static>>> {
         (any::<(u64, u64)>(), allocate())
             .prop_map(|((offset, len), how)| Restored::Allocate { offset, len, how })
             .boxed(),
-        Just(Restored::NotKept).boxed(),
     ])
 }
 

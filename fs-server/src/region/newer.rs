@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Files and ranges at most: some 10 MiB.
-pub const NEWER_MAX: usize = 65_536;
+/// Files and ranges at most: some 40 MiB. A mount keeps 8,192 changes at most to restore, and everybody who has a key is one peer.
+pub const NEWER_MAX: usize = 262_144;
 /// Counter of what a client asked this server for: later than all that can be restored.
 const OF_THIS_LIFE: u64 = u64::MAX;
 

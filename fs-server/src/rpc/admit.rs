@@ -103,7 +103,6 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
             Restored::Allocate { len: 0, .. } => return Err(Status::Invalid),
             Restored::Allocate { offset, len, .. } => check_range(offset, len)?,
             Restored::End(size) => check_range(0, size)?,
-            Restored::NotKept => {}
         },
         Request::CopyRange { from_offset, to_offset, len, .. } => {
             check_range(*from_offset, (*len).min(MAX_FILE_SIZE - (*from_offset).min(MAX_FILE_SIZE)))?;

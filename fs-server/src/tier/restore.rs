@@ -82,7 +82,6 @@ pub async fn restore(
         Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
         // What was behind the end was cut off, whether the file was longer or not: others may bring it back.
         Restored::End(size) => (size, u64::MAX),
-        Restored::NotKept => (0, 1),
     };
     let (mut is_restored, mut lost) = (false, false);
     for (from, to, verdict) in judge(range)? {
@@ -94,7 +93,7 @@ pub async fn restore(
             {
                 continue;
             }
-            (Verdict::Lost, _) | (Verdict::Restore, Restored::NotKept) => {
+            (Verdict::Lost, _) => {
                 lost = true;
                 continue;
             }
@@ -141,7 +140,7 @@ pub async fn restore(
         regions.list_dirty(file);
     }
     if lost {
-        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than the client keeps, or than its share");
+        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than its share");
     }
     Ok(lost)
 }

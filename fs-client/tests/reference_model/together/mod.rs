@@ -36,7 +36,7 @@ use super::simulated::Simulated;
 use super::site::Site;
 use super::step::{Has, How, Step, end, step_among_crashes};
 use super::walk::{CALLER, Open, Walk};
-use super::world::{Crash, LEASE, Lie, WorldConfig};
+use super::world::{Crash, LEASE, Lie, WorldConfig, unsynced_bytes};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
@@ -155,7 +155,15 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
     (translation, 8u64..64, any::<bool>(), 2usize..=4, weather, items).prop_map(
         move |(translation, frames, deferred, clients, weather, items)| {
             let small = WorldConfig::new(seed, translation, POOL_PAGES, frames);
-            let config = WorldConfig { deferred, log: kind == Kind::Ack, restless: true, lie, ..small };
+            let unsynced_bytes = unsynced_bytes(seed);
+            let config = WorldConfig {
+                deferred,
+                log: kind == Kind::Ack,
+                restless: true,
+                lie,
+                unsynced_bytes,
+                ..small
+            };
             Case { kind, config, clients, weather, items, furnish }
         },
     )

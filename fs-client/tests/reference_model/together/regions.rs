@@ -52,7 +52,8 @@ fn case(seed: u64) -> impl Strategy<Value = Case> {
     let items = items.prop_map(|items| items.into_iter().flatten().flatten().collect());
     (any::<bool>(), 2usize..=4, items).prop_map(move |(deferred, clients, items)| {
         let small = WorldConfig::new(seed, Translation::Target, 4 * REGION_PAGES, 48);
-        let config = WorldConfig { deferred, restless: true, ..small };
+        let unsynced_bytes = unsynced_bytes(seed);
+        let config = WorldConfig { deferred, restless: true, unsynced_bytes, ..small };
         Case { kind: Kind::Names, config, clients, weather: None, items, furnish: regions }
     })
 }

@@ -1,0 +1,141 @@
+//! Syncs that nobody asked for: what is kept of unsynced changes (`unsynced`) goes when they are durable.
+//!
+//! # How it works
+//! The thread *syncer* syncs everything each [`SYNC_PERIOD`], and, as soon as half of the room for copies is taken, what takes most
+//! of it: the one file that has more than half, else everything. So a stream seldom waits. Who finds no room waits for it, whoever
+//! else does: one sync serves all. Where nothing runs but calls, the first of them syncs.
+//!
+//! # Failure
+//! While the server is away the sync waits for it, and who waits for room does, as for any answer; he can be interrupted: nothing of
+//! his was sent. A sync that fails leaves everything kept, and is tried again when the period is over; whoever syncs such a file hears
+//! of it from the server. Should somebody wait for room meanwhile, the files are synced one by one: what is kept of one that cannot be
+//! goes, and each of its handles is told (`losses`). So everybody who waits gets room with the second answer of the server.
+
+use super::unsynced::Room;
+use super::{After, Session};
+use crate::file::interrupt;
+use crate::file::volume::FsError;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::panic_ends;
+use cuttlefs_common::rpc::{Request, SyncScope};
+use cuttlefs_common::status::Status;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often written bytes are synced that nobody asked to sync: until then copies of them are kept. Twice the
+/// server's own write-back interval, so that there is seldom anything left to do.
+const SYNC_PERIOD: Duration = Duration::from_secs(2);
+/// How long who waits for room does before he looks whether somebody still waits for him.
+const ROOM_SLICE: Duration = Duration::from_millis(100);
+/// The same where nothing runs but calls.
+const ROOM_REST: Duration = Duration::from_millis(1);
+
+/// The thread. Ends when the session is shut down.
+pub(super) fn run(session: &Session) {
+    let unsynced = session.unsynced();
+    let mut syncs_succeed = true;
+    let mut next = Instant::now() + SYNC_PERIOD;
+    while !session.is_shut_down() {
+        panic_ends::plant("syncer");
+        let is_due = unsynced.wait_until_due(syncs_succeed, next.saturating_duration_since(Instant::now()));
+        if unsynced.is_empty() {
+            next = Instant::now() + SYNC_PERIOD;
+            continue;
+        }
+        let most = unsynced.heaviest().filter(|_| is_due && Instant::now() < next);
+        match session.free_room(most) {
+            Ok(()) => syncs_succeed = true,
+            Err(FsError::ShutDown) => return,
+            Err(error) => {
+                tracing::debug!(%error, "a sync that nobody asked for failed");
+                syncs_succeed = false;
+            }
+        }
+        if most.is_none() {
+            next = Instant::now() + SYNC_PERIOD;
+        }
+    }
+}
+
+impl Session {
+    /// Room to keep a change with so many bytes, before the server is asked for it.
+    ///
+    /// # Errors
+    /// `Interrupted` if nobody waits for the change any more; `ShutDown`.
+    pub(crate) fn room_for(&self, bytes: usize) -> Result<Room<'_>, FsError> {
+        if let Some(room) = self.unsynced.reserve(bytes) {
+            return Ok(room);
+        }
+        self.counters.unsynced_waits.fetch_add(1, Ordering::Relaxed);
+        loop {
+            if self.is_shut_down() {
+                return Err(FsError::ShutDown);
+            }
+            if interrupt::is_interrupted() {
+                return Err(FsError::Interrupted);
+            }
+            let room = match self.options.background {
+                true => self.unsynced.reserve_within(bytes, ROOM_SLICE),
+                false => self.sync_for_room(bytes)?,
+            };
+            if let Some(room) = room {
+                return Ok(room);
+            }
+        }
+    }
+
+    /// Where nothing runs but calls: syncs, unless another call does.
+    fn sync_for_room(&self, bytes: usize) -> Result<Option<Room<'_>>, FsError> {
+        let turn = self.syncing.try_lock();
+        // Whoever had the turn before may have freed some.
+        if let Some(room) = self.unsynced.reserve(bytes) {
+            return Ok(Some(room));
+        }
+        match turn {
+            Some(_turn) if self.unsynced.is_short() => {
+                let freed = self.free_room(self.unsynced.heaviest());
+                // What else failed had somebody else's sync before it, which may have freed some.
+                if let Err(error @ (FsError::ShutDown | FsError::Interrupted)) = freed {
+                    return Err(error);
+                }
+            }
+            _ => self.rest(ROOM_REST),
+        }
+        Ok(None)
+    }
+
+    /// Has everything synced, or one file, so that no copies of it are kept any more.
+    ///
+    /// # Errors
+    /// As the server says, if nobody waits for room; `ShutDown`, `Interrupted`.
+    fn free_room(&self, of: Option<InodeNo>) -> Result<(), FsError> {
+        let mark = self.unsynced.mark();
+        let sync = |of: Option<InodeNo>| {
+            let scope = of.map_or(SyncScope::All, SyncScope::InodeContents);
+            // Early writes are not among what is kept.
+            match self.call_after(After::Nothing, &self.own_caller(), || Request::Sync(scope), |_| Ok(())) {
+                // Of what is gone nobody asks for bytes.
+                Err(FsError::Server(Status::Stale | Status::NotFound)) if of.is_some() => {}
+                result => result?,
+            }
+            self.unsynced.synced(of, mark);
+            Ok(())
+        };
+        let failed = match sync(of) {
+            Err(FsError::Server(status)) if self.unsynced.is_short() => status,
+            result => return result,
+        };
+        tracing::debug!(%failed, "somebody waits for a sync that failed: files are synced one by one");
+        for ino in of.map_or_else(|| self.unsynced.files(), |ino| vec![ino]) {
+            match sync(Some(ino)) {
+                Ok(()) => {}
+                Err(FsError::Server(status)) => {
+                    tracing::error!(%ino, %status, "a file cannot be synced, and others need the room of what is kept of it to be restored after a kill of the server; its next fsync fails");
+                    self.unsynced.give_up(ino, mark);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! Changes of contents the server may still lose: kept until a sync covers them, and made again if it was killed.
+//!
+//! A write is answered when the server's memory has it. Should that server be killed, an application that goes on
+//! and calls fsync must not be told that bytes are safe which are nowhere. So copies are kept, as NFS clients
+//! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery has the next server restore them. Each names the
+//! file's change counter when it was answered: by that the server knows what came later, of this mount's and of others'.
+//!
+//! What sets a file's length or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
+//! Each is kept whole, also where a later one has overtaken some of it, and restored whole: so a file goes through nothing in
+//! recovery but what it was before, and a crash in the midst of it leaves nothing else.
+//! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
+//!
+//! # Bounds
+//! What is kept takes at most the mount's bound, with what entries and files cost beside bytes, and is [`CHANGES_MAX`] changes at
+//! most. Whoever changes something has room for
+//! the copy before he asks the server (`room`), and waits for a sync where there is none (`syncer`): whatever is answered is kept.
+//!
+//! # Invariants
+//! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not
+//!   taken, and the caller restores it by himself.
+//! * Entries go away only by a sync that began after they were noted, or with a loss that is told ([`Unsynced::give_up`]). A recovery
+//!   ends with such a sync: there are only entries of the server's present life.
+//! * What is kept and what there is room for is at most the bound; a change that is larger than it has it alone.
+
+mod room;
+
+use super::losses::Losses;
+use crate::file::volume::UnsyncedChanges;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::Allocate;
+use parking_lot::{Condvar, Mutex};
+pub(crate) use room::Room;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Changes that are kept at most: each is a request of a recovery, for which others wait, and takes a part of the mount's share of what
+/// a server notes of restored ranges and files (`region/newer.rs`; 131,072 of one user or key).
+const CHANGES_MAX: usize = 8192;
+/// What an entry costs beside its bytes, about: itself, the room its list has grown ahead, and malloc's share.
+const ENTRY_BYTES: usize = 2 * size_of::<Kept>() + 32;
+/// What a file costs beside its entries, about: its place among the files, and a list's first room.
+const FILE_BYTES: usize = 4 * size_of::<Kept>() + 64;
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// These bytes were written.
+    Bytes(Arc<[u8]>),
+    /// The file was made to end here.
+    End,
+    /// fallocate(2).
+    Allocate {
+        /// Bytes of the range.
+        len: u64,
+        /// What was asked for.
+        how: Allocate,
+    },
+}
+
+/// A change of a file's contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    number: u64,
+    /// The file's change counter when it was answered.
+    pub(crate) change: u64,
+    /// Where.
+    pub(crate) offset: u64,
+    /// What.
+    pub(crate) what: What,
+    /// What it takes of the bound.
+    cost: usize,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        match &self.what {
+            What::Bytes(bytes) => bytes.len(),
+            What::End | What::Allocate { .. } => 0,
+        }
+    }
+}
+
+/// Of one file, in the order of their numbers.
+#[derive(Debug, Default)]
+struct FileWrites {
+    kept: Vec<Kept>,
+    /// Of these.
+    cost: usize,
+}
+
+impl FileWrites {
+    /// Takes those before `number` out.
+    fn take_before(&mut self, number: u64) -> Vec<Kept> {
+        let stay = self.kept.partition_point(|kept| kept.number < number);
+        let stay = self.kept.split_off(stay);
+        let taken = std::mem::replace(&mut self.kept, stay);
+        self.cost -= taken.iter().map(|kept| kept.cost).sum::<usize>();
+        taken
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// 0: a recovery is under way.
+    session: u64,
+    /// What that session's server has answered it cannot lose: nothing is kept.
+    durable_answers: bool,
+    /// The session before that one, if its server's answers were durable.
+    durable_before: Option<u64>,
+    /// Number of the next write.
+    next: u64,
+    /// Of what is kept.
+    cost: usize,
+    /// Of what is asked for and may have to be kept.
+    reserved: usize,
+    /// Somebody has found no room since something went.
+    is_wanted: bool,
+    /// The session ends: nobody is to wait.
+    has_ended: bool,
+    /// In order: what is written again is written in the same order each time.
+    files: BTreeMap<InodeNo, FileWrites>,
+}
+
+impl State {
+    fn keep(&mut self, cost: usize, ino: InodeNo, offset: u64, what: What, change: u64) {
+        let kept = Kept { number: self.next, change, offset, what, cost };
+        self.next += 1;
+        let mut is_new = false;
+        let file = self.files.entry(ino).or_insert_with(|| {
+            is_new = true;
+            FileWrites::default()
+        });
+        file.cost += cost;
+        file.kept.push(kept);
+        self.cost += cost + if is_new { FILE_BYTES } else { 0 };
+    }
+
+    /// Takes those of a file that are before `number` out.
+    fn take_before(&mut self, ino: InodeNo, number: u64) -> Vec<Kept> {
+        let Some(file) = self.files.get_mut(&ino) else {
+            return Vec::new();
+        };
+        let before = file.cost;
+        let taken = file.take_before(number);
+        self.cost -= before - file.cost;
+        if file.kept.is_empty() {
+            self.files.remove(&ino);
+            self.cost -= FILE_BYTES;
+        }
+        taken
+    }
+}
+
+/// What a sync that begins now covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(u64);
+
+/// All unsynced writes of a mount.
+#[derive(Debug)]
+pub(crate) struct Unsynced {
+    /// What is kept takes at most so much.
+    bound: usize,
+    state: Mutex<State>,
+    /// Told when there may be room for who waits for it.
+    has_room: Condvar,
+    /// Told when somebody waits for room, or half of it is taken.
+    is_due: Condvar,
+    losses: Losses,
+}
+
+impl Unsynced {
+    /// What a change with so many bytes takes of the bound.
+    fn cost_of(&self, bytes: usize) -> usize {
+        (bytes + ENTRY_BYTES).max(self.bound / CHANGES_MAX)
+    }
+
+    /// Keeps at most so much.
+    pub(super) fn new(bound: usize) -> Self {
+        Self {
+            bound,
+            state: Mutex::default(),
+            has_room: Condvar::new(),
+            is_due: Condvar::new(),
+            losses: Losses::default(),
+        }
+    }
+
+    /// Notes a write that `session` answered. `false`: the server that answered is gone and recovery did not see
+    /// this write; it must be restored.
+    pub(crate) fn note(
+        &self,
+        room: Room<'_>,
+        session: u64,
+        ino: InodeNo,
+        offset: u64,
+        bytes: &[u8],
+        change: u64,
+    ) -> bool {
+        // Before the lock: it is most of the work.
+        let what = What::Bytes(Arc::from(bytes));
+        let mut state = self.state.lock();
+        room.end(&mut state);
+        if state.session != session || state.durable_answers {
+            // All of its room is left.
+            self.has_room.notify_all();
+            return state.session == session || state.durable_before == Some(session);
+        }
+        state.keep(self.cost_of(bytes.len()), ino, offset, what, change);
+        self.tell_if_due(&state);
+        true
+    }
+
+    fn note_operation(
+        &self,
+        room: Room<'_>,
+        session: u64,
+        ino: InodeNo,
+        offset: u64,
+        what: What,
+        change: u64,
+    ) {
+        let mut state = self.state.lock();
+        room.end(&mut state);
+        if state.durable_answers {
+            self.has_room.notify_all();
+            return;
+        }
+        if state.session != session {
+            // The server that answered is gone and recovery has passed this file: it may be lost, and nobody can tell.
+            self.losses.note(ino);
+            return;
+        }
+        state.keep(self.cost_of(0), ino, offset, what, change);
+        self.tell_if_due(&state);
+    }
+
+    /// Notes that `session` has made a file end at `size`; `change` is the file's counter then.
+    pub(crate) fn note_end(&self, room: Room<'_>, session: u64, ino: InodeNo, size: u64, change: u64) {
+        self.note_operation(room, session, ino, size, What::End, change);
+    }
+
+    /// Notes what `session` has allocated, zeroed or punched; `change` is the file's counter then.
+    pub(crate) fn note_allocate(
+        &self,
+        room: Room<'_>,
+        session: u64,
+        ino: InodeNo,
+        (offset, len): (u64, u64),
+        how: Allocate,
+        change: u64,
+    ) {
+        self.note_operation(room, session, ino, offset, What::Allocate { len, how }, change);
+    }
+
+    /// A sync begins.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.state.lock().next)
+    }
+
+    /// A sync of a file, or of all (`None`), that began at `mark` has succeeded.
+    pub(crate) fn synced(&self, ino: Option<InodeNo>, mark: Mark) {
+        self.take_before(ino, mark);
+    }
+
+    /// What was kept of a file before `mark` cannot be synced, and goes: whoever has it open is told.
+    pub(super) fn give_up(&self, ino: InodeNo, mark: Mark) {
+        if self.take_before(Some(ino), mark) > 0 {
+            self.losses.note(ino);
+        }
+    }
+
+    /// Takes what was noted before `mark` of a file, or of all, out; gives how many changes that were.
+    fn take_before(&self, ino: Option<InodeNo>, mark: Mark) -> usize {
+        let mut state = self.state.lock();
+        let files = ino.map_or_else(|| state.files.keys().copied().collect(), |ino| vec![ino]);
+        let taken: Vec<_> = files.into_iter().map(|ino| state.take_before(ino, mark.0)).collect();
+        state.is_wanted = false;
+        self.has_room.notify_all();
+        // Many copies are freed while others note theirs.
+        drop(state);
+        taken.iter().map(Vec::len).sum()
+    }
+
+    /// Whether the server has promised to lose nothing that it answered.
+    pub(crate) fn answers_are_durable(&self) -> bool {
+        self.state.lock().durable_answers
+    }
+
+    /// Whether something is kept that a sync would free.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().files.is_empty()
+    }
+
+    /// How much is kept, for people.
+    pub(crate) fn changes(&self) -> UnsyncedChanges {
+        let state = self.state.lock();
+        let kept = state.files.values().flat_map(|file| &file.kept);
+        UnsyncedChanges { files: state.files.len() as u64, bytes: kept.map(|kept| kept.bytes() as u64).sum() }
+    }
+
+    /// The file that most of what is kept is of, if there is one.
+    pub(super) fn heaviest(&self) -> Option<InodeNo> {
+        let state = self.state.lock();
+        let is_most = |file: &FileWrites| file.cost > state.cost / 2;
+        state.files.iter().find(|(_, file)| is_most(file)).map(|(ino, _)| *ino)
+    }
+
+    /// Files whose written bytes were lost, or nobody knows.
+    pub(crate) fn losses(&self) -> &Losses {
+        &self.losses
+    }
+
+    /// Files with writes that recovery has to look at.
+    pub(crate) fn files(&self) -> Vec<InodeNo> {
+        self.state.lock().files.keys().copied().collect()
+    }
+
+    /// What to restore of a file, in the order in which the server did it: what it has restored of a client is known by the last
+    /// counter.
+    pub(super) fn changes_of(&self, ino: InodeNo) -> Vec<Kept> {
+        let state = self.state.lock();
+        let mut kept = state.files.get(&ino).map_or_else(Vec::new, |file| file.kept.clone());
+        drop(state);
+        kept.sort_by_key(|kept| kept.change);
+        kept
+    }
+
+    /// A recovery has begun: until it is done nothing is taken.
+    pub(super) fn begin_recovery(&self) {
+        let mut state = self.state.lock();
+        if state.session != 0 {
+            state.durable_before = state.durable_answers.then_some(state.session);
+            state.session = 0;
+        }
+    }
+
+    /// From now on only what this session answers is taken.
+    pub(super) fn begin_session(&self, session: u64, durable_answers: bool) {
+        let mut state = self.state.lock();
+        (state.session, state.durable_answers) = (session, durable_answers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INO: InodeNo = InodeNo(7);
+    const BOUND: usize = 1 << 20;
+
+    fn unsynced() -> Unsynced {
+        let unsynced = Unsynced::new(BOUND);
+        unsynced.begin_session(1, false);
+        unsynced
+    }
+
+    fn note(unsynced: &Unsynced, session: u64, ino: InodeNo, offset: u64, bytes: &[u8], change: u64) -> bool {
+        let room = unsynced.reserve(bytes.len()).expect("room");
+        unsynced.note(room, session, ino, offset, bytes, change)
+    }
+
+    fn ranges(unsynced: &Unsynced) -> Vec<(u64, Vec<u8>)> {
+        unsynced
+            .changes_of(INO)
+            .into_iter()
+            .filter_map(|kept| match kept.what {
+                What::Bytes(bytes) => Some((kept.offset, bytes.to_vec())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_sync_frees_what_was_before_it() {
+        let unsynced = unsynced();
+        assert!(note(&unsynced, 1, INO, 0, b"before", 1));
+        let mark = unsynced.mark();
+        assert!(note(&unsynced, 1, INO, 6, b"after", 2));
+        assert!(note(&unsynced, 1, InodeNo(8), 0, b"other", 3));
+        unsynced.synced(Some(INO), mark);
+        assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
+        assert_eq!(unsynced.changes().to_string(), "10 unsynced bytes in 2 files");
+        unsynced.synced(None, unsynced.mark());
+        assert!(unsynced.is_empty());
+        assert_eq!(unsynced.changes(), UnsyncedChanges::default());
+        assert_eq!(unsynced.state.lock().cost, 0);
+    }
+
+    #[test]
+    fn changes_are_kept_whole_and_in_the_order_of_their_counters() {
+        let unsynced = unsynced();
+        let punch = What::Allocate { len: 90, how: Allocate::PunchHole };
+        assert!(note(&unsynced, 1, INO, 2, b"answered late", 3));
+        assert!(note(&unsynced, 1, INO, 0, b"first", 1));
+        unsynced.note_end(unsynced.reserve(0).expect("room"), 1, INO, 4, 4);
+        unsynced.note_allocate(unsynced.reserve(0).expect("room"), 1, INO, (1, 90), Allocate::PunchHole, 5);
+        assert!(note(&unsynced, 1, INO, 0, b"all of it", 2));
+        let kept = unsynced.changes_of(INO).into_iter();
+        let kept: Vec<_> = kept.map(|kept| (kept.change, kept.offset, kept.what)).collect();
+        let written = |bytes: &[u8]| What::Bytes(Arc::from(bytes));
+        assert_eq!(
+            kept,
+            [
+                (1, 0, written(b"first")),
+                (2, 0, written(b"all of it")),
+                (3, 2, written(b"answered late")),
+                (4, 4, What::End),
+                (5, 1, punch),
+            ]
+        );
+        unsynced.synced(None, unsynced.mark());
+        assert_eq!(unsynced.state.lock().cost, 0);
+        // A lost server's answer cannot be made good any more.
+        unsynced.begin_session(2, false);
+        let told = unsynced.losses().before_open(INO);
+        let room = unsynced.reserve(0).expect("room");
+        unsynced.note_allocate(room, 1, INO, (0, 1), Allocate::PunchHole, 100);
+        assert!(unsynced.losses().tell(INO, &told));
+    }
+
+    #[test]
+    fn another_session_s_answer_is_not_taken() {
+        let unsynced = unsynced();
+        unsynced.begin_session(2, false);
+        assert!(!note(&unsynced, 1, INO, 0, b"late", 1));
+        assert!(unsynced.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_synced_goes_and_is_told() {
+        let unsynced = unsynced();
+        let told = unsynced.losses().before_open(INO);
+        assert!(note(&unsynced, 1, INO, 0, b"before", 1));
+        let mark = unsynced.mark();
+        assert!(note(&unsynced, 1, INO, 6, b"after", 2));
+        unsynced.give_up(INO, mark);
+        assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
+        assert!(unsynced.losses().tell(INO, &told));
+    }
+
+    #[test]
+    fn the_heaviest_file_has_more_than_half() {
+        let unsynced = unsynced();
+        assert_eq!(unsynced.heaviest(), None);
+        assert!(note(&unsynced, 1, INO, 0, &[1; 100_000], 1));
+        assert_eq!(unsynced.heaviest(), Some(INO));
+        assert!(note(&unsynced, 1, InodeNo(8), 0, &[1; 100_000], 1));
+        assert_eq!(unsynced.heaviest(), None);
+        assert!(note(&unsynced, 1, InodeNo(8), 0, &[1; 10_000], 1));
+        assert_eq!(unsynced.heaviest(), Some(InodeNo(8)));
+    }
+
+    #[test]
+    fn while_a_recovery_is_under_way_nothing_is_taken() {
+        let unsynced = unsynced();
+        unsynced.begin_recovery();
+        assert!(!note(&unsynced, 1, INO, 0, b"recovery may have passed it", 1));
+        unsynced.begin_recovery();
+        unsynced.begin_session(2, true);
+        assert!(note(&unsynced, 2, INO, 0, b"its server cannot lose it", 2));
+        unsynced.begin_recovery();
+        assert!(note(&unsynced, 2, INO, 0, b"nor this", 3), "its server cannot lose it");
+        unsynced.begin_session(3, false);
+        assert!(note(&unsynced, 2, INO, 0, b"nor this", 4) && unsynced.is_empty());
+    }
+}
