@@ -11,8 +11,8 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, Covers, CutStep, DataCommit, DiskOptions, DiskStore, Format, HashKey, Meta, Operation, Plane,
-    RangeUpdate, Store,
+    Caller, Covers, CutStep, DataCommit, DiskOptions, DiskStore, Format, HashKey, Images, Meta, Operation,
+    Plane, RangeUpdate, Store,
 };
 use cuttlefs_server::pool::Space;
 use std::error::Error;
@@ -277,6 +277,7 @@ fn measure() -> Result<(), Box<dyn Error>> {
                 size: 4096,
                 done: Vec::new(),
                 cut: CutStep::Unchanged,
+                images: Images::Follow,
             };
             let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
             meta.commit_data(&commits)?;

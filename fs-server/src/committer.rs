@@ -64,6 +64,10 @@ impl MetaPort for CommittedMeta {
         self.meta.has_room()
     }
 
+    fn takes_images(&self) -> bool {
+        self.meta.takes_images()
+    }
+
     fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
         self.meta.extents(ino)
     }

@@ -132,7 +132,7 @@ impl Server {
         set: &SetAttr,
         data: Option<DataCommit>,
     ) -> Result<Attr, Status> {
-        let operation = Operation::SetAttr { ino, set: *set, commit: data };
+        let operation = Operation::SetAttr { ino, set: *set, commit: data.map(Box::new) };
         self.execute(who, owner, &operation)?.attr.ok_or(Status::Io)
     }
 

@@ -215,6 +215,12 @@ fn a_data_sync_that_does_nothing_is_found() {
 }
 
 #[test]
+fn a_store_that_forgets_what_fsync_put_into_it_is_found() {
+    finds(Kind::Loss, Lie::Store(StoreLie::Images));
+    finds(Kind::Kills, Lie::Store(StoreLie::Images));
+}
+
+#[test]
 fn batches_that_do_not_say_what_was_done_are_found() {
     finds(Kind::Kills, Lie::Store(StoreLie::Slots));
     finds(Kind::Ack, Lie::Store(StoreLie::Slots));

@@ -19,7 +19,9 @@ mod report;
 pub use report::{Finding, Report};
 
 use crate::log::{Contents, FileLog};
-use crate::meta::{Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, paths, repair};
+use crate::meta::{
+    Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, image_count, paths, repair,
+};
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
 use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::world::{Clock, SystemClock};
@@ -71,6 +73,12 @@ pub enum FsckError {
          repair then"
     )]
     Unrecovered(usize),
+    /// The same of images.
+    #[error(
+        "{0} pages that were synced are in the metadata and not in their places yet; serve the pool once, which puts them there, \
+         stop the server, and repair then"
+    )]
+    UnwrittenImages(u64),
     /// The same of rings.
     #[error(
         "{0} acknowledged writes are in rings; serve the pool once, which executes them, stop the server, and repair then"
@@ -116,6 +124,10 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
             return Ok(report);
         }
     };
+    report.page_images = image_count(&store).map_err(MetaError::from)?;
+    if options.repair && report.page_images > 0 {
+        return Err(FsckError::UnwrittenImages(report.page_images));
+    }
     progress("records", 0, 0);
     let survey = records(options, &opened, &store, hash_key, &mut report)?;
     report.inodes = survey.inodes;

@@ -6,7 +6,7 @@ use crate::bits;
 use crate::meta::Survey;
 use crate::pool::sums::{DEFAULT_CACHE_BYTES, IntentsDamaged, PageSums, SummedDisk, Verdict};
 use crate::pool::{PoolDirectory, UringDisk};
-use cuttlefs_common::ids::{InodeNo, PAGE_SIZE};
+use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{Extent, ExtentState};
 use std::io;
@@ -49,7 +49,7 @@ pub(super) fn check(
                 progress("pages", done, all);
                 let step = first..pages.end.min(first + STEP_PAGES);
                 done += step.end - step.start;
-                look(options, &ring, &disk, report, (*ino, extent, step))?;
+                look(options, &ring, &disk, report, survey, (*ino, extent, step))?;
             }
         }
         progress("pages", done, all);
@@ -99,6 +99,7 @@ fn look(
     ring: &UringDisk,
     disk: &SummedDisk,
     report: &mut Report,
+    survey: &Survey,
     (ino, extent, pages): (InodeNo, &Extent, Range<u64>),
 ) -> io::Result<()> {
     let verdicts = ring.block_on(disk.examine(pages.clone()))??;
@@ -110,7 +111,9 @@ fn look(
             ring.block_on(disk.settle(pages.clone()))??;
         }
     }
-    for (page, verdict) in pages.zip(verdicts) {
+    // What a page with an image holds is what the image says.
+    let judged = pages.zip(verdicts).filter(|(page, _)| !survey.images.contains(&PoolPage(*page)));
+    for (page, verdict) in judged {
         let (kind, what) = match verdict {
             Verdict::Rotten => ("rotten-page", "its bytes do not match its checksum"),
             Verdict::Unreadable => ("unreadable-page", "the device cannot read it"),

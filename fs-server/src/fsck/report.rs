@@ -71,6 +71,8 @@ pub struct Report {
     pub verified_pages: u64,
     /// Pages that were being written when the server went down, or whose write failed: served as they are.
     pub unsettled_pages: u64,
+    /// Pages that were synced and are not in their places: the next start puts them there.
+    pub page_images: u64,
     /// Acknowledged changes in the redo log, which the next start does again.
     pub logged_changes: u64,
     /// Acknowledged writes in rings, which the next start executes unless the redo log has them.
@@ -139,6 +141,7 @@ impl Report {
             "used_pages": self.used_pages,
             "verified_pages": self.verified_pages,
             "unsettled_pages": self.unsettled_pages,
+            "page_images": self.page_images,
             "logged_changes": self.logged_changes,
             "ring_writes": self.ring_writes,
         })
@@ -162,6 +165,10 @@ impl Report {
             "{inodes} inodes, {entries} entries, {used_pages} of {pages} pages used, {verified_pages} verified, \
              {unsettled_pages} were being written"
         ));
+        if self.page_images > 0 {
+            lines
+                .push(format!("{} synced pages are put in their places at the next start", self.page_images));
+        }
         if self.logged_changes > 0 {
             lines.push(format!(
                 "{} changes in the redo log are done again at the next start",

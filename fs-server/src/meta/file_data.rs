@@ -96,7 +96,7 @@ impl Meta {
         set: &SetAttr,
         data: Option<DataCommit>,
     ) -> Result<Attr, Status> {
-        let operation = Operation::SetAttr { ino, set: *set, commit: data };
+        let operation = Operation::SetAttr { ino, set: *set, commit: data.map(Box::new) };
         let outcome = self.execute(caller, &operation, &|_| true)?;
         outcome.attr.ok_or(Status::Io)
     }

@@ -6,6 +6,7 @@
 //! | `I ino:8` | inode |
 //! | `D parent:8 hash:7` | directory bucket: the entries whose names have that hash |
 //! | `X ino:8 file_page:8` | extent |
+//! | `P ino:8 file_page:8` | image of a page whose bytes are not in their place yet (`images`) |
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
@@ -26,6 +27,7 @@ pub mod tag {
     pub const ENTRY: u8 = b'D';
     pub const INODE: u8 = b'I';
     pub const ORPHAN: u8 = b'O';
+    pub const IMAGE: u8 = b'P';
     pub const SYMLINK: u8 = b'S';
     pub const CUT: u8 = b'T';
     pub const EXTENT: u8 = b'X';
@@ -78,12 +80,26 @@ pub fn bucket(parent: InodeNo, hash: u64) -> [u8; 16] {
     key
 }
 
-/// Extent.
-pub fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
+fn paged(tag: u8, ino: InodeNo, page: FilePage) -> [u8; 17] {
     let mut key = [0; 17];
-    key[..9].copy_from_slice(&tagged(tag::EXTENT, ino));
+    key[..9].copy_from_slice(&tagged(tag, ino));
     key[9..].copy_from_slice(&page.0.to_be_bytes());
     key
+}
+
+/// Extent.
+pub fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
+    paged(tag::EXTENT, ino, page)
+}
+
+/// Image of a page.
+pub fn image(ino: InodeNo, page: FilePage) -> [u8; 17] {
+    paged(tag::IMAGE, ino, page)
+}
+
+/// Images of the pages `[first, end)` of a file. No file has a page `u64::MAX`.
+pub fn images(ino: InodeNo, first: FilePage, end: FilePage) -> KeyRange {
+    KeyRange { from: image(ino, first).to_vec(), to: image(ino, end).to_vec() }
 }
 
 /// Piece of an extended attribute. The name's length comes first, so that no name's pieces are among another's.
@@ -171,8 +187,8 @@ pub fn parse_bucket(key: &[u8]) -> Option<(InodeNo, u64)> {
     Some((InodeNo(parse_u64(key.get(1..9)?)?), u64::from_be_bytes(wide)))
 }
 
-/// Inode and page of an `X` key.
-pub fn parse_extent(key: &[u8]) -> Option<(InodeNo, FilePage)> {
+/// Inode and page of an `X` or `P` key.
+pub fn parse_paged(key: &[u8]) -> Option<(InodeNo, FilePage)> {
     Some((InodeNo(parse_u64(key.get(1..9)?)?), FilePage(parse_u64(key.get(9..)?)?)))
 }
 
@@ -212,6 +228,10 @@ mod tests {
             &extent(ino, FilePage(0x1112_1314_1516_1718)),
             b"X\x01\x02\x03\x04\x05\x06\x07\x08\x11\x12\x13\x14\x15\x16\x17\x18"
         );
+        assert_eq!(
+            &image(ino, FilePage(0x1112_1314_1516_1718)),
+            b"P\x01\x02\x03\x04\x05\x06\x07\x08\x11\x12\x13\x14\x15\x16\x17\x18"
+        );
         assert_eq!(xattr(ino, b"user.a", 2), b"A\x01\x02\x03\x04\x05\x06\x07\x08\x06user.a\x02");
         assert_eq!(
             &client(ClientId(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10)),
@@ -232,14 +252,14 @@ mod tests {
         let ino = InodeNo(77);
         assert_eq!(parse_ino(&inode(ino)), Some(ino));
         assert_eq!(parse_bucket(&bucket(ino, (1 << 56) - 1)), Some((ino, (1 << 56) - 1)));
-        assert_eq!(parse_extent(&extent(ino, FilePage(9))), Some((ino, FilePage(9))));
+        assert_eq!(parse_paged(&extent(ino, FilePage(9))), Some((ino, FilePage(9))));
         assert_eq!(parse_xattr(&xattr(ino, b"n", 3)), Some((ino, &b"n"[..], 3)));
         assert_eq!(parse_client(&client(ClientId(5))), Some(ClientId(5)));
         assert_eq!(parse_client(&client_slot(ClientId(5), SlotIndex(6))), Some(ClientId(5)));
         assert_eq!(all_of_client(ClientId(u128::MAX)).to, b"D");
         assert_eq!(parse_ino(b"I123"), None);
         assert_eq!(parse_bucket(b"D"), None);
-        assert_eq!(parse_extent(b""), None);
+        assert_eq!(parse_paged(b""), None);
     }
 
     #[test]

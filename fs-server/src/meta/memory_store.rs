@@ -46,6 +46,8 @@ pub enum StoreLie {
     Flush,
     /// Batches do not keep which requests were done.
     Slots,
+    /// Batches do not keep images of pages.
+    Images,
     /// A batch that changes names forgets which requests of other clients were done.
     OtherSlots,
 }
@@ -67,12 +69,12 @@ fn apply(records: &mut Records, batch: &Batch) {
     }
 }
 
-/// A batch without the records of requests that were done.
-fn without_slots(batch: Batch) -> Batch {
+/// A batch that puts no such records.
+fn without(batch: Batch, is_left_out: fn(&[u8]) -> bool) -> Batch {
     let mut left = Batch::default();
     for (key, value) in batch.into_changes() {
         match value {
-            Some(_) if key::is_slot(&key) => {}
+            Some(_) if is_left_out(&key) => {}
             Some(value) => left.put(key, value),
             None => left.remove(key),
         }
@@ -142,7 +144,7 @@ impl MemoryStore {
         let lies = match self.lie {
             Some(StoreLie::Persist) => event == Event::Persist,
             Some(StoreLie::Flush) => event == Event::Flush,
-            Some(StoreLie::Slots | StoreLie::OtherSlots) | None => false,
+            Some(StoreLie::Slots | StoreLie::OtherSlots | StoreLie::Images) | None => false,
         };
         if !lies {
             for batch in contents.unflushed.drain(..) {
@@ -221,7 +223,8 @@ impl Store for MemoryStore {
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let mut contents = self.contents.write();
         let batch = match self.lie {
-            Some(StoreLie::Slots) => without_slots(batch),
+            Some(StoreLie::Slots) => without(batch, key::is_slot),
+            Some(StoreLie::Images) => without(batch, |key| key[0] == key::tag::IMAGE),
             Some(StoreLie::OtherSlots) => forgetting_others(batch, &contents.current),
             _ => batch,
         };

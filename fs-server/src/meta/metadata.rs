@@ -249,6 +249,11 @@ impl Meta {
         self.store.room_bytes() > 0
     }
 
+    /// Whether images of pages may be put into the store now.
+    pub fn takes_images(&self) -> bool {
+        self.store.takes_contents()
+    }
+
     /// Inodes there is room for, about.
     pub fn room_inodes(&self) -> u64 {
         (self.store.room_bytes() / INODE_BYTES).min(ROOM_INODES_MAX)

@@ -7,6 +7,7 @@
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
+//! * `images` contents that a sync covers and that are not in their places yet
 //! * `page_map` which pool pages extents name, kept beside the records
 //! * `survey` whether a store's records agree with each other; `problem` what can be wrong; `repair` what is done about it
 //!
@@ -28,6 +29,7 @@ mod draft;
 mod error;
 mod extent_edit;
 mod file_data;
+mod images;
 mod key;
 mod live;
 mod lookups;
@@ -53,13 +55,14 @@ pub use climbs::{Climb, Climbs, LEVELS_MAX};
 pub use disk_store::{DiskOptions, DiskStore};
 pub use draft::Applied;
 pub use error::MetaError;
+pub use images::{StoredImage, image_count};
 pub use live::NoteData;
 pub use memory_store::{MemoryStore, StoreLie};
 pub use metadata::{Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
-    ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, LINK_MAX, Operation, Outcome,
-    Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
+    ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, Images, LINK_MAX, Operation,
+    Outcome, PageImage, Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
 pub use paths::paths;

@@ -99,6 +99,27 @@ pub enum Covers {
     },
 }
 
+/// The bytes of a page as a sync found them, without the zeros at their end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageImage {
+    /// Which page of its file.
+    pub page: FilePage,
+    /// Them; a page at most.
+    pub bytes: Vec<u8>,
+}
+
+/// What becomes of the images of a file's pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Images {
+    /// Those of pages that the ranges leave without bytes go.
+    #[default]
+    Follow,
+    /// These are put: their bytes need not be in their places to be durable.
+    Put(Vec<PageImage>),
+    /// All go: every byte of the file is in its place, durably.
+    Drop,
+}
+
 /// A file's data that became durable: what the store may say from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataCommit {
@@ -114,12 +135,15 @@ pub struct DataCommit {
     pub covers: Covers,
     /// Whether it is a step of a cut.
     pub cut: CutStep,
+    /// Where bytes are that the ranges say are there.
+    pub images: Images,
 }
 
 impl DataCommit {
     /// A change of the mapping that covers no write.
     pub fn of_ranges(ino: InodeNo, ranges: Vec<RangeUpdate>, size: u64) -> Self {
-        Self { ino, ranges, size, done: Vec::new(), covers: Covers::Nothing, cut: CutStep::Unchanged }
+        let (covers, cut, images) = (Covers::Nothing, CutStep::Unchanged, Images::Follow);
+        Self { ino, ranges, size, done: Vec::new(), covers, cut, images }
     }
 }
 
@@ -225,7 +249,7 @@ pub enum Operation<'a> {
         /// What to change.
         set: SetAttr,
         /// The truncation, prepared by the file's region.
-        commit: Option<DataCommit>,
+        commit: Option<Box<DataCommit>>,
     },
     /// Sets an extended attribute.
     SetXattr {

@@ -98,7 +98,7 @@ fn extent_of(key: &[u8], value: Option<&[u8]>) -> Option<ExtentRecord> {
     if key.first() != Some(&key::tag::EXTENT) {
         return None;
     }
-    let (_, page) = key::parse_extent(key)?;
+    let (_, page) = key::parse_paged(key)?;
     ExtentRecord::parse(page, value?).ok()
 }
 

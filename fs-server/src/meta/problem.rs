@@ -53,6 +53,8 @@ pub enum ProblemKind {
     XattrCount,
     /// The inode's marks are not those of its attributes.
     Marks,
+    /// An image of a page that holds no bytes.
+    StrayImage,
     /// What is kept of which pages are free is not what the extents say.
     PageMap,
 }
@@ -114,6 +116,7 @@ impl ProblemKind {
             Self::Allocated => "allocated",
             Self::XattrCount => "xattr-count",
             Self::Marks => "marks",
+            Self::StrayImage => "stray-image",
             Self::PageMap => "page-map",
         }
     }
@@ -143,6 +146,7 @@ impl ProblemKind {
             Self::Allocated => "allocated pages are not those of its extents",
             Self::XattrCount => "extended attributes are counted wrong",
             Self::Marks => "its marks do not say which lists and capabilities it has",
+            Self::StrayImage => "there is an image of a page that holds no bytes",
             Self::PageMap => "the record of free pages is not what the extents say",
         }
     }
@@ -150,7 +154,9 @@ impl ProblemKind {
     /// What a repair does.
     pub const fn repair(self) -> &'static str {
         match self {
-            Self::BadRecord | Self::StrayTarget | Self::StrayExtent | Self::NoInode => "removes the record",
+            Self::BadRecord | Self::StrayTarget | Self::StrayExtent | Self::NoInode | Self::StrayImage => {
+                "removes the record"
+            }
             Self::NoRoot => "makes a root directory",
             Self::NextIno => "moves the next number behind them",
             Self::WrongBucket | Self::Dangling | Self::SecondParent => "removes the entry",

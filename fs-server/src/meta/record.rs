@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// First byte of every value. Another number means another format.
 pub const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,7 +169,7 @@ pub struct XattrHead<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A symlink's target, an orphan's mark (empty), a session.
+/// A symlink's target, an orphan's mark (empty), a session, an image of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BytesRecord<'a> {
     /// The bytes.

@@ -85,7 +85,12 @@ impl Repairer<'_> {
                 }
             }
             (
-                Kind::BadRecord | Kind::NoInode | Kind::StrayTarget | Kind::StrayExtent | Kind::NamedOrphan,
+                Kind::BadRecord
+                | Kind::NoInode
+                | Kind::StrayTarget
+                | Kind::StrayExtent
+                | Kind::NamedOrphan
+                | Kind::StrayImage,
                 _,
             ) => {
                 batch.remove(problem.key.clone());
@@ -263,7 +268,7 @@ impl Repairer<'_> {
     /// Takes pages from an extent: those that another keeps, or that cannot be.
     fn cut(&self, batch: &mut Batch, problem: &Problem, page: u64, keeper: InodeNo) -> Result<(), MetaError> {
         let ino = problem.ino;
-        let Some((_, first)) = key::parse_extent(&problem.key) else { return Ok(()) };
+        let Some((_, first)) = key::parse_paged(&problem.key) else { return Ok(()) };
         let Some(value) = self.store.get(&problem.key)? else { return Ok(()) };
         let extent = ExtentRecord::parse(first, &value).map_err(MetaError::record(&problem.key))?.at(first);
         // Pages of the extent that stay, counted from its first.

@@ -182,6 +182,12 @@ pub trait Store: Send + Sync {
     /// Bytes that further records may take before only removals should be committed; what those need is kept back.
     fn room_bytes(&self) -> u64;
 
+    /// Whether contents of files may be put into it now: there is plenty of room, and little waits for a checkpoint. Names and
+    /// mappings are taken in any case.
+    fn takes_contents(&self) -> bool {
+        true
+    }
+
     /// Figures for people.
     fn figures(&self) -> StoreFigures {
         StoreFigures::default()

@@ -4,6 +4,7 @@
 //! Holds some 200 bytes an inode and 48 an extent, and a bit or two a page.
 
 use super::apply::mark_of;
+use super::images;
 use super::key::{self, tag};
 use super::name::HashKey;
 use super::page_map::{NO_PAGES, PART_PAGES, PageMap, PartBits, PartKey};
@@ -14,7 +15,7 @@ use super::view::View;
 use crate::acl::Acl;
 use crate::bits;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, DEFAULT_ACL_XATTR, FileKind, InodeFlags};
-use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +45,8 @@ pub struct Survey {
     pub problems: Vec<Problem>,
     /// Every extent, by its first pool page.
     pub extents: Vec<(InodeNo, Extent)>,
+    /// Pool pages that an image says the bytes of.
+    pub images: BTreeSet<PoolPage>,
     /// How many inodes.
     pub inodes: u64,
     /// How many entries.
@@ -98,6 +101,7 @@ impl Survey {
         surveyor.cuts()?;
         surveyor.extents()?;
         surveyor.page_map()?;
+        surveyor.images()?;
         surveyor.attributes()?;
         surveyor.targets_and_orphans()?;
         surveyor.clients()?;
@@ -216,7 +220,7 @@ impl Surveyor<'_> {
     fn extents(&mut self) -> Result<(), StoreError> {
         let mut last = (InodeNo(0), 0);
         self.each(tag::EXTENT, &mut |this, key, value| {
-            let (ino, page) = key::parse_extent(key).ok_or(RecordError::Malformed)?;
+            let (ino, page) = key::parse_paged(key).ok_or(RecordError::Malformed)?;
             let extent = ExtentRecord::parse(page, value)?.at(page);
             let page_detail = |page: FilePage| Detail::Page(page.0, ino);
             match this.inodes.get(&ino).copied() {
@@ -294,6 +298,20 @@ impl Surveyor<'_> {
             self.problem(ProblemKind::PageMap, InodeNo(0), b"", detail);
         }
         Ok(())
+    }
+
+    fn images(&mut self) -> Result<(), StoreError> {
+        self.each(tag::IMAGE, &mut |this, key, value| {
+            let (ino, page) = key::parse_paged(key).ok_or(RecordError::Malformed)?;
+            images::parse(value)?;
+            // What else is wrong with its extents was told with those.
+            match images::place_of(this.view, ino, page) {
+                Ok(Some(place)) => drop(this.found.images.insert(place)),
+                Ok(None) => this.problem(ProblemKind::StrayImage, ino, key, Detail::None),
+                Err(_) => {}
+            }
+            Ok(())
+        })
     }
 
     fn attributes(&mut self) -> Result<(), StoreError> {

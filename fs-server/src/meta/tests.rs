@@ -7,6 +7,7 @@ mod crash;
 mod cut;
 mod data;
 mod directory;
+mod images;
 mod marks;
 mod model;
 mod posix;

@@ -252,7 +252,7 @@ impl<'a> View<'a> {
 
 fn parse_extent(key: &[u8], value: &[u8]) -> Result<(InodeNo, Extent), MetaError> {
     let malformed = || MetaError::record(key)(RecordError::Malformed);
-    let (ino, page) = key::parse_extent(key).ok_or_else(malformed)?;
+    let (ino, page) = key::parse_paged(key).ok_or_else(malformed)?;
     let record = ExtentRecord::parse(page, value).map_err(MetaError::record(key))?;
     Ok((ino, record.at(page)))
 }

@@ -9,7 +9,7 @@
 //! 2. `settle` (async): held by a write-back from its snapshot to its commit, and by whatever takes pages away from
 //!    the file, so that a commit never names a page that has left.
 //! 3. block locks (`BlockLocks`).
-//! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it.
+//! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it. `dirty` may be taken under it.
 //!
 //! # Invariants
 //! * Bytes of the last page past the end of the file are zeros once `tail_is_zero`; it is made so before growth.
@@ -28,6 +28,16 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// A page that was written in its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirtyPage {
+    /// Where it lies.
+    pub(crate) pool: PoolPage,
+    /// Its bytes are durable, as an image in the store; its place has them with the next write-back. Whoever changes it puts
+    /// it on the list anew, without this.
+    pub(crate) has_image: bool,
+}
+
 /// What changes under `state`.
 #[derive(Debug)]
 pub struct FileState {
@@ -45,6 +55,10 @@ pub struct FileState {
     pub(crate) tail_is_zero: bool,
     /// Contents or attributes moved since the last commit.
     pub(crate) uncommitted: bool,
+    /// Pages were written past the frames since the last commit behind a data sync. Set when they are there.
+    pub(crate) is_written_directly: bool,
+    /// Some page may have an image.
+    pub(crate) has_images: bool,
     /// The last change of each slot since the last commit, which will say that it was done.
     pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
     /// Counter of the last change of contents that a client asked this server for; 0: of none since the file was loaded.
@@ -93,7 +107,7 @@ pub struct FileRegion {
     /// Shared by changes of contents that clients ask for, alone by what a client restores. Taken before `order`.
     pub(crate) changes: AsyncRwLock<()>,
     state: RwLock<FileState>,
-    pub(crate) dirty: Mutex<BTreeMap<FilePage, PoolPage>>,
+    pub(crate) dirty: Mutex<BTreeMap<FilePage, DirtyPage>>,
     /// In the write-back list. Set by writers, cleared by write-back before its snapshot.
     pub(crate) listed: AtomicBool,
     /// The inode was reaped: nothing may be done with the region any more.
@@ -157,6 +171,8 @@ impl FileRegion {
                 durable_size: size,
                 tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
                 uncommitted: false,
+                is_written_directly: false,
+                has_images: false,
                 done: BTreeMap::new(),
                 contents: 0,
                 covered: 0,
@@ -184,6 +200,11 @@ impl FileRegion {
         self.state.read().table.allocated_pages()
     }
 
+    /// A page was written in its frame, or is about to be: the caller holds its block lock.
+    pub(crate) fn list_page(&self, page: FilePage, pool: PoolPage) {
+        self.dirty.lock().insert(page, DirtyPage { pool, has_image: false });
+    }
+
     /// The slot, if the file has one.
     pub fn slot(&self) -> Option<FileSlot> {
         self.state.read().slot
@@ -192,7 +213,10 @@ impl FileRegion {
     /// Whether the store knows everything there is to know.
     pub fn is_clean(&self) -> bool {
         let state = self.state.read();
-        !state.uncommitted && state.table.fresh_pages() == 0 && self.dirty.lock().is_empty()
+        !state.uncommitted
+            && !state.is_written_directly
+            && state.table.fresh_pages() == 0
+            && self.dirty.lock().is_empty()
     }
 
     /// The mapping as clients may cache it, from the extent at or after `first_page` on.

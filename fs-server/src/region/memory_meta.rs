@@ -3,7 +3,7 @@
 //! Batches are applied at once and become durable with `flush`; `crash` goes back to the last flush, or to any batch
 //! after it, as a store that writes its log in order may.
 
-use super::meta_port::{CutStep, DataCommit, MetaPort, NoteData, Written};
+use super::meta_port::{CutStep, DataCommit, Images, MetaPort, NoteData, Written};
 use crate::pool::disk::LocalFuture;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
@@ -21,6 +21,15 @@ struct Record {
     /// From where on it is being cut off.
     cut: Option<u64>,
     extents: BTreeMap<u64, Extent>,
+    /// Bytes of pages that are not in their places.
+    images: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Record {
+    fn has_bytes(&self, page: u64) -> bool {
+        let before = self.extents.range(..=page).next_back();
+        before.is_some_and(|(_, extent)| extent.file_end().0 > page && extent.state == ExtentState::Written)
+    }
 }
 
 type Store = BTreeMap<InodeNo, Record>;
@@ -116,6 +125,7 @@ impl MemoryMeta {
             if let Some(from) = record.cut.take() {
                 replace(record, from, u64::MAX, &[]);
             }
+            drop_images_of_nothing(record);
         }
         let live = store
             .iter()
@@ -140,6 +150,25 @@ impl MemoryMeta {
         let extents = inner.store.values().flat_map(|record| record.extents.values());
         let written = extents.filter(|extent| extent.state == ExtentState::Written);
         written.map(|extent| extent.pool_page.0..extent.pool_page.0 + extent.len_pages).collect()
+    }
+
+    /// Images, each with the pool page that is to have it.
+    pub fn images(&self) -> Vec<(PoolPage, Vec<u8>)> {
+        let inner = self.inner.lock();
+        let place = |record: &Record, page: u64| {
+            let (_, extent) = record.extents.range(..=page).next_back().expect("it has bytes");
+            assert!(record.has_bytes(page), "an image of page {page}, which has no bytes");
+            PoolPage(extent.pool_page.0 + (page - extent.file_page.0))
+        };
+        let of = |record: &Record| -> Vec<_> {
+            record.images.iter().map(|(page, bytes)| (place(record, *page), bytes.clone())).collect()
+        };
+        inner.store.values().flat_map(of).collect()
+    }
+
+    /// All of them are in their places.
+    pub fn drop_images(&self) {
+        self.inner.lock().store.values_mut().for_each(|record| record.images.clear());
     }
 
     /// The inodes there are.
@@ -176,6 +205,11 @@ fn replace(record: &mut Record, first: u64, end: u64, extents: &[Extent]) {
     assert!(all.windows(2).all(|pair| pair[0].file_end() <= pair[1].file_page), "overlap: {all:?}");
 }
 
+fn drop_images_of_nothing(record: &mut Record) {
+    let images = std::mem::take(&mut record.images);
+    record.images = images.into_iter().filter(|(page, _)| record.has_bytes(*page)).collect();
+}
+
 impl MetaPort for MemoryMeta {
     fn attr(&self, ino: InodeNo) -> Result<Attr, Status> {
         self.inner.lock().live.get(&ino).copied().ok_or(Status::NotFound)
@@ -186,6 +220,10 @@ impl MetaPort for MemoryMeta {
     }
 
     fn has_room(&self) -> bool {
+        true
+    }
+
+    fn takes_images(&self) -> bool {
         true
     }
 
@@ -220,6 +258,13 @@ impl MetaPort for MemoryMeta {
                     replace(record, range.first.0, range.end.0, &range.extents);
                 }
                 record.size = commit.size;
+                match &commit.images {
+                    Images::Follow => drop_images_of_nothing(record),
+                    Images::Drop => record.images.clear(),
+                    Images::Put(images) => {
+                        record.images.extend(images.iter().map(|image| (image.page.0, image.bytes.clone())));
+                    }
+                }
                 match commit.cut {
                     CutStep::Unchanged => {}
                     CutStep::From(page) => record.cut = Some(page.0),

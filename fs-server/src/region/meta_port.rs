@@ -10,8 +10,8 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
 pub use crate::meta::{
-    ClientChange, Covers, CutStep, DataCommit, DoneRequest, NoteData, Placed, RangeUpdate, RequestId,
-    Verdict, Written,
+    ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, NoteData, PageImage, Placed, RangeUpdate,
+    RequestId, Verdict, Written,
 };
 
 /// Metadata as file regions see it.
@@ -36,7 +36,7 @@ pub trait MetaPort: Send + Sync {
     /// # Errors
     /// As `attr`.
     fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status>;
-    /// Puts all commits in one atomic batch, durable with the next flush. The data they name is on SSD.
+    /// Puts all commits in one atomic batch, durable with the next flush. The data they name is on SSD, or in their images.
     /// An inode that is gone meanwhile is skipped: its pages are on their way out.
     ///
     /// # Errors
@@ -44,6 +44,8 @@ pub trait MetaPort: Send + Sync {
     fn commit_data(&self, commits: &[DataCommit]) -> Result<(), Status>;
     /// Whether there is room for what maps further pages.
     fn has_room(&self) -> bool;
+    /// Whether images of pages may be put now: they take room, and memory until the next checkpoint.
+    fn takes_images(&self) -> bool;
     /// Makes every batch so far durable where it is used from.
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>>;
     /// Makes every batch so far survive a power loss, by the quickest way.

@@ -52,13 +52,13 @@ pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
 pub use meta_port::{
-    ClientChange, Covers, CutStep, DataCommit, DoneRequest, MetaPort, NoteData, Placed, RangeUpdate,
-    RequestId, Verdict, Written,
+    ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, MetaPort, NoteData, PageImage, Placed,
+    RangeUpdate, RequestId, Verdict, Written,
 };
 pub use newer::{NEWER_MAX, Newer};
 
 pub(crate) use block_locks::BlockLocks;
-pub(crate) use file_region::{FileState, Generations};
+pub(crate) use file_region::{DirtyPage, FileState, Generations};
 pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 

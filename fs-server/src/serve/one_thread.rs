@@ -110,20 +110,18 @@ impl OneThreadServer {
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
         let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
-        if let Some(log) = log {
-            let outcome = Rc::new(RefCell::new(None));
-            let (task, slot) = (context.clone(), outcome.clone());
-            let left = rings.as_ref().map(|rings| rings.store.clone());
-            worker.spawn_local(async move {
-                let (server, disk) = (&task.server, task.disk.as_ref());
-                let done = recovery::run(server, disk, Some(log), left.as_ref(), drawn.as_ref(), false).await;
-                *slot.borrow_mut() = Some(done);
-            });
-            let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
-            while outcome.borrow().is_none() && commits.run_beside(&server, step) {}
-            let done = outcome.borrow_mut().take();
-            done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
-        }
+        let outcome = Rc::new(RefCell::new(None));
+        let (task, slot) = (context.clone(), outcome.clone());
+        let left = rings.as_ref().map(|rings| rings.store.clone()).filter(|_| log.is_some());
+        worker.spawn_local(async move {
+            let (server, disk) = (&task.server, task.disk.as_ref());
+            let done = recovery::run(server, disk, log, left.as_ref(), drawn.as_ref(), false).await;
+            *slot.borrow_mut() = Some(done);
+        });
+        let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
+        while outcome.borrow().is_none() && commits.run_beside(&server, step) {}
+        let done = outcome.borrow_mut().take();
+        done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         server.forget(&forgotten);
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);

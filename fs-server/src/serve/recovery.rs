@@ -1,5 +1,5 @@
-//! Recovery: what the redo log holds is done again, then what rings hold is done, before anybody is served
-//! (docs/durability.md has the decision tables; rings: `early/recovery.rs`).
+//! Recovery: pages that have images are put in their places, what the redo log holds is done again, then what rings hold is
+//! done, before anybody is served (docs/log.md and docs/durability.md have the decision tables; rings: `early/recovery.rs`).
 //!
 //! # Invariants
 //! * Until all of it is in the pool and in metadata, durably, nothing of the log changes: a crash on the way finds the
@@ -21,6 +21,9 @@ use cuttlefs_common::rpc::{Allocate, MAX_TRANSFER_BYTES};
 use cuttlefs_common::status::Status;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Images that are read and written at once: 1 MiB.
+const IMAGES_AT_ONCE: usize = 256;
 
 /// The redo log a server starts with.
 pub struct LogParts {
@@ -173,7 +176,38 @@ async fn do_again(
     Ok(())
 }
 
-/// Recovers what the log holds, then what rings hold, and starts the log where changes are to be logged.
+/// Puts what was synced, and is in images only, in its places.
+async fn put_images(server: &Server, disk: &dyn Disk) -> Result<(), String> {
+    let (mut behind, mut put) = (None, 0);
+    loop {
+        let images = server.meta.images(behind, IMAGES_AT_ONCE);
+        let images = images.map_err(|status| format!("images of pages cannot be read: {status}"))?;
+        let Some(last) = images.last() else { break };
+        behind = Some((last.ino, last.page));
+        for stray in images.iter().filter(|image| image.pool_page.is_none()) {
+            tracing::error!(ino = %stray.ino, page = %stray.page, "an image of a page that holds no bytes is left out: metadata is damaged; run cuttlefsd fsck");
+        }
+        let placed: Vec<_> =
+            images.into_iter().filter_map(|image| Some((image.pool_page?, image.bytes))).collect();
+        put += placed.len();
+        tier::put_in_place(disk, placed).await.map_err(|error| {
+            format!("synced pages cannot be put in their places: {error}; mend the pool's devices, then start again")
+        })?;
+    }
+    if behind.is_none() {
+        return Ok(());
+    }
+    let synced = disk.sync().await;
+    synced.map_err(|error| format!("synced pages cannot be put in their places: {error}"))?;
+    let dropped = server.meta.drop_images();
+    dropped.map_err(|status| format!("images of pages cannot be removed: {status}"))?;
+    let flushed = server.regions.meta.flush().await;
+    flushed.map_err(|status| format!("metadata cannot be made durable: {status}"))?;
+    tracing::info!(pages = put, "synced pages were put in their places");
+    Ok(())
+}
+
+/// Recovers what images hold, what the log holds, then what rings hold, and starts the log where changes are to be logged.
 ///
 /// # Errors
 /// What stands in the way, with what to do.
@@ -185,6 +219,8 @@ pub(super) async fn run(
     random: &dyn cuttlefs_common::world::Random,
     threaded: bool,
 ) -> Result<(), String> {
+    // First: whatever is done again is done over them.
+    put_images(server, disk).await?;
     let mut begun = None;
     if let Some(LogParts { device, held, acknowledges }) = log {
         let turn = held.header.turn;

@@ -123,7 +123,7 @@ pub(super) async fn change_pages(
     for (index, (change, way)) in changes.iter().zip(ways).enumerate() {
         match way {
             Way::Resident => {
-                file.dirty.lock().insert(change.file_page, change.pool);
+                file.list_page(change.file_page, change.pool);
                 regions.residency.write_in_frame(change.pool, |at| {
                     change.apply_to_frame(regions.frames(), at, &bytes);
                 });
@@ -134,7 +134,7 @@ pub(super) async fn change_pages(
                 }
                 change.apply_to_frame(regions.frames(), frame.offset(), &bytes);
                 // Listed under the block lock: a write-back that takes the list first waits for the lock next.
-                file.dirty.lock().insert(change.file_page, change.pool);
+                file.list_page(change.file_page, change.pool);
                 regions.residency.publish(change.pool, frame, true);
             }
             Way::Direct => match direct.last_mut() {
@@ -148,7 +148,12 @@ pub(super) async fn change_pages(
             },
         }
     }
-    write_direct(regions, disk, changes, bytes, &direct, &mut stored).await
+    let written = write_direct(regions, disk, changes, bytes, &direct, &mut stored).await;
+    if !direct.is_empty() {
+        // Only a data sync makes these durable. Noted once they are written: one that began before does not.
+        file.change_bookkeeping(|state| state.is_written_directly = true);
+    }
+    written
 }
 
 /// Reads, in one batch, the pages that are on SSD and only partly overwritten: into their new frames, or into

@@ -46,7 +46,7 @@ pub async fn reap(
             let removed = file.change_layout(regions.file_table(), &regions.generations, |state| {
                 state.size = 0;
                 state.durable_size = 0;
-                state.uncommitted = false;
+                (state.uncommitted, state.is_written_directly) = (false, false);
                 state.tail_is_zero = true;
                 let rest = state.table.pieces_in(0, MAX_FILE_PAGES).nth(STEP_PIECES).map(|piece| piece.first);
                 state.table.remove(0, rest.unwrap_or(MAX_FILE_PAGES))

@@ -3,8 +3,10 @@
 //! # The four steps of a group
 //! 1. dirty frames to SSD;
 //! 2. one data sync, shared by all groups that are this far (`DataSync`);
-//! 3. one batch: fresh extents as written, lengths;
+//! 3. one batch: fresh extents as written, lengths; images of the files' pages go;
 //! 4. for fsync, `flush` of the store.
+//!
+//! What fsync makes durable of few pages goes another way, and comes here later (`images`).
 //!
 //! What a group covers is fixed at its start, file by file, in a snapshot under the mapping's lock; writes go on
 //! meanwhile and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
@@ -18,9 +20,10 @@
 use crate::pool::disk::{Disk, LocalFuture};
 use crate::region::range_table::{Piece, PieceState, RangeTable};
 use crate::region::{
-    Covers, CutStep, DIRTY_FRACTION, DataCommit, FileRegion, MAX_DIRTY_FILES, RangeUpdate, Regions,
+    Covers, CutStep, DIRTY_FRACTION, DataCommit, DirtyPage, FileRegion, FileState, Images, MAX_DIRTY_FILES,
+    RangeUpdate, Regions,
 };
-use cuttlefs_common::ids::{FilePage, PoolPage};
+use cuttlefs_common::ids::FilePage;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::status::Status;
 use std::collections::BTreeMap;
@@ -48,46 +51,59 @@ pub trait Timer {
 
 /// What of one file a group makes durable, taken from the file. However the group ends, what was not committed goes back: a later
 /// write-back of the file finds it, and does not say "done" of what nobody wrote.
-struct Taken<'a> {
+pub(super) struct Taken<'a> {
     regions: &'a Regions,
     file: &'a Arc<FileRegion>,
-    commit: DataCommit,
+    pub(super) commit: DataCommit,
     /// The fresh ranges the commit covers.
     fresh: Vec<(u64, u64)>,
-    dirty: BTreeMap<FilePage, PoolPage>,
+    pub(super) dirty: BTreeMap<FilePage, DirtyPage>,
+    was_written_directly: bool,
     is_committed: bool,
 }
 
 impl<'a> Taken<'a> {
-    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has the file settled.
+    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has the file settled, and has written all
+    /// that was dirty to its place before it commits.
     fn from(regions: &'a Regions, file: &'a Arc<FileRegion>) -> Option<Self> {
-        // The mapping first, then the dirty list: a page is on the list before the mapping shows it.
-        let (commit, fresh) = file.change_bookkeeping(|state| {
-            let fresh = state.table.fresh();
-            if !state.uncommitted && fresh.is_empty() {
+        // A page is on the list before the mapping shows it.
+        file.change_bookkeeping(|state| {
+            let mut listed = file.dirty.lock();
+            let is_uncommitted = state.uncommitted || state.table.fresh_pages() > 0;
+            if !is_uncommitted && !state.is_written_directly && listed.is_empty() {
                 return None;
             }
-            state.uncommitted = false;
-            let ranges = ranges_of(&state.table, &fresh);
-            let done = std::mem::take(&mut state.done).into_values().collect();
-            let restored = std::mem::take(&mut state.restored);
-            let covers = Covers::Changes { until: state.contents, restored };
-            let commit = DataCommit {
-                ino: file.ino(),
-                ranges,
-                size: state.size,
-                done,
-                covers,
-                cut: CutStep::Unchanged,
-            };
-            Some((commit, fresh.iter().map(|piece| (piece.first, piece.end())).collect()))
-        })?;
-        let dirty = std::mem::take(&mut *file.dirty.lock());
-        Some(Self { regions, file, commit, fresh, dirty, is_committed: false })
+            let dirty = std::mem::take(&mut *listed);
+            let mut taken = Self::of(regions, file, state, dirty);
+            taken.was_written_directly = std::mem::take(&mut state.is_written_directly);
+            if std::mem::take(&mut state.has_images) {
+                taken.commit.images = Images::Drop;
+            }
+            Some(taken)
+        })
+    }
+
+    /// The state as it is, with these pages off the list. No image is put or removed.
+    pub(super) fn of(
+        regions: &'a Regions,
+        file: &'a Arc<FileRegion>,
+        state: &mut FileState,
+        dirty: BTreeMap<FilePage, DirtyPage>,
+    ) -> Self {
+        let fresh = state.table.fresh();
+        state.uncommitted = false;
+        let ranges = ranges_of(&state.table, &fresh);
+        let done = std::mem::take(&mut state.done).into_values().collect();
+        let restored = std::mem::take(&mut state.restored);
+        let covers = Covers::Changes { until: state.contents, restored };
+        let (cut, images) = (CutStep::Unchanged, Images::Put(Vec::new()));
+        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done, covers, cut, images };
+        let fresh = fresh.iter().map(|piece| (piece.first, piece.end())).collect();
+        Self { regions, file, commit, fresh, dirty, was_written_directly: false, is_committed: false }
     }
 
     /// The store has it.
-    fn committed(&mut self) {
+    pub(super) fn committed(&mut self) {
         self.is_committed = true;
         self.file.change_bookkeeping(|state| {
             for (first, end) in &self.fresh {
@@ -108,12 +124,14 @@ impl Drop for Taken<'_> {
         }
         {
             let mut dirty = self.file.dirty.lock();
-            for (page, pool) in std::mem::take(&mut self.dirty) {
-                dirty.entry(page).or_insert(pool);
+            for (page, listed) in std::mem::take(&mut self.dirty) {
+                dirty.entry(page).or_insert(listed);
             }
         }
         self.file.change_bookkeeping(|state| {
             state.uncommitted = true;
+            state.is_written_directly |= self.was_written_directly;
+            state.has_images |= self.commit.images == Images::Drop;
             for done in std::mem::take(&mut self.commit.done) {
                 // A later one of the slot says that this one was answered.
                 state.done.entry((done.request.client, done.request.slot)).or_insert(done);
@@ -197,11 +215,11 @@ async fn write_back_group(
     if group.is_empty() {
         return Ok(());
     }
-    let pages = group.iter().flat_map(|taken| taken.dirty.values().copied()).collect();
+    let pages = group.iter().flat_map(|taken| taken.dirty.values().map(|page| page.pool)).collect();
     let mut failed = regions.write_out(disk, pages).await;
     failed.sort_unstable();
     let result = if failed.is_empty() { Ok(()) } else { Err(Status::Io) };
-    group.retain(|taken| !taken.dirty.values().any(|page| failed.binary_search(page).is_ok()));
+    group.retain(|taken| !taken.dirty.values().any(|page| failed.binary_search(&page.pool).is_ok()));
     if regions.data_sync.sync(disk).await.is_err() {
         return Err(Status::Io);
     }

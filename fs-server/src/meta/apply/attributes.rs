@@ -3,6 +3,7 @@
 use super::super::draft::Draft;
 use super::super::error::MetaError;
 use super::super::extent_edit;
+use super::super::images;
 use super::super::key;
 use super::super::operation::{
     ApplyContext, Covers, DataCommit, Outcome, XATTR_PIECE_BYTES, XATTRS_PER_INODE_MAX,
@@ -100,12 +101,16 @@ fn truncate(
     match commit {
         // The durable length stays below the new one while data before it is not durable.
         Some(commit) if commit.ino != ino || commit.size > size => Err(Status::Invalid.into()),
-        Some(commit) => data::edit_ranges(draft, ino, record.allocated_pages, &commit.ranges),
+        Some(commit) => {
+            images::change(draft, commit)?;
+            data::edit_ranges(draft, ino, record.allocated_pages, &commit.ranges)
+        }
         None if record.allocated_pages == 0 => Ok(0),
         None => {
             let end = FilePage(size.div_ceil(PAGE_SIZE_U64));
             let (update, freed) = extent_edit::trim(draft.view, ino, end)?;
             outcome.freed = freed;
+            images::follow(draft, ino, &update)?;
             data::edit_ranges(draft, ino, record.allocated_pages, &[update])
         }
     }

@@ -2,6 +2,7 @@
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;
+use super::super::images;
 use super::super::key;
 use super::super::operation::{
     ApplyContext, Covers, CutStep, DataCommit, DataStamp, INLINE_REAP_EXTENTS, Outcome, REAP_BATCH_EXTENTS,
@@ -63,6 +64,7 @@ pub(super) fn commit_data(
         }
         record.allocated_pages = edit_ranges(draft, commit.ino, record.allocated_pages, &commit.ranges)?;
         record.size = commit.size;
+        images::change(draft, commit)?;
         note_cut(draft, commit);
         if let Some(stamp) = stamp {
             (record.mtime, record.ctime, record.change) = (stamp.mtime, stamp.ctime, stamp.change);
@@ -148,6 +150,9 @@ fn free(
     for extent in extents {
         draft.batch.remove(key::extent(ino, extent.file_page));
     }
+    if !extents.is_empty() {
+        images::drop_from(draft, ino, FilePage(0))?;
+    }
     if record.xattrs > 0 {
         for key in draft.view.xattr_keys(ino)? {
             draft.batch.remove(key);
@@ -185,6 +190,7 @@ pub(super) fn reap_orphan(
     for extent in &extents {
         draft.batch.remove(key::extent(ino, extent.file_page));
     }
+    images::drop_from(draft, ino, extents.last().map_or(below, |lowest| lowest.file_page))?;
     let pages: u64 = extents.iter().map(|extent| extent.len_pages).sum();
     draft.edit_inode(ino, |record| record.allocated_pages = record.allocated_pages.saturating_sub(pages))?;
     Ok(Outcome { freed: extents, more: true, ..Outcome::default() })

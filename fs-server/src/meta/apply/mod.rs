@@ -44,7 +44,7 @@ pub fn apply(
             names::rename(d, context, (*parent, name), (*new_parent, new_name), *mode)
         }
         Operation::SetAttr { ino, set, commit } => {
-            attributes::set_attr(d, context, *ino, set, commit.as_ref())
+            attributes::set_attr(d, context, *ino, set, commit.as_deref())
         }
         Operation::SetXattr { ino, name, value, mode } => {
             attributes::set_xattr(d, context, *ino, name, value, *mode)

@@ -70,6 +70,8 @@ const CHECKPOINT_BYTES: u64 = 16 << 20;
 const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
+/// Of what waits for a checkpoint, beyond which no contents come: they have other ways, and names shall not wait for them.
+const CONTENTS_MOST_BYTES: u64 = OVERLAY_MAX_BYTES / 2;
 /// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above. The
 /// same for an extent's part of the map of pages.
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
@@ -575,6 +577,12 @@ impl Store for DiskStore {
 
     fn room_bytes(&self) -> u64 {
         self.shared.space.room_bytes()
+    }
+
+    fn takes_contents(&self) -> bool {
+        let layers = self.shared.layers();
+        let waiting = layers.active.bytes() + layers.frozen.map_or(0, |frozen| frozen.bytes());
+        waiting < CONTENTS_MOST_BYTES && !self.shared.space.is_short()
     }
 
     fn figures(&self) -> StoreFigures {

@@ -165,7 +165,7 @@ fn run(steps: Vec<Step>) {
     let found: Extents = {
         let (mut found, all) = (Extents::new(), key::all(key::tag::EXTENT));
         let add: Visitor<'_> = &mut |key, value| {
-            let (ino, page) = key::parse_extent(key).expect("its key");
+            let (ino, page) = key::parse_paged(key).expect("its key");
             found.insert((ino.0, page.0), ExtentRecord::parse(page, value).expect("its value"));
             true
         };

@@ -1,8 +1,8 @@
 //! `apply` as the redo log will use it: operations that were written out and read back do the same.
 
 use super::super::{
-    ApplyContext, Caller, Climbs, Covers, CutStep, DataCommit, DataStamp, Direction, DoneRequest,
-    MemoryStore, Operation, Placed, RangeUpdate, RequestId, Store, View, apply, key,
+    ApplyContext, Caller, Climbs, Covers, CutStep, DataCommit, DataStamp, Direction, DoneRequest, Images,
+    MemoryStore, Operation, PageImage, Placed, RangeUpdate, RequestId, Store, View, apply, key,
 };
 use super::{HASH_KEY, check, extent, format};
 use cuttlefs_common::attr::{SetAttr, Timestamp};
@@ -61,6 +61,7 @@ fn operations_survive_the_log() {
             placed: Placed { offset: 29_000, len: 1000 },
         }],
         cut: CutStep::Unchanged,
+        images: Images::Put(vec![PageImage { page: FilePage(3), bytes: vec![1, 2] }]),
     };
     let gone = RangeUpdate { first: FilePage(2), end: FilePage(9), extents: vec![] };
     let cut = DataCommit::of_ranges(file, vec![gone], 5000);
@@ -77,7 +78,7 @@ fn operations_survive_the_log() {
         Operation::Link { ino: file, parent: InodeNo(102), name: b"again" },
         Operation::SetXattr { ino: file, name: b"user.a", value: &[7; 9000], mode: XattrMode::Any },
         Operation::CommitData { commits: Cow::Owned(vec![commit]), stamps: vec![Some(stamp)] },
-        Operation::SetAttr { ino: file, set, commit: Some(cut) },
+        Operation::SetAttr { ino: file, set, commit: Some(Box::new(cut)) },
         Operation::Rename {
             parent: ROOT,
             name: b"link",

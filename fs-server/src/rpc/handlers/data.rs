@@ -201,7 +201,7 @@ pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Stat
     match scope {
         SyncScope::All => tier::write_back_all(&server.regions, disk).await?,
         SyncScope::Inode(ino) | SyncScope::InodeContents(ino) => match file_of(call, ino)? {
-            Some(file) => tier::write_back(&server.regions, disk, &[file], true).await?,
+            Some(file) => tier::sync(&server.regions, disk, &file).await?,
             // Of anything but a file all there is is in batches already.
             None => tier::release_space(&server.regions).await?,
         },

@@ -3,7 +3,7 @@
 use super::harness::{Storage, stamp, stamped};
 use crate::pool::simdisk::SimMode;
 use crate::region::MetaPort;
-use crate::tier::{Source, WriteAt, allocate_range, reap, truncate, write, write_back, write_back_all};
+use crate::tier::{Source, WriteAt, allocate_range, reap, sync, truncate, write, write_back, write_back_all};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::status::Status;
@@ -36,8 +36,10 @@ enum Op {
         len: u64,
         how: Allocate,
     },
+    /// As a client asks for it, or with every page in its place.
     Fsync {
         ino: u64,
+        in_place: bool,
     },
     SyncAll,
     Evict {
@@ -61,7 +63,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (ino(), 0..SPAN, len()).prop_map(|(ino, offset, len)| Op::Write { ino, offset, len: len as usize }),
         2 => (ino(), 0..SPAN).prop_map(|(ino, size)| Op::Truncate { ino, size }),
         2 => (ino(), 0..SPAN, len(), how).prop_map(|(ino, offset, len, how)| Op::Allocate { ino, offset, len, how }),
-        2 => ino().prop_map(|ino| Op::Fsync { ino }),
+        4 => (ino(), prop::bool::weighted(0.3)).prop_map(|(ino, in_place)| Op::Fsync { ino, in_place }),
         1 => Just(Op::SyncAll),
         3 => (1u32..7).prop_map(|frames| Op::Evict { frames }),
         1 => ino().prop_map(|ino| Op::Replace { ino }),
@@ -166,10 +168,16 @@ impl World {
                     }
                 }
             }
-            Op::Fsync { ino } => {
+            Op::Fsync { ino, in_place } => {
                 let expect = &mut self.files[ino as usize];
                 let file = storage.file(expect.ino);
-                match drive(storage, write_back(regions, disk, &[file], true), steps) {
+                let synced = async {
+                    match in_place {
+                        true => write_back(regions, disk, &[file], true).await,
+                        false => sync(regions, disk, &file).await,
+                    }
+                };
+                match drive(storage, synced, steps) {
                     None => return false,
                     Some(result) => result.expect("durable"),
                 }

@@ -7,7 +7,7 @@ use crate::pool::space::Space;
 use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
 use crate::region::memory_meta::MemoryMeta;
 use crate::region::{FileRegion, Frames, Hotspots, MetaPort, Regions, RegionsConfig};
-use crate::tier::{Sink, fetch};
+use crate::tier::{Sink, fetch, put_in_place};
 use cuttlefs_common::ids::{FrameIndex, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{PageSet, divide};
@@ -79,7 +79,15 @@ impl Storage {
     /// The next server on the same medium, with what the store kept.
     pub fn restart(&self, meta: MemoryMeta) -> Self {
         let config = config(self.pool_pages, self.frames);
-        Self::build(config, meta, self.frames, |memory| self.disk.attach(memory))
+        let next = Self::build(config, meta, self.frames, |memory| self.disk.attach(memory));
+        // What was synced and is not in its place comes there before anybody looks.
+        let images = next.meta.images();
+        if !images.is_empty() {
+            block_on(put_in_place(&next.disk, images)).expect("written");
+            block_on(next.disk.sync()).expect("synced");
+            next.meta.drop_images();
+        }
+        next
     }
 
     fn build(

@@ -3,6 +3,7 @@
 mod concurrent;
 mod crash;
 mod harness;
+mod images;
 mod policies;
 mod promotion;
 mod reference;

@@ -3,7 +3,8 @@
 use super::harness::Storage;
 use crate::region::MetaPort;
 use crate::tier::{
-    Source, WriteAt, allocate_range, copy_range, reap, seek, truncate, write, write_back, write_back_all,
+    Source, WriteAt, allocate_range, copy_range, reap, seek, sync, truncate, write, write_back,
+    write_back_all,
 };
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::memory::SharedMemory;
@@ -29,7 +30,7 @@ enum Op {
     Allocate { ino: u64, offset: u64, len: u64, how: Allocate },
     Copy { from: u64, from_offset: u64, to: u64, to_offset: u64, len: u64 },
     Seek { ino: u64, offset: u64 },
-    Fsync { ino: u64 },
+    Fsync { ino: u64, in_place: bool },
     SyncAll,
     Evict { frames: u32 },
     Replace { ino: u64 },
@@ -70,7 +71,7 @@ fn op() -> impl Strategy<Value = Op> {
             |(from, from_offset, to, to_offset, len)| Op::Copy { from, from_offset, to, to_offset, len }
         ),
         1 => (ino(), place()).prop_map(|(ino, offset)| Op::Seek { ino, offset }),
-        2 => ino().prop_map(|ino| Op::Fsync { ino }),
+        3 => (ino(), any::<bool>()).prop_map(|(ino, in_place)| Op::Fsync { ino, in_place }),
         1 => Just(Op::SyncAll),
         3 => (1u32..6).prop_map(|frames| Op::Evict { frames }),
         1 => ino().prop_map(|ino| Op::Replace { ino }),
@@ -260,9 +261,12 @@ impl World {
                 assert_eq!(block_on(seek(&file, offset, SeekFor::Data)), model.seek(offset, true));
                 assert_eq!(block_on(seek(&file, offset, SeekFor::Hole)), model.seek(offset, false));
             }
-            Op::Fsync { ino } => {
+            Op::Fsync { ino, in_place: true } => {
                 block_on(write_back(regions, disk, &[storage.file(ino)], true)).expect("durable");
                 assert!(storage.file(ino).is_clean());
+            }
+            Op::Fsync { ino, in_place: false } => {
+                block_on(sync(regions, disk, &storage.file(ino))).expect("durable");
             }
             Op::SyncAll => {
                 block_on(write_back_all(regions, disk)).expect("durable");

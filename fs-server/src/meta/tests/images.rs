@@ -1,0 +1,253 @@
+//! Images of pages: there with the batch that they belong to, gone with the one that makes them void, whatever a crash leaves.
+
+use super::super::{
+    CutStep, DataCommit, Images, MemoryStore, Meta, PageImage, REAP_BATCH_EXTENTS, RangeUpdate, StoredImage,
+    Survey, image_count,
+};
+use super::crash::{copy_files, open};
+use super::{HASH_KEY, ROOT_USER, World, extent, format};
+use cuttlefs_common::attr::SetAttr;
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
+use cuttlefs_common::status::Status;
+use proptest::prelude::*;
+use std::fs;
+use std::sync::Arc;
+
+const ROOT: InodeNo = InodeNo::ROOT;
+
+fn range(first: u64, end: u64, extents: Vec<Extent>) -> RangeUpdate {
+    RangeUpdate { first: FilePage(first), end: FilePage(end), extents }
+}
+
+fn image(page: u64) -> PageImage {
+    PageImage { page: FilePage(page), bytes: vec![page as u8 + 1; 100] }
+}
+
+/// Pages `[first, end)` get bytes, with images.
+fn put(meta: &Meta, ino: InodeNo, first: u64, end: u64) {
+    let ranges = vec![range(first, end, vec![extent(first, 1000 * ino.0 + first, end - first)])];
+    let images = Images::Put((first..end).map(image).collect());
+    let size = end.max(meta.attr(ino).expect("attr").size / PAGE_SIZE_U64) * PAGE_SIZE_U64;
+    let commit = DataCommit { images, ..DataCommit::of_ranges(ino, ranges, size) };
+    meta.commit_data(&[commit]).expect("commit");
+}
+
+fn pages(meta: &Meta) -> Vec<(u64, u64)> {
+    let images = meta.images(None, usize::MAX).expect("images");
+    images.iter().for_each(|image| assert!(image.pool_page.is_some(), "{image:?}"));
+    images.iter().map(|image| (image.ino.0, image.page.0)).collect()
+}
+
+fn of(ino: InodeNo, pages: impl IntoIterator<Item = u64>) -> Vec<(u64, u64)> {
+    pages.into_iter().map(|page| (ino.0, page)).collect()
+}
+
+#[test]
+fn what_takes_bytes_from_pages_takes_their_images() {
+    let world = World::new();
+    let ino = world.file(ROOT, "file");
+    put(&world.meta, ino, 0, 10);
+    let found = world.meta.images(None, 3).expect("images");
+    let expected = |page: u64| StoredImage {
+        ino,
+        page: FilePage(page),
+        pool_page: Some(PoolPage(1000 * ino.0 + page)),
+        bytes: vec![page as u8 + 1; 100],
+    };
+    assert_eq!(found, [0, 1, 2].map(expected));
+    assert_eq!(world.meta.images(Some((ino, FilePage(8))), 3).expect("images"), [expected(9)]);
+    world.assert_sound();
+
+    // Newer bytes of a page.
+    put(&world.meta, ino, 4, 5);
+    assert_eq!(pages(&world.meta), of(ino, 0..10));
+    // A hole, and space without bytes.
+    let commit = |ranges| DataCommit::of_ranges(ino, ranges, 10 * PAGE_SIZE_U64);
+    world.meta.commit_data(&[commit(vec![range(2, 4, vec![])])]).expect("punch");
+    assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 5, 6, 7, 8, 9]));
+    let unwritten = Extent { state: ExtentState::Unwritten, ..extent(5, 1000 * ino.0 + 5, 1) };
+    world.meta.commit_data(&[commit(vec![range(5, 6, vec![unwritten])])]).expect("zero");
+    assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6, 7, 8, 9]));
+    // A cut in the midst of a page, with its region and without.
+    let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    let cut = DataCommit::of_ranges(ino, vec![range(9, u64::MAX, vec![])], 9 * PAGE_SIZE_U64 - 1);
+    world.meta.set_attr(ROOT_USER, ino, &set(9 * PAGE_SIZE_U64 - 1), Some(cut)).expect("cut");
+    assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6, 7, 8]));
+    world.meta.set_attr(ROOT_USER, ino, &set(7 * PAGE_SIZE_U64), None).expect("cut");
+    assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6]));
+    // A commit that says nothing of images leaves them: its ranges give bytes only.
+    let more =
+        DataCommit { images: Images::Put(vec![]), ..commit(vec![range(9, 10, vec![extent(9, 9, 1)])]) };
+    world.meta.commit_data(&[more]).expect("commit");
+    assert_eq!(pages(&world.meta), of(ino, [0, 1, 4, 6]));
+    world.assert_sound();
+
+    // Written back: all of this file's and nobody else's.
+    let other = world.file(ROOT, "other");
+    put(&world.meta, other, 0, 2);
+    let drop_all = DataCommit { images: Images::Drop, ..DataCommit::of_ranges(ino, vec![], 10) };
+    world.meta.commit_data(&[drop_all]).expect("commit");
+    assert_eq!(pages(&world.meta), of(other, 0..2));
+    world.unlink(ROOT, "other").expect("unlink");
+    assert_eq!(pages(&world.meta), []);
+    world.assert_sound();
+}
+
+#[test]
+fn a_file_in_many_pieces_loses_its_images_step_by_step() {
+    let world = World::new();
+    let ino = world.file(ROOT, "file");
+    let count = REAP_BATCH_EXTENTS as u64 + 500;
+    let scattered = (0..count).map(|index| extent(2 * index, 3 * index, 1)).collect();
+    let images = Images::Put((0..count).map(|index| image(2 * index % 200)).collect());
+    let all = DataCommit::of_ranges(ino, vec![range(0, 2 * count, scattered)], 2 * count * PAGE_SIZE_U64);
+    world.meta.commit_data(&[DataCommit { images, ..all }]).expect("commit");
+    let more = Images::Put(vec![image(2 * count - 2)]);
+    let more = DataCommit { images: more, ..DataCommit::of_ranges(ino, vec![], 2 * count * PAGE_SIZE_U64) };
+    world.meta.commit_data(&[more]).expect("commit");
+    assert_eq!(pages(&world.meta).len(), 101);
+    world.unlink(ROOT, "file").expect("unlink");
+    world.assert_sound();
+    let (_, next) = world.meta.reap_step(ino, FilePage(u64::MAX)).expect("reap");
+    assert_eq!(pages(&world.meta).len(), 100, "the last page's is gone, the first ones' are not");
+    world.assert_sound();
+    world.meta.reap_step(ino, next.expect("there are more")).expect("reap");
+    assert_eq!(pages(&world.meta), []);
+    world.assert_sound();
+}
+
+#[test]
+fn an_image_of_more_than_a_page_is_refused_and_a_stray_one_told() {
+    let world = World::new();
+    let ino = world.file(ROOT, "file");
+    let large = PageImage { page: FilePage(0), bytes: vec![1; PAGE_SIZE + 1] };
+    let commit =
+        |image| DataCommit { images: Images::Put(vec![image]), ..DataCommit::of_ranges(ino, vec![], 0) };
+    assert_eq!(world.meta.commit_data(&[commit(large)]), Err(Status::Invalid));
+    // Nobody makes such a commit.
+    world.meta.commit_data(&[commit(image(3))]).expect("commit");
+    let survey = Survey::of(&*world.store, HASH_KEY, u64::MAX).expect("survey");
+    let problems: Vec<_> = survey.problems.iter().map(|problem| problem.kind.name()).collect();
+    assert_eq!((problems, image_count(&*world.store).expect("count")), (vec!["stray-image"], 1));
+    assert_eq!(world.meta.images(None, 9).expect("images")[0].pool_page, None);
+    world.meta.drop_images().expect("drop");
+    world.assert_sound();
+}
+
+/// A log that ends anywhere: a sync's images, mapping and length are there together or not at all.
+#[test]
+fn a_torn_log_has_all_of_a_sync_or_nothing() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (path, copy) = (directory.path().join("meta"), directory.path().join("copy"));
+    let (ino, before);
+    {
+        let store = open(&path);
+        format(&*store);
+        let world = World::on(store);
+        ino = world.file(ROOT, "file");
+        world.meta.flush().expect("flush");
+        before = fs::metadata(path.join("tail-0")).expect("there").len();
+        let bytes: Vec<u8> = (0..PAGE_SIZE).map(|at| (at % 251) as u8 + 1).collect();
+        let images = Images::Put(vec![PageImage { page: FilePage(0), bytes }]);
+        let ranges = vec![range(0, 1, vec![extent(0, 7, 1)])];
+        let commit = DataCommit { images, ..DataCommit::of_ranges(ino, ranges, 4000) };
+        world.meta.commit_data(&[commit]).expect("commit");
+        copy_files(&path, &copy);
+    }
+    let log = fs::read(copy.join("tail-0")).expect("read");
+    let mut found_with = Vec::new();
+    for end in (before as usize..log.len()).step_by(61).chain([log.len() - 1, log.len()]) {
+        let image = directory.path().join("image");
+        copy_files(&copy, &image);
+        let mut torn = log.clone();
+        torn[end..].fill(0);
+        fs::write(image.join("tail-0"), torn).expect("write");
+        let store = open(&image);
+        let meta = Meta::open(store.clone(), Arc::new(cuttlefs_common::world::ManualClock::default()))
+            .expect("open");
+        let images = meta.images(None, 9).expect("images");
+        let (size, extents) = (meta.attr(ino).expect("attr").size, meta.extents(ino).expect("extents").len());
+        assert_eq!((size, extents), if images.is_empty() { (0, 0) } else { (4000, 1) }, "cut at {end}");
+        if let [image] = images.as_slice() {
+            assert_eq!((image.pool_page, image.bytes.len()), (Some(PoolPage(7)), PAGE_SIZE));
+            found_with.push(end);
+        }
+        drop(meta);
+        drop(store);
+        fs::remove_dir_all(&image).expect("remove");
+    }
+    assert_eq!(found_with, [log.len()], "with the last byte and not before");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put { file: usize, first: u64, len: u64 },
+    Punch { file: usize, first: u64, len: u64 },
+    Cut { file: usize, pages: u64 },
+    InPlace { file: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || (0usize..3, 0u64..30, 1u64..6);
+    prop_oneof![
+        4 => at().prop_map(|(file, first, len)| Step::Put { file, first, len }),
+        2 => at().prop_map(|(file, first, len)| Step::Punch { file, first, len }),
+        1 => (0usize..3, 0u64..30).prop_map(|(file, pages)| Step::Cut { file, pages }),
+        1 => (0usize..3).prop_map(|file| Step::InPlace { file }),
+    ]
+}
+
+proptest! {
+    /// After any number of batches there is an image of no page without bytes, and one of each page that was put last with
+    /// one.
+    #[test]
+    fn any_prefix_of_batches_has_the_images_of_its_pages(steps in prop::collection::vec(step(), 1..30)) {
+        let store = Arc::new(MemoryStore::new());
+        format(&*store);
+        let world = World::on(store.clone());
+        let files = ["a", "b", "c"].map(|name| world.file(ROOT, name));
+        world.meta.flush().expect("flush");
+        let mut models = vec![std::collections::BTreeSet::new()];
+        for step in steps {
+            let mut model = models.last().expect("one").clone();
+            match step {
+                Step::Put { file, first, len } => {
+                    put(&world.meta, files[file], first, first + len);
+                    model.extend((first..first + len).map(|page| (files[file].0, page)));
+                }
+                Step::Punch { file, first, len } => {
+                    let ino = files[file];
+                    let size = world.attr(ino).size;
+                    let commit = DataCommit::of_ranges(ino, vec![range(first, first + len, vec![])], size);
+                    world.meta.commit_data(&[commit]).expect("commit");
+                    model.retain(|at| at.0 != ino.0 || !(first..first + len).contains(&at.1));
+                }
+                Step::Cut { file, pages } => {
+                    let ino = files[file];
+                    let cut = DataCommit {
+                        cut: CutStep::Unchanged,
+                        ..DataCommit::of_ranges(ino, vec![range(pages, u64::MAX, vec![])], pages * PAGE_SIZE_U64)
+                    };
+                    let set = SetAttr { size: Some(pages * PAGE_SIZE_U64), ..SetAttr::default() };
+                    world.meta.set_attr(ROOT_USER, ino, &set, Some(cut)).expect("cut");
+                    model.retain(|at| at.0 != ino.0 || at.1 < pages);
+                }
+                Step::InPlace { file } => {
+                    let size = world.attr(files[file]).size;
+                    let commit = DataCommit::of_ranges(files[file], vec![], size);
+                    world.meta.commit_data(&[DataCommit { images: Images::Drop, ..commit }]).expect("commit");
+                    model.retain(|at| at.0 != files[file].0);
+                }
+            }
+            models.push(model);
+        }
+        prop_assert_eq!(store.unflushed_batches() + 1, models.len());
+        for (kept, model) in models.iter().enumerate() {
+            let world = World::on(Arc::new(store.crashed(kept)));
+            world.assert_sound();
+            let expected: Vec<_> = model.iter().copied().collect();
+            prop_assert_eq!(pages(&world.meta), expected, "{} batches kept", kept);
+        }
+    }
+}
