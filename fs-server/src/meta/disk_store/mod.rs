@@ -10,7 +10,7 @@
 //! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
 //! and `persist` sync the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
 //! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
-//! the overlay and the log's first file are dropped. `settle`, at a clean stop, does so with all there is, so that the next start has no
+//! the overlay is dropped, and the log's first file is written over next time. `settle`, at a clean stop, does so with all there is, so that the next start has no
 //! log to read.
 //!
 //! # Crashes
@@ -20,7 +20,7 @@
 //! | before a batch was whole in the log | a torn end | ends there; nobody was told |
 //! | after that | the batch, after a kill; after a power loss if it was synced | applies it |
 //! | while a checkpoint was written | the one before; both log files | applies both |
-//! | after it was durable, before the first log file was emptied | the new one; both log files | skips what it has |
+//! | after it was durable | the new one; both log files | skips what it has |
 //! | while opening, before the log's new life began | the checkpoint that opening made; the old log | as above |
 //! | with a damaged header, block or record | sums or numbers that do not fit | refuses, or an error where it is read |
 //!
@@ -77,6 +77,8 @@ const CONTENTS_MOST_BYTES: u64 = OVERLAY_MAX_BYTES / 2;
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
 /// Space for a checkpoint that is there in any case.
 const CHECKPOINT_LEAST_BYTES: u64 = 64 << 10;
+/// How often a file of the log is filled ahead until a checkpoint is due: 1 MiB by default, whose sync takes a millisecond more.
+const FILLS_PER_CHECKPOINT: u64 = 16;
 /// How long the checkpoint's thread sleeps if nobody wakes it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// How many times its records' bytes a B-tree may take: pages are half full at worst, large values round up.
@@ -194,7 +196,12 @@ impl DiskStore {
             layers: RwLock::new(Layers { active: Arc::default(), frozen: None, base: Arc::new(base) }),
             last: Mutex::new(Last {
                 batch: applied,
-                tail: Tail::open(path, space.clone()).map_err(opened)?,
+                tail: Tail::open(
+                    path,
+                    space.clone(),
+                    (options.checkpoint_bytes / FILLS_PER_CHECKPOINT).max(512),
+                )
+                .map_err(opened)?,
                 is_wanted: false,
             }),
             turned: Condvar::new(),
@@ -460,7 +467,7 @@ impl Shared {
         // Before those who wait go on, who would be refused by what is in use at most.
         self.count_spare(batch)?;
         let mut last = self.last.lock();
-        last.tail.empty_the_other().map_err(|e| backend("empty the log", e))?;
+        last.tail.give_up_the_other().map_err(|e| backend("empty the log", e))?;
         self.turned.notify_all();
         Ok(())
     }

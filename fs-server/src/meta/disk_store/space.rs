@@ -28,6 +28,8 @@ const NAME: &str = "reserve";
 pub const RESERVE_BYTES: u64 = 64 << 20;
 /// Part of the file system that it is at most.
 const RESERVE_PART: u64 = 8;
+/// Room from which on some may be taken ahead: many times what the log's files keep, so that nobody misses it.
+const PLENTY_BYTES: u64 = 512 << 20;
 /// How old the knowledge of free space may be.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -208,6 +210,30 @@ impl Space {
             }
             done => done,
         }
+    }
+
+    /// Whether there is so much room that some may be taken ahead, and kept.
+    pub fn is_plenty(&self) -> bool {
+        #[cfg(test)]
+        if self.full.load(Ordering::Acquire) {
+            return false;
+        }
+        self.room_bytes() >= PLENTY_BYTES
+    }
+
+    /// Puts zeros into a file from one place to another, behind its end, if there is plenty of room; whether they are there. The
+    /// reserve is not touched.
+    pub fn fill(&self, file: &File, from: u64, until: u64) -> bool {
+        if !self.is_plenty() {
+            return false;
+        }
+        let zeros = vec![0; until.saturating_sub(from) as usize];
+        let filled = file.write_all_at(&zeros, from);
+        if filled.is_err() {
+            // What comes next makes the file longer by itself.
+            let _ = file.set_len(from);
+        }
+        filled.is_ok()
     }
 
     /// Makes durable what was written to the file of this name.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! tail-0, tail-1:   header, record, record, ...
-//! header            [ magic "CFTAIL03" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
+//! header            [ magic "CFTAIL04" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
 //! record            [ life u64 | persistent u64 | len u32 | crc32c u32 | batch of len bytes (`logged`) ]
 //! ```
 //! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the store is opened,
@@ -12,14 +12,21 @@
 //!
 //! # How it works
 //! Batches go to one file. A checkpoint turns to the other one first; once it is durable, everything in the first is in
-//! it, and that file is emptied. So neither grows past what is committed between two checkpoints.
+//! it, and that file is written over from its start when the next checkpoint turns back. So neither grows past what is committed
+//! between two checkpoints.
+//!
+//! **A sync writes data only.** The sync of a file that has grown makes the file system write its own journal as well, one wait
+//! behind the other. So a file is filled with zeros ahead of its records, some at a time, and is not cut off behind a checkpoint. On a
+//! disk that has not plenty of room it is cut off, and nothing is filled ahead.
 //!
 //! # Invariants
 //! * A batch is applied only if its number follows the last one applied: what a power loss left of the files is
 //!   used up to its first gap.
-//! * Both files are empty, durably, before the first new batch: numbers of batches that a power loss took away
+//! * Records that are left behind the last one of a file have numbers that the checkpoint covers: within a life of the log numbers
+//!   only grow, and a file is written over only once a checkpoint that has all of it is durable.
+//! * Both files are empty, durably, before the first new batch of a life: numbers of batches that a power loss took away
 //!   are given out again, and an old record must not pass for a new one.
-//! * A record is whole, or nothing comes after it: one that found no space is cut off again.
+//! * A record is whole, or nothing of this turn comes after it: one that found no space is cut off again.
 //!
 //! # A torn end and rot
 //!
@@ -28,6 +35,7 @@
 //! | records up to a number, and nothing behind | the end | applied |
 //! | a number is missing; no record says that it was durable | the sync that was under way, or a process killed in a write | what comes before it is applied |
 //! | a number is missing, and some record says that it was durable | rot | the store does not open |
+//! | a number that the checkpoint has | written before it | skipped |
 //! | a header that is not one, beside a good one | rot where nothing is lost | the other one's life counts |
 //! | no file has a header | the power failed while a store was opened: all was in the checkpoint | nothing |
 //!
@@ -43,10 +51,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 const FILES: [&str; 2] = ["tail-0", "tail-1"];
-const MAGIC: [u8; 8] = *b"CFTAIL03";
+const MAGIC: [u8; 8] = *b"CFTAIL04";
 const HEADER_BYTES: usize = 24;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
+/// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.
+const KEPT_MOST_BYTES: u64 = 32 << 20;
 /// Where in them the checksum is.
 const CRC_AT: usize = 20;
 
@@ -54,8 +64,12 @@ const CRC_AT: usize = 20;
 #[derive(Debug)]
 pub struct Tail {
     files: [Arc<File>; 2],
-    /// Bytes of each that are records.
+    /// Bytes of each that are records, and its header.
     lens: [u64; 2],
+    /// Bytes of each: what is behind its records is zeros, or records that a checkpoint has.
+    filled: [u64; 2],
+    /// So many zeros are put behind a file's end at once.
+    fill_bytes: u64,
     /// Which of them were written to since the last sync began.
     unsynced: [bool; 2],
     /// Which of them batches go to.
@@ -69,7 +83,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn open(directory: &Path, space: Arc<Space>) -> io::Result<Self> {
+    pub fn open(directory: &Path, space: Arc<Space>, fill_bytes: u64) -> io::Result<Self> {
         let open = |name| {
             let options = OpenOptions::new().create(true).write(true).truncate(false).to_owned();
             options.open(directory.join(name))
@@ -77,7 +91,8 @@ impl Tail {
         let files = [Arc::new(open(FILES[0])?), Arc::new(open(FILES[1])?)];
         // Not zero: what a power loss leaves of a file may be zeros.
         let life = SystemRandom.next_u64() | 1;
-        Ok(Self { files, lens: [0; 2], unsynced: [false; 2], current: 0, life, space })
+        let (lens, filled, unsynced) = ([0; 2], [0; 2], [false; 2]);
+        Ok(Self { files, lens, filled, fill_bytes, unsynced, current: 0, life, space })
     }
 
     /// What is in the files of `directory`: batches that follow `last` without a gap, in order.
@@ -109,6 +124,10 @@ impl Tail {
         let mut batches = Vec::new();
         let mut next = last + 1;
         for (seq, batch) in found {
+            if seq < next {
+                // A copy of a record: contents of files are in records, too, and bytes of a torn one are looked through.
+                continue;
+            }
             if seq != next {
                 tracing::warn!(
                     expected = next,
@@ -131,18 +150,36 @@ impl Tail {
     /// # Errors
     /// [`io::Error`]; if it is `StorageFull` the file is as before, else nothing may be appended any more.
     pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<()> {
-        let (file, len) = (&self.files[self.current], &mut self.lens[self.current]);
         let record = framed(self.life, persistent, batch);
+        self.fill_to(self.lens[self.current] + record.len() as u64);
+        let (file, len) = (&self.files[self.current], &mut self.lens[self.current]);
+        let filled = &mut self.filled[self.current];
         let written = self.space.write_all_at(file, &record, *len);
         match &written {
             Ok(()) => {
                 *len += record.len() as u64;
+                *filled = (*filled).max(*len);
                 self.unsynced[self.current] = true;
             }
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => file.set_len(*len)?,
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                file.set_len(*len)?;
+                *filled = *len;
+            }
             Err(_) => {}
         }
         written
+    }
+
+    /// Fills the current file with zeros if it ends before this place, and there is plenty of room. It goes without, too.
+    fn fill_to(&mut self, end: u64) {
+        let (file, filled) = (&self.files[self.current], &mut self.filled[self.current]);
+        if end <= *filled {
+            return;
+        }
+        let until = (end + self.fill_bytes).next_multiple_of(self.fill_bytes);
+        if self.space.fill(file, *filled, until) {
+            *filled = until;
+        }
     }
 
     /// Begins a sync: the files that it takes to make durable what was appended, and their names.
@@ -152,9 +189,9 @@ impl Tail {
         files.filter_map(|(file, unsynced)| unsynced.then_some(file)).collect()
     }
 
-    /// Bytes in both files.
+    /// Bytes of both files.
     pub fn len_bytes(&self) -> u64 {
-        self.lens.iter().sum()
+        self.filled.iter().sum()
     }
 
     /// Bytes since the last checkpoint began.
@@ -171,11 +208,17 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn empty_the_other(&mut self) -> io::Result<()> {
+    pub fn give_up_the_other(&mut self) -> io::Result<()> {
         let other = 1 - self.current;
         // Its header stays: it is never written again in this life, so no crash can tear it.
-        self.files[other].set_len(HEADER_BYTES as u64)?;
+        let keeps = if self.space.is_plenty() { KEPT_MOST_BYTES } else { HEADER_BYTES as u64 };
+        if self.filled[other] > keeps {
+            self.files[other].set_len(keeps)?;
+            self.filled[other] = keeps;
+        }
         self.lens[other] = HEADER_BYTES as u64;
+        // Nobody needs what it held.
+        self.unsynced[other] = false;
         Ok(())
     }
 
@@ -184,12 +227,12 @@ impl Tail {
     /// # Errors
     /// [`io::Error`].
     pub fn begin(&mut self) -> io::Result<()> {
-        for (file, len) in self.files.iter().zip(&mut self.lens) {
+        for file in &self.files {
             file.set_len(0)?;
             self.space.write_all_at(file, &header(self.life), 0)?;
             file.sync_all()?;
-            *len = HEADER_BYTES as u64;
         }
+        (self.lens, self.filled) = ([HEADER_BYTES as u64; 2], [HEADER_BYTES as u64; 2]);
         Ok(())
     }
 }
@@ -257,6 +300,8 @@ fn records(life: u64, bytes: &[u8]) -> Vec<Record<'_>> {
 mod tests {
     use super::*;
 
+    const FILL: u64 = 4096;
+
     fn batch(number: u8) -> Batch {
         let mut batch = Batch::default();
         batch.put([number], vec![number; 5]);
@@ -274,9 +319,16 @@ mod tests {
 
     fn begun(directory: &Path) -> Tail {
         let space = Arc::new(Space::open(directory, 0).expect("space"));
-        let mut tail = Tail::open(directory, space).expect("open");
+        let mut tail = Tail::open(directory, space, FILL).expect("open");
         tail.begin().expect("begin");
         tail
+    }
+
+    /// The bytes of a file up to where its records end, and all of them.
+    fn used(tail: &Tail, at: &Path) -> (Vec<u8>, Vec<u8>) {
+        let all = std::fs::read(at.join(FILES[tail.current])).expect("read");
+        assert_eq!(all.len() as u64, tail.filled[tail.current]);
+        (all[..tail.lens[tail.current] as usize].to_vec(), all)
     }
 
     fn numbers(directory: &Path, last: u64) -> Vec<u64> {
@@ -300,14 +352,82 @@ mod tests {
         assert_eq!(numbers(at, 0), [1, 2, 3, 4, 5], "killed in a checkpoint");
         assert_eq!(numbers(at, 2), [3, 4, 5], "the checkpoint has the first two");
         assert_eq!(numbers(at, 5), [0u64; 0]);
-        tail.empty_the_other().expect("empty");
-        assert_eq!(numbers(at, 3), [4, 5], "killed after the checkpoint");
-        assert_eq!(numbers(at, 2), [0u64; 0], "a gap ends it");
+        tail.give_up_the_other().expect("given up");
+        assert_eq!(numbers(at, 3), [4, 5], "killed after the checkpoint: what it has is skipped");
         tail.turn();
         append(&mut tail, 6);
-        assert_eq!(numbers(at, 3), [4, 5, 6], "turned back");
+        assert_eq!(numbers(at, 3), [4, 5, 6], "turned back: the first record is written over");
+        assert_eq!(numbers(at, 0), [0u64; 0], "and missed by who has no checkpoint");
         tail.begin().expect("empty");
         assert_eq!(numbers(at, 0), [0u64; 0]);
+    }
+
+    #[test]
+    fn a_file_that_is_written_over_keeps_its_length_and_is_torn_anywhere() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = directory.path();
+        let mut tail = begun(at);
+        // Of different lengths, so that new records end in the midst of old ones.
+        let long = |number: u8| {
+            let mut batch = Batch::default();
+            batch.put([number], vec![number; 40 + 7 * usize::from(number)]);
+            logged::encode(u64::from(number), &batch)
+        };
+        (1..=9).for_each(|number| tail.append(&long(number), 0).expect("append"));
+        tail.turn();
+        append(&mut tail, 10);
+        tail.give_up_the_other().expect("given up");
+        tail.turn();
+        let before = used(&tail, at).1;
+        let mut written_over = Vec::new();
+        for number in 11..=14 {
+            append(&mut tail, number);
+            written_over.push(tail.lens[tail.current] as usize);
+        }
+        let after = used(&tail, at).1;
+        assert_eq!(before.len(), after.len(), "no sync of this has anything but data to write");
+        for cut in HEADER_BYTES..=*written_over.last().expect("some") {
+            let torn = [&after[..cut], &before[cut..]].concat();
+            std::fs::write(at.join("tail-0"), torn).expect("write");
+            let whole = written_over.iter().filter(|end| **end <= cut).count() as u64;
+            assert_eq!(numbers(at, 9), (10..=10 + whole).collect::<Vec<_>>(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn without_plenty_of_room_nothing_is_filled_and_nothing_kept() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = directory.path();
+        let mut tail = begun(at);
+        append(&mut tail, 1);
+        assert_eq!(tail.len_bytes() % FILL, HEADER_BYTES as u64, "the one is filled, the other not yet");
+        tail.space.set_full(true);
+        tail.turn();
+        let refused = tail.append(&logged(2), 0).expect_err("full");
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        tail.give_up_the_other().expect("given up");
+        assert_eq!(tail.len_bytes(), 2 * HEADER_BYTES as u64);
+        tail.space.set_full(false);
+        append(&mut tail, 2);
+        assert_eq!(numbers(at, 1), [2]);
+    }
+
+    #[test]
+    fn a_copy_of_a_record_in_a_torn_one_ends_nothing() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = directory.path();
+        let mut tail = begun(at);
+        append(&mut tail, 1);
+        append(&mut tail, 2);
+        let log = used(&tail, at).0;
+        // A file that holds a copy of the log is written and synced; the power fails.
+        let mut batch = Batch::default();
+        batch.put(*b"P", log);
+        tail.append(&logged::encode(3, &batch), 0).expect("append");
+        let (log, mut all) = used(&tail, at);
+        all[log.len() - 1] ^= 1;
+        std::fs::write(at.join("tail-0"), all).expect("write");
+        assert_eq!(numbers(at, 0), [1, 2]);
     }
 
     #[test]
@@ -316,9 +436,9 @@ mod tests {
         let at = directory.path();
         let mut tail = begun(at);
         append(&mut tail, 1);
-        let whole_one = std::fs::read(at.join("tail-0")).expect("read").len();
+        let whole_one = used(&tail, at).0.len();
         append(&mut tail, 2);
-        let bytes = std::fs::read(at.join("tail-0")).expect("read");
+        let bytes = used(&tail, at).0;
         for cut in 0..bytes.len() {
             std::fs::write(at.join("tail-0"), &bytes[..cut]).expect("write");
             assert_eq!(numbers(at, 0).len(), usize::from(cut >= whole_one), "cut at {cut}");
@@ -334,7 +454,7 @@ mod tests {
         let mut tail = begun(at);
         (1..=3).for_each(|number| append(&mut tail, number));
         tail.append(&logged(4), durable).expect("append");
-        let bytes = std::fs::read(at.join("tail-0")).expect("read");
+        let bytes = used(&tail, at).0;
         let record = (bytes.len() - HEADER_BYTES) / 4;
         (bytes, record)
     }
@@ -451,8 +571,8 @@ mod tests {
         tail.life = 0x0102_0304_0506_0708;
         tail.begin().expect("begin");
         tail.append(&logged(7), 6).expect("append");
-        let bytes = std::fs::read(directory.path().join("tail-0")).expect("read");
-        let mut expected = b"CFTAIL03\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+        let bytes = used(&tail, directory.path()).0;
+        let mut expected = b"CFTAIL04\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
         expected.extend_from_slice(&HEADER_CRC.to_le_bytes());
         expected.extend_from_slice(&[0; 4]);
         expected.extend_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0]);
@@ -463,6 +583,6 @@ mod tests {
     }
 
     // Computed by another implementation.
-    const HEADER_CRC: u32 = 0x515e_7932;
+    const HEADER_CRC: u32 = 0x963e_b728;
     const RECORD_CRC: u32 = 0xdfdf_640d;
 }
