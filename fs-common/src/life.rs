@@ -20,9 +20,7 @@ pub enum Event {
     DiskSync,
     /// A batch of metadata.
     Batch,
-    /// Metadata made findable after a power loss.
-    Persist,
-    /// Metadata flushed.
+    /// Metadata made durable.
     Flush,
     /// A write to the redo log.
     LogWrite,
@@ -48,12 +46,11 @@ pub enum Event {
 
 impl Event {
     /// Every kind.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 15] = [
         Self::DiskSubmit,
         Self::DiskDone,
         Self::DiskSync,
         Self::Batch,
-        Self::Persist,
         Self::Flush,
         Self::LogWrite,
         Self::LogSync,

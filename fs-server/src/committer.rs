@@ -1,5 +1,5 @@
-//! Where `Meta` meets the regions' narrow view of it (`MetaPort`), and the threads that make metadata durable for everybody
-//! who waits (`GroupCommit`).
+//! Where `Meta` meets the regions' narrow view of it (`MetaPort`), and the thread that makes metadata durable for everybody
+//! who waits (`GroupCommit`): fsync, answers that must be durable, space that is to be given out again.
 
 use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
@@ -11,43 +11,38 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
-/// Metadata with its committing threads.
+/// Metadata with its committing thread.
 pub struct CommittedMeta {
     meta: Arc<Meta>,
-    flushes: GroupCommit,
-    /// Apart from the flushes, which take longer and for which no answer is to wait.
-    persists: GroupCommit,
+    commits: GroupCommit,
 }
 
 impl CommittedMeta {
-    /// Starts the threads.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// A thread cannot be started.
+    /// It cannot be started.
     pub fn start(meta: Arc<Meta>) -> std::io::Result<Arc<Self>> {
-        let (flushed, persisted) = (meta.clone(), meta.clone());
-        let flushes = GroupCommit::start("committer", move || flushed.flush())?;
-        let persists = GroupCommit::start("acknowledger", move || persisted.persist())?;
-        Ok(Arc::new(Self { meta, flushes, persists }))
+        let flushed = meta.clone();
+        let commits = GroupCommit::start("committer", move || flushed.flush())?;
+        Ok(Arc::new(Self { meta, commits }))
     }
 
-    /// Without threads: whoever drives the server steps `commits`. For a server in one thread.
+    /// Without a thread: whoever drives the server steps `commits`. For a server in one thread.
     pub fn by_hand(meta: Arc<Meta>) -> Arc<Self> {
-        let (flushed, persisted) = (meta.clone(), meta.clone());
-        let flushes = GroupCommit::by_hand(move || flushed.flush());
-        let persists = GroupCommit::by_hand(move || persisted.persist());
-        Arc::new(Self { meta, flushes, persists })
+        let flushed = meta.clone();
+        let commits = GroupCommit::by_hand(move || flushed.flush());
+        Arc::new(Self { meta, commits })
     }
 
-    /// What makes it durable, without threads.
-    pub fn commits(&self) -> [&GroupCommit; 2] {
-        [&self.flushes, &self.persists]
+    /// What makes it durable, without a thread.
+    pub fn commits(&self) -> &GroupCommit {
+        &self.commits
     }
 
-    /// Ends the threads; who still waits is served first.
+    /// Ends the thread; who still waits is served first.
     pub fn stop(&self) {
-        self.flushes.stop();
-        self.persists.stop();
+        self.commits.stop();
     }
 }
 
@@ -81,10 +76,6 @@ impl MetaPort for CommittedMeta {
     }
 
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>> {
-        self.flushes.wait()
-    }
-
-    fn persist(&self) -> LocalFuture<'static, Result<(), Status>> {
-        if self.meta.is_persistent() { Box::pin(std::future::ready(Ok(()))) } else { self.persists.wait() }
+        if self.meta.is_durable() { Box::pin(std::future::ready(Ok(()))) } else { self.commits.wait() }
     }
 }

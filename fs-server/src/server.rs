@@ -190,7 +190,7 @@ impl Server {
     pub async fn acknowledge(&self) -> Result<(), Status> {
         if let Some(log) = self.regions.redo() {
             log.committed().await?;
-            self.regions.meta.persist().await?;
+            self.regions.meta.flush().await?;
         }
         Ok(())
     }

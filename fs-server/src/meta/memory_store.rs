@@ -3,14 +3,14 @@
 //! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
 //! store as a restart would find it.
 //!
-//! A store with a `Life` ends with any batch, persist or flush of its server. What is left then is what the log of
+//! A store with a `Life` ends with any batch or flush of its server. What is left then is what the log of
 //! `disk_store` leaves:
 //!
 //! | the server | left |
 //! | --- | --- |
 //! | is killed | every batch, for the log needs no sync to outlive it; of the one it died with all or nothing |
-//! | loses power | what was persisted or flushed, and any number of the batches behind it, in order: a torn log ends at its first gap |
-//! | dies with a persist or flush | as if that had not begun, or had come some way |
+//! | loses power | what was flushed, and any number of the batches behind it, in order: a torn log ends at its first gap |
+//! | dies with a flush | as if that had not begun, or had come some way |
 
 use super::key;
 use super::store::{Batch, Direction, Store, StoreError, Visitor};
@@ -40,8 +40,6 @@ struct Contents {
 /// What a store does wrong on purpose: what a test must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLie {
-    /// `persist` makes nothing durable.
-    Persist,
     /// `flush` makes nothing durable.
     Flush,
     /// Batches do not keep which requests were done.
@@ -135,25 +133,6 @@ impl MemoryStore {
         Contents { current, durable: contents.durable.clone(), unflushed: batches, cut_off: None }
     }
 
-    fn make_durable(&self, event: Event) -> Result<(), StoreError> {
-        let contents = &mut *self.contents.write();
-        match self.life.meets(event, contents.unflushed.len() as u64) {
-            Fate::Happens => {}
-            Fate::CutOff | Fate::Never => return Err(StoreError::Poisoned),
-        }
-        let lies = match self.lie {
-            Some(StoreLie::Persist) => event == Event::Persist,
-            Some(StoreLie::Flush) => event == Event::Flush,
-            Some(StoreLie::Slots | StoreLie::OtherSlots | StoreLie::Images) | None => false,
-        };
-        if !lies {
-            for batch in contents.unflushed.drain(..) {
-                apply(&mut contents.durable, &batch);
-            }
-        }
-        Ok(())
-    }
-
     /// How many batches are not flushed yet.
     pub fn unflushed_batches(&self) -> usize {
         self.contents.read().unflushed.len()
@@ -242,14 +221,20 @@ impl Store for MemoryStore {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        self.make_durable(Event::Flush)
+        let contents = &mut *self.contents.write();
+        match self.life.meets(Event::Flush, contents.unflushed.len() as u64) {
+            Fate::Happens => {}
+            Fate::CutOff | Fate::Never => return Err(StoreError::Poisoned),
+        }
+        if self.lie != Some(StoreLie::Flush) {
+            for batch in contents.unflushed.drain(..) {
+                apply(&mut contents.durable, &batch);
+            }
+        }
+        Ok(())
     }
 
-    fn persist(&self) -> Result<(), StoreError> {
-        self.make_durable(Event::Persist)
-    }
-
-    fn is_persistent(&self) -> bool {
+    fn is_durable(&self) -> bool {
         self.contents.read().unflushed.is_empty()
     }
 

@@ -437,17 +437,9 @@ impl Meta {
         self.flush_store().map_err(|e| self.fail("flush", e))
     }
 
-    /// Blocks until everything done so far would be found after a power loss.
-    ///
-    /// # Errors
-    /// As `flush`.
-    pub fn persist(&self) -> Result<(), Status> {
-        self.store.persist().map_err(|e| self.fail("persist", e.into()))
-    }
-
-    /// Whether there is nothing `persist` would have to do.
-    pub fn is_persistent(&self) -> bool {
-        self.store.is_persistent()
+    /// Whether everything done so far is durable.
+    pub fn is_durable(&self) -> bool {
+        self.store.is_durable()
     }
 
     /// How far the scrub had come, as far as is known: without that it begins anew.

@@ -132,14 +132,8 @@ pub trait Store: Send + Sync {
     /// [`StoreError`]; final, see the module.
     fn flush(&self) -> Result<(), StoreError>;
 
-    /// Blocks until every batch committed so far would be found after a power loss: less than `flush`, and quicker.
-    ///
-    /// # Errors
-    /// [`StoreError`]; final, see the module.
-    fn persist(&self) -> Result<(), StoreError>;
-
-    /// Whether `persist` would have nothing to do.
-    fn is_persistent(&self) -> bool;
+    /// Whether `flush` would have nothing to do.
+    fn is_durable(&self) -> bool;
 
     /// Records whose keys begin with `kind`, without a pass over them if that can be.
     ///

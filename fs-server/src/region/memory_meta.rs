@@ -285,8 +285,4 @@ impl MetaPort for MemoryMeta {
             Ok(())
         })
     }
-
-    fn persist(&self) -> LocalFuture<'static, Result<(), Status>> {
-        self.flush()
-    }
 }

@@ -46,8 +46,6 @@ pub trait MetaPort: Send + Sync {
     fn has_room(&self) -> bool;
     /// Whether images of pages may be put now: they take room, and memory until the next checkpoint.
     fn takes_images(&self) -> bool;
-    /// Makes every batch so far durable where it is used from.
+    /// Makes every batch so far durable.
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>>;
-    /// Makes every batch so far survive a power loss, by the quickest way.
-    fn persist(&self) -> LocalFuture<'static, Result<(), Status>>;
 }

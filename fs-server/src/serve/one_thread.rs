@@ -56,7 +56,7 @@ impl Commits {
     fn run(&self, server: &Server) -> bool {
         let log = server.regions.redo().map(|log| log.commits());
         let asked: Vec<&GroupCommit> =
-            self.meta.commits().into_iter().chain(log).filter(|commit| commit.is_asked()).collect();
+            [self.meta.commits()].into_iter().chain(log).filter(|commit| commit.is_asked()).collect();
         if asked.is_empty() {
             return false;
         }

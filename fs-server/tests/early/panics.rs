@@ -12,14 +12,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Every place of the server that `panic_ends::plant` names, but for the threads of `--region odp`.
-const PLACES: [&str; 14] = [
+const PLACES: [&str; 13] = [
     "worker",
     "request",
     "write-back",
     "sweep",
     "leases",
     "committer",
-    "acknowledger",
     "redo-log",
     "acceptor",
     "cuttlefs-nic",

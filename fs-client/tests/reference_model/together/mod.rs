@@ -463,13 +463,7 @@ fn batches_of_names_that_forget_other_clients_requests_are_found() {
 
 #[test]
 fn the_lies_that_other_walks_find_are_found() {
-    for lie in [
-        Lie::LogSync,
-        Lie::DiskSync,
-        Lie::Store(StoreLie::Persist),
-        Lie::Store(StoreLie::Flush),
-        Lie::Store(StoreLie::Slots),
-    ] {
+    for lie in [Lie::LogSync, Lie::DiskSync, Lie::Store(StoreLie::Flush), Lie::Store(StoreLie::Slots)] {
         finds(Kind::Ack, lie);
     }
     finds(Kind::Names, Lie::Store(StoreLie::Slots));

@@ -8,7 +8,7 @@
 //!
 //! # How it works
 //! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
-//! and `persist` sync the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
+//! syncs the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
 //! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
 //! the overlay is dropped, and the log's first file is written over next time. `settle`, at a clean stop, does so with all there is, so that the next start has no
 //! log to read.
@@ -553,15 +553,11 @@ impl Store for DiskStore {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        self.persist()
-    }
-
-    fn persist(&self) -> Result<(), StoreError> {
         self.shared.check()?;
         self.shared.sync_log().map_err(|error| self.shared.poison(error))
     }
 
-    fn is_persistent(&self) -> bool {
+    fn is_durable(&self) -> bool {
         self.shared.persistent.load(Ordering::Acquire) >= self.shared.committed.load(Ordering::Acquire)
     }
 

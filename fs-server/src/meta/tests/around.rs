@@ -52,12 +52,8 @@ impl<T: Around> Store for T {
         self.inner().flush()
     }
 
-    fn persist(&self) -> Result<(), StoreError> {
-        self.inner().persist()
-    }
-
-    fn is_persistent(&self) -> bool {
-        self.inner().is_persistent()
+    fn is_durable(&self) -> bool {
+        self.inner().is_durable()
     }
 
     fn count(&self, kind: u8) -> Result<u64, StoreError> {

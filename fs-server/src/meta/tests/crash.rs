@@ -341,7 +341,7 @@ fn a_store_whose_server_dies_keeps_what_the_log_keeps() {
             store.commit(batch)
         };
         put(1).expect("commits");
-        store.persist().expect("persists");
+        store.flush().expect("flushes");
         (2..5).for_each(|number| put(number).expect("commits"));
         life.end(Some(End { after: 0, of: None }));
         assert!(put(5).is_err() && put(6).is_err() && store.flush().is_err());
