@@ -41,6 +41,20 @@ pub fn encode(seq: u64, batch: &Batch) -> Vec<u8> {
     record::encode(&Logged { seq, changes: batch.iter().collect() })
 }
 
+/// The number of a batch.
+///
+/// # Errors
+/// [`RecordError`].
+pub fn number(bytes: &[u8]) -> Result<u64, RecordError> {
+    match bytes.split_first() {
+        Some((&record::RECORD_VERSION, body)) => {
+            postcard::take_from_bytes(body).map(|(number, _)| number).map_err(|_| RecordError::Malformed)
+        }
+        Some((version, _)) => Err(RecordError::Version(*version)),
+        None => Err(RecordError::Malformed),
+    }
+}
+
 /// A batch and its number.
 ///
 /// # Errors
@@ -69,6 +83,8 @@ mod tests {
         let bytes = encode(9, &batch);
         assert_eq!(bytes, [record::RECORD_VERSION, 9, 2, 1, b'k', 1, 1, b'v', 1, b'r', 0]);
         assert_eq!(decode(&bytes).expect("decode"), (9, batch));
+        assert_eq!(number(&bytes), Ok(9));
         assert!(decode(&bytes[..5]).is_err());
+        assert!([&[][..], &[record::RECORD_VERSION], &[9, 9]].iter().all(|bytes| number(bytes).is_err()));
     }
 }

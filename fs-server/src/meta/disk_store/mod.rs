@@ -68,6 +68,9 @@ use tally::Tally;
 const CHECKPOINT_BYTES: u64 = 16 << 20;
 /// What an opening gives back at least: less is not worth the time that it takes.
 const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
+/// As much more the log may grow before one begins: what was put and removed again, as images of pages are within seconds, is no
+/// longer in memory, and none of a checkpoint's work.
+const LOG_PER_MEMORY: u64 = 3;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
 /// Of what waits for a checkpoint, beyond which no contents come: they have other ways, and names shall not wait for them.
@@ -342,23 +345,24 @@ impl Shared {
         (left.max(self.space.reserve_bytes().0) / 2).max(CHECKPOINT_LEAST_BYTES)
     }
 
-    /// Whether the active overlay has these bytes, in memory or in the log, or takes this part of the space it may take.
-    fn has_grown(&self, last: &Last, bytes: u64, part: u64) -> bool {
+    /// Whether the active overlay has these bytes in memory, or those in the log, or takes this part of the space it may take.
+    fn has_grown(&self, last: &Last, memory_bytes: u64, log_bytes: u64, part: u64) -> bool {
         let layers = self.layers();
         let (active, log) = (&layers.active, last.tail.current_bytes());
-        active.bytes().max(log) >= bytes
+        active.bytes() >= memory_bytes
+            || log >= log_bytes
             || Self::checkpoint_cost(&layers.base.tally, active) + log
                 >= self.overlay_most_bytes(&layers) / part
     }
 
     /// Whether commits wait for the checkpoint under way.
     fn is_full(&self, last: &Last) -> bool {
-        self.has_grown(last, OVERLAY_MAX_BYTES, 1)
+        self.has_grown(last, OVERLAY_MAX_BYTES, OVERLAY_MAX_BYTES, 1)
     }
 
     /// Whether a checkpoint begins as soon as none is under way.
     fn is_due(&self, last: &Last) -> bool {
-        self.has_grown(last, self.checkpoint_bytes, 2)
+        self.has_grown(last, self.checkpoint_bytes, LOG_PER_MEMORY * self.checkpoint_bytes, 2)
     }
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {

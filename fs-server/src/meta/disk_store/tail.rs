@@ -56,7 +56,7 @@ const HEADER_BYTES: usize = 24;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
 /// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.
-const KEPT_MOST_BYTES: u64 = 32 << 20;
+const KEPT_MOST_BYTES: u64 = 52 << 20;
 /// Where in them the checksum is.
 const CRC_AT: usize = 20;
 
@@ -114,9 +114,9 @@ impl Tail {
             let Some(life) = life_of(bytes).or(any) else { continue };
             for record in records(life, bytes.get(HEADER_BYTES..).unwrap_or_default()) {
                 durable = durable.max(record.persistent);
-                let (seq, batch) = logged::decode(record.batch)?;
-                if seq > last {
-                    found.push((seq, batch));
+                // Most of a file may be what the checkpoint has.
+                if logged::number(record.batch)? > last {
+                    found.push(logged::decode(record.batch)?);
                 }
             }
         }
