@@ -11,6 +11,16 @@ pub enum LogError {
     /// A record that is not in the format.
     #[error("meta/tail-* does not parse: {0}")]
     Record(#[from] RecordError),
+    /// Another server wrote it.
+    #[error(
+        "meta/tail-* are of version {found}, and this server's of {known}; serve the pool with the server that wrote it"
+    )]
+    Version {
+        /// Its version.
+        found: String,
+        /// This server's.
+        known: &'static str,
+    },
     /// A file.
     #[error("meta/tail-*: {0}")]
     File(#[from] io::Error),

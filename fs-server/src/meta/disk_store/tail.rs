@@ -52,6 +52,10 @@ use std::sync::Arc;
 
 const FILES: [&str; 2] = ["tail-0", "tail-1"];
 const MAGIC: [u8; 8] = *b"CFTAIL04";
+/// The version in it.
+const VERSION: &str = "04";
+/// What all versions begin with; two digits follow.
+const FAMILY: &[u8] = b"CFTAIL";
 const HEADER_BYTES: usize = 24;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
@@ -98,7 +102,7 @@ impl Tail {
     /// What is in the files of `directory`: batches that follow `last` without a gap, in order.
     ///
     /// # Errors
-    /// A batch that was durable is missing, or a record that is whole does not parse.
+    /// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
     pub fn read(directory: &Path, last: u64) -> Result<Vec<(u64, Batch)>, LogError> {
         let mut files = Vec::new();
         for name in FILES {
@@ -107,6 +111,9 @@ impl Tail {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+        if let Some(found) = files.iter().find_map(|bytes| other_version_of(bytes)) {
+            return Err(LogError::Version { found, known: VERSION });
         }
         let any = files.iter().find_map(|bytes| life_of(bytes));
         let (mut found, mut durable) = (Vec::new(), 0);
@@ -238,8 +245,12 @@ impl Tail {
 }
 
 fn header(life: u64) -> [u8; HEADER_BYTES] {
+    header_of(MAGIC, life)
+}
+
+fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[..8].copy_from_slice(&magic);
     bytes[8..16].copy_from_slice(&life.to_le_bytes());
     let crc = crc32c::crc32c(&bytes[..16]);
     bytes[16..20].copy_from_slice(&crc.to_le_bytes());
@@ -250,6 +261,15 @@ fn life_of(bytes: &[u8]) -> Option<u64> {
     let found = bytes.first_chunk::<HEADER_BYTES>()?;
     let life = u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"));
     (*found == header(life)).then_some(life)
+}
+
+/// The version of a header that is good, but for being of another one. What rots is no other version.
+fn other_version_of(bytes: &[u8]) -> Option<String> {
+    let found = bytes.first_chunk::<HEADER_BYTES>()?;
+    let (magic, life) = (found.first_chunk::<8>()?, found[8..16].first_chunk::<8>()?);
+    let is_header = *found == header_of(*magic, u64::from_le_bytes(*life));
+    let is_other = magic.starts_with(FAMILY) && *magic != MAGIC;
+    (is_header && is_other).then(|| String::from_utf8_lossy(&magic[FAMILY.len()..]).into_owned())
 }
 
 fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
@@ -514,6 +534,19 @@ mod tests {
             std::fs::write(at.join("tail-0"), &rotten).expect("write");
             assert_eq!(numbers(at, 0), [1, 2, 3, 4], "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_log_of_another_version_is_refused_and_left_alone() {
+        let directory = tempfile::tempdir().expect("directory");
+        let at = directory.path();
+        append(&mut begun(at), 1);
+        let mut bytes = std::fs::read(at.join("tail-0")).expect("read");
+        bytes[..HEADER_BYTES].copy_from_slice(&header_of(*b"CFTAIL03", 77));
+        std::fs::write(at.join("tail-0"), &bytes).expect("write");
+        let refused = Tail::read(at, 0).expect_err("another version");
+        assert!(matches!(&refused, LogError::Version { found, .. } if found == "03"), "{refused}");
+        assert_eq!(std::fs::read(at.join("tail-0")).expect("read"), bytes);
     }
 
     #[test]
