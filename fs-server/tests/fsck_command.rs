@@ -8,7 +8,7 @@ use cuttlefs_common::rpc::NewNode;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use cuttlefs_server::log::{Change, FileLog, LoggedFile, RING_OFFSET, RedoLog};
 use cuttlefs_server::meta::{
-    Caller, DataCommit, DiskOptions, DiskStore, Meta, Operation, RangeUpdate, RequestId,
+    Caller, DataCommit, DiskOptions, DiskStore, Images, Meta, Operation, PageImage, RangeUpdate, RequestId,
 };
 use cuttlefs_server::pool::{
     self, AlignedBuf, DATA_START, Disk, IoBuffer, IoKind, IoRequest, PageSums, SummedDisk, UringDisk,
@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -201,4 +201,47 @@ fn changes_in_the_redo_log_are_told_and_nothing_is_repaired_below_them() {
     flip(&log_dir.join("segment"), RING_OFFSET + 70);
     let (code, report) = fsck(&dir, &[]);
     assert_eq!((code, kinds(&report)), (4, vec!["redo-log".to_owned()]), "{report}");
+}
+
+#[test]
+fn a_page_with_an_image_is_judged_once_a_start_has_put_it_in_its_place() {
+    let (base, dir) = pool();
+    let name = dir.to_str().expect("a name");
+    // What a crash in write-back may leave: the page is spoiled, and its image is there.
+    let page = DATA_START + (FIRST + 7) * PAGE_SIZE_U64;
+    flip(&dir.join("data"), page + 99);
+    {
+        let opened = pool::open(&dir).expect("open");
+        let store = Arc::new(DiskStore::open(&opened.meta_dir(), DiskOptions::default()).expect("store"));
+        let meta = Meta::open(store, Arc::new(SystemClock::new())).expect("metadata");
+        let ino = meta.lookup(InodeNo::ROOT, b"file").expect("there").ino;
+        let images = Images::Put(vec![PageImage { page: FilePage(7), bytes: b"as it was synced".to_vec() }]);
+        let commit = DataCommit::of_ranges(ino, Vec::new(), PAGES * PAGE_SIZE_U64);
+        meta.commit_data(&[DataCommit { images, ..commit }]).expect("committed");
+        meta.flush().expect("flushed");
+    }
+    let (code, report) = fsck(&dir, &[]);
+    assert_eq!((code, kinds(&report), &report["page_images"]), (0, vec![], &Value::from(1)), "{report}");
+    let refused = cuttlefsd(&["fsck", "--pool", name, "--repair"]);
+    assert_eq!(refused.status.code(), Some(8));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("serve the pool once"), "{refused:?}");
+
+    let socket = format!("unix://{}", base.path().join("s").display());
+    let serve = ["serve", "--pool", name, "--memory", "4M", "--until-stdin-ends", "--listen", &socket];
+    let mut server = Command::new(env!("CARGO_BIN_EXE_cuttlefsd"))
+        .args(serve)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it runs");
+    // It serves before it looks whether to stop, and stops cleanly.
+    drop(server.stdin.take());
+    assert!(server.wait().expect("it ends").success());
+    let (code, report) = fsck(&dir, &[]);
+    assert_eq!((code, kinds(&report), &report["page_images"]), (0, vec![], &Value::from(0)), "{report}");
+    assert_eq!(report["verified_pages"], PAGES);
+    let mut found = vec![1; PAGE_SIZE];
+    fs::File::open(dir.join("data")).expect("open").read_exact_at(&mut found, page).expect("read");
+    let (bytes, zeros) = found.split_at(16);
+    assert!(bytes == b"as it was synced" && zeros.iter().all(|byte| *byte == 0));
 }
