@@ -76,6 +76,10 @@ impl<T: Around> Store for T {
         self.room()
     }
 
+    fn takes_contents(&self) -> bool {
+        self.inner().takes_contents()
+    }
+
     fn figures(&self) -> StoreFigures {
         self.inner().figures()
     }
