@@ -80,8 +80,10 @@ const CONTENTS_MOST_BYTES: u64 = OVERLAY_MAX_BYTES / 2;
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
 /// Space for a checkpoint that is there in any case.
 const CHECKPOINT_LEAST_BYTES: u64 = 64 << 10;
-/// How often a file of the log is filled ahead until a checkpoint is due: 1 MiB by default, whose sync takes a millisecond more.
+/// How often a file of the log is filled ahead until a checkpoint is due, about.
 const FILLS_PER_CHECKPOINT: u64 = 16;
+/// What is filled ahead at once at most, and by default: the next sync takes a millisecond more.
+const FILL_MOST_BYTES: u64 = 1 << 20;
 /// How long the checkpoint's thread sleeps if nobody wakes it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// How many times its records' bytes a B-tree may take: pages are half full at worst, large values round up.
@@ -202,7 +204,7 @@ impl DiskStore {
                 tail: Tail::open(
                     path,
                     space.clone(),
-                    (options.checkpoint_bytes / FILLS_PER_CHECKPOINT).max(512),
+                    (options.checkpoint_bytes / FILLS_PER_CHECKPOINT).clamp(512, FILL_MOST_BYTES),
                 )
                 .map_err(opened)?,
                 is_wanted: false,
@@ -362,7 +364,7 @@ impl Shared {
 
     /// Whether a checkpoint begins as soon as none is under way.
     fn is_due(&self, last: &Last) -> bool {
-        self.has_grown(last, self.checkpoint_bytes, LOG_PER_MEMORY * self.checkpoint_bytes, 2)
+        self.has_grown(last, self.checkpoint_bytes, self.checkpoint_bytes.saturating_mul(LOG_PER_MEMORY), 2)
     }
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
@@ -499,8 +501,12 @@ impl Shared {
         let mut last = self.last.lock();
         loop {
             let layers = self.layers();
-            if (layers.active.is_empty() && layers.frozen.is_none()) || self.space.is_stuck() {
+            if self.space.is_stuck() {
                 return Ok(());
+            }
+            if layers.active.is_empty() && layers.frozen.is_none() {
+                // The next start is to read nothing of it.
+                return last.tail.give_back().map_err(|e| backend("empty the log", e));
             }
             self.check()?;
             last.is_wanted = !layers.active.is_empty();

@@ -229,6 +229,20 @@ impl Tail {
         Ok(())
     }
 
+    /// Gives back what is behind the records of each: for a clean stop.
+    ///
+    /// # Errors
+    /// [`io::Error`].
+    pub fn give_back(&mut self) -> io::Result<()> {
+        for (file, (len, filled)) in self.files.iter().zip(self.lens.iter().zip(&mut self.filled)) {
+            if *filled > *len {
+                file.set_len(*len)?;
+                *filled = *len;
+            }
+        }
+        Ok(())
+    }
+
     /// Empties both, durably, and begins a new life in them. What was in them is in the checkpoint, durably.
     ///
     /// # Errors
