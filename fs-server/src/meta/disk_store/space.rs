@@ -12,6 +12,7 @@
 //! # Bound
 //! `RESERVE_BYTES`, or an eighth of the file system if that is less.
 
+use super::tail::CACHE_PAGE_BYTES;
 use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io;
@@ -227,8 +228,16 @@ impl Space {
         if !self.is_plenty() {
             return false;
         }
-        let zeros = vec![0; until.saturating_sub(from) as usize];
-        let filled = file.write_all_at(&zeros, from);
+        // Page by page: the kernel caches what is written at once in one piece, and whoever changes a byte of a piece is taken
+        // to have made all of it dirty, and waits for that where much is.
+        let zeros = [0; CACHE_PAGE_BYTES as usize];
+        let mut at = from;
+        let mut filled = Ok(());
+        while filled.is_ok() && at < until {
+            let len = (CACHE_PAGE_BYTES - at % CACHE_PAGE_BYTES).min(until - at);
+            filled = file.write_all_at(&zeros[..len as usize], at);
+            at += len;
+        }
         if filled.is_err() {
             // What comes next makes the file longer by itself.
             let _ = file.set_len(from);

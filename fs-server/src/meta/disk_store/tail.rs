@@ -61,6 +61,8 @@ const HEADER_BYTES: usize = 24;
 const FRAME_BYTES: usize = 24;
 /// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.
 const KEPT_MOST_BYTES: u64 = 52 << 20;
+/// A page of the kernel's cache.
+pub(super) const CACHE_PAGE_BYTES: u64 = 4096;
 /// Where in them the checksum is.
 const CRC_AT: usize = 20;
 
@@ -157,15 +159,18 @@ impl Tail {
     /// # Errors
     /// [`io::Error`]; if it is `StorageFull` the file is as before, else nothing may be appended any more.
     pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<()> {
-        let record = framed(self.life, persistent, batch);
-        self.fill_to(self.lens[self.current] + record.len() as u64);
+        let mut bytes = framed(self.life, persistent, batch);
+        let end = self.lens[self.current] + bytes.len() as u64;
+        self.fill_to(end);
+        // To the end of its last page of the kernel's cache, which need not be read then to be changed in part.
+        bytes.resize(bytes.len() + (end.next_multiple_of(CACHE_PAGE_BYTES) - end) as usize, 0);
         let (file, len) = (&self.files[self.current], &mut self.lens[self.current]);
         let filled = &mut self.filled[self.current];
-        let written = self.space.write_all_at(file, &record, *len);
+        let written = self.space.write_all_at(file, &bytes, *len);
         match &written {
             Ok(()) => {
-                *len += record.len() as u64;
-                *filled = (*filled).max(*len);
+                *filled = (*filled).max(*len + bytes.len() as u64);
+                *len = end;
                 self.unsynced[self.current] = true;
             }
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
@@ -434,7 +439,7 @@ mod tests {
         let at = directory.path();
         let mut tail = begun(at);
         append(&mut tail, 1);
-        assert_eq!(tail.len_bytes() % FILL, HEADER_BYTES as u64, "the one is filled, the other not yet");
+        assert_eq!(tail.filled, [2 * FILL, HEADER_BYTES as u64], "the one is filled, the other not yet");
         tail.space.set_full(true);
         tail.turn();
         let refused = tail.append(&logged(2), 0).expect_err("full");
