@@ -73,8 +73,9 @@ const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
 const LOG_PER_MEMORY: u64 = 3;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
-/// Of what waits for a checkpoint, beyond which no contents come: they have other ways, and names shall not wait for them.
-const CONTENTS_MOST_BYTES: u64 = OVERLAY_MAX_BYTES / 2;
+/// Contents of files that wait for a checkpoint at most: what is there when one begins is written into the tree, to be removed
+/// within a second. Whoever syncs so much has company to share a sync of the data files with.
+const CONTENTS_MOST_BYTES: u64 = 8 << 20;
 /// What a checkpoint writes for a record beside its bytes, at most: the leaf that it is in, and a part of the nodes above. The
 /// same for an extent's part of the map of pages.
 const RECORD_PAGES_BYTES: u64 = 8 << 10;
@@ -594,8 +595,16 @@ impl Store for DiskStore {
 
     fn takes_contents(&self) -> bool {
         let layers = self.shared.layers();
-        let waiting = layers.active.bytes() + layers.frozen.map_or(0, |frozen| frozen.bytes());
-        waiting < CONTENTS_MOST_BYTES && !self.shared.space.is_short()
+        let of_all = |bytes: fn(&Overlay) -> u64| -> u64 {
+            [Some(&layers.active), layers.frozen.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(|layer| bytes(layer))
+                .sum()
+        };
+        of_all(Overlay::image_bytes) < CONTENTS_MOST_BYTES
+            && of_all(Overlay::bytes) < OVERLAY_MAX_BYTES / 2
+            && !self.shared.space.is_short()
     }
 
     fn figures(&self) -> StoreFigures {

@@ -35,6 +35,8 @@ pub struct Overlay {
     bytes: AtomicU64,
     /// Records of extents.
     extents: AtomicU64,
+    /// Bytes of images of pages.
+    images: AtomicU64,
 }
 
 fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
@@ -46,16 +48,22 @@ impl Overlay {
     pub fn put(&self, batch: Batch) {
         let mut records = self.records.write();
         let mut bytes = self.bytes.load(Ordering::Relaxed);
+        let mut images = self.images.load(Ordering::Relaxed);
         for (key, value) in batch.into_changes() {
             bytes += weight(&key, value.as_deref()) as u64;
-            let (key_len, is_extent) = (key.len(), key.first() == Some(&tag::EXTENT));
+            let (key_len, kind) = (key.len(), key.first().copied());
+            let is_image = kind == Some(tag::IMAGE);
+            images += value.as_ref().filter(|_| is_image).map_or(0, |value| value.len() as u64);
             if let Some(old) = records.insert(key, value.map(Into::into)) {
-                bytes -= (RECORD_OVERHEAD_BYTES + key_len + old.map_or(0, |old| old.len())) as u64;
-            } else if is_extent {
+                let old_len = old.map_or(0, |old| old.len());
+                bytes -= (RECORD_OVERHEAD_BYTES + key_len + old_len) as u64;
+                images -= if is_image { old_len as u64 } else { 0 };
+            } else if kind == Some(tag::EXTENT) {
                 self.extents.fetch_add(1, Ordering::Relaxed);
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
+        self.images.store(images, Ordering::Relaxed);
     }
 
     /// Memory it takes, about.
@@ -71,6 +79,11 @@ impl Overlay {
     /// Of them, those of extents: each also changes the map of pages.
     pub fn extents(&self) -> u64 {
         self.extents.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of images of pages that a checkpoint of it would write.
+    pub fn image_bytes(&self) -> u64 {
+        self.images.load(Ordering::Relaxed)
     }
 
     /// Whether nothing was put.

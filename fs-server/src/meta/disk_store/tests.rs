@@ -1,6 +1,8 @@
 //! Overlays and checkpoints under way, and a disk that is full.
 
 use super::*;
+use crate::meta::key;
+use cuttlefs_common::ids::{FilePage, InodeNo};
 use std::collections::BTreeMap;
 
 fn opened(path: &Path, checkpoint_bytes: u64) -> DiskStore {
@@ -199,4 +201,33 @@ fn a_checkpoint_waits_for_space_and_readers_do_not() {
     assert!(store.shared.layers().base.applied == batch && store.shared.layers().frozen.is_none());
     drop((store, shared, base, frozen));
     assert_eq!(all(&opened(&path, 8 << 10), Direction::Forward), expected(499));
+}
+
+#[test]
+fn contents_are_taken_as_long_as_few_wait() {
+    let directory = tempfile::tempdir().expect("directory");
+    let store = opened(&directory.path().join("meta"), u64::MAX);
+    let key = |page| key::image(InodeNo(5), FilePage(page)).to_vec();
+    let put = |page| {
+        let mut batch = Batch::default();
+        batch.put(key(page), vec![1; 4096]);
+        store.commit(batch).expect("commits");
+    };
+    let most = CONTENTS_MOST_BYTES / 4096;
+    (0..most).for_each(|page| {
+        assert!(store.takes_contents());
+        put(page);
+    });
+    assert!(!store.takes_contents());
+    // Another version of one that is there takes no more; one that goes makes room.
+    put(0);
+    let mut batch = Batch::default();
+    batch.remove(key(1));
+    store.commit(batch).expect("commits");
+    assert!(store.takes_contents());
+    assert_eq!(store.shared.layers().active.image_bytes(), CONTENTS_MOST_BYTES - 4096);
+    put(1);
+    assert!(!store.takes_contents());
+    store.settle().expect("settles");
+    assert!(store.takes_contents(), "what is in a checkpoint does not wait");
 }
