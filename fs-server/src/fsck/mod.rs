@@ -73,12 +73,6 @@ pub enum FsckError {
          repair then"
     )]
     Unrecovered(usize),
-    /// The same of images.
-    #[error(
-        "{0} pages that were synced are in the metadata and not in their places yet; serve the pool once, which puts them there, \
-         stop the server, and repair then"
-    )]
-    UnwrittenImages(u64),
     /// The same of rings.
     #[error(
         "{0} acknowledged writes are in rings; serve the pool once, which executes them, stop the server, and repair then"
@@ -125,9 +119,6 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
         }
     };
     report.page_images = image_count(&store).map_err(MetaError::from)?;
-    if options.repair && report.page_images > 0 {
-        return Err(FsckError::UnwrittenImages(report.page_images));
-    }
     progress("records", 0, 0);
     let survey = records(options, &opened, &store, hash_key, &mut report)?;
     report.inodes = survey.inodes;

@@ -113,6 +113,12 @@ fn found_by_number(world: &World, ino: InodeNo) -> bool {
     world.meta.lookup(lost, format!("#{ino}").as_bytes()).is_ok_and(|attr| attr.ino == ino)
 }
 
+/// A page of the other file gets an image.
+fn put_image(tree: &Tree, page: u64) {
+    let image = record::encode(&BytesRecord { bytes: b"an image" });
+    put(&*tree.store, &key::image(tree.other, FilePage(page)), image);
+}
+
 fn cases() -> Vec<Case> {
     use ProblemKind as Kind;
     fn nothing(_: &Tree, _: &World) {}
@@ -241,6 +247,25 @@ fn cases() -> Vec<Case> {
                 assert_eq!(extents[0], extent(4, 108, 4));
                 assert_eq!(world.attr(tree.file).allocated_bytes, 20 * 4096);
             },
+        ),
+        (
+            "a page of two files, with images",
+            Kind::PoolOverlap,
+            |tree| {
+                claim(&*tree.store, tree.other, 0, 104, 8);
+                [0, 5].into_iter().for_each(|page| put_image(tree, page));
+            },
+            |tree, world| {
+                let images = world.meta.images(None, 9).expect("images");
+                let pages: Vec<_> = images.iter().map(|image| (image.ino, image.page.0)).collect();
+                assert_eq!(pages, [(tree.other, 5)], "that of the page which the file lost is gone");
+            },
+        ),
+        (
+            "an image of a page without bytes",
+            Kind::StrayImage,
+            |tree| put_image(tree, 5000),
+            |_, world| assert_eq!(world.meta.images(None, 9).expect("images"), []),
         ),
         (
             "a page twice in one file",
