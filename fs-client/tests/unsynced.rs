@@ -166,7 +166,9 @@ fn a_file_that_cannot_be_synced_loses_its_room_and_is_told_and_others_go_on() {
     let volume = world.client();
     let (bad_ino, bad) = create(&volume, "bad");
     let (_, good) = create(&volume, "good");
-    volume.write(&CALLER, bad, 0, &pattern(4096, 1)).expect("write");
+    // So long that a sync writes its pages: of fewer it puts images into the log.
+    const LEN: usize = 17 * 4096;
+    volume.write(&CALLER, bad, 0, &pattern(LEN, 1)).expect("write");
     volume.fsync(&CALLER, bad, false).expect("sync");
     let pages = world.with_server(|server| {
         let extents = server.server().meta.extents(bad_ino).expect("extents");
@@ -176,10 +178,8 @@ fn a_file_that_cannot_be_synced_loses_its_room_and_is_told_and_others_go_on() {
     let fault =
         SimFault { pages: page..page + 1, kind: Some(IoKind::Write), errno: libc::EIO, times: u32::MAX };
     world.disk().inject(fault);
-    // Nearly all of the room, so that others cannot do without it.
-    for salt in 2..5 {
-        volume.write(&CALLER, bad, 0, &pattern(4096, salt)).expect("answered before it is on the disk");
-    }
+    // All of the room, so that others cannot do without it.
+    volume.write(&CALLER, bad, 0, &pattern(LEN, 2)).expect("answered before it is on the disk");
     let mut expected = Vec::new();
     for index in 0..60 {
         let bytes = pattern(3000, index);

@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 pub(super) struct ExtentEdit {
     loaded: BTreeMap<u64, ExtentRecord>,
     working: BTreeMap<u64, ExtentRecord>,
+    /// The stored record nearest below this page is loaded, if there is one. So who comes from front to back looks at what lies
+    /// before him once: records that were removed lately are walked over, and there may be many.
+    looked_to: u64,
 }
 
 fn pages(records: &BTreeMap<u64, ExtentRecord>) -> u64 {
@@ -71,12 +74,14 @@ impl ExtentEdit {
         end: FilePage,
     ) -> Result<(), MetaError> {
         let mut found = Vec::new();
-        if let Some(before) = first.0.checked_sub(1) {
-            view.extents(ino, FilePage(0), FilePage(before), Direction::Reverse, &mut |extent| {
+        let from = if self.looked_to <= first.0 { self.looked_to } else { 0 };
+        if let Some(before) = first.0.checked_sub(1).filter(|before| from <= *before) {
+            view.extents(ino, FilePage(from), FilePage(before), Direction::Reverse, &mut |extent| {
                 found.push(extent);
                 false
             })?;
         }
+        self.looked_to = self.looked_to.max(end.0.saturating_add(1));
         view.extents(ino, first, end, Direction::Forward, &mut |extent| {
             found.push(extent);
             true

@@ -71,6 +71,9 @@ const GIVE_BACK_LEAST_BYTES: u64 = 32 << 20;
 /// As much more the log may grow before one begins: what was put and removed again, as images of pages are within seconds, is no
 /// longer in memory, and none of a checkpoint's work.
 const LOG_PER_MEMORY: u64 = 3;
+/// Removals that begin a checkpoint: each scan of where they are walks over them, also one that ends with the first record, and some
+/// are made with the writer held.
+const REMOVED_MOST: u64 = 8192;
 /// Size at which commits wait for the checkpoint under way.
 const OVERLAY_MAX_BYTES: u64 = 64 << 20;
 /// Contents of files that wait for a checkpoint at most: what is there when one begins is written into the tree, to be removed
@@ -366,6 +369,7 @@ impl Shared {
     /// Whether a checkpoint begins as soon as none is under way.
     fn is_due(&self, last: &Last) -> bool {
         self.has_grown(last, self.checkpoint_bytes, self.checkpoint_bytes.saturating_mul(LOG_PER_MEMORY), 2)
+            || self.layers().active.removed() >= REMOVED_MOST
     }
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {

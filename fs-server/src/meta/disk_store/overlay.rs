@@ -37,6 +37,8 @@ pub struct Overlay {
     extents: AtomicU64,
     /// Bytes of images of pages.
     images: AtomicU64,
+    /// Removals.
+    removed: AtomicU64,
 }
 
 fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
@@ -49,21 +51,26 @@ impl Overlay {
         let mut records = self.records.write();
         let mut bytes = self.bytes.load(Ordering::Relaxed);
         let mut images = self.images.load(Ordering::Relaxed);
+        let mut removed = self.removed.load(Ordering::Relaxed);
         for (key, value) in batch.into_changes() {
             bytes += weight(&key, value.as_deref()) as u64;
             let (key_len, kind) = (key.len(), key.first().copied());
             let is_image = kind == Some(tag::IMAGE);
             images += value.as_ref().filter(|_| is_image).map_or(0, |value| value.len() as u64);
+            removed += u64::from(value.is_none());
             if let Some(old) = records.insert(key, value.map(Into::into)) {
+                let is_removal = old.is_none();
                 let old_len = old.map_or(0, |old| old.len());
                 bytes -= (RECORD_OVERHEAD_BYTES + key_len + old_len) as u64;
                 images -= if is_image { old_len as u64 } else { 0 };
+                removed -= u64::from(is_removal);
             } else if kind == Some(tag::EXTENT) {
                 self.extents.fetch_add(1, Ordering::Relaxed);
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
         self.images.store(images, Ordering::Relaxed);
+        self.removed.store(removed, Ordering::Relaxed);
     }
 
     /// Memory it takes, about.
@@ -79,6 +86,11 @@ impl Overlay {
     /// Of them, those of extents: each also changes the map of pages.
     pub fn extents(&self) -> u64 {
         self.extents.load(Ordering::Relaxed)
+    }
+
+    /// Removals in it: scans walk over them.
+    pub fn removed(&self) -> u64 {
+        self.removed.load(Ordering::Relaxed)
     }
 
     /// Bytes of images of pages that a checkpoint of it would write.

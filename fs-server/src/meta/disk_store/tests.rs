@@ -1,8 +1,13 @@
 //! Overlays and checkpoints under way, and a disk that is full.
 
 use super::*;
+use crate::meta::extent_edit::ExtentEdit;
 use crate::meta::key;
-use cuttlefs_common::ids::{FilePage, InodeNo};
+use crate::meta::name::HashKey;
+use crate::meta::operation::RangeUpdate;
+use crate::meta::view::View;
+use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
+use cuttlefs_common::region::{Extent, ExtentState};
 use std::collections::BTreeMap;
 
 fn opened(path: &Path, checkpoint_bytes: u64) -> DiskStore {
@@ -80,6 +85,46 @@ fn a_scan_that_ends_at_once_copies_few_records_and_a_whole_one_each_once() {
         assert!(copied_by(direction, 1) <= 2, "{direction:?}: the first record only");
         assert!(copied_by(direction, 10) <= 20, "{direction:?}: ten records");
         assert_eq!(copied_by(direction, usize::MAX), 1000, "{direction:?}: all of them");
+    }
+}
+
+/// A file of many extents is cut off, and has as many again: each looked for the one before it over all that were removed.
+#[test]
+fn who_puts_extents_where_many_were_removed_walks_over_them_once() {
+    const EXTENTS: u64 = 2000;
+    let directory = tempfile::tempdir().expect("directory");
+    let store = opened(&directory.path().join("meta"), u64::MAX);
+    let (ino, all) = (InodeNo(7), || (0..EXTENTS).map(|number| FilePage(2 * number)));
+    let mut batch = Batch::default();
+    all().for_each(|page| batch.remove(key::extent(ino, page)));
+    store.commit(batch).expect("commits");
+    overlay::COPIED.set(0);
+    let view = View::of_store(&store, HashKey([7; 16]));
+    let mut edit = ExtentEdit::default();
+    for file_page in all() {
+        let (pool_page, state) = (PoolPage(file_page.0), ExtentState::Written);
+        let extents = vec![Extent { file_page, pool_page, len_pages: 1, state }];
+        let update = RangeUpdate { first: file_page, end: FilePage(file_page.0 + 1), extents };
+        edit.replace(view, ino, &update).expect("an extent more");
+    }
+    assert_eq!(edit.allocated_delta(), i128::from(EXTENTS));
+    let copied = overlay::COPIED.get() as u64;
+    assert!(copied <= 4 * EXTENTS, "{copied} records for {EXTENTS} extents");
+}
+
+#[test]
+fn many_removals_begin_a_checkpoint() {
+    let directory = tempfile::tempdir().expect("directory");
+    let store = opened(&directory.path().join("meta"), u64::MAX);
+    for first in (0..2 * REMOVED_MOST).step_by(64) {
+        let mut batch = Batch::default();
+        (first..first + 64).for_each(|number| batch.remove(format!("Z{number:06}").into_bytes()));
+        store.commit(batch).expect("commits");
+    }
+    let began = std::time::Instant::now();
+    while store.shared.layers().base.applied == 0 {
+        assert!(began.elapsed().as_secs() < 60, "no checkpoint is made");
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
