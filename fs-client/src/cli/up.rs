@@ -24,6 +24,8 @@ use clap::Args;
 use cuttlefs_common::size::ByteSize;
 use std::path::{Path, PathBuf};
 
+const DEFAULT_POOL: &str = "cuttlefs-data";
+
 /// Arguments of `up`.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -36,9 +38,9 @@ The server's log is in the pool, log/cuttlefsd.log. `cuttlefs down` ends both.")
 pub(super) struct UpArgs {
     /// An empty directory to mount at; made if it is missing
     mountpoint: PathBuf,
-    /// The pool's directory; made and formatted if there is none
-    #[arg(long, default_value = "./cuttlefs-data", value_name = "DIR")]
-    pool: PathBuf,
+    /// The pool's directory; made and formatted if there is none [default: ./cuttlefs-data, or that of a mount whose server has died]
+    #[arg(long, value_name = "DIR")]
+    pool: Option<PathBuf>,
     /// Size of a new pool, taken from the disk at once [default: 8G]
     #[arg(long)]
     size: Option<ByteSize>,
@@ -58,33 +60,32 @@ pub(super) struct UpArgs {
 
 pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
     if args.foreground || args.detached {
-        let pool = std::path::absolute(&args.pool).context("cannot resolve the pool's path")?;
+        let pool = args.pool.as_ref().map(std::path::absolute).transpose();
+        let pool = pool.context("cannot resolve the pool's path")?;
         let mountpoint = std::path::absolute(&args.mountpoint).context("cannot resolve the mount point")?;
         let reporter = Reporter::new(args.detached)?;
         let args = UpArgs { pool, mountpoint, ..args };
         return run_here(backend, &args, &reporter).map_err(|error| reporter.failed(error));
     }
     let options = parse_options(&args.options)?;
-    let made;
-    let mountpoint = match lacks_its_server(backend, &args.mountpoint)? {
-        Some(state) => {
-            made = Made::nothing();
-            state.mountpoint
-        }
+    let (made, mountpoint, pool) = match lacks_its_server(backend, &args.mountpoint)? {
+        Some(state) => (Made::nothing(), state.mountpoint, args.pool),
         None => {
-            made = mountpoint::make(&args.mountpoint)?;
-            mountpoint::prepare(&args.mountpoint, options.nonempty)?
+            let made = mountpoint::make(&args.mountpoint)?;
+            let pool = args.pool.unwrap_or_else(|| DEFAULT_POOL.into());
+            (made, mountpoint::prepare(&args.mountpoint, options.nonempty)?, Some(pool))
         }
     };
-    let pool = std::path::absolute(&args.pool).context("cannot resolve the pool's path")?;
     let mut arguments = vec![
         "up".into(),
         mountpoint.clone().into_os_string(),
-        "--pool".into(),
-        pool.into_os_string(),
         "--memory".into(),
         args.memory.0.to_string().into(),
     ];
+    if let Some(pool) = pool {
+        let pool = std::path::absolute(pool).context("cannot resolve the pool's path")?;
+        arguments.extend(["--pool".into(), pool.into_os_string()]);
+    }
     if let Some(size) = args.size {
         arguments.extend(["--size".into(), size.0.to_string().into()]);
     }
@@ -105,8 +106,9 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
     let made_mountpoint = mountpoint::make(&args.mountpoint)?;
     let mountpoint = mountpoint::prepare(&args.mountpoint, options.nonempty)?;
     refuse_leftover(&mountpoint)?;
-    let made_pool = Made::directory(&args.pool)?;
-    let pool = args.pool.canonicalize().with_context(|| format!("cannot use {}", args.pool.display()))?;
+    let pool = args.pool.as_deref().unwrap_or(Path::new(DEFAULT_POOL));
+    let made_pool = Made::directory(pool)?;
+    let pool = pool.canonicalize().with_context(|| format!("cannot use {}", pool.display()))?;
     if pool.starts_with(&mountpoint) {
         bail!("the pool {} lies below the mount point, which would hide it; name another", pool.display());
     }
@@ -188,12 +190,12 @@ fn revive(
     reporter: &Reporter,
 ) -> anyhow::Result<String> {
     let pool = state.pool.clone().context("what is written down of this mount does not name its pool")?;
-    let (place, asked) = (state.mountpoint.display().to_string(), args.pool.display());
-    if args.pool.canonicalize().ok().as_ref() != Some(&pool) {
+    let place = state.mountpoint.display().to_string();
+    if let Some(asked) = args.pool.as_ref().filter(|asked| asked.canonicalize().ok().as_ref() != Some(&pool)) {
         bail!(
-            "{} is up at {place}, without its server, and not {asked}; start that server again with: cuttlefs up {place} --pool {}",
+            "{} is up at {place}, without its server, and not {}; start that server again with: cuttlefs up {place}",
             pool.display(),
-            pool.display()
+            asked.display()
         );
     }
     if let Some(size) = args.size {
