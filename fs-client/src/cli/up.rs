@@ -191,7 +191,8 @@ fn revive(
 ) -> anyhow::Result<String> {
     let pool = state.pool.clone().context("what is written down of this mount does not name its pool")?;
     let place = state.mountpoint.display().to_string();
-    if let Some(asked) = args.pool.as_ref().filter(|asked| asked.canonicalize().ok().as_ref() != Some(&pool)) {
+    if let Some(asked) = args.pool.as_ref().filter(|asked| asked.canonicalize().ok().as_ref() != Some(&pool))
+    {
         bail!(
             "{} is up at {place}, without its server, and not {}; start that server again with: cuttlefs up {place}",
             pool.display(),

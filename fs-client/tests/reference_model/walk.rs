@@ -139,6 +139,7 @@ impl<S: Site> Walk<S> {
                 self.touch();
                 // A file that was freed and whose end was not durable is freed again.
                 self.site.pass(Duration::from_millis(200));
+                self.see_which_zeros_are_holes();
                 self.compare();
                 (Ok(()), Ok(()))
             }
