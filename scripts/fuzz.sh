@@ -3,7 +3,7 @@
 # usage: scripts/fuzz.sh [SECONDS-EACH] [TARGET...]         default: 60 s each
 #
 # The target `sessions` is fs-client's test wire_sessions: hostile peers of a real server, and a model of sessions. It needs
-# root, and no instrumentation: it runs as the tests do, half of the time without rings and half with.
+# root, and no instrumentation: it runs as the tests do, half of the time with answers that are durable and half without.
 #
 # libFuzzer's instrumentation needs flags that stable rustc keeps back. A nightly toolchain is taken if there is
 # one; otherwise RUSTC_BOOTSTRAP=1 opens the flags of the stable one.

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# What durability costs an operation: nothing asked for, fsync after each, a server whose answers are durable, and one
-# that acknowledges small writes before it has executed them (rings on emulated persistent memory).
+# What durability costs an operation: nothing asked for, fsync after each, and a server whose answers are durable.
 # usage: measure-durability.sh [shm|tcp] [ROUNDS]      prints a table of microseconds; modes in turn, median of the rounds
 source "$(dirname "$0")/suites/lib.sh"
 need_command python3
@@ -47,11 +46,9 @@ PYTHON
 
 count=${CUTTLEFS_MEASURE_OPS:-500}
 for ((round = 0; round < rounds; round++)); do
-    for mode in none fsync ack early; do
+    for mode in none fsync ack; do
         CUTTLEFS_DURABILITY=fsync
-        CUTTLEFS_EARLY=
-        [[ $mode == ack || $mode == early ]] && CUTTLEFS_DURABILITY=ack
-        [[ $mode == early ]] && CUTTLEFS_EARLY=wflush
+        [[ $mode == ack ]] && CUTTLEFS_DURABILITY=ack
         start_server 1G 256M
         mount_fs
         python3 "$WORK/operations.py" "$MNT/work" "$mode" "$count" | sed "s/^/$mode /" >>"$WORK/figures" || exit 1
@@ -67,10 +64,10 @@ for line in open(sys.argv[1]):
     mode, operation, us = line.split()
     figures.setdefault(operation, {}).setdefault(mode, []).append(float(us))
 print(f"over {sys.argv[2]}, microseconds an operation, median of {sys.argv[3]}")
-print(f"{'':12}{'none':>10}{'fsync':>10}{'ack':>10}{'early':>10}{'fsync/none':>12}{'ack/none':>10}{'early/none':>12}{'ack/fsync':>11}")
+print(f"{'':12}{'none':>10}{'fsync':>10}{'ack':>10}{'fsync/none':>12}{'ack/none':>10}{'ack/fsync':>11}")
 for operation, modes in figures.items():
-    none, fsync, ack, early = (statistics.median(modes[mode]) for mode in ("none", "fsync", "ack", "early"))
-    times = f"{none:10.0f}{fsync:10.0f}{ack:10.0f}{early:10.0f}"
-    print(f"{operation:12}{times}{fsync/none:12.1f}{ack/none:10.1f}{early/none:12.1f}{ack/fsync:11.2f}")
+    none, fsync, ack = (statistics.median(modes[mode]) for mode in ("none", "fsync", "ack"))
+    times = f"{none:10.0f}{fsync:10.0f}{ack:10.0f}"
+    print(f"{operation:12}{times}{fsync/none:12.1f}{ack/none:10.1f}{ack/fsync:11.2f}")
 PYTHON
 echo "1 passed, 0 failed"

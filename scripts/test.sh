@@ -102,6 +102,8 @@ phase() {
     failed=$((failed + phase_failed))
     local how=
     ((status == 124 || status == 137)) && how=", ended after $limit_s s"
+    # What nextest was told to try again (.config/nextest.toml), and which then passed.
+    how+=$(sed -nE 's/^ *FLAKY .*\] *(\([^)]*\) *)?(.*)/, flaky: \2/p' "$log" | sort -u | tr -d '\n')
     summary+=("$(printf '%-28s %5d passed %5d failed %5d s%s' "$name" "$phase_passed" "$phase_failed" $((SECONDS - began)) "$how")")
     ((phase_failed == 0))
 }
@@ -140,7 +142,6 @@ attack      300 quick once
 memory      480 full
 kill        480 full
 kill-ack    480 full once
-kill-early  480 full
 applications-kill 300 full
 realwork    720 full
 "

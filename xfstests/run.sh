@@ -5,7 +5,6 @@
 #
 #   CUTTLEFS_LINK=shm|tcp|unix      the link (shm)
 #   CUTTLEFS_DURABILITY=fsync|ack   as `cuttlefsd serve --durability` (fsync)
-#   CUTTLEFS_EARLY=KIND             as `cuttlefsd serve --early`, on emulated persistent memory (not set: off)
 #   CUTTLEFS_XFSTESTS_SIZE=SIZE     of each of the two pools (12G, all of it allocated; 3G do for most tests)
 #   CUTTLEFS_XFSTESTS_RESULTS=DIR   what the suite leaves (target/xfstests)
 set -uo pipefail
@@ -75,7 +74,6 @@ serve() {
         die "format failed: $(tail -3 "$work/$name.log")"
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$work/pool-$name" --memory 1G --key "$CUTTLEFS_KEY" --listen "$url" \
         ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
-        ${CUTTLEFS_EARLY:+--early "$CUTTLEFS_EARLY" --ring-device pmem-emulated} \
         >>"$work/$name.log" 2>&1 </dev/null &
     servers[$name]=$!
     for ((waited = 0; waited < 300; waited++)); do

@@ -25,7 +25,8 @@ const SEEDS: u64 = 300;
 const STEPS: u64 = 60;
 /// Longest file, about: a few pages, so that changes meet.
 const LEN: u64 = 20_000;
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
 /// What has been done, in the order of the answers.
@@ -87,10 +88,11 @@ impl Walk {
         let random = SeededRandom::new(seed ^ 0xab5e);
         let translation = if seed.is_multiple_of(2) { Translation::Target } else { Translation::Initiator };
         let deferred = random.next_u64().is_multiple_of(2);
-        let (log, restless) = (random.next_u64().is_multiple_of(4), random.next_u64().is_multiple_of(2));
+        let (durable_answers, restless) =
+            (random.next_u64().is_multiple_of(4), random.next_u64().is_multiple_of(2));
         let config = WorldConfig::new(seed, translation, 2048, 32);
         let unsynced_bytes = unsynced_bytes(seed);
-        let world = World::new(WorldConfig { deferred, log, restless, unsynced_bytes, ..config });
+        let world = World::new(WorldConfig { deferred, durable_answers, restless, unsynced_bytes, ..config });
         let clients: Vec<_> = (0..2 + random.next_u64() % 3).map(|_| Client::new(&world)).collect();
         // A power loss is not to take the file.
         clients[0].volume.session().sync_all(&CALLER).expect("sync");
@@ -186,12 +188,7 @@ impl Walk {
     /// The server is to die with an event to come, and the next one perhaps, too.
     fn crash(&mut self) {
         let end = || {
-            let met = |event: &Event| {
-                !event.is_of_rings()
-                    && (self.world.answers_are_durable()
-                        || ![Event::LogWrite, Event::LogSync].contains(event))
-            };
-            let kinds: Vec<_> = Event::ALL.into_iter().filter(met).collect();
+            let kinds = Event::ALL;
             let kind = kinds[self.draw(kinds.len() as u64) as usize];
             let of = (self.draw(3) > 0).then_some(kind);
             End { after: self.draw(if of.is_some() { 4 } else { 60 }), of }

@@ -5,10 +5,7 @@ mod serving;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage, TraceId};
-use cuttlefs_common::locks::LockOwner;
-use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
 use cuttlefs_server::fsck::{FsckError, FsckOptions, Report, fsck};
@@ -16,31 +13,21 @@ use cuttlefs_server::pool::{DATA_START, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::{Exposure, PolicyName, RegionPolicy};
 use cuttlefs_server::serve::RunningServer;
-use serving::{Rings, Serve};
+use serving::Serve;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
-const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const PAGE: usize = 4096;
 const PAGES: usize = 100;
 
 fn serve(directory: &Path, policy: RegionPolicy) -> (RunningServer, RemoteVolume) {
-    serve_with(directory, policy, None)
-}
-
-fn serve_with(directory: &Path, policy: RegionPolicy, rings: Option<Rings>) -> (RunningServer, RemoteVolume) {
     let listen: Endpoint = "tcp://127.0.0.1:0".parse().expect("an endpoint");
-    let with = Serve {
-        frames: 24,
-        listen: vec![listen],
-        policy,
-        hotspots: Hotspots::Pages,
-        durable_answers: rings.is_some(),
-        rings,
-    };
+    let with =
+        Serve { frames: 24, listen: vec![listen], policy, hotspots: Hotspots::Pages, durable_answers: false };
     let running = serving::serve(&directory.join("pool"), with).expect("serves");
     let volume = serving::connect(&running.endpoints()[0], "checksums", 2, false);
     (running, volume)
@@ -80,78 +67,6 @@ fn rot(pool: &Path, page: PoolPage, random: &SeededRandom) {
     data.read_exact_at(&mut byte, at).expect("read");
     data.write_all_at(&[byte[0] ^ (1 << (random.next_u64() % 8))], at).expect("write");
     data.sync_all().expect("sync");
-}
-
-/// A write that was acknowledged before anybody looked at the page it goes to.
-#[test]
-fn an_early_write_to_a_rotten_page_is_told_at_fsync_or_close() {
-    let policy = RegionPolicy::of(PolicyName::Term);
-    let rings = Some(Rings::new(Kind::WFlush, LogDeviceKind::PmemEmulated));
-    let random = SeededRandom::new(7);
-    let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let dir = directory.path().join("pool");
-    serving::make_pool(
-        &FormatOptions { dir: dir.clone(), size: 16 << 20, ..FormatOptions::default() },
-        [3; 16],
-    );
-    let (running, volume) = serve_with(directory.path(), policy, rings);
-    let (attr, file) =
-        volume.create(&CALLER, InodeNo::ROOT, b"file", 0o644, true, READ_WRITE).expect("create");
-    let bytes: Vec<u8> = (0..PAGES * PAGE).map(|at| (at / 77) as u8).collect();
-    volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
-    volume.release(file.handle);
-    volume.shut_down();
-    running.stop();
-    let (running, volume) = serve_with(directory.path(), policy, rings);
-    let extents = running.server().meta.extents(attr.ino).expect("extents");
-    let page_of = |page: u64| {
-        let extent = extents.iter().find(|extent| extent.covers(FilePage(page))).expect("mapped");
-        extent.pool_page_of(FilePage(page))
-    };
-    let bad = [page_of(10), page_of(20)];
-    volume.shut_down();
-    running.stop();
-    bad.iter().for_each(|page| rot(&dir, *page, &random));
-
-    let (running, volume) = serve_with(directory.path(), policy, rings);
-    let open = || volume.open(&CALLER, attr.ino, READ_WRITE).expect("open").handle;
-    let file = open();
-    let early = |volume: &RemoteVolume| {
-        let found = volume.figures().into_iter().find(|(name, _)| *name == "early_writes");
-        found.expect("a figure of that name").1
-    };
-    let io = Err(FsError::Server(Status::Io));
-    let part = |page: usize| (page * PAGE) as u64 + 5;
-    assert_eq!(volume.write(&CALLER, file, part(10), b"part"), Ok(4), "nobody has looked at the page yet");
-    assert_eq!(early(&volume), 1);
-    assert_eq!(volume.fsync(&CALLER, file, false), io);
-    assert_eq!(volume.fsync(&CALLER, file, false), Ok(()), "told once");
-    // Only what is bad is bad, whichever way it goes.
-    assert_eq!(volume.write(&CALLER, file, part(11), b"good"), Ok(4));
-    assert_eq!(&read(&volume, file, 11, 1).expect("read")[5..9], b"good");
-    // One bad page does not cost the mount its early writes.
-    let (before, since) = (early(&volume), std::time::Instant::now());
-    while early(&volume) == before {
-        assert_eq!(volume.write(&CALLER, file, part(11), b"good"), Ok(4));
-        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", volume.figures());
-    }
-    // All of a page can be written; the part that was not is not put over it, also by the next server.
-    let whole = vec![9; PAGE];
-    assert_eq!(volume.write(&CALLER, file, 10 * PAGE as u64, &whole), Ok(PAGE as u32));
-    assert_eq!(volume.flush(file, LockOwner(1)), Ok(()));
-    volume.shut_down();
-    running.stop();
-    let (running, volume) = serve_with(directory.path(), policy, rings);
-    let open = || volume.open(&CALLER, attr.ino, READ_WRITE).expect("open").handle;
-    let (file, reads) = (open(), volume.open(&CALLER, attr.ino, READ).expect("open").handle);
-    assert!(read(&volume, file, 10, 1).expect("cured") == whole);
-    assert_eq!(volume.write(&CALLER, file, part(20), b"part"), Ok(4));
-    assert_eq!(volume.flush(reads, LockOwner(1)), Ok(()), "not to who only reads");
-    assert_eq!(volume.flush(file, LockOwner(1)), io);
-    assert_eq!(volume.fsync(&CALLER, file, false), io, "a close does not count");
-    assert_eq!(volume.flush(file, LockOwner(1)), Ok(()), "told once");
-    volume.shut_down();
-    running.stop();
 }
 
 #[test]

@@ -19,7 +19,8 @@ use world::contents::{CALLER, pattern, read};
 use world::kinds::{CONFIG, each_kind};
 use world::{Death, LEASE, World, WorldConfig};
 
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const ROOT: InodeNo = InodeNo::ROOT;
 

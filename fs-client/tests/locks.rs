@@ -17,7 +17,8 @@ use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const OWNER: LockOwner = LockOwner(u64::MAX - 5);
 const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
@@ -79,9 +80,9 @@ impl User {
 
 fn both(test: impl Fn(&World, LockSpace)) {
     for translation in [Translation::Target, Translation::Initiator] {
-        for log in [false, true] {
+        for durable_answers in [false, true] {
             for space in SPACES {
-                test(&World::new(WorldConfig { translation, log, frames: 16, ..CONFIG }), space);
+                test(&World::new(WorldConfig { translation, durable_answers, frames: 16, ..CONFIG }), space);
             }
         }
     }

@@ -14,7 +14,8 @@ use std::time::Duration;
 use world::contents::{CALLER, pattern, read};
 use world::{World, WorldConfig};
 
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 
 fn config(translation: Translation) -> WorldConfig {
     WorldConfig::new(1, translation, 4096, 64)
@@ -170,6 +171,47 @@ fn a_killed_server_comes_back_with_what_was_synced() {
 }
 
 #[test]
+fn a_sync_that_is_to_be_expected_is_made_before_it_is_asked_for() {
+    both(|world| {
+        let volume = world.client();
+        let (attr, file) =
+            volume.create(&CALLER, InodeNo::ROOT, b"log", 0o644, true, READ_WRITE).expect("create");
+        let ahead =
+            || world.with_server(|server| server.server().counters.syncs_ahead.load(Ordering::Relaxed));
+        let write = |round: u64| {
+            volume.write(&CALLER, file.handle, round * 100, &pattern(100, round as u8)).expect("write");
+        };
+        for round in 0..3 {
+            write(round);
+            volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        }
+        assert_eq!(ahead(), 1, "expected behind two that came");
+        write(3);
+        world.pass(Duration::from_millis(1));
+        assert_eq!(ahead(), 2);
+        // One that comes behind two writes is not expected behind the first the next time, nor behind the second.
+        write(4);
+        volume.fsync(&CALLER, file.handle, false).expect("fsync");
+        write(5);
+        assert_eq!(ahead(), 2);
+        // What this client has kept is gone with it: the store alone has what nobody asked to be synced.
+        for round in 0..3 {
+            volume.fsync(&CALLER, file.handle, false).expect("fsync");
+            write(6 + round);
+        }
+        world.pass(Duration::from_millis(1));
+        assert_eq!(ahead(), 4);
+        std::mem::forget(volume);
+        world.lose_power();
+        world.start();
+        let other = world.client();
+        let opened = other.open(&CALLER, attr.ino, READ_WRITE).expect("open");
+        let expected: Vec<u8> = (0..9).flat_map(|round| pattern(100, round)).collect();
+        assert_eq!(read(&other, opened.handle, 0, 1000), Ok(expected));
+    });
+}
+
+#[test]
 fn what_was_written_before_a_kill_is_synced_after_it() {
     both(|world| {
         let volume = world.client();
@@ -224,7 +266,7 @@ fn a_short_fetch_of_pages_apart_brings_those_pages() {
         volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
         let session = volume.session();
         let rights = Rights { read: true, write: false };
-        let open = || Request::Open { ino: attr.ino, rights, truncate: false };
+        let open = || Request::Open { ino: attr.ino, rights, truncate: false, nameless: false };
         let take = |reply: Reply<'_>| match reply {
             Reply::Opened(opened) => Ok(opened.filekey),
             other => panic!("{other:?}"),
@@ -245,6 +287,32 @@ fn a_short_fetch_of_pages_apart_brings_those_pages() {
             let part = |page: usize| &bytes[(page * 4096).max(100)..((page + 1) * 4096).min(10_000)];
             let expected: Vec<u8> = wanted.iter().flat_map(|page| part(*page)).copied().collect();
             assert_eq!(inline, expected, "pages {wanted:?}");
+        }
+    });
+}
+
+#[test]
+fn a_file_that_no_name_leads_to_is_opened_only_by_who_means_it() {
+    both(|world| {
+        let (holder, other) = (world.client(), world.client());
+        let (attr, held) =
+            holder.create(&CALLER, InodeNo::ROOT, b"gone", 0o644, true, READ_WRITE).expect("create");
+        holder.write(&CALLER, held.handle, 0, b"old").expect("write");
+        other
+            .open(&CALLER, attr.ino, READ_WRITE)
+            .map(|file| other.release(file.handle))
+            .expect("it has a name");
+        other.unlink(&CALLER, InodeNo::ROOT, b"gone").expect("unlink");
+        for volume in [&holder, &other] {
+            // A name that the kernel remembers led there.
+            let open = |how| volume.open(&CALLER, attr.ino, how).map(|file| file.handle);
+            assert_eq!(open(READ_WRITE), Err(FsError::Server(Status::Stale)));
+            let cut = OpenHow { truncate: true, ..READ_WRITE };
+            assert_eq!(open(cut), Err(FsError::Server(Status::Stale)));
+            assert_eq!(read(&holder, held.handle, 0, 10), Ok(b"old".to_vec()), "it was not cut");
+            let again = open(OpenHow { nameless: true, ..READ_WRITE }).expect("it is there");
+            assert_eq!(read(volume, again, 0, 10), Ok(b"old".to_vec()));
+            volume.release(again);
         }
     });
 }

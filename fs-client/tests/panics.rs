@@ -111,7 +111,6 @@ fn serve_in(base: &Path) -> (RunningServer, Endpoint, PathBuf) {
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
         durable_answers: false,
-        rings: None,
     };
     let running = serving::serve(&pool, with).expect("start");
     let endpoint = running.endpoints().remove(0);

@@ -18,7 +18,8 @@ use serving::Serve;
 use std::path::Path;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const NAME: &[u8] = b"file";
 /// Two data files, some 500 pages together.
@@ -43,7 +44,6 @@ fn serve(directory: &Path, policy: RegionPolicy, listen: &Endpoint) -> Result<Ru
         policy,
         hotspots: Hotspots::Pages,
         durable_answers: false,
-        rings: None,
     };
     serving::serve(&directory.join("pool"), with)
 }

@@ -23,7 +23,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const PATIENCE: Duration = Duration::from_secs(20);
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Fetches under way at once, each in a slot of its own: more bytes than a ring of the link has.
@@ -116,7 +117,6 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
         durable_answers: false,
-        rings: None,
     };
     let running = serving::serve(&dir, with).expect("start");
 
@@ -133,7 +133,7 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
     raw.send(0, 0, &Request::Attach { secret: SessionSecret([77; 16]), label: "raw", subtree: b"" });
     raw.answer();
     let rights = Rights { read: true, write: false };
-    raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false });
+    raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false, nameless: false });
     let (_, message) = raw.answer();
     let Ok(Reply::Opened(opened)) = Reply::parse(&message[HEADER_LEN..]) else { panic!("not opened") };
     // Page 1 of each is not wanted: what is fetched is moved together.

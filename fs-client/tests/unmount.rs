@@ -30,7 +30,6 @@ fn mounts_that_end_leave_no_session_behind() {
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
         durable_answers: false,
-        rings: None,
     };
     let server = serving::serve(&pool, with).expect("start");
     let watcher = serving::connect(&listen, "watcher", 1, false);

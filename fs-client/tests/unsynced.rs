@@ -1,10 +1,8 @@
 //! A mount loses nothing to a killed server, however fast it writes: whoever writes more than can be kept waits for a sync, and one
 //! that fails stops nobody.
 
-#[path = "serving/mod.rs"]
+mod killed;
 mod serving;
-#[path = "early_writes/site.rs"]
-mod site;
 mod world;
 
 use cuttlefs_client::file::RemoteVolume;
@@ -14,21 +12,22 @@ use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::status::Status;
 use cuttlefs_server::pool::{IoKind, SimFault};
-use site::{Offer, Site};
+use killed::Site;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use world::contents::{CALLER, pattern, read};
 use world::kinds::CONFIG;
 use world::{World, WorldConfig};
 
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 const EIO: Result<(), FsError> = Err(FsError::Server(Status::Io));
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The server that the other tests run in a process of its own.
 #[test]
 fn serving_child() {
-    site::serve_if_asked();
+    killed::serve_if_asked();
 }
 
 fn create(volume: &RemoteVolume, name: &str) -> (InodeNo, Handle) {
@@ -46,7 +45,7 @@ fn figure(volume: &RemoteVolume, name: &str) -> u64 {
 fn copied_behind_kills(scheme: &str, bytes_each: u64, file_bytes: u64) {
     const WRITERS: u64 = 4;
     const CHUNK: u64 = 256 << 10;
-    let mut site = Site::new(scheme, 2 * WRITERS * bytes_each, Offer::Unlogged);
+    let mut site = Site::new(scheme, 2 * WRITERS * bytes_each);
     let volume = site.connect();
     let written = AtomicU64::new(0);
     let name = |writer: u64, file: u64| format!("{writer}-{file}");
@@ -76,12 +75,12 @@ fn copied_behind_kills(scheme: &str, bytes_each: u64, file_bytes: u64) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             site.kill();
-            site.start(Offer::Unlogged);
+            site.start();
         }
     });
     // With all that was written last.
     site.kill();
-    site.start(Offer::Unlogged);
+    site.start();
     for writer in 0..WRITERS {
         for file in 0..bytes_each / file_bytes {
             let name = name(writer, file);

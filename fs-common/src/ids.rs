@@ -67,7 +67,7 @@ newtype!(
     FileSlot(u32)
 );
 newtype!(
-    /// Sequence number of a record in the redo log, and of the last one applied to metadata.
+    /// Sequence number of a record in a ring's log.
     LogSeq(u64)
 );
 newtype!(

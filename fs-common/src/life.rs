@@ -22,55 +22,26 @@ pub enum Event {
     Batch,
     /// Metadata made durable.
     Flush,
-    /// A write to the redo log.
-    LogWrite,
-    /// A sync of the redo log.
-    LogSync,
     /// A message is taken.
     Taken,
     /// A message is sent.
     Sent,
     /// A one-sided request is sent.
     OneSided,
-    /// Bytes of a peer's are stored in a ring.
-    RingWrite,
-    /// Records of a ring are made persistent.
-    RingFlush,
-    /// A ring's identity or head is made persistent.
-    RingHead,
-    /// A ring is made.
-    RingMade,
-    /// A ring is removed.
-    RingRemoved,
 }
 
 impl Event {
     /// Every kind.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 8] = [
         Self::DiskSubmit,
         Self::DiskDone,
         Self::DiskSync,
         Self::Batch,
         Self::Flush,
-        Self::LogWrite,
-        Self::LogSync,
         Self::Taken,
         Self::Sent,
         Self::OneSided,
-        Self::RingWrite,
-        Self::RingFlush,
-        Self::RingHead,
-        Self::RingMade,
-        Self::RingRemoved,
     ];
-
-    /// Whether it is about a ring of early writes.
-    pub const fn is_of_rings(self) -> bool {
-        matches!(
-            self,
-            Self::RingWrite | Self::RingFlush | Self::RingHead | Self::RingMade | Self::RingRemoved
-        )
-    }
 }
 
 /// With which event a life ends.

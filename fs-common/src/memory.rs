@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody
 /// is to be sent it, or shown it: the tests that look at what peers are sent look for it.
@@ -236,36 +236,48 @@ impl SharedMemory {
     pub fn fill(&self, offset: usize, len: usize, byte: u8) {
         assert!(self.writable, "write to a read-only mapping");
         assert!(self.contains(offset as u64, len as u64), "fill past shared memory");
-        // SAFETY: the range was just checked and is mapped writable; a racing reader sees torn bytes and
-        // detects it by its protocol.
-        unsafe { std::ptr::write_bytes(self.base.as_ptr().add(offset), byte, len) }
+        // SAFETY: the range was just checked and is mapped writable; see `read` for races.
+        unsafe { racing_fill(self.base.as_ptr().add(offset), byte, len) }
     }
 
-    /// The `u64` at `offset` as an atomic. Asserts that it is aligned and inside.
+    /// The `u64` at `offset` as an atomic. Asserts that it is aligned and inside, and that the mapping may be written:
+    /// of others see `load_u64`.
     pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        assert!(self.writable, "an atomic in a read-only mapping");
         assert!(self.contains(offset as u64, 8) && offset.is_multiple_of(8), "misplaced u64");
-        // SAFETY: in range, aligned, lives as long as `&self`; atomics may be shared with other processes.
-        // On a read-only mapping a store would fault: callers only load there.
+        // SAFETY: in range, aligned, mapped writable, lives as long as `&self`; atomics may be shared with other processes.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// The `u32` at `offset` as an atomic. Asserts that it is aligned and inside.
+    /// The `u32` at `offset` as an atomic. Asserts as `atomic_u64` does.
     pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
+        assert!(self.writable, "an atomic in a read-only mapping");
         assert!(self.contains(offset as u64, 4) && offset.is_multiple_of(4), "misplaced u32");
         // SAFETY: as for `atomic_u64`.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// The byte at `offset` as an atomic. Asserts that it is inside.
+    /// The byte at `offset` as an atomic. Asserts as `atomic_u64` does.
     pub fn atomic_u8(&self, offset: usize) -> &AtomicU8 {
+        assert!(self.writable, "an atomic in a read-only mapping");
         assert!(self.contains(offset as u64, 1), "misplaced u8");
         // SAFETY: as for `atomic_u64`.
         unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) }
     }
 
-    /// Loads a `u64` with acquire ordering.
+    /// Loads a `u64` of any mapping with acquire ordering.
     pub fn load_u64(&self, offset: usize) -> u64 {
-        self.atomic_u64(offset).load(Ordering::Acquire)
+        let value = self.load_u64_relaxed(offset);
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Loads a `u64` of any mapping with no ordering. Asserts that it is aligned and inside.
+    pub fn load_u64_relaxed(&self, offset: usize) -> u64 {
+        assert!(self.contains(offset as u64, 8) && offset.is_multiple_of(8), "misplaced u64");
+        // SAFETY: in range, aligned, and mapped for as long as `&self`. The mapping may be read-only: of atomic accesses only small
+        // relaxed loads are defined there (`std::sync::atomic`, "Atomic accesses to read-only memory"), and this is one.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }.load(Ordering::Relaxed)
     }
 }
 
@@ -304,8 +316,34 @@ pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 pub unsafe fn racing_copy(from: *const u8, to: *mut u8, len: usize) {
     for index in 0..len {
-        // SAFETY: in range by the caller's promise; volatile, so that each byte is accessed just once.
-        unsafe { to.add(index).write_volatile(from.add(index).read_volatile()) };
+        // SAFETY: in range by the caller's promise. Relaxed atomics of a byte: a race is defined, and `from` may be read-only.
+        unsafe {
+            let byte = AtomicU8::from_ptr(from.add(index).cast_mut()).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(index)).store(byte, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Fills `len` bytes that someone else may read or write meanwhile.
+///
+/// # Safety
+/// The range is valid for `len` bytes.
+unsafe fn racing_fill(to: *mut u8, byte: u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller gives a valid range; the direction flag is clear by the ABI. Opaque to the compiler, as in `racing_copy`.
+    unsafe {
+        std::arch::asm!(
+            "rep stosb",
+            inout("rcx") len => _,
+            inout("rdi") to => _,
+            in("al") byte,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for index in 0..len {
+        // SAFETY: in range by the caller's promise; a relaxed atomic, so that a race is defined.
+        unsafe { AtomicU8::from_ptr(to.add(index)) }.store(byte, Ordering::Relaxed);
     }
 }
 
@@ -344,7 +382,37 @@ mod tests {
         view.read(4090, &mut out);
         assert_eq!(&out, b"across a page");
         memory.atomic_u64(16).store(7, Ordering::Release);
-        assert_eq!(view.load_u64(16), 7);
+        assert_eq!((view.load_u64(16), view.load_u64_relaxed(16)), (7, 7));
+    }
+
+    #[test]
+    fn atomics_that_can_be_stored_to_are_of_writable_mappings_only() {
+        let view = SharedMemory::new("test", 4096).and_then(|memory| memory.read_only_view()).expect("view");
+        let is_refused =
+            |touch: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(touch)).is_err();
+        assert!(is_refused(&|| {
+            view.atomic_u64(0);
+        }));
+        assert!(is_refused(&|| {
+            view.atomic_u32(0);
+        }));
+        assert!(is_refused(&|| {
+            view.atomic_u8(0);
+        }));
+        assert!(is_refused(&|| view.fill(0, 1, 1)));
+    }
+
+    #[test]
+    fn a_fill_fills_its_range_and_no_more() {
+        let memory = SharedMemory::new("test", 4096).expect("memfd");
+        for (offset, len) in [(0, 0), (0, 1), (7, 64), (100, 3001), (4095, 1)] {
+            memory.fill(0, 4096, 1);
+            memory.fill(offset, len, 9);
+            let mut out = vec![0; 4096];
+            memory.read(0, &mut out);
+            let filled = |at: &usize| (offset..offset + len).contains(at);
+            assert!((0..4096).all(|at| out[at] == if filled(&at) { 9 } else { 1 }), "{offset} {len}");
+        }
     }
 
     #[test]

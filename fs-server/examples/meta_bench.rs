@@ -3,7 +3,8 @@
 //!
 //! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]`
 //! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
-//! With `starts` only what a start takes, and how large all is.
+//! With `starts` only what a start takes, and how large all is: behind a clean stop, a kill, and a kill with the longest log of names that there
+//! can be without a checkpoint under way.
 
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -24,7 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Files of one directory, as a source tree or a mail store might have.
 const FILES_PER_DIRECTORY: usize = 1000;
-const NOBODY: Caller = Caller { uid: 1000, gid: 1000, umask: 0, drops_privileges: false, request: None };
+const NOBODY: Caller =
+    Caller { uid: 1000, gid: 1000, umask: 0, drops_privileges: false, request: None, opens: None };
 
 fn report(what: &str, count: usize, took: Duration) {
     let each_us = took.as_secs_f64() * 1e6 / count.max(1) as f64;
@@ -65,22 +67,67 @@ fn start(what: &str, path: &Path) -> Result<(Arc<DiskStore>, Meta), Box<dyn Erro
     opened(path).map(|(store, meta, _)| (store, meta))
 }
 
-/// The same of a copy of the files as they are, with what is in the log only.
-fn killed(path: &Path, store: &Arc<DiskStore>) -> Result<String, Box<dyn Error>> {
-    // A checkpoint under way would change them meanwhile.
-    while store.figures().since_checkpoint > (16 << 20) {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let copy = path.with_extension("killed");
-    std::fs::create_dir(&copy)?;
-    for file in std::fs::read_dir(path)? {
+fn copy_all(from: &Path, to: &Path) -> Result<(), Box<dyn Error>> {
+    std::fs::create_dir(to)?;
+    for file in std::fs::read_dir(from)? {
         let file = file?;
-        std::fs::copy(file.path(), copy.join(file.file_name()))?;
+        std::fs::copy(file.path(), to.join(file.file_name()))?;
     }
+    Ok(())
+}
+
+/// The same of a copy of the files as they are, with what is in the log only. No checkpoint is under way, which would change them
+/// meanwhile.
+fn killed(path: &Path) -> Result<String, Box<dyn Error>> {
+    let copy = path.with_extension("killed");
+    copy_all(path, &copy)?;
     let begun =
         Command::new(std::env::current_exe()?).args(["--start".as_ref(), copy.as_os_str()]).output()?;
+    let log_bytes =
+        std::fs::metadata(path.join("tail-0"))?.len() + std::fs::metadata(path.join("tail-1"))?.len();
     std::fs::remove_dir_all(&copy)?;
-    Ok(String::from_utf8(begun.stdout)?.trim_end().to_owned())
+    Ok(format!("{} of log; {}", log_bytes, String::from_utf8(begun.stdout)?.trim_end()))
+}
+
+/// Makes files in new directories, each with an extent, until so much waits for a checkpoint, which is none of them.
+fn fill_log(path: &Path) -> Result<usize, Box<dyn Error>> {
+    let options = DiskOptions { checkpoint_bytes: 60 << 20, ..DiskOptions::default() };
+    let store = Arc::new(DiskStore::open(path, options)?);
+    let meta = Meta::open(store.clone(), Arc::new(SystemClock::new()))?;
+    let (mut files, mut parent) = (0, InodeNo::ROOT);
+    while store.figures().since_checkpoint < (56 << 20) {
+        if files % FILES_PER_DIRECTORY == 0 {
+            parent = new_directory(&meta, &format!("another-{files}"))?;
+        }
+        let name = format!("some-file-name-{files}.rs");
+        let create = Operation::Create { parent, name: name.as_bytes(), mode: 0o644, exclusive: true };
+        let ino = meta.execute(NOBODY, &create, &closed)?.attr.ok_or("a file")?.ino;
+        meta.commit_data(&[commit_of(ino, (1 << 22) + files as u64 * 2)])?;
+        files += 1;
+    }
+    Ok(files)
+}
+
+/// A file's first page is there.
+fn commit_of(ino: InodeNo, pool_page: u64) -> DataCommit {
+    DataCommit {
+        covers: Covers::Nothing,
+        ino,
+        ranges: vec![RangeUpdate {
+            first: FilePage(0),
+            end: FilePage(1),
+            extents: vec![Extent {
+                file_page: FilePage(0),
+                pool_page: PoolPage(pool_page),
+                len_pages: 1,
+                state: ExtentState::Written,
+            }],
+        }],
+        size: 4096,
+        done: Vec::new(),
+        cut: CutStep::Unchanged,
+        images: Images::Follow,
+    }
 }
 
 fn opened(path: &Path) -> Result<(Arc<DiskStore>, Meta, Space), Box<dyn Error>> {
@@ -119,6 +166,12 @@ type Place<'a> = &'a dyn Fn(usize) -> (InodeNo, String);
 
 fn closed(_: InodeNo) -> bool {
     false
+}
+
+fn new_directory(meta: &Meta, name: &str) -> Result<InodeNo, Box<dyn Error>> {
+    let (name, node) = (name.as_bytes(), NewNode::Directory);
+    let make = Operation::Make { parent: InodeNo::ROOT, name, node, mode: 0o755 };
+    Ok(meta.execute(NOBODY, &make, &closed)?.attr.ok_or("a directory")?.ino)
 }
 
 fn look_up(
@@ -235,14 +288,7 @@ fn measure() -> Result<(), Box<dyn Error>> {
 
     let mut parents = Vec::new();
     for index in 0..files.div_ceil(FILES_PER_DIRECTORY) {
-        let name = format!("directory-{index}");
-        let make = Operation::Make {
-            parent: InodeNo::ROOT,
-            name: name.as_bytes(),
-            node: NewNode::Directory,
-            mode: 0o755,
-        };
-        parents.extend(meta.execute(NOBODY, &make, &closed)?.attr.map(|attr| attr.ino));
+        parents.push(new_directory(&meta, &format!("directory-{index}"))?);
     }
     let place = |index: usize| (parents[index / FILES_PER_DIRECTORY], format!("some-file-name-{index}.rs"));
 
@@ -261,24 +307,7 @@ fn measure() -> Result<(), Box<dyn Error>> {
     }
     timed("data commit, 32 a batch", files, || {
         for (batch, inos) in inos.chunks(32).enumerate() {
-            let commit = |(index, ino): (usize, &InodeNo)| DataCommit {
-                covers: Covers::Nothing,
-                ino: *ino,
-                ranges: vec![RangeUpdate {
-                    first: FilePage(0),
-                    end: FilePage(1),
-                    extents: vec![Extent {
-                        file_page: FilePage(0),
-                        pool_page: PoolPage((batch * 32 + index) as u64 * 2),
-                        len_pages: 1,
-                        state: ExtentState::Written,
-                    }],
-                }],
-                size: 4096,
-                done: Vec::new(),
-                cut: CutStep::Unchanged,
-                images: Images::Follow,
-            };
+            let commit = |(index, ino): (usize, &InodeNo)| commit_of(*ino, (batch * 32 + index) as u64 * 2);
             let commits: Vec<_> = inos.iter().enumerate().map(commit).collect();
             meta.commit_data(&commits)?;
         }
@@ -287,9 +316,20 @@ fn measure() -> Result<(), Box<dyn Error>> {
     meta.flush()?;
     footprint("with all files", files, &*store)?;
     let path = directory.path().join("meta");
-    println!("{:<28} {}", "start after a kill", killed(&path, &store)?);
+    // A checkpoint under way ends.
+    while store.figures().since_checkpoint > (16 << 20) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("{:<28} {}", "start after a kill", killed(&path)?);
     timed("clean stop", 1, || Ok(meta.close(None)?))?;
     drop((meta, store));
+    if brief {
+        let copy = path.with_extension("more");
+        copy_all(&path, &copy)?;
+        let more = fill_log(&copy)?;
+        println!("{:<28} {more} files; {}", "start, longest log", killed(&copy)?);
+        std::fs::remove_dir_all(&copy)?;
+    }
     let (store, meta) = start("start", &path)?;
     footprint("after that start", files, &*store)?;
     if !brief {

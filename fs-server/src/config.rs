@@ -4,7 +4,6 @@
 //! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:
 //! a misspelt `read_only` must not serve a writable export.
 
-use crate::early::{EarlyChoice, RingDevice};
 use crate::pool::PoolUuid;
 use crate::rights::{Account, ExportRule, PeerPattern};
 use cuttlefs_common::rdma::Endpoint;
@@ -20,8 +19,6 @@ pub const CONFIG_FILE: &str = "cuttlefs.toml";
 const MOST_CONFIG_BYTES: u64 = 1 << 20;
 /// Least memory a server runs with: the reserved frames and some to work in.
 pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
-/// Size of the redo log unless told otherwise: a second's writes of a fast device, so that writers seldom wait for room.
-pub const DEFAULT_LOG_BYTES: u64 = 256 << 20;
 /// Least lease: below it, a busy machine's scheduling looks like a dead client.
 pub const LEAST_LEASE_MS: u64 = 1_000;
 /// Longest lease: a dead client's locks are held as long.
@@ -71,17 +68,6 @@ pub struct ServerConfig {
     pub lease_ms: u64,
     /// When an operation is durable.
     pub durability: Durability,
-    /// Size of the redo log in bytes, where there is one; taken when it is made.
-    #[serde(deserialize_with = "size")]
-    pub log_size: u64,
-    /// Whether small writes are acknowledged before they are executed, with `durability = "ack"`.
-    #[serde(deserialize_with = "parsed")]
-    pub early: EarlyChoice,
-    /// Where their rings are; relative to the pool's directory. `rings` there, if not given.
-    pub ring_dir: Option<PathBuf>,
-    /// What the rings lie on.
-    #[serde(deserialize_with = "parsed")]
-    pub ring_device: RingDevice,
 }
 
 /// When an operation is durable.
@@ -133,10 +119,6 @@ impl Default for ServerConfig {
             keys: Vec::new(),
             lease_ms: 20_000,
             durability: Durability::Fsync,
-            log_size: DEFAULT_LOG_BYTES,
-            early: EarlyChoice::Auto,
-            ring_dir: None,
-            ring_device: RingDevice::Auto,
         }
     }
 }
@@ -297,13 +279,6 @@ impl Config {
             let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
             keys.push(quoted(text));
         }
-        let ring_dir = match &self.server.ring_dir {
-            Some(path) => {
-                let text = path.to_str().ok_or_else(|| ConfigError::NotUtf8(path.clone()))?;
-                format!("ring_dir = {}", quoted(text))
-            }
-            None => "# ring_dir = \"rings\"".to_owned(),
-        };
         let mut text = String::new();
         // Writing to a String cannot fail.
         let _ = write!(
@@ -321,14 +296,8 @@ impl Config {
              keys = {keys} # files of the keys that tcp takes (`cuttlefsd key new`); none: `key` in this directory\n\
              lease_ms = {lease_ms} # how long a client may be silent before its locks and files are taken away\n\
              # fsync: data and names are durable when fsync, fdatasync or O_SYNC says so;\n\
-             # ack: every change is durable when it is answered, through a redo log of log_size\n\
+             # ack: every change is durable when it is answered\n\
              durability = \"{durability}\"\n\
-             log_size = {log_size}\n\
-             # with ack: small writes are safe in a ring of their client before they are executed; auto: if the rings lie on\n\
-             # persistent memory; off; or sflush, wflush, s-rflush, w-rflush\n\
-             early = \"{early}\"\n\
-             {ring_dir} # relative to this directory\n\
-             ring_device = \"{ring_device}\" # auto, pmem, pmem-emulated, file\n\
              \n\
              # To whom, and with which rights: the first [[export]] that is for a client counts, and who finds none is refused.\n",
             uuid = quoted(&self.pool.uuid.to_string()),
@@ -339,9 +308,6 @@ impl Config {
             keys = list(keys),
             lease_ms = self.server.lease_ms,
             durability = self.server.durability,
-            log_size = quoted(&exact(self.server.log_size)),
-            early = self.server.early,
-            ring_device = self.server.ring_device,
         );
         for export in &self.export {
             let peers = export.peers.iter().map(|peer| quoted(&peer.to_string())).collect();
@@ -454,9 +420,6 @@ mod tests {
         odd.pool.data = vec!["/dev/disk \"1\"\\x".into(), "bücher\n".into()];
         odd.server.listen = vec!["tcp://127.0.0.1:7950".parse().expect("an endpoint")];
         odd.server.keys = vec!["/etc/cuttlefs/\"a\"".into(), "b".into()];
-        odd.server.early = EarlyChoice::Kind(cuttlefs_common::rpc::durable::Kind::WRFlush);
-        odd.server.ring_dir = Some("/mnt/pmem/rings".into());
-        odd.server.ring_device = RingDevice::Kind(cuttlefs_common::persist::LogDeviceKind::Pmem);
         let first = ExportConfig {
             peers: vec![PeerPattern::User(5), PeerPattern::Addresses([10, 0, 0, 0].into(), 8)],
             read_only: true,
@@ -493,8 +456,6 @@ mod tests {
             ("lease_ms = 20000", "lease_ms = 5", "server.lease_ms"),
             ("lease_ms = 20000", "lease_ms = -5", "lease_ms"),
             ("durability = \"fsync\"", "durability = \"always\"", "always"),
-            ("early = \"auto\"", "early = \"on\"", "w-rflush"),
-            ("ring_device = \"auto\"", "ring_device = \"ssd\"", "pmem-emulated"),
             ("path = \"/\"", "path = \"a/b\"", "[[export]]"),
             ("path = \"/\"", "path = \"/a/../b\"", "[[export]]"),
             ("for = [\"*\"]", "for = [\"root\"]", "uid:1000"),
@@ -522,7 +483,6 @@ mod tests {
     /// A pool's configuration in which every key is set.
     fn with_every_key() -> Config {
         let mut all = example();
-        all.server.ring_dir = Some("rings".into());
         let account = Some(Account { uid: 1, gid: 2 });
         let (root_squash, all_squash) = (account, account);
         all.export = vec![ExportConfig {

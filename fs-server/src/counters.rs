@@ -62,7 +62,6 @@ rpc_kinds! {
     "await_locks" => Request::AwaitLocks { .. },
     "cancel_lock" => Request::CancelLock { .. },
     "reclaim_locks" => Request::ReclaimLocks { .. },
-    "let_ring_go" => Request::LetRingGo { .. },
     "restore" => Request::Restore { .. },
     "create_nameless" => Request::CreateNameless { .. },
 }
@@ -84,6 +83,8 @@ pub struct ServerCounters {
     pub fetched_bytes: AtomicU64,
     /// Short fetches that found all of their connection's reply buffers in flight.
     pub fetched_aside: AtomicU64,
+    /// Syncs begun before they were asked for.
+    pub syncs_ahead: AtomicU64,
     /// Requests for file bytes.
     pub turns: Arc<TurnFigures>,
     /// Climbs from directories to the root.
@@ -103,6 +104,7 @@ impl Default for ServerCounters {
             written_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
             fetched_aside: AtomicU64::new(0),
+            syncs_ahead: AtomicU64::new(0),
             turns: Arc::default(),
             climbs: Arc::default(),
             bounce: Arc::default(),

@@ -6,9 +6,9 @@
 //! * A failure is final: everybody who asks later is told so, too.
 //!
 //! # Why there are two
-//! The data files have a group commit of their own (`pool::DataSync`), which shares no step with this one. There the work
-//! is a request to a worker's io_uring, which some worker awaits, and no thread is needed. Here the work blocks (the
-//! syncs of metadata's log and the redo log), so it has a thread; and it runs also if whoever asked has gone.
+//! Where a sync is a request to a worker's io_uring one of those who wait does it (`group_sync`), and no thread is needed. Here the
+//! work blocks (syncs of metadata where no ring can do them), so it has a thread; and it runs also if whoever
+//! asked has gone.
 //!
 //! In a server without threads whoever drives it runs the work (`step`), as late as he likes: between asking and being told
 //! other tasks go on, as beside a thread.
@@ -88,6 +88,12 @@ impl GroupCommit {
             state.wakers.push(context.waker().clone());
             Poll::Pending
         }))
+    }
+
+    /// Has a run done that nobody waits for.
+    pub fn ask(&self) {
+        self.shared.state.lock().asked += 1;
+        self.shared.work.notify_one();
     }
 
     /// Whether somebody waits.

@@ -16,18 +16,16 @@ pub mod committer;
 pub mod config;
 /// Figures for status.
 pub mod counters;
-/// Small writes that are acknowledged before they are executed.
-pub mod early;
 /// Paths of what is exported.
 pub mod export;
 /// Checking a pool that nobody serves.
 pub mod fsck;
-/// One sync for many.
+/// A thread that syncs for many.
 pub mod group_commit;
+/// One sync for many, led by one of them.
+pub mod group_sync;
 /// Clients' advisory locks.
 pub mod locks;
-/// The redo log.
-pub mod log;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
 /// Which workers serve which peer.

@@ -5,9 +5,8 @@
 //! the last close of an unlinked file) the joint is here, and only here.
 
 use crate::counters::ServerCounters;
-use crate::early::Early;
 use crate::locks::Locks;
-use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome, RequestId};
+use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
 use crate::pool::{Disk, PageSums};
 use crate::region::{ClientChange, ClosedRegion, FileRegion, Regions};
 use crate::rights::{Exports, Identity, Judge, Tickets};
@@ -16,15 +15,14 @@ use crate::serve::Drain;
 use crate::serve::rotten::RottenPages;
 use crate::session::{Session, Sessions};
 use crate::shares::Shares;
-use crate::tier::{self, ScrubFigures};
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr, SetTime};
-use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo, SlotIndex};
+use crate::tier::{self, Changed, ScrubFigures};
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
+use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo};
 use cuttlefs_common::rdma::{Device, Endpoint, PeerKey, RegionOwner};
-use cuttlefs_common::rpc::{Restored, Rights, Sampling, Unanswered};
+use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A server, but for its threads and links.
@@ -67,8 +65,8 @@ pub struct Server {
     pub rotten: RottenPages,
     /// Whether it is going down.
     pub drain: Drain,
-    /// Small writes that are acknowledged before they are executed.
-    pub early: Early,
+    /// What a request changed is durable before its answer leaves.
+    pub durable_answers: bool,
     /// Clients' advisory locks.
     pub locks: Locks,
     /// Taken for reading while a file without a name is made and opened; for writing by who looks for files without a name
@@ -76,29 +74,37 @@ pub struct Server {
     pub opens_nameless: RwLock<()>,
 }
 
+/// Who asks for something, and what that changed.
+#[derive(Clone, Copy)]
+pub struct Asker<'a> {
+    /// As whom.
+    pub who: &'a Identity,
+    /// The session.
+    pub owner: RegionOwner,
+    /// What is to be durable before the answer.
+    pub changed: &'a Changed,
+}
+
 impl Server {
-    /// Runs an operation on metadata, if who asks may do it; `owner` is the session. A file that loses its last name always
+    /// Runs an operation on metadata, if who asks may do it. A file that loses its last name always
     /// becomes an orphan first: whether it may go is decided by `settle` under the region's own locks. An orphan gets a name
     /// only while it is open: what is being freed is not.
     ///
     /// # Errors
     /// As POSIX says.
-    pub fn execute(
-        &self,
-        who: &Identity,
-        owner: RegionOwner,
-        operation: &Operation<'_>,
-    ) -> Result<Outcome, Status> {
+    pub fn execute(&self, asker: Asker<'_>, operation: &Operation<'_>) -> Result<Outcome, Status> {
+        let Asker { who, owner, changed } = asker;
         let names = matches!(operation, Operation::Link { .. });
         let is_open = |ino| !names || self.regions.opens(ino) > 0;
         if !who.checked {
-            return self.meta.execute(caller(who), operation, &is_open);
+            return self.meta.execute(caller(who), operation, &is_open).inspect(|_| changed.note_records());
         }
         let judge = Judge { meta: &self.meta, who };
         let writes = Rights { read: false, write: true };
-        self.meta.execute_judged(caller(who), operation, &is_open, &|operation| {
+        let outcome = self.meta.execute_judged(caller(who), operation, &is_open, &|operation| {
             judge.may_change(operation, |ino| self.regions.has_open(owner, ino, writes))
-        })
+        });
+        outcome.inspect(|_| changed.note_records())
     }
 
     /// Somebody is about to change a file's contents: what he may not keep of its privileges (set-id bits, capabilities) goes
@@ -106,7 +112,8 @@ impl Server {
     ///
     /// # Errors
     /// `Stale`, `Io`.
-    pub fn take_privileges(&self, who: &Identity, ino: InodeNo) -> Result<(), Status> {
+    pub fn take_privileges(&self, asker: Asker<'_>, ino: InodeNo) -> Result<(), Status> {
+        let Asker { who, changed, .. } = asker;
         if !who.drops_privileges {
             return Ok(());
         }
@@ -117,7 +124,9 @@ impl Server {
         // Who is in the file's group by one of his further groups is in it.
         let gid = if who.is_in(attr.gid) { attr.gid } else { who.gid };
         let caller = Caller { gid, request: None, ..caller(who) };
-        self.meta.execute(caller, &Operation::DropPrivileges { ino }, &|_| true).map(|_| ())
+        self.meta
+            .execute(caller, &Operation::DropPrivileges { ino }, &|_| true)
+            .map(|_| changed.note_records())
     }
 
     /// Changes attributes; `data` is what a truncation does to the durable mapping.
@@ -126,14 +135,13 @@ impl Server {
     /// As POSIX says.
     pub fn set_attr(
         &self,
-        who: &Identity,
-        owner: RegionOwner,
+        asker: Asker<'_>,
         ino: InodeNo,
         set: &SetAttr,
         data: Option<DataCommit>,
     ) -> Result<Attr, Status> {
         let operation = Operation::SetAttr { ino, set: *set, commit: data.map(Box::new) };
-        self.execute(who, owner, &operation)?.attr.ok_or(Status::Io)
+        self.execute(asker, &operation)?.attr.ok_or(Status::Io)
     }
 
     /// Changes a file's length, and the other attributes of `set` in the same batch.
@@ -143,20 +151,15 @@ impl Server {
     pub async fn truncate(
         &self,
         disk: &dyn Disk,
-        who: &Identity,
-        owner: RegionOwner,
+        asker: Asker<'_>,
         ino: InodeNo,
         size: u64,
         set: &SetAttr,
     ) -> Result<Attr, Status> {
         let file = self.regions.file(ino)?;
-        // That anything else was set only the batch says. A change of length sets the time by itself.
-        let mtime = set.mtime.filter(|mtime| *mtime != SetTime::Now);
-        let others = SetAttr { size: None, mtime, ..*set };
-        let request = who.request.filter(|_| others == SetAttr::default());
-        let commit = |data| self.set_attr(who, owner, ino, set, Some(data));
-        let changing = tier::begin_change(&self.regions, &file).await?;
-        let attr = tier::truncate(&self.regions, disk, &file, size, request, commit).await?;
+        let commit = |data| self.set_attr(asker, ino, set, Some(data));
+        let changing = tier::begin_change(&self.regions, &file, asker.changed).await?;
+        let attr = tier::truncate(&self.regions, disk, &file, size, commit).await?;
         // Also where the file was not longer: what others had written there, and bring back, was cut off.
         changing.done(attr.change, size..u64::MAX);
         Ok(attr)
@@ -169,30 +172,17 @@ impl Server {
     pub async fn restore(
         &self,
         disk: &dyn Disk,
-        who: &Identity,
-        owner: RegionOwner,
+        asker: Asker<'_>,
         file: &Arc<FileRegion>,
         by: (ClientChange, &PeerKey),
         what: Restored<tier::Source<'_>>,
     ) -> Result<bool, Status> {
         let set_length = async |size| {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            let commit = |data| self.set_attr(who, owner, file.ino(), &set, Some(data));
+            let commit = |data| self.set_attr(asker, file.ino(), &set, Some(data));
             tier::restore_length(&self.regions, disk, file, size, commit).await
         };
-        tier::restore(&self.regions, disk, file, by, what, set_length).await
-    }
-
-    /// Where every answered mutation is durable: waits until everything done so far is.
-    ///
-    /// # Errors
-    /// `Io` once the log or the store has failed.
-    pub async fn acknowledge(&self) -> Result<(), Status> {
-        if let Some(log) = self.regions.redo() {
-            log.committed().await?;
-            self.regions.meta.flush().await?;
-        }
-        Ok(())
+        tier::restore(&self.regions, disk, file, by, what, set_length, asker.changed).await
     }
 
     /// What an operation leaves to do: an inode without names that nobody has open goes.
@@ -209,10 +199,9 @@ impl Server {
     }
 
     /// Frees an orphan unless somebody has it open; then the last close will. While clients of the server before this
-    /// one may still come back for what they had open, it stays; the end of that time frees it. While it is kept for a request
-    /// that is asked again, it stays, too; `let_go` frees it then.
+    /// one may still come back for what they had open, it stays; the end of that time frees it.
     pub async fn reap(&self, ino: InodeNo) {
-        if self.sessions.is_grace_period() || self.sessions.keeps(ino) {
+        if self.sessions.is_grace_period() {
             return;
         }
         let result = match self.meta.attr(ino) {
@@ -243,18 +232,12 @@ impl Server {
     }
 
     /// These clients' sessions have ended, and they may come back. Who has been away for longest is forgotten for it.
-    pub async fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) {
+    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) {
         let is_away = |client: &ClientId| self.sessions.of(*client).is_none();
         let away: Vec<ClientId> = clients.into_iter().filter(is_away).collect();
-        let is_owed = |client| self.early.is_owed(client);
-        let forgotten = self.sessions.note_absent(away.iter().copied(), &is_owed);
+        let forgotten = self.sessions.note_absent(away.iter().copied());
         self.end_sessions(away);
-        for client in forgotten {
-            if self.early.let_go(self, client).await {
-                self.early.forget(client);
-                self.forget(&[client]);
-            }
-        }
+        self.forget(&forgotten);
     }
 
     /// These clients have nothing open any more: no later start needs to wait for them.
@@ -292,41 +275,16 @@ impl Server {
         }
     }
 
-    /// Ends every filekey of a session that is over, and what is kept for it.
+    /// Ends every filekey of a session that is over.
     pub async fn revoke(&self, session: &Session) {
         for closed in self.regions.revoke(session.number()) {
             self.closed(closed).await;
         }
-        for ino in self.sessions.keep_nothing(session) {
-            self.let_go(ino).await;
-        }
-    }
-
-    /// A client asks these requests again: what the server before this one did of them, and was about a file, keeps that
-    /// file until then.
-    pub async fn keep(&self, session: &Session, unanswered: &[Unanswered]) {
-        let done = |&Unanswered { slot, seq }: &Unanswered| {
-            let request = RequestId { client: session.client(), slot, seq };
-            // What cannot be read was logged; its request will be told so, too.
-            let ino = self.meta.request_done(request).ok()??.ino?;
-            self.meta.attr(ino).is_ok().then_some((slot, ino))
-        };
-        let wanted: BTreeMap<SlotIndex, InodeNo> = unanswered.iter().filter_map(done).collect();
-        for ino in self.sessions.keep(session, &wanted) {
-            self.let_go(ino).await;
-        }
-    }
-
-    /// Nobody has an inode open any more, or no request keeps it: without a name it goes, if nothing else keeps it.
-    pub async fn let_go(&self, ino: InodeNo) {
-        if self.meta.attr(ino).is_ok_and(|attr| attr.nlink == 0) {
-            self.reap(ino).await;
-        }
     }
 
     async fn closed(&self, closed: ClosedRegion) {
-        if closed.last {
-            self.let_go(closed.ino).await;
+        if closed.last && self.meta.attr(closed.ino).is_ok_and(|attr| attr.nlink == 0) {
+            self.reap(closed.ino).await;
         }
     }
 }
@@ -338,5 +296,6 @@ fn caller(who: &Identity) -> Caller {
         umask: who.umask,
         drops_privileges: who.drops_privileges,
         request: who.request,
+        opens: who.opens,
     }
 }

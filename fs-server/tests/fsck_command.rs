@@ -1,19 +1,17 @@
 //! `cuttlefsd fsck`, the real program on real pools.
 
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage, SlotIndex};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::NewNode;
-use cuttlefs_common::world::{SystemClock, SystemRandom};
-use cuttlefs_server::log::{Change, FileLog, LoggedFile, RING_OFFSET, RedoLog};
+use cuttlefs_common::world::SystemClock;
 use cuttlefs_server::meta::{
-    Caller, DataCommit, DiskOptions, DiskStore, Images, Meta, Operation, PageImage, RangeUpdate, RequestId,
+    Caller, DataCommit, DiskOptions, DiskStore, Images, Meta, Operation, PageImage, RangeUpdate,
 };
 use cuttlefs_server::pool::{
-    self, AlignedBuf, DATA_START, Disk, IoBuffer, IoKind, IoRequest, PageSums, SummedDisk, UringDisk,
+    self, AlignedBuf, DATA_START, Disk, IoBuffer, IoKind, IoRequest, MemoryMarks, PageSums, SummedDisk,
+    UringDisk,
 };
-use futures_lite::future::block_on;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -53,7 +51,13 @@ fn pool() -> (tempfile::TempDir, PathBuf) {
     let opened = pool::open(&dir).expect("open");
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
     let ring = Rc::new(UringDisk::new(opened.data_files().clone(), frames.clone()).expect("io_uring"));
-    let sums = Arc::new(PageSums::new(opened.data_files().sum_layout(), 1 << 20, Vec::new()));
+    let sums = Arc::new(PageSums::new(
+        opened.data_files().sum_layout(),
+        1 << 20,
+        Vec::new(),
+        [],
+        Arc::new(MemoryMarks::default()),
+    ));
     let disk = SummedDisk::new(ring.clone(), frames, sums);
     let mut buffer = AlignedBuf::zeroed(PAGES as usize * PAGE_SIZE);
     buffer.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 100) as u8);
@@ -138,18 +142,9 @@ fn rotten_pages_are_told_and_stay_errors_until_they_are_accepted() {
 }
 
 #[test]
-fn damaged_intents_superblocks_and_metadata_are_found() {
+fn damaged_superblocks_and_metadata_are_found() {
     let (_base, dir) = pool();
     let data = dir.join("data");
-    // 8 MiB have two sum blocks, then a block of each copy.
-    let intents = DATA_START + (8 << 20) + 2 * PAGE_SIZE_U64;
-    flip(&data, intents + 20);
-    assert_eq!(fsck(&dir, &[]).0, 0, "one copy is as good as two");
-    flip(&data, intents + PAGE_SIZE_U64 + 20);
-    let (code, report) = fsck(&dir, &[]);
-    assert_eq!((code, kinds(&report)), (4, vec!["intents".to_owned()]), "{report}");
-    assert_eq!(fsck(&dir, &["--repair"]).0, 1);
-    assert_eq!(fsck(&dir, &[]).0, 0);
     flip(&data, 100);
     assert_eq!(fsck(&dir, &["--repair"]).0, 4, "no superblock, no pool");
     flip(&data, 100);
@@ -176,31 +171,6 @@ fn what_cannot_be_checked_has_a_code_of_its_own() {
     drop(held);
     let text = cuttlefsd(&["fsck", "--pool", name]);
     assert!(String::from_utf8_lossy(&text.stdout).ends_with("clean\n"), "{text:?}");
-}
-
-#[test]
-fn changes_in_the_redo_log_are_told_and_nothing_is_repaired_below_them() {
-    let (_base, dir) = pool();
-    let log_dir = dir.join("log");
-    let device = Arc::new(FileLog::make(&log_dir, 8 << 20, LogId(5)).expect("made"));
-    assert_eq!(fsck(&dir, &[]).0, 0, "an empty log is nothing");
-    let log = RedoLog::begin(device, 0, Arc::new(SystemClock::new()), &SystemRandom, true).expect("begins");
-    for seq in 1..=3 {
-        let ticket = block_on(log.begin_change(5, 1)).expect("room");
-        let file = LoggedFile { ino: InodeNo(2), before: 0 };
-        let request = RequestId { client: ClientId(1), slot: SlotIndex(0), seq };
-        ticket.append(Some(request), file, Change::Write { offset: 0, bytes: b"bytes", ends: None });
-        block_on(log.committed()).expect("commits");
-    }
-    log.stop();
-    let (code, report) = fsck(&dir, &[]);
-    assert_eq!((code, &report["logged_changes"]), (0, &Value::from(3)), "{report}");
-    let refused = cuttlefsd(&["fsck", "--pool", dir.to_str().expect("a name"), "--repair"]);
-    assert_eq!(refused.status.code(), Some(8));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("serve the pool once"), "{refused:?}");
-    flip(&log_dir.join("segment"), RING_OFFSET + 70);
-    let (code, report) = fsck(&dir, &[]);
-    assert_eq!((code, kinds(&report)), (4, vec!["redo-log".to_owned()]), "{report}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Keys as people handle them: made, shown, given to a server; and a server on `tcp` that is given none.
 
+mod started;
+
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{ConnectOptions, Device, Endpoint, QpConfig, RdmaError};
-use std::io::{BufRead, BufReader};
+use started::until_it_serves;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -66,21 +68,8 @@ impl Drop for Serving {
 fn serve(pool: &Path, arguments: &[&str]) -> Serving {
     let mut command = cuttlefsd(&["serve", "--memory", "4M", "--listen", "tcp://127.0.0.1:0", "--pool"]);
     let mut child = command.arg(pool).args(arguments).stderr(Stdio::piped()).spawn().expect("it runs");
-    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines();
-    let (mut log, mut endpoint) = (String::new(), None);
-    loop {
-        let Some(Ok(line)) = lines.next() else { panic!("it did not start: {log}") };
-        log.push_str(&line);
-        log.push('\n');
-        if let Some((_, at)) = line.split_once("listening endpoint=") {
-            endpoint = Some(at.trim().parse().expect("an endpoint"));
-        } else if line.contains(" serving ") {
-            break;
-        }
-    }
-    // Its messages must go somewhere.
-    std::thread::spawn(move || lines.for_each(drop));
-    Serving { child, endpoint: endpoint.expect("it listens"), log }
+    let (endpoint, log) = until_it_serves(&mut child);
+    Serving { child, endpoint, log }
 }
 
 fn connect(serving: &Serving, tcp: TcpSecurity) -> Result<(), RdmaError> {

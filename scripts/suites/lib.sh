@@ -137,8 +137,7 @@ launch_server() {
     PORT=${PORT:-$((20000 + $$ % 10000))}
     SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --memory "$SERVER_MEMORY" \
-        ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} --log-size 64M \
-        ${CUTTLEFS_EARLY:+--early "$CUTTLEFS_EARLY" --ring-device pmem-emulated} \
+        ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
         --listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock" \
         >>"$WORK/server.log" 2>&1 </dev/null &
     SERVER_PID=$!

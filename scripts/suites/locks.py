@@ -56,13 +56,16 @@ def refused(fd, kind, how="x", start=0, length=0):
 
 def elsewhere(body):
     """Runs body in a process of its own; its value as an exit status."""
+    began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         status = 99
         try:
             status = int(body())
-        except OSError as error:
-            print("  child:", error, flush=True)
+        except Exception as error:
+            # Of SQLite, what failed: reading, writing, a lock, a name.
+            name = getattr(error, "sqlite_errorname", "")
+            print(f"  child: {error!r} {name} after {time.monotonic() - began:.1f} s", flush=True)
         finally:
             os._exit(status)
     return pid

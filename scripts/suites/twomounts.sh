@@ -72,6 +72,47 @@ both_ways() {
 }
 check "writers on both sides in turn" both_ways
 
+# A name that another mount removed, or gave to another file, leads nowhere or there at the next open, also within the cache's life and
+# while somebody has the file that it led to open. Who has it open himself can open it again.
+opened_by_old_names() {
+    python3 - "$MNT" "$OTHER" <<'PYTHON'
+import os, sys
+here, other = sys.argv[1:]
+def write(path, what):
+    with open(path, "w") as file:
+        file.write(what)
+for number in range(20):
+    name = f"name.{number}"
+    write(f"{other}/{name}", "old")
+    assert os.stat(f"{here}/{name}").st_size == 3
+    held = os.open(f"{other}/{name}", os.O_RDWR)
+    if number % 2:
+        os.unlink(f"{other}/{name}")
+        for flags in (os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC):
+            try:
+                os.open(f"{here}/{name}", flags)
+                sys.exit(f"{name}: removed at the other mount, and opened by {flags}")
+            except FileNotFoundError:
+                pass
+    else:
+        write(f"{other}/new", "newer")
+        os.rename(f"{other}/new", f"{other}/{name}")
+        with open(f"{here}/{name}") as file:
+            assert file.read() == "newer", f"{name}: another file was put in its place"
+    assert os.pread(held, 10, 0) == b"old"
+    os.close(held)
+for mine, theirs in ((here, here), (here, other)):
+    write(f"{mine}/held", "held")
+    held = os.open(f"{mine}/held", os.O_RDWR)
+    os.unlink(f"{theirs}/held")
+    again = os.open(f"/proc/self/fd/{held}", os.O_RDWR)
+    assert os.pread(again, 10, 0) == b"held"
+    os.close(again)
+    os.close(held)
+PYTHON
+}
+check "a name that is removed or given away elsewhere leads to no file that was there" opened_by_old_names
+
 names() {
     mkdir "$MNT/dir" && touch "$MNT/dir/a" "$MNT/dir/b" || return 1
     sleep "$CACHE_LIFE_S"

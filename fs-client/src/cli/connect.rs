@@ -7,7 +7,6 @@ use anyhow::anyhow;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
-use cuttlefs_common::rpc::EARLY_RING_DEPTH;
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -28,8 +27,6 @@ pub struct VolumeOptions {
     pub uncached: bool,
     /// Requests that can be in flight at once: threads of the mount.
     pub threads: usize,
-    /// Small writes may be acknowledged before they are executed, if the server offers that.
-    pub early_writes: bool,
     /// Who the server has to be.
     pub trust: Trust,
 }
@@ -94,8 +91,6 @@ fn reach<T>(
         label: options.label.clone(),
         subtree: options.subtree.clone(),
         lanes: options.threads.max(1),
-        early_writes: options.early_writes && !options.read_only,
-        ring_depth: EARLY_RING_DEPTH,
         unsynced_bytes: unsynced_bytes(),
         clock: Arc::new(SystemClock::new()),
         background,

@@ -12,7 +12,6 @@ pub(super) const KNOWN: &str =
     "\x20 attr_cache=S, entry_cache=S   seconds attributes and names are cached (1; fractions work)
   negative_cache=S              seconds a missing name is taken for missing (1)
   cache=none|auto               none: go to the server each time, past the page cache
-  early=auto|off                off: no write is acknowledged before the server has executed it
   locks=cluster|local           local: locks (flock, fcntl) are those of this mount only
   key=FILE                      show this key over tcp:// (cuttlefsd key)
   server-user=UID               believe this user's server over unix:// and shm://, too
@@ -54,8 +53,6 @@ pub struct MountOptions {
     pub subtree: String,
     /// Mount over a directory that has entries.
     pub nonempty: bool,
-    /// Small writes may be acknowledged before they are executed, if the server offers that.
-    pub early_writes: bool,
     /// Who the server has to be.
     pub trust: Trust,
     /// How long a server that is not there is waited for.
@@ -67,14 +64,7 @@ impl MountOptions {
     pub fn new(is_root: bool) -> Self {
         // fusermount3 gives others nosuid,nodev whatever is asked, and allow_other only by its configuration.
         let fuse = FuseSettings { allow_other: is_root, ..FuseSettings::default() };
-        Self {
-            fuse,
-            subtree: String::new(),
-            nonempty: false,
-            early_writes: true,
-            trust: Trust::default(),
-            retry: Duration::ZERO,
-        }
+        Self { fuse, subtree: String::new(), nonempty: false, trust: Trust::default(), retry: Duration::ZERO }
     }
 
     /// Applies comma-separated lists, in order: the last of two that contradict each other counts.
@@ -107,9 +97,6 @@ impl MountOptions {
             ("cache", Some("none")) => *uncached = true,
             ("cache", Some("auto")) => *uncached = false,
             ("cache", Some(_)) => return Err(value_error("write cache=none or cache=auto")),
-            ("early", Some("auto")) => self.early_writes = true,
-            ("early", Some("off")) => self.early_writes = false,
-            ("early", Some(_)) => return Err(value_error("write early=auto or early=off")),
             ("locks", Some("cluster")) => fuse.cluster_locks = true,
             ("locks", Some("local")) => fuse.cluster_locks = false,
             ("locks", Some(_)) => return Err(value_error("write locks=cluster or locks=local")),
@@ -182,7 +169,6 @@ impl MountOptions {
             read_only: self.fuse.read_only,
             uncached: self.fuse.uncached,
             threads: self.fuse.threads,
-            early_writes: self.early_writes,
             trust: self.trust.clone(),
         }
     }
@@ -245,10 +231,6 @@ mod tests {
         let none = parse("cache=none,attr_cache=5").expect("valid").fuse;
         assert!(none.uncached && none.attr_cache.is_zero() && none.entry_cache.is_zero());
         assert!(!parse("cache=none,cache=auto").expect("valid").fuse.uncached);
-        assert!(
-            parse("").expect("valid").early_writes
-                && !parse("early=auto,early=off").expect("valid").early_writes
-        );
         assert!(parse("").expect("valid").fuse.cluster_locks);
         assert!(!parse("locks=cluster,locks=local").expect("valid").fuse.cluster_locks);
         let lists = ["ro".to_owned(), "rw,suid,nosuid".to_owned()];
@@ -271,7 +253,7 @@ mod tests {
             "attr_cache=nan",
             "entry_cache=1e300",
             "cache=some",
-            "early=on",
+            "early=off",
             "threads=0",
             "threads=65",
             "max_background=65536",

@@ -20,6 +20,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("version", version(status)),
         ("links", links(status)),
         ("durability", text(status, "/durability").map(ToOwned::to_owned)),
+        ("durable RPC", durable_rpc(status)),
         ("space", space(status)),
         ("memory", memory(status)),
         ("clients", clients(status)),
@@ -82,6 +83,10 @@ fn links(status: &Value) -> Option<String> {
     let security = text(status, "/network_security").filter(|_| by_tcp);
     let security = security.map_or_else(String::new, |security| format!(" (tcp: {security})"));
     Some(format!("{}{security}", links.join(" ")))
+}
+
+fn durable_rpc(status: &Value) -> Option<String> {
+    Some(format!("{}, synced {}", text(status, "/durable_rpc/kind")?, text(status, "/durable_rpc/synced")?))
 }
 
 fn space(status: &Value) -> Option<String> {
@@ -162,18 +167,16 @@ fn problems(status: &Value) -> Vec<String> {
         ("/scrub/last/rotten", "pages do not match their checksums, as the last scrub found"),
         ("/pages/read_errors", "reads of a disk have failed"),
         ("/pages/write_errors", "writes to a disk have failed"),
-        ("/early/closed_files", "files are closed to protect early writes that could not be executed"),
+        ("/metadata/failures", "uses of the metadata or its log have failed: changes may be refused"),
+        (
+            "/files/closed",
+            "files are closed until the server is restarted: they could not be cut or removed whole",
+        ),
         ("/connections/refused", "connections were refused"),
     ] {
         if let Some(count) = number(status, pointer).filter(|count| *count > 0) {
             problems.push(format!("{count} {what}"));
         }
-    }
-    if status
-        .pointer("/redo_log/failed")
-        .is_some_and(|failed| !matches!(failed, Value::Null | Value::Bool(false)))
-    {
-        problems.push("the redo log has failed: changes are refused".to_owned());
     }
     let free = number(status, "/pool/free_pages").zip(number(status, "/pool/pages"));
     if let Some((free, all)) = free.filter(|(free, all)| *free < all / FREE_SHARE) {
@@ -208,12 +211,13 @@ mod tests {
     fn a_healthy_server_is_a_screenful() {
         let status = json!({
             "version": "0.1", "pid": 7, "uptime_seconds": 8000, "links": ["shm:///a", "tcp://b:1"], "durability": "ack",
+            "durable_rpc": {"kind": "S-RFlush", "synced": "before the answer"},
             "network_security": "keys", "pool": {"page_bytes": 4096, "pages": 1024, "free_pages": 512},
             "files": {"inodes": 3}, "frames": {"bytes": 8192, "bound": 2, "used": 1, "dirty": 0},
             "sessions": {"count": 2, "bound": 9, "listed": [{"label": "a:/mnt"}, {"label": "status"}]},
             "recovery": {"awaited_clients": 0, "data_waits": false, "locks_wait": false},
             "exports": [{"path": "/", "is_there": true}], "pages": {"rotten": 0}, "connections": {"refused": 0},
-            "redo_log": {"failed": false}, "scrub": {"last": null}, "early": null, "rpc": {"lookup": 5},
+            "scrub": {"last": null}, "rpc": {"lookup": 5},
             "metadata": {"room_bytes": 200, "reserve_bytes": 100},
             "mount": {"mountpoint": "/mnt", "pid": 8, "unsynced_bytes": 0, "unsynced_files": 0},
         });
@@ -221,6 +225,7 @@ mod tests {
 version     0.1, process 7, up 2 h
 links       shm:///a tcp://b:1 (tcp: keys)
 durability  ack
+durable RPC S-RFlush, synced before the answer
 space       2M of 4M free, 3 files and directories
 memory      4K of 8K used, 0 of it not written back
 clients     2 of 9 at most: a:/mnt status
@@ -245,9 +250,9 @@ problems    none known
             (json!({"pages": {"rotten": 1}}), "1 pages do not match"),
             (json!({"pages": {"write_errors": 2}}), "2 writes to a disk"),
             (json!({"scrub": {"last": {"rotten": 3}}}), "last scrub"),
-            (json!({"early": {"closed_files": 1}}), "closed to protect"),
+            (json!({"files": {"closed": 1}}), "1 files are closed until"),
             (json!({"connections": {"refused": 4}}), "4 connections"),
-            (json!({"redo_log": {"failed": true}}), "redo log has failed"),
+            (json!({"metadata": {"failures": 1}}), "changes may be refused"),
             (json!({"pool": {"free_pages": 9, "pages": 100}}), "nearly full"),
             (json!({"metadata": {"room_bytes": 199, "reserve_bytes": 100}}), "meta/ is nearly full"),
             (json!({"frames": {"dirty": 6, "bound": 10}}), "slower than the writers"),

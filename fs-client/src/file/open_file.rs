@@ -71,11 +71,6 @@ impl OpenFile {
         FileKey(self.filekey.load(Ordering::Relaxed))
     }
 
-    /// Whether the server has lost it: it was gone when it was to be reclaimed.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.filekey() == FileKey(NO_KEY)
-    }
-
     /// Its slot in the file table of the current server.
     pub(crate) fn slot(&self) -> Option<FileSlot> {
         u32::try_from(self.slot.load(Ordering::Relaxed)).ok().map(FileSlot)

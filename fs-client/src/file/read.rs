@@ -4,7 +4,7 @@ use super::open_file::OpenFile;
 use super::volume::{Caller, FsError};
 use crate::onesided::{NoAnswer, OneSided, read_by_initiator, read_by_target};
 use crate::region::{CachedLayout, MAX_EXTENTS, PageBitmap, Plan};
-use crate::session::{After, Attachment, LaneGuard, Session, Windows};
+use crate::session::{Attachment, LaneGuard, Session, Windows};
 use crate::sparse;
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, PAGE_SIZE_U64};
 use cuttlefs_common::region::{AccessCounters, PageSet, divide};
@@ -29,18 +29,17 @@ pub(crate) fn read(
         return Ok(0);
     }
     // One-sided reads ask nobody who could wait for them.
-    session.settle(After::WritesOf(file.ino()))?;
     match one_sided(session, caller, file, offset, out)? {
         Some(got) if got.missing.is_empty() => Ok(got.valid_len),
         Some(got) => {
             session.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
-            let mut lane = session.borrow_lane(After::Nothing)?;
+            let mut lane = session.borrow_lane()?;
             let wanted = &mut out[..got.valid_len];
             sparse::fetch(session, &mut lane, caller, file, offset, &got.missing, wanted)
         }
         None => {
             let everything = PageSet::all(divide(offset, out.len()).len());
-            let mut lane = session.borrow_lane(After::Nothing)?;
+            let mut lane = session.borrow_lane()?;
             sparse::fetch(session, &mut lane, caller, file, offset, &everything, out)
         }
     }
@@ -105,7 +104,7 @@ fn by_target(
     let belongs = |lane: &LaneGuard<'_>| lane.is_attached_to(attachment.attached.session);
     if attachment.attached.one_sided == OneSidedReads::Whole {
         let plan = Plan::new(&PageBitmap::default(), offset, out.len());
-        let mut lane = session.borrow_lane(After::Nothing)?;
+        let mut lane = session.borrow_lane()?;
         if !belongs(&lane) {
             return Ok(None);
         }
@@ -116,7 +115,7 @@ fn by_target(
     if plan.runs().is_empty() {
         return Ok(None);
     }
-    let mut lane = session.borrow_lane(After::Nothing)?;
+    let mut lane = session.borrow_lane()?;
     if !belongs(&lane) {
         return Ok(None);
     }
@@ -168,8 +167,7 @@ fn ask_layout(
     page: FilePage,
 ) -> Result<CachedLayout, FsError> {
     let ask = |first_page: FilePage| {
-        session.call_after(
-            After::Nothing,
+        session.call(
             caller,
             || Request::Layout { filekey: file.filekey(), first_page, max_extents: MAX_EXTENTS },
             |reply| match reply {

@@ -9,14 +9,14 @@ use super::volume::{
     Caller, Condition, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow,
     Written,
 };
-use crate::session::{After, DataBuffer, Early, LaneGuard, Session};
+use crate::session::{DataBuffer, LaneGuard, Session};
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, Opened, RenameMode, Reply, Request,
-    Rights, SeekFor, Space, SyncScope, XattrMode,
+    Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, RenameMode, Reply, Request, Rights,
+    SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -56,13 +56,6 @@ fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
     }
 }
 
-fn opened(reply: Reply<'_>) -> Result<Opened, FsError> {
-    match reply {
-        Reply::Opened(opened) => Ok(opened),
-        other => unexpected(other),
-    }
-}
-
 /// Names the server would refuse are refused here: a long one would not even fit a message.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
     name::check(name).map_err(FsError::Server)
@@ -88,10 +81,15 @@ impl RemoteVolume {
         &self.session
     }
 
-    fn opened(&self, opened: &Opened, rights: Rights, how: OpenHow) -> OpenedFile {
-        let change = opened.attr.change;
-        let keep_cache = self.session.seen().opened(opened.attr.ino, change);
-        let file = self.session.open_files().add(opened, rights);
+    /// The file that an answer opens: recoveries know of it from now on.
+    fn open_file(&self, reply: Reply<'_>, rights: Rights) -> Result<(Attr, Arc<OpenFile>), FsError> {
+        let Reply::Opened(opened) = reply else { return unexpected(reply) };
+        Ok((opened.attr, self.session.open_files().add(&opened, rights)))
+    }
+
+    fn opened(&self, (attr, file): (Attr, Arc<OpenFile>), how: OpenHow) -> OpenedFile {
+        let change = attr.change;
+        let keep_cache = self.session.seen().opened(attr.ino, change);
         self.session.open_files().forget_written(|| self.session.unsynced().files());
         OpenedFile { handle: self.insert_handle(file, how), keep_cache, change }
     }
@@ -143,17 +141,9 @@ impl RemoteVolume {
         bytes: &[u8],
     ) -> Result<(Option<u64>, u32, bool), FsError> {
         let file = &state.file;
-        // In a ring nobody checks rights, or that the file was found again after a restart.
-        // Nor does it say that privileges are to be dropped.
-        if state.how.write && !file.is_gone() && !caller.drops_privileges {
-            let at = (!append).then_some(offset);
-            if self.session.write_early(file.ino(), at, bytes)? == Early::Acknowledged {
-                return Ok((at, bytes.len() as u32, true));
-            }
-        }
         // Of what is answered a copy is kept.
         let room = self.session.room_for(bytes.len())?;
-        let mut lane = self.session.borrow_lane(After::WritesOf(file.ino()))?;
+        let mut lane = self.session.borrow_lane()?;
         let epoch = self.session.recovered_epoch();
         let (at, len, change) =
             unless_fenced(file, self.send_write(&mut lane, caller, file, offset, append, bytes))?;
@@ -231,7 +221,7 @@ impl RemoteVolume {
             Reply::Copied { len, .. } => Ok(len),
             other => unexpected(other),
         };
-        let copy = || self.session.call_noting_session(After::WritesOf(target), caller, &build, take);
+        let copy = || self.session.call_noting_session(caller, &build, take);
         let (copied, copied_by) = copy()?;
         if copied == 0 || self.session.unsynced().answers_are_durable() {
             return Ok(copied);
@@ -250,7 +240,7 @@ impl RemoteVolume {
     fn sync_kept(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
         let unsynced = self.session.unsynced();
         let mark = unsynced.mark();
-        self.session.call_after(After::WritesOf(ino), caller, || Request::Sync(scope), done)?;
+        self.session.call(caller, || Request::Sync(scope), done)?;
         unsynced.synced(Some(ino), mark);
         Ok(())
     }
@@ -278,7 +268,7 @@ impl Volume for RemoteVolume {
     }
 
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
-        self.session.call_after(After::WritesOf(ino), caller, || Request::GetAttr { ino }, attr)
+        self.session.call(caller, || Request::GetAttr { ino }, attr)
     }
 
     fn set_attr(&self, caller: &Caller, ino: InodeNo, set: SetAttr) -> Result<Attr, FsError> {
@@ -291,7 +281,7 @@ impl Volume for RemoteVolume {
         }
         let room = set.size.map(|_| self.session.room_for(0)).transpose()?;
         let build = || Request::SetAttr { ino, set };
-        let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
+        let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
         self.session.seen().changed_by_us(ino, attr.change);
         if let Some((size, room)) = set.size.zip(room) {
             self.session.unsynced().note_end(room, session, ino, size, attr.change);
@@ -324,8 +314,8 @@ impl Volume for RemoteVolume {
         check_name(name)?;
         let rights = rights(&how);
         let build = || Request::Create { parent, name, mode, exclusive, rights };
-        let opened = self.session.call(caller, build, opened)?;
-        Ok((opened.attr, self.opened(&opened, rights, how)))
+        let made = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
+        Ok((made.0, self.opened(made, how)))
     }
 
     fn create_nameless(
@@ -337,8 +327,8 @@ impl Volume for RemoteVolume {
     ) -> Result<(Attr, OpenedFile), FsError> {
         let rights = rights(&how);
         let build = || Request::CreateNameless { parent, mode, rights };
-        let opened = self.session.call(caller, build, opened)?;
-        Ok((opened.attr, self.opened(&opened, rights, how)))
+        let made = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
+        Ok((made.0, self.opened(made, how)))
     }
 
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
@@ -372,24 +362,24 @@ impl Volume for RemoteVolume {
     }
 
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
-        self.session.call_after(After::Nothing, caller, || Request::ReadLink { ino }, bytes)
+        self.session.call(caller, || Request::ReadLink { ino }, bytes)
     }
 
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
-        let build = || Request::Open { ino, rights, truncate: how.truncate };
-        let (opened, session) =
-            self.session.call_noting_session(After::WritesOf(ino), caller, build, opened)?;
+        let build = || Request::Open { ino, rights, truncate: how.truncate, nameless: how.nameless };
+        let take = |reply: Reply<'_>| self.open_file(reply, rights);
+        let ((attr, file), session) = self.session.call_noting_session(caller, build, take)?;
         if let Some(room) = room {
-            self.session.unsynced().note_end(room, session, ino, 0, opened.attr.change);
+            self.session.unsynced().note_end(room, session, ino, 0, attr.change);
         }
-        if how.write && !how.append && opened.attr.flags.has(InodeFlags::APPEND_ONLY) {
+        if how.write && !how.append && attr.flags.has(InodeFlags::APPEND_ONLY) {
             // open(2) tells it, not the first write.
-            self.session.close(self.session.open_files().add(&opened, rights));
+            self.session.close(file);
             return Err(FsError::Server(Status::NotPermitted));
         }
-        Ok(self.opened(&opened, rights, how))
+        Ok(self.opened((attr, file), how))
     }
 
     fn read(
@@ -445,14 +435,9 @@ impl Volume for RemoteVolume {
         self.sync_kept(caller, ino, SyncScope::Inode(ino))
     }
 
-    fn flushes(&self) -> bool {
-        self.session.writes_early()
-    }
-
     fn flush(&self, handle: Handle, closer: LockOwner) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
         let ino = state.file.ino();
-        self.session.settle(After::WritesOf(ino))?;
         self.session.release_owner(ino, closer);
         // Any process that was given the handle closes it, and may not care: the next fsync tells it all the same.
         let lost = state.how.write && self.session.unsynced().losses().are_untold(ino, &state.losses_told);
@@ -461,9 +446,8 @@ impl Volume for RemoteVolume {
 
     fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError> {
         let rights = Rights::default();
-        let build = || Request::Open { ino, rights, truncate: false };
-        let opened = self.session.call_after(After::Nothing, caller, build, opened)?;
-        let file = self.session.open_files().add(&opened, rights);
+        let build = || Request::Open { ino, rights, truncate: false, nameless: true };
+        let (_, file) = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
         Ok(self.insert_handle(file, OpenHow::default()))
     }
 
@@ -483,10 +467,9 @@ impl Volume for RemoteVolume {
         take: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), FsError> {
         let mut cookie = cookie;
-        let after = if plus { After::AllWrites } else { After::Nothing };
         loop {
             let build = || Request::ReadDir { ino, cookie, max_bytes: READDIR_BYTES, plus };
-            let next = self.session.call_after(after, caller, build, |reply| {
+            let next = self.session.call(caller, build, |reply| {
                 let Reply::Entries { entries, end } = reply else {
                     return unexpected(reply);
                 };
@@ -516,11 +499,11 @@ impl Volume for RemoteVolume {
     }
 
     fn get_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        self.session.call_after(After::WritesOf(ino), caller, || Request::GetXattr { ino, name }, bytes)
+        self.session.call(caller, || Request::GetXattr { ino, name }, bytes)
     }
 
     fn list_xattr(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
-        self.session.call_after(After::WritesOf(ino), caller, || Request::ListXattr { ino }, bytes)
+        self.session.call(caller, || Request::ListXattr { ino }, bytes)
     }
 
     fn set_xattr(
@@ -531,16 +514,11 @@ impl Volume for RemoteVolume {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<(), FsError> {
-        self.session.call_after(
-            After::WritesOf(ino),
-            caller,
-            || Request::SetXattr { ino, name, value, mode },
-            done,
-        )
+        self.session.call(caller, || Request::SetXattr { ino, name, value, mode }, done)
     }
 
     fn remove_xattr(&self, caller: &Caller, ino: InodeNo, name: &[u8]) -> Result<(), FsError> {
-        self.session.call_after(After::WritesOf(ino), caller, || Request::RemoveXattr { ino, name }, done)
+        self.session.call(caller, || Request::RemoveXattr { ino, name }, done)
     }
 
     fn allocate(
@@ -555,7 +533,7 @@ impl Volume for RemoteVolume {
         let room = self.session.room_for(0)?;
         let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
         let ino = state.file.ino();
-        let (attr, session) = self.session.call_noting_session(After::WritesOf(ino), caller, build, attr)?;
+        let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
         self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
         Ok(())
     }
@@ -563,7 +541,7 @@ impl Volume for RemoteVolume {
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
         let state = self.handles.get(handle)?;
         let build = || Request::Seek { filekey: state.file.filekey(), offset, seek };
-        self.session.call_after(After::WritesOf(state.file.ino()), caller, build, |reply| match reply {
+        self.session.call(caller, build, |reply| match reply {
             Reply::Offset(offset) => Ok(offset),
             other => unexpected(other),
         })
@@ -583,7 +561,6 @@ impl Volume for RemoteVolume {
             return Err(FsError::Server(Status::Denied));
         }
         let ino = source.file.ino();
-        self.session.settle(After::WritesOf(ino))?;
         // Done again, a copy behind its own source's end would find more.
         let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
         let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));

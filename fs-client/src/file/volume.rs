@@ -69,6 +69,8 @@ pub struct OpenHow {
     pub truncate: bool,
     /// Every write is durable when it returns (`O_SYNC`, `O_DSYNC`).
     pub sync: bool,
+    /// Also if no name leads to the file any more; else that is `Stale`.
+    pub nameless: bool,
 }
 
 /// How to write.
@@ -235,11 +237,7 @@ pub trait Volume: Send + Sync + 'static {
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError>;
     /// Makes a directory's entries durable.
     fn fsync_dir(&self, caller: &Caller, ino: InodeNo) -> Result<(), FsError>;
-    /// Whether `flush` has anything to do, from the beginning of the mount to its end.
-    fn flushes(&self) -> bool {
-        false
-    }
-    /// close(2): what was written is at the server, and an error of it is told. What `closer` has locked of the file through
+    /// close(2), where there are locks: an error of what was written is told. What `closer` has locked of the file through
     /// fcntl(2) is given up.
     fn flush(&self, _handle: Handle, _closer: LockOwner) -> Result<(), FsError> {
         Ok(())

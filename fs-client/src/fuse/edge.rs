@@ -16,6 +16,7 @@
 //! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
 //!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
 //! * **Whether a write appends is asked of the write**, not of the open: see `convert::write_how`.
+//! * **A file without a name is opened only by who asks twice**: see `nameless`.
 //! * **A reply's lifetime for a created file is one for name and attributes**: the shorter.
 //! * **An open file that nobody wants any more is closed here**: who asked for it was killed meanwhile, and the kernel will not close it.
 //!
@@ -34,12 +35,13 @@ use super::kernel::{
 use super::kernel_cache::KernelCache;
 use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
+use super::nameless::NamelessOpens;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::root::Remembered;
 use super::settings::FuseSettings;
 use super::xattr_names;
 use super::{convert, directory};
-use crate::file::volume::{Caller, FsError, Handle, OpenFile, Volume, Written};
+use crate::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, Written};
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
@@ -79,10 +81,9 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     keeps_acls: bool,
     /// The kernel can map files that are open past the page cache.
     direct_io_maps: bool,
-    /// Whether a close waits for what was written.
-    flushes: bool,
     /// Locks are the volume's; else the kernel keeps them.
     keeps_locks: bool,
+    nameless_opens: NamelessOpens,
     cache: Arc<KernelCache>,
 }
 
@@ -103,7 +104,6 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
         Self {
             root: volume.root(),
-            flushes: volume.flushes(),
             volume,
             lacking: Lacking::new(settings.attr_cache),
             root_attr: Remembered::new(known.0),
@@ -112,6 +112,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             settings,
             direct_io_maps,
             keeps_locks: agreed.contains(LOCKS),
+            nameless_opens: NamelessOpens::default(),
             cache: Arc::new(KernelCache::new(notifier)),
         }
     }
@@ -207,6 +208,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = request!("lookup", req, parent = parent.0, name = ?name);
+        self.nameless_opens.note_lookup(req.pid());
         if name == "." {
             // A file handle is resolved: the kernel has forgotten everything about the inode but its number.
             return self.reply_entry(self.volume.get_attr(&caller(req), self.ino(parent)), reply);
@@ -338,14 +340,21 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
-        match self.volume.open(&caller(req), self.ino(ino), convert::open_how(flags.0)) {
+        let nameless = self.nameless_opens.is_asked_again(req.pid(), self.ino(ino));
+        let how = OpenHow { nameless, ..convert::open_how(flags.0) };
+        match self.volume.open(&caller(req), self.ino(ino), how) {
             Ok(opened) => {
                 let (handle, how) = self.opened(self.ino(ino), flags.0, &opened);
                 if !reply.opened(handle, how) {
                     self.volume.release(opened.handle);
                 }
             }
-            Err(error) => reply.error(refused(&error)),
+            Err(error) => {
+                if !nameless && matches!(error, FsError::Server(Status::Stale)) {
+                    self.nameless_opens.note_refused(req.pid(), self.ino(ino));
+                }
+                reply.error(refused(&error));
+            }
         }
     }
 
@@ -445,7 +454,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn flush(&self, req: &Request, ino: INodeNo, fh: FileHandle, lock_owner: LockOwner, reply: ReplyEmpty) {
         let _span = request!("flush", req, ino = ino.0, fh = fh.0);
-        if !self.flushes && !self.keeps_locks {
+        if !self.keeps_locks {
             return reply.error(Errno::ENOSYS);
         }
         reply_done(self.volume.flush(handle(fh), convert::lock_owner(lock_owner)), reply);

@@ -39,6 +39,7 @@ mod kernel_cache;
 mod lacking;
 mod lock_wait;
 mod mount_table;
+mod nameless;
 mod reply;
 mod root;
 mod session;

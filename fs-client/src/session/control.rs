@@ -10,7 +10,7 @@
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::counting::Sharing;
 use super::idle_memory::{self, IdleMemory};
-use super::{After, Session, syncer};
+use super::{Session, syncer};
 use crate::file::OpenFile;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::FileKey;
@@ -117,10 +117,9 @@ fn close_batch(session: &Session, mut files: Vec<Arc<OpenFile>>) -> Result<(), F
             Request::Close { filekeys: sent.borrow().clone() }
         };
         for file in &files {
-            session.settle(After::WritesOf(file.ino()))?;
             file.end_pulls();
         }
-        let result = session.call_after(After::Nothing, &session.own_caller(), build, |_| Ok(()));
+        let result = session.call(&session.own_caller(), build, |_| Ok(()));
         for file in &files {
             session.open_files().forget(file);
         }

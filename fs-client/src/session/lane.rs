@@ -497,6 +497,8 @@ impl<'s> LaneGuard<'s> {
         take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
         let buffer = self.data();
+        // Given up behind `_asking`: no recovery comes between an answer that opens a file and the file that is open.
+        let mut _in_session = None;
         let _asking = self.session.note_asking(self.lane.slot, self.lane.seq);
         let mut was_sent = false;
         loop {
@@ -522,6 +524,15 @@ impl<'s> LaneGuard<'s> {
                     self.session.pause(BACKOFF_FIRST);
                 }
                 Ok(Ok(header)) => {
+                    if request.opens().is_some() {
+                        _in_session = self.session.hold_session(self.session_number());
+                        if _in_session.is_none() {
+                            // It came late, and names a file of a session that is over. The next one has another answer, which the
+                            // recovery has asked for.
+                            self.lane.disconnect();
+                            continue;
+                        }
+                    }
                     self.lane.seq += u64::from(numbered);
                     match header.result {
                         Ok(()) => {

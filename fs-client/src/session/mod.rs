@@ -18,7 +18,6 @@
 mod bitmap_pace;
 mod control;
 mod counting;
-mod early;
 mod idle_memory;
 mod lane;
 mod locks;
@@ -28,7 +27,6 @@ mod spread_count;
 mod syncer;
 mod unsynced;
 
-pub(crate) use early::{After, Early};
 pub(crate) use lane::{DataBuffer, LaneGuard};
 pub(crate) use losses::LossesTold;
 
@@ -36,7 +34,7 @@ use crate::file::interrupt;
 use crate::file::volume::{Away, Caller, Condition, FsError};
 use crate::file::{OpenFile, OpenFiles, ReadBuffers, SeenChanges};
 use arc_swap::ArcSwapOption;
-use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex, TraceId};
+use cuttlefs_common::ids::{InodeNo, SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
@@ -45,7 +43,6 @@ use cuttlefs_common::rpc::{
 };
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
-use early::EarlyWrites;
 use lane::Lane;
 use locks::OwnLocks;
 use parking_lot::{Condvar, Mutex};
@@ -97,10 +94,6 @@ pub struct SessionOptions {
     pub subtree: Vec<u8>,
     /// Lanes for callers; bounded by the session's slots.
     pub lanes: usize,
-    /// Whether small writes may be acknowledged before the server has executed them, if it offers that.
-    pub early_writes: bool,
-    /// Of the largest of such writes, how many a ring has room for.
-    pub ring_depth: usize,
     /// What copies of unsynced changes take at most; then changes wait for a sync.
     pub unsynced_bytes: usize,
     /// By what patience is measured.
@@ -157,23 +150,13 @@ pub struct ClientCounters {
     pub sparse_fetches: AtomicU64,
     /// Reconnects.
     pub reconnects: AtomicU64,
-    /// Writes that were acknowledged before they were executed.
-    pub early_writes: AtomicU64,
-    /// Small writes that went the ordinary way although this mount writes early.
-    pub early_ordinary: AtomicU64,
     /// Changes of contents that waited for a sync, so that there was room to keep them.
     pub unsynced_waits: AtomicU64,
-    /// Times something waited for early writes to be executed.
-    pub early_settles: AtomicU64,
-    /// Writes that went the ordinary way because the server was behind for long, or had no space to set aside.
-    pub early_slowed: AtomicU64,
-    /// Writes that went the ordinary way because their ring was full for long.
-    pub early_full: AtomicU64,
 }
 
 impl ClientCounters {
     /// All of them, by the names people see. Relaxed: each is about this moment.
-    pub fn figures(&self) -> [(&'static str, u64); 12] {
+    pub fn figures(&self) -> [(&'static str, u64); 7] {
         [
             ("rpc_requests", self.rpc_requests.load(Ordering::Relaxed)),
             ("onesided_reads", self.onesided_reads.get()),
@@ -182,11 +165,6 @@ impl ClientCounters {
             ("sparse_fetches", self.sparse_fetches.load(Ordering::Relaxed)),
             ("reconnects", self.reconnects.load(Ordering::Relaxed)),
             ("unsynced_waits", self.unsynced_waits.load(Ordering::Relaxed)),
-            ("early_writes", self.early_writes.load(Ordering::Relaxed)),
-            ("early_ordinary", self.early_ordinary.load(Ordering::Relaxed)),
-            ("early_settles", self.early_settles.load(Ordering::Relaxed)),
-            ("early_slowed", self.early_slowed.load(Ordering::Relaxed)),
-            ("early_full", self.early_full.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -223,8 +201,6 @@ pub struct Session {
     options: SessionOptions,
     /// Proves that the session is this mount's.
     secret: SessionSecret,
-    /// The secret's hash.
-    client: ClientId,
     pd: Arc<dyn ProtectionDomain>,
     device: Arc<dyn Device>,
     /// Taken by a caller for the time of one request. The last two are the control thread's own, and the one for locks.
@@ -248,7 +224,6 @@ pub struct Session {
     /// Held by a call that syncs for room, where nothing runs but calls.
     syncing: Mutex<()>,
     read_buffers: ReadBuffers,
-    early: EarlyWrites,
     locks: OwnLocks,
     shut_down: AtomicBool,
     /// The session is being ended by this side: that its connections go is no news.
@@ -276,7 +251,6 @@ impl Session {
     ) -> Result<Arc<Self>, RdmaError> {
         let session = Self::unconnected(device, options, random)?;
         session.lanes[0].lock().connect_once(&session)?;
-        session.begin_early_writes();
         if session.options.background {
             control::start(&session);
         }
@@ -322,7 +296,6 @@ impl Session {
         Ok(Arc::new(Self {
             options,
             secret,
-            client: secret.client(),
             pd,
             device,
             asking: lanes.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -337,7 +310,6 @@ impl Session {
             unsynced: Unsynced::new(unsynced_bytes),
             syncing: Mutex::default(),
             read_buffers: ReadBuffers::default(),
-            early: EarlyWrites::new(),
             locks: OwnLocks::default(),
             shut_down: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -355,8 +327,7 @@ impl Session {
             return self.open_files.close(file);
         }
         let build = || Request::Close { filekeys: vec![file.bound_key()] };
-        let after = After::WritesOf(file.ino());
-        if let Err(error) = self.call_after(after, &self.own_caller(), build, |_| Ok(())) {
+        if let Err(error) = self.call(&self.own_caller(), build, |_| Ok(())) {
             tracing::debug!(%error, "closing a file failed");
         }
         self.open_files.forget(&file);
@@ -416,11 +387,6 @@ impl Session {
         self.attachment.load_full()
     }
 
-    /// Whether this is still the session that was attached to last.
-    fn is_current(&self, attachment: &Attachment) -> bool {
-        self.look().is_some_and(|now| now.attached.session == attachment.attached.session)
-    }
-
     /// Whether the target translates file addresses on this link.
     pub(crate) fn target_translates(&self) -> bool {
         self.look().is_some_and(|attachment| self.target_translates_for(&attachment))
@@ -437,7 +403,7 @@ impl Session {
     }
 
     /// Sends the request that `build` makes and hands the reply to `take`. `build` is called again for each
-    /// attempt, because a recovery changes filekeys. All early writes are executed before.
+    /// attempt, because a recovery changes filekeys.
     ///
     /// # Errors
     /// `FsError::Server` as the server says; `ShutDown` if the mount ends meanwhile.
@@ -447,29 +413,17 @@ impl Session {
         build: impl Fn() -> Request<'r>,
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        self.call_after(After::AllWrites, caller, build, take)
+        self.borrow_lane()?.call(caller, |_| build(), |reply, _| take(reply))
     }
 
-    /// As `call`, for a request that need not come after all early writes.
-    pub(crate) fn call_after<'r, T>(
-        &self,
-        after: After,
-        caller: &Caller,
-        build: impl Fn() -> Request<'r>,
-        take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
-    ) -> Result<T, FsError> {
-        self.borrow_lane(after)?.call(caller, |_| build(), |reply, _| take(reply))
-    }
-
-    /// As `call_after`, and the number of the session that answered.
+    /// As `call`, and the number of the session that answered.
     pub(crate) fn call_noting_session<'r, T>(
         &self,
-        after: After,
         caller: &Caller,
         build: impl Fn() -> Request<'r>,
         take: impl FnOnce(Reply<'_>) -> Result<T, FsError>,
     ) -> Result<(T, u64), FsError> {
-        let mut lane = self.borrow_lane(after)?;
+        let mut lane = self.borrow_lane()?;
         let answer = lane.call(caller, |_| build(), |reply, _| take(reply))?;
         Ok((answer, lane.session_number()))
     }
@@ -483,16 +437,6 @@ impl Session {
         self.call(caller, || Request::Sync(SyncScope::All), |_| Ok(()))?;
         self.unsynced.synced(None, mark);
         Ok(())
-    }
-
-    /// A lane for the calling thread, once early writes have been executed as `after` says. Every request of a caller goes
-    /// this way. Whoever has a lane asks for no other one.
-    ///
-    /// # Errors
-    /// `ShutDown` if the mount ends meanwhile; `Interrupted` if nobody waits for the request any more.
-    pub(crate) fn borrow_lane(&self, after: After) -> Result<LaneGuard<'_>, FsError> {
-        self.settle(after)?;
-        self.any_lane()
     }
 
     /// A lane begins to ask; until what this gives is dropped it has no answer.
@@ -509,8 +453,12 @@ impl Session {
         asked.filter(|request| request.seq != 0).collect()
     }
 
-    /// The calling thread's own lane if that is free, else any. Fails only if the request is given up meanwhile.
-    fn any_lane(&self) -> Result<LaneGuard<'_>, FsError> {
+    /// The calling thread's own lane if that is free, else any. Every request of a caller goes this way. Whoever has a lane asks
+    /// for no other one.
+    ///
+    /// # Errors
+    /// `Interrupted` if nobody waits for the request any more.
+    pub(crate) fn borrow_lane(&self) -> Result<LaneGuard<'_>, FsError> {
         thread_local! {
             static PREFERRED: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
         }
@@ -558,9 +506,6 @@ impl Session {
             return;
         }
         let is_there = self.attachment.load().is_some() && !self.is_away();
-        if is_there {
-            self.end_early_writes();
-        }
         // First: what is sent behind the good-bye would begin another session.
         self.shut_down.store(true, Ordering::Release);
         self.pause.1.notify_all();
@@ -578,7 +523,7 @@ impl Session {
         let connected = self.lanes.iter().find_map(|lane| lane.try_lock().filter(|lane| lane.is_connected()));
         let connected = connected.map(|lane| LaneGuard::new(self, lane));
         // Nobody gives up here, so there is a lane.
-        let Some(mut lane) = connected.or_else(|| self.any_lane().ok()) else { return };
+        let Some(mut lane) = connected.or_else(|| self.borrow_lane().ok()) else { return };
         if lane.is_connected() {
             lane.lane().detach(self);
         } else if let Err(error) = lane.lane().connect_once(self) {

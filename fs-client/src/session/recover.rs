@@ -3,7 +3,7 @@
 
 use super::lane::{DataBuffer, Lane};
 use super::unsynced::{Kept, What};
-use super::{After, Attachment, Session, Windows};
+use super::{Attachment, Recovered, Session, Windows};
 use crate::file::OpenFile;
 use crate::file::interrupt::Whole;
 use crate::file::volume::{Caller, FsError};
@@ -14,6 +14,7 @@ use cuttlefs_common::rpc::{
     Payload, RECLAIM_FILES_MAX, Reclaim, Reply, Request, Restored, Rights, SyncScope,
 };
 use cuttlefs_common::status::Status;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 
 impl Session {
@@ -83,6 +84,11 @@ impl Session {
     /// Whether open files belong to this session.
     pub(super) fn is_recovered(&self, number: u64) -> bool {
         self.recovered.lock().number == number
+    }
+
+    /// Keeps open files from being reclaimed for another session than this one. `None`: they have been.
+    pub(super) fn hold_session(&self, number: u64) -> Option<MutexGuard<'_, Recovered>> {
+        Some(self.recovered.lock()).filter(|recovered| recovered.number == number)
     }
 
     /// Epoch of the server that the last recovery was for.
@@ -234,7 +240,7 @@ impl Session {
         answered_by: u64,
     ) -> Result<(), FsError> {
         self.sync_where_done(caller, file.ino(), ((), answered_by), || {
-            let mut lane = self.borrow_lane(After::WritesOf(file.ino()))?;
+            let mut lane = self.borrow_lane()?;
             let restore = |buffer: &DataBuffer| {
                 let what = in_message(Restored::Bytes { offset, bytes }, buffer);
                 Request::Restore { filekey: file.filekey(), change, what }
@@ -267,7 +273,7 @@ impl Session {
             let take = |reply: Reply<'_>| {
                 if reply == Reply::Done { Ok(()) } else { Err(FsError::Server(Status::Malformed)) }
             };
-            let ((), synced_by) = self.call_noting_session(After::WritesOf(ino), caller, sync, take)?;
+            let ((), synced_by) = self.call_noting_session(caller, sync, take)?;
             let (answer, done_by) = done;
             if synced_by == done_by {
                 self.unsynced.synced(Some(ino), mark);

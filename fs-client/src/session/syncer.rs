@@ -11,8 +11,8 @@
 //! of it from the server. Should somebody wait for room meanwhile, the files are synced one by one: what is kept of one that cannot be
 //! goes, and each of its handles is told (`losses`). So everybody who waits gets room with the second answer of the server.
 
+use super::Session;
 use super::unsynced::Room;
-use super::{After, Session};
 use crate::file::interrupt;
 use crate::file::volume::FsError;
 use cuttlefs_common::ids::InodeNo;
@@ -112,8 +112,7 @@ impl Session {
         let mark = self.unsynced.mark();
         let sync = |of: Option<InodeNo>| {
             let scope = of.map_or(SyncScope::All, SyncScope::InodeContents);
-            // Early writes are not among what is kept.
-            match self.call_after(After::Nothing, &self.own_caller(), || Request::Sync(scope), |_| Ok(())) {
+            match self.call(&self.own_caller(), || Request::Sync(scope), |_| Ok(())) {
                 // Of what is gone nobody asks for bytes.
                 Err(FsError::Server(Status::Stale | Status::NotFound)) if of.is_some() => {}
                 result => result?,

@@ -116,7 +116,7 @@ impl Peer {
     pub fn open(&mut self, name: &[u8]) -> FileKey {
         let ino = self.look_up(name);
         let rights = Rights { read: true, write: true };
-        self.send(0, 2, &Request::Open { ino, rights, truncate: false });
+        self.send(0, 2, &Request::Open { ino, rights, truncate: false, nameless: false });
         let (header, body) = self.answer().expect("an answer");
         assert_eq!(header.result, Ok(()));
         let Ok(Reply::Opened(opened)) = Reply::parse(&body) else { panic!("not opened") };

@@ -1,11 +1,10 @@
-//! Crashes at any event. A server, its clients, disk, redo log, metadata, network and clock run in one thread from one seed;
+//! Crashes at any event. A server, its clients, disk, metadata, network and clock run in one thread from one seed;
 //! the server dies with any of the things it does to these, in the midst of requests, of write-backs, of its recovery; killed,
 //! or with the power. Then the model has the say, and the design's invariants (`inside`).
 //!
 //! | walk | what goes on behind a crash | what must be there |
 //! | --- | --- | --- |
 //! | `ack` | everything | everything that was answered, once |
-//! | `early` | everything; small writes are acknowledged in rings | the same, of them, too |
 //! | `kills` | everything; before a power loss all is synced | the same, but for what power takes of the step under way |
 //! | `loss` | nobody: clients lose power, too | what was synced, and a prefix of the rest (`loss`) |
 //!
@@ -15,20 +14,17 @@
 use super::loss::lose;
 use super::seeds::{self, Ran, of_seed};
 use super::simulated::Simulated;
-use super::step::{Has, How, Step, end, step_among_crashes, step_of_early_writes};
+use super::step::{How, Step, end, step_among_crashes};
 use super::walk::Walk;
-use super::world::{EarlyConfig, Lie, WorldConfig, unsynced_bytes};
+use super::world::{Lie, WorldConfig, unsynced_bytes};
 use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Translation;
-use cuttlefs_common::rpc::durable;
 use cuttlefs_server::meta::StoreLie;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 /// Seeds of each walk.
 const SEEDS: u64 = 700;
-/// Of those with early writes, which are short.
-const EARLY_SEEDS: u64 = 1500;
 /// Steps of a walk.
 const STEPS: std::ops::Range<usize> = 5..50;
 
@@ -36,7 +32,6 @@ const STEPS: std::ops::Range<usize> = 5..50;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ack,
-    Early,
     Kills,
     Loss,
 }
@@ -45,7 +40,6 @@ impl Kind {
     fn test(self) -> &'static str {
         match self {
             Self::Ack => "crashes::every_answer_survives_any_crash",
-            Self::Early => "crashes::every_early_write_survives_any_crash",
             Self::Kills => "crashes::nobody_sees_a_server_die",
             Self::Loss => "crashes::a_lost_machine_leaves_a_prefix",
         }
@@ -71,31 +65,25 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
     // Where a server dies with something unsynced, space that a client needs for it may be another's by then.
     let pool_pages = match kind {
         Kind::Ack => (24u64..512).boxed(),
-        // A ring has 320 pages set aside.
-        Kind::Early => prop_oneof![1 => 24u64..512, 5 => 512u64..8192].boxed(),
         Kind::Kills | Kind::Loss => Just(2048u64).boxed(),
     };
     let weather = prop::option::weighted(0.25, 4u64..60);
-    let rings = kind == Kind::Early;
-    let has = Has { log: kind == Kind::Ack || rings, rings };
-    let early = (prop::sample::select(&durable::Kind::ALL), 4usize..12)
-        .prop_map(move |(kind, ring_depth)| rings.then_some(EarlyConfig { kind, ring_depth }));
-    let step = if rings { step_of_early_writes(4).boxed() } else { step_among_crashes(4, has).boxed() };
-    let steps = prop::collection::vec(step, STEPS);
-    let last = (0usize..20, end(has), early);
+    let durable_answers = kind == Kind::Ack;
+    let steps = prop::collection::vec(step_among_crashes(4, durable_answers), STEPS);
+    let last = (0usize..20, end());
     (translation, pool_pages, 8u64..64, any::<bool>(), 2usize..=4, weather, steps, last).prop_map(
-        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end, early))| {
+        move |(translation, pool_pages, frames, deferred, clients, weather, steps, (before, end))| {
             let small = WorldConfig::new(seed, translation, pool_pages, frames);
             let unsynced_bytes = unsynced_bytes(seed);
             let config =
-                WorldConfig { deferred, log: has.log, early, restless: true, lie, unsynced_bytes, ..small };
+                WorldConfig { deferred, durable_answers, restless: true, lie, unsynced_bytes, ..small };
             Case { kind, config, clients, weather, steps, before, end }
         },
     )
 }
 
 fn run(case: &Case) -> Ran {
-    let dies_unsynced = !matches!(case.kind, Kind::Ack | Kind::Early);
+    let dies_unsynced = case.kind != Kind::Ack;
     let site = Simulated::with_clients(case.config, case.clients, dies_unsynced);
     if let Some(one_in) = case.weather {
         site.world.network().set_weather(case.config.seed, one_in);
@@ -122,18 +110,12 @@ fn run(case: &Case) -> Ran {
 
 /// Runs seeds until one fails.
 fn seeds(kind: Kind) {
-    let count = if kind == Kind::Early { EARLY_SEEDS } else { SEEDS };
-    seeds::seeds(kind.test(), count, |seed| case(kind, seed, None), run);
+    seeds::seeds(kind.test(), SEEDS, |seed| case(kind, seed, None), run);
 }
 
 #[test]
 fn every_answer_survives_any_crash() {
     seeds(Kind::Ack);
-}
-
-#[test]
-fn every_early_write_survives_any_crash() {
-    seeds(Kind::Early);
 }
 
 #[test]
@@ -148,7 +130,7 @@ fn a_lost_machine_leaves_a_prefix() {
 
 #[test]
 fn a_seed_does_the_same_each_time() {
-    for kind in [Kind::Ack, Kind::Early, Kind::Kills, Kind::Loss] {
+    for kind in [Kind::Ack, Kind::Kills, Kind::Loss] {
         seeds::does_the_same(|seed| case(kind, seed, None), run);
     }
 }
@@ -156,10 +138,8 @@ fn a_seed_does_the_same_each_time() {
 #[test]
 fn servers_die_with_everything_they_do() {
     let mut by_event: BTreeMap<(Event, bool), u64> = BTreeMap::new();
-    for kind in [Kind::Ack, Kind::Early, Kind::Kills, Kind::Loss] {
-        // What happens to rings as such is rare.
-        let seeds = if kind == Kind::Early { 360 } else { 120 };
-        for seed in 0..seeds {
+    for kind in [Kind::Ack, Kind::Kills, Kind::Loss] {
+        for seed in 0..120 {
             for (_, event, power) in run(&of_seed(&case(kind, seed, None), seed)).deaths {
                 *by_event.entry((event, power)).or_default() += 1;
             }
@@ -180,21 +160,6 @@ fn finds(kind: Kind, lie: Lie) {
 
 #[test]
 fn an_answer_before_the_log_is_durable_is_found() {
-    finds(Kind::Ack, Lie::LogSync);
-}
-
-#[test]
-fn an_early_write_before_its_record_is_persistent_is_found() {
-    finds(Kind::Early, Lie::RingFlush);
-}
-
-#[test]
-fn a_head_that_moves_before_the_log_is_durable_is_found() {
-    finds(Kind::Early, Lie::LogSync);
-}
-
-#[test]
-fn an_answer_or_a_checkpoint_before_the_metadata_is_durable_is_found() {
     finds(Kind::Ack, Lie::Store(StoreLie::Flush));
 }
 
@@ -210,7 +175,8 @@ fn a_data_sync_that_does_nothing_is_found() {
 }
 
 #[test]
-fn a_store_that_forgets_what_fsync_put_into_it_is_found() {
+fn a_store_that_forgets_contents_is_found() {
+    finds(Kind::Ack, Lie::Store(StoreLie::Images));
     finds(Kind::Loss, Lie::Store(StoreLie::Images));
     finds(Kind::Kills, Lie::Store(StoreLie::Images));
 }

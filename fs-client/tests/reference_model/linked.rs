@@ -2,7 +2,7 @@
 //! included, and two clients. Restarts are clean ones.
 
 use super::chaos::BadLink;
-use super::serving::{self, Rings, Serve};
+use super::serving::{self, Serve};
 use super::site::Site;
 use super::step::{Step, step};
 use super::walk::walk;
@@ -10,26 +10,20 @@ use super::world::Death;
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::attr::Timestamp;
-use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::Cut;
-use cuttlefs_common::rpc::durable::Kind;
-use cuttlefs_common::rpc::{EARLY_WRITE_MAX, Request};
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 
 /// The smallest pool that can be made has some 250 pages.
 const POOL_BYTES: u64 = 1 << 20;
-/// Never full, whatever is withheld for early writes.
-const EARLY_POOL_BYTES: u64 = 32 << 20;
 /// Far fewer than the pool has pages.
 const FRAMES: u64 = 16;
 /// Pieces of the stream that have a fault on a bad link: one in so many.
@@ -37,15 +31,11 @@ const FAULT_ONE_IN: u64 = 30;
 
 struct Linked {
     clients: Vec<RemoteVolume>,
-    /// Who did something last.
-    last: Cell<usize>,
     /// What clients connect through instead of to the server itself.
     link: Option<BadLink>,
     // Stopped before its directory goes.
     running: Option<RunningServer>,
     endpoint: Endpoint,
-    /// What small writes are acknowledged through, if anything.
-    rings: Option<Rings>,
     pool_pages: u64,
     directory: TempDir,
 }
@@ -57,42 +47,31 @@ fn make_pool(directory: &Path, size: u64) -> u64 {
     serving::make_pool(&options, key)
 }
 
-fn serve(directory: &Path, listen: Endpoint, rings: Option<Rings>) -> RunningServer {
+fn serve(directory: &Path, listen: Endpoint) -> RunningServer {
     let with = Serve {
         frames: FRAMES,
         listen: vec![listen],
         policy: RegionPolicy::default(),
         hotspots: Hotspots::Pages,
-        durable_answers: rings.is_some(),
-        rings,
+        durable_answers: false,
     };
     serving::serve(directory, with).expect("start")
 }
 
 impl Linked {
     fn new(scheme: &str) -> Self {
-        Self::with_rings(scheme, None)
-    }
-
-    /// Small writes are acknowledged before they are executed.
-    fn early(scheme: &str, kind: Kind) -> Self {
-        Self::with_rings(scheme, Some(Rings::new(kind, LogDeviceKind::PmemEmulated)))
-    }
-
-    fn with_rings(scheme: &str, rings: Option<Rings>) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let pool = directory.path().join("pool");
-        let pool_pages = make_pool(&pool, if rings.is_some() { EARLY_POOL_BYTES } else { POOL_BYTES });
+        let pool_pages = make_pool(&pool, POOL_BYTES);
         let listen = match scheme {
             "tcp" => "tcp://127.0.0.1:0".to_owned(),
             _ => format!("{scheme}://{}", directory.path().join("socket").display()),
         };
-        let running = serve(&pool, listen.parse().expect("an endpoint"), rings);
+        let running = serve(&pool, listen.parse().expect("an endpoint"));
         let endpoint = running.endpoints().remove(0);
         let clients = Vec::new();
         let running = Some(running);
-        let mut site =
-            Self { clients, last: Cell::new(0), link: None, running, endpoint, rings, pool_pages, directory };
+        let mut site = Self { clients, link: None, running, endpoint, pool_pages, directory };
         site.clients = (0..2).map(|_| site.connect()).collect();
         site
     }
@@ -121,9 +100,6 @@ impl Drop for Linked {
             println!("{:?}", link.figures());
         }
         for client in &self.clients {
-            if self.rings.is_some() {
-                println!("{:?}", client.figures());
-            }
             client.shut_down();
         }
         if let Some(running) = self.running.take() {
@@ -134,12 +110,6 @@ impl Drop for Linked {
 
 impl Site for Linked {
     fn client(&self, index: usize) -> &RemoteVolume {
-        let last = self.last.replace(index);
-        if self.rings.is_some() && last != index {
-            // The model knows of no writes that one client alone sees: this comes after all of them.
-            let session = self.clients[last].session();
-            session.call(&session.own_caller(), || Request::Heartbeat, |_| Ok(())).expect("heartbeat");
-        }
         &self.clients[index]
     }
 
@@ -151,7 +121,7 @@ impl Site for Linked {
 
     fn restart(&mut self) {
         self.running.take().expect("it runs").stop();
-        self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone(), self.rings));
+        self.running = Some(serve(&self.directory.path().join("pool"), self.endpoint.clone()));
     }
 
     fn kill_at(&self, _cut: Cut, _death: Death) {}
@@ -166,11 +136,6 @@ impl Site for Linked {
         self.pool_pages
     }
 
-    fn withheld_pages(&self) -> u64 {
-        let server = self.running.as_ref().expect("it runs").server();
-        server.regions.space().figures().withheld
-    }
-
     fn check_inside(&self) {
         let server = self.running.as_ref().expect("it runs").server();
         assert_eq!(server.meta.damage_count(), 0);
@@ -180,17 +145,6 @@ impl Site for Linked {
 
 fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
     prop::collection::vec(step(), 1..150)
-}
-
-/// Longer walks, whose writes are all of those that are acknowledged early.
-fn early_steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
-    let shorter = |(client, step)| match step {
-        Step::Write { handle, offset, len } => {
-            (client, Step::Write { handle, offset, len: 1 + len % EARLY_WRITE_MAX as u64 })
-        }
-        step => (client, step),
-    };
-    prop::collection::vec(step().prop_map(shorter), 100..300)
 }
 
 proptest! {
@@ -209,21 +163,6 @@ proptest! {
     #[test]
     fn a_bad_link_behaves_as_the_model(seed in any::<u64>(), steps in steps()) {
         walk(Linked::over_bad_link(seed), &steps);
-    }
-
-    #[test]
-    fn early_writes_over_shared_memory_behave_as_the_model(steps in early_steps()) {
-        walk(Linked::early("shm", Kind::WFlush), &steps);
-    }
-
-    #[test]
-    fn early_writes_over_tcp_behave_as_the_model(steps in early_steps()) {
-        walk(Linked::early("tcp", Kind::WFlush), &steps);
-    }
-
-    #[test]
-    fn early_writes_by_messages_behave_as_the_model(steps in early_steps()) {
-        walk(Linked::early("shm", Kind::SRFlush), &steps);
     }
 
     #[test]

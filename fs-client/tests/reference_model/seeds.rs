@@ -2,7 +2,7 @@
 //! which passed passes again. `CUTTLEFS_SIM_SEEDS` says how many, from one that is drawn and printed; `CUTTLEFS_SIM_SEED` from
 //! which on (one, if no number is given). A failing one is printed with the line that runs it again, then made smaller.
 
-use super::reached::{Early, Reached};
+use super::reached::Reached;
 use super::world::World;
 use cuttlefs_common::life::Event;
 use cuttlefs_common::world::{Random, SeededRandom, SystemRandom};
@@ -73,18 +73,15 @@ where
         (None, None) => (0, count),
     };
     println!("seeds {first} to {}", first + count - 1);
-    let (mut deaths, mut early) = (0, Early::default());
+    let mut deaths = 0;
     for seed in first..first + count {
         let strategy = case(seed);
         match catch_unwind(AssertUnwindSafe(|| run_alone(&of_seed(&strategy, seed), run))) {
-            Ok(ran) => {
-                deaths += ran.deaths.len();
-                early += ran.reached.early;
-            }
+            Ok(ran) => deaths += ran.deaths.len(),
             Err(_) => fail(test, seed, &strategy, run),
         }
     }
-    println!("{count} seeds, {deaths} deaths, {early:?}");
+    println!("{count} seeds, {deaths} deaths");
 }
 
 /// Says which seed it was, and looks for a smaller case.

@@ -97,20 +97,12 @@ impl Site for Simulated {
         self.world.answers_are_durable()
     }
 
-    fn writes_early(&self) -> bool {
-        self.world.writes_early()
-    }
-
-    fn withheld_pages(&self) -> u64 {
-        self.world.with_server(|server| server.server().regions.space().figures().withheld)
-    }
-
     fn dies_unsynced(&self) -> bool {
         self.dies_unsynced
     }
 
     fn writes_again(&self) -> bool {
-        self.restless && (!self.answers_are_durable() || self.writes_early())
+        self.restless && !self.answers_are_durable()
     }
 
     fn crash_after(&self, crash: Crash, again: Option<Crash>) {
@@ -158,9 +150,9 @@ fn config() -> impl Strategy<Value = WorldConfig> {
         8u64..64,
         (any::<bool>(), prop::bool::weighted(0.25)),
     )
-        .prop_map(|(seed, translation, pool_pages, frames, (deferred, log))| WorldConfig {
+        .prop_map(|(seed, translation, pool_pages, frames, (deferred, durable_answers))| WorldConfig {
             deferred,
-            log,
+            durable_answers,
             unsynced_bytes: unsynced_bytes(seed),
             ..WorldConfig::new(seed, translation, pool_pages, frames)
         })

@@ -29,10 +29,6 @@ pub trait Site {
     fn answers_are_durable(&self) -> bool {
         false
     }
-    /// Whether some writes are acknowledged before they are executed: others see them when their client says so.
-    fn writes_early(&self) -> bool {
-        false
-    }
     /// Whether the server may die while a client has something that is not synced: then no other client looks at that or
     /// changes it before it is.
     fn dies_unsynced(&self) -> bool {
@@ -57,10 +53,6 @@ pub trait Site {
     fn cut(&self, cut: Cut, pass: u32);
     /// Pages of the pool.
     fn pool_pages(&self) -> u64;
-    /// Of the free ones, how many are kept for writes that are acknowledged before they are executed.
-    fn withheld_pages(&self) -> u64 {
-        0
-    }
     /// Looks for what only the server knows.
     fn check_inside(&self);
 }

@@ -6,7 +6,7 @@ use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::life::{End, Event};
 use cuttlefs_common::rdma::sim::Cut;
-use cuttlefs_common::rpc::{Allocate, EARLY_WRITE_MAX, RenameMode, SeekFor, XATTR_VALUE_MAX, XattrMode};
+use cuttlefs_common::rpc::{Allocate, RenameMode, SeekFor, XATTR_VALUE_MAX, XattrMode};
 use proptest::prelude::*;
 
 /// Offsets stay below: more than the smallest pool holds, so that space runs out.
@@ -245,25 +245,10 @@ fn names() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a server has whose death is drawn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Has {
-    pub log: bool,
-    pub rings: bool,
-}
-
 /// With which event a life ends: the next few of one kind, or any.
-pub fn end(has: Has) -> impl Strategy<Value = End> {
-    let meets = |event: &Event| match event {
-        Event::LogWrite | Event::LogSync => has.log,
-        event => has.rings || !event.is_of_rings(),
-    };
-    let kinds: Vec<_> = Event::ALL.into_iter().filter(meets).collect();
-    let of_rings: Vec<_> = kinds.iter().copied().filter(|event| event.is_of_rings()).collect();
-    // Half of those of a server with rings are about rings.
-    let kinds = if has.rings { [kinds.clone(), of_rings.repeat(2)].concat() } else { kinds };
+pub fn end() -> impl Strategy<Value = End> {
     prop_oneof![
-        6 => (prop_oneof![2 => 0u64..3, 1 => 0u64..20], prop::sample::select(kinds))
+        6 => (prop_oneof![2 => 0u64..3, 1 => 0u64..20], prop::sample::select(&Event::ALL))
             .prop_map(|(after, kind)| End { after, of: Some(kind) }),
         3 => (0u64..60).prop_map(|after| End { after, of: None }),
         1 => (0u64..400).prop_map(|after| End { after, of: None }),
@@ -271,36 +256,22 @@ pub fn end(has: Has) -> impl Strategy<Value = End> {
 }
 
 /// A step of many crashes and few cuts, with the client that does it.
-pub fn step_among_crashes(clients: usize, has: Has) -> impl Strategy<Value = (usize, Step)> {
+pub fn step_among_crashes(clients: usize, durable_answers: bool) -> impl Strategy<Value = (usize, Step)> {
     let cut = prop_oneof![Just(Cut::Request), Just(Cut::Reply), Just(Cut::Transfer), Just(Cut::OneSided)];
-    let crash = || (end(has), any::<bool>()).prop_map(|(end, power)| Crash { end, power });
-    // Rings are looked at in recovery, and removed.
-    let again = prop::option::weighted(if has.rings { 0.6 } else { 0.3 }, crash());
+    let crash = || (end(), any::<bool>()).prop_map(|(end, power)| Crash { end, power });
+    let again = prop::option::weighted(0.3, crash());
+    let cut = (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass });
+    // What a mount that ends leaves is durable where answers are.
+    let cut_or_remount =
+        if durable_answers { prop_oneof![cut, Just(Step::Remount)].boxed() } else { cut.boxed() };
     let step = prop_oneof![
         30 => files(),
         15 => names(),
         3 => (1u64..2500).prop_map(|ms| Step::Pass { ms }),
         9 => (crash(), again).prop_map(|(crash, again)| Step::Crash { crash, again }),
-        1 => (cut, 0u32..6).prop_map(|(cut, pass)| Step::Cut { cut, pass }),
+        1 => cut_or_remount,
     ];
     (0..clients, step)
-}
-
-/// The same of a server with rings: most writes are small.
-pub fn step_of_early_writes(clients: usize) -> impl Strategy<Value = (usize, Step)> {
-    let has = Has { log: true, rings: true };
-    let len = prop_oneof![3 => 1u64..200, 3 => 1..=EARLY_WRITE_MAX as u64, 1 => Just(EARLY_WRITE_MAX as u64)];
-    let write =
-        (0usize..6, place(), len).prop_map(|(handle, offset, len)| Step::Write { handle, offset, len });
-    let how = How { read: true, write: true, append: false, truncate: false, sync: false };
-    let open = (0usize..8, any::<bool>())
-        .prop_map(move |(ino, append)| Step::Open { ino, how: How { append, ..how } });
-    prop_oneof![
-        18 => (0..clients, write),
-        4 => (0..clients, open),
-        1 => (0..clients, Just(Step::Remount)),
-        20 => step_among_crashes(clients, has),
-    ]
 }
 
 /// A step with the client that does it.

@@ -49,7 +49,6 @@ impl Site {
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
             durable_answers: false,
-            rings: None,
         };
         self.server = Some(
             serving::serve_by(self.rules.clone(), &self.directory.path().join("pool"), serve).expect("serve"),

@@ -239,7 +239,7 @@ fn numbers_that_nobody_told_lead_nowhere() {
     for ino in (2..300).map(InodeNo).chain([secret]) {
         for request in [
             Request::GetAttr { ino },
-            Request::Open { ino, rights: everything, truncate: true },
+            Request::Open { ino, rights: everything, truncate: true, nameless: false },
             Request::Lookup { parent: ino, name: b"secret" },
             Request::Link { ino, parent: peer.root, name: b"mine" },
         ] {
@@ -261,7 +261,7 @@ fn numbers_that_nobody_told_lead_nowhere() {
             .expect("readable");
         assert_eq!(attr, None);
         assert_eq!(peer.call(&Request::GetAttr { ino }, |_| ()), Err(Status::Stale));
-        let open = Request::Open { ino, rights: everything, truncate: false };
+        let open = Request::Open { ino, rights: everything, truncate: false, nameless: false };
         assert_eq!(peer.call(&open, |_| ()), Err(Status::Stale));
     }
     assert_eq!(peer.call(&Request::Lookup { parent: listed, name: b"inside" }, |_| ()), Err(Status::Denied));
@@ -316,10 +316,12 @@ fn locks_are_for_files_that_are_open_for_them() {
     let open = peer.attr(&Request::Lookup { parent: peer.root, name: b"open" }).expect("searchable").ino;
     let ino = peer.attr(&create(open, b"f", 0o444)).expect("everybody may").ino;
     let read_only = Rights { read: true, write: false };
-    let filekey = peer
-        .call(&Request::Open { ino, rights: read_only, truncate: false }, |reply| match reply {
-            Reply::Opened(opened) => opened.filekey,
-            other => panic!("{other:?}"),
+    let filekey =
+        peer.call(&Request::Open { ino, rights: read_only, truncate: false, nameless: false }, |reply| {
+            match reply {
+                Reply::Opened(opened) => opened.filekey,
+                other => panic!("{other:?}"),
+            }
         })
         .expect("readable");
     let lock = |space, mode| {
@@ -392,6 +394,6 @@ fn rules_say_who_may_what() {
     assert_eq!(squashed.attr(&create(open.ino, b"h", 0o600)).expect("everybody may").uid, people::OWNER.uid);
     let before = squashed.attr(&Request::Lookup { parent: open.ino, name: b"f" }).expect("searchable");
     let rights = Rights { read: true, write: false };
-    let read = Request::Open { ino: before.ino, rights, truncate: false };
+    let read = Request::Open { ino: before.ino, rights, truncate: false, nameless: false };
     assert_eq!(squashed.call(&read, |_| ()), Err(Status::Denied), "the stranger's");
 }

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 pub const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 pub const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
 /// How long a test waits for what must come before it says that it did not.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -68,7 +68,6 @@ impl Site {
             policy: RegionPolicy::default(),
             hotspots: self.sizes.hotspots,
             durable_answers: false,
-            rings: None,
         };
         let running = serving::serve(&self.directory.path().join("pool"), with).expect("start");
         self.tcp = running.endpoints().remove(0);

@@ -4,26 +4,18 @@
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions, UNSYNCED_BYTES_LEAST};
-use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{
-    CompletionQueue, ConnectOptions, Device as _, Endpoint, HELLO_WAIT, ProtectionDomain, QpConfig,
-    QueuePair, RdmaError,
-};
-use cuttlefs_common::redo::LogId;
-use cuttlefs_common::rpc::durable::Kind;
-use cuttlefs_common::rpc::{EARLY_RING_DEPTH, Sampling};
-use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
-use cuttlefs_server::early::{EarlyChoice, RingDevice, RingOptions};
-use cuttlefs_server::log::{FileLog, MIN_CAPACITY, RING_OFFSET};
+use cuttlefs_common::rdma::{Endpoint, RdmaError};
+use cuttlefs_common::rpc::Sampling;
+use cuttlefs_common::world::{SystemClock, SystemRandom};
 use cuttlefs_server::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Meta};
 use cuttlefs_server::pool::{self, FormatOptions};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::rights::ExportRule;
-use cuttlefs_server::serve::{LogParts, Parts, RunningServer, ServeOptions, StartError};
+use cuttlefs_server::serve::{Parts, RunningServer, ServeOptions, StartError};
 use cuttlefs_server::tier::ScrubOptions;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,74 +27,6 @@ pub struct Serve {
     pub hotspots: Hotspots,
     /// Every answered mutation is durable.
     pub durable_answers: bool,
-    /// What small writes may be acknowledged through, if anything.
-    pub rings: Option<Rings>,
-}
-
-/// Rings that are offered.
-#[derive(Clone, Copy, Debug)]
-pub struct Rings {
-    pub kind: Kind,
-    pub device: LogDeviceKind,
-    /// How long who connects for one may take to say hello.
-    pub hello_wait: Duration,
-}
-
-impl Rings {
-    pub fn new(kind: Kind, device: LogDeviceKind) -> Self {
-        Self { kind, device, hello_wait: HELLO_WAIT }
-    }
-}
-
-/// Places for rings that nobody else can have: who took them says nothing.
-pub struct TakenRings {
-    pub taken: Vec<Arc<dyn QueuePair>>,
-    door: Endpoint,
-    pd: Arc<dyn ProtectionDomain>,
-    cq: Arc<dyn CompletionQueue>,
-    _device: Arc<SoftDevice>,
-}
-
-impl TakenRings {
-    /// None yet of those behind `door`.
-    pub fn none(door: Endpoint) -> Self {
-        let device = SoftDevice::new(SoftOptions::default());
-        let (pd, cq) = (device.alloc_pd(), device.create_cq(4096).expect("a queue"));
-        Self { taken: Vec::new(), door, pd, cq, _device: device }
-    }
-
-    /// Takes places until there are no more.
-    pub fn take_all(&mut self) {
-        loop {
-            let (send_cq, recv_cq) = (self.cq.clone(), self.cq.clone());
-            let qp = QpConfig { send_cq, recv_cq, send_depth: 4, recv_depth: 4 };
-            let options = ConnectOptions { qp, receives: Vec::new(), timeout: Duration::from_secs(30) };
-            match self.pd.connect(&self.door, options) {
-                Ok(connected) => self.taken.push(connected.qp),
-                Err(RdmaError::Refused { reason, .. }) => {
-                    assert!(reason.contains("as many"), "{reason}");
-                    return;
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
-
-    /// They are free again.
-    pub fn let_go(&mut self) {
-        self.taken.drain(..).for_each(|qp| qp.close());
-    }
-}
-
-impl Drop for TakenRings {
-    fn drop(&mut self) {
-        self.let_go();
-    }
-}
-
-/// Where a pool's rings are.
-pub fn rings_of(directory: &Path) -> PathBuf {
-    directory.join("rings")
 }
 
 /// Makes a pool; returns its pages.
@@ -130,16 +54,6 @@ fn open_store(directory: &Path) -> DiskStore {
     }
 }
 
-/// The pool's redo log, made if there is none.
-fn redo_log(directory: &Path) -> LogParts {
-    if let Some(found) = LogParts::found(directory, true).expect("the log can be read") {
-        return found;
-    }
-    let bytes = RING_OFFSET + MIN_CAPACITY;
-    FileLog::make(directory, bytes, LogId(SystemRandom.next_u64())).expect("make the log");
-    LogParts::found(directory, true).expect("the log can be read").expect("it was made")
-}
-
 /// Serves the pool in a directory.
 pub fn serve(directory: &Path, serve: Serve) -> Result<RunningServer, StartError> {
     serve_by(vec![ExportRule::default()], directory, serve)
@@ -154,17 +68,7 @@ pub fn serve_by(
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
-    let parts = Parts {
-        log: serve.durable_answers.then(|| redo_log(directory)),
-        // Always looked for: what they hold is done, whatever is offered from now on.
-        rings: Some(RingOptions {
-            directory: rings_of(directory),
-            device: RingDevice::Kind(serve.rings.map_or(LogDeviceKind::PmemEmulated, |rings| rings.device)),
-            early: serve.rings.map_or(EarlyChoice::Off, |rings| EarlyChoice::Kind(rings.kind)),
-            hello_wait: serve.rings.map_or(HELLO_WAIT, |rings| rings.hello_wait),
-        }),
-        ..Parts::new(Arc::new(meta), opened.data_files().clone())
-    };
+    let parts = Parts::new(Arc::new(meta), opened.data_files().clone());
     let options = ServeOptions {
         workers: 2,
         exports,
@@ -172,6 +76,7 @@ pub fn serve_by(
         hotspots: serve.hotspots,
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
         scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
+        durable_answers: serve.durable_answers,
         ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };
     RunningServer::start(parts, options)
@@ -179,18 +84,7 @@ pub fn serve_by(
 
 /// A client. `background`: it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
-    connect_with(endpoint, label, lanes, background, true)
-}
-
-/// As `connect`; `early_writes`: small ones may be acknowledged before they are executed.
-pub fn connect_with(
-    endpoint: &Endpoint,
-    label: &str,
-    lanes: usize,
-    background: bool,
-    early_writes: bool,
-) -> RemoteVolume {
-    let options = SessionOptions { lanes, early_writes, background, ..options(endpoint, label) };
+    let options = SessionOptions { lanes, background, ..options(endpoint, label) };
     let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
@@ -207,8 +101,6 @@ fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {
         label: label.into(),
         subtree: Vec::new(),
         lanes: 1,
-        early_writes: false,
-        ring_depth: EARLY_RING_DEPTH,
         unsynced_bytes: UNSYNCED_BYTES_LEAST,
         clock: Arc::new(SystemClock::new()),
         background: false,

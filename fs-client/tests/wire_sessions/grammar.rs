@@ -31,7 +31,7 @@ macro_rules! kinds {
 kinds! {
     Attach, Heartbeat, Detach, Reclaim, Lookup, GetAttr, SetAttr, Make, Create, Link, Unlink, Rmdir, Rename, ReadLink, ReadDir,
     Open, Close, Layout, Fetch, Write, Sync, Allocate, Seek, CopyRange, GetXattr, ListXattr, SetXattr, RemoveXattr, StatFs,
-    Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, LetRingGo, Restore,
+    Status, Recovered, ShareCounters, SetLock, Unlock, TestLock, AwaitLocks, CancelLock, ReclaimLocks, Restore,
     CreateNameless,
 }
 
@@ -65,7 +65,6 @@ impl Kind {
             K::TestLock => matches!(reply, R::Tested(_)),
             K::AwaitLocks => matches!(reply, R::Settled(_)),
             K::ReclaimLocks => matches!(reply, R::LocksReclaimed(_)),
-            K::LetRingGo => matches!(reply, R::RingGone { .. }),
             K::Restore => matches!(reply, R::Restored { .. }),
         }
     }
@@ -229,7 +228,12 @@ impl Grammar<'_> {
                 max_bytes: dice.edge() as u32,
                 plus: dice.chance(50),
             },
-            Kind::Open => Request::Open { ino: self.ino(), rights: self.rights(), truncate: dice.chance(10) },
+            Kind::Open => Request::Open {
+                ino: self.ino(),
+                rights: self.rights(),
+                truncate: dice.chance(10),
+                nameless: dice.chance(50),
+            },
             Kind::Close => Request::Close { filekeys: self.some(20, || self.filekey()) },
             Kind::Layout => Request::Layout {
                 filekey: self.filekey(),
@@ -329,7 +333,6 @@ impl Grammar<'_> {
                 let lock = || ReclaimLock { ino: self.ino(), lock: self.lock() };
                 Request::ReclaimLocks { locks: self.some(100, lock) }
             }
-            Kind::LetRingGo => Request::LetRingGo { ring: dice.edge() as u16 },
             Kind::Restore => {
                 let what = match dice.below(4) {
                     0 => Restored::Bytes { offset: dice.offset(), bytes: Payload::Inline(&inline) },

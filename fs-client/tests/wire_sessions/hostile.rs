@@ -7,9 +7,7 @@ use crate::grammar::{Grammar, Kind, Known};
 use crate::oracle::{Oracle, Way};
 use crate::site::STRANGERS;
 use crate::wire::Wire;
-use cuttlefs_common::ids::{ClientId, Rkey};
 use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind, build, hello_payload};
-use cuttlefs_common::rpc::durable::{Kind as RingKind, Message as RingMessage};
 use cuttlefs_common::rpc::{Reply, ReplyHeader, SessionSecret};
 use cuttlefs_common::status::Status;
 use std::collections::HashMap;
@@ -51,15 +49,11 @@ struct Stranger {
     is_obliging: bool,
     /// Does not read.
     is_deaf: bool,
-    /// Asked for a ring: what comes are messages of another protocol.
-    at_ring_door: bool,
 }
 
 /// All of them, and what they know between them.
 pub struct Crowd {
     path: PathBuf,
-    /// Where rings are, if there are any.
-    ring_door: Option<PathBuf>,
     strangers: Vec<Stranger>,
     pub known: Known,
     /// Of each of the users.
@@ -76,16 +70,10 @@ pub struct Crowd {
 type SessionSecret2 = [u8; 16];
 
 impl Crowd {
-    pub fn new(
-        path: PathBuf,
-        ring_door: Option<PathBuf>,
-        dice: &Dice,
-        known: Known,
-        others: Vec<SessionSecret>,
-    ) -> Self {
+    pub fn new(path: PathBuf, dice: &Dice, known: Known, others: Vec<SessionSecret>) -> Self {
         let secrets = (0..4).map(|_| SessionSecret(dice.array())).collect();
         let (strangers, log) = (Vec::new(), Vec::new());
-        Self { path, ring_door, strangers, known, secrets, others, seqs: HashMap::new(), log, trace: 4 << 32 }
+        Self { path, strangers, known, secrets, others, seqs: HashMap::new(), log, trace: 4 << 32 }
     }
 
     /// One of them does something.
@@ -146,9 +134,7 @@ impl Crowd {
 
     fn come(&mut self, dice: &Dice, oracle: &mut Oracle) {
         let uid = dice.pick(&STRANGERS);
-        let at_ring_door = self.ring_door.is_some() && dice.chance(15);
-        let path = self.ring_door.as_ref().filter(|_| at_ring_door).unwrap_or(&self.path);
-        let mut wire = Wire::connect(path, uid);
+        let mut wire = Wire::connect(&self.path, uid);
         match dice.below(20) {
             0 => wire.put_bytes(&dice.bytes(70)),
             1 => {
@@ -167,13 +153,10 @@ impl Crowd {
             pending: Vec::new(),
             is_obliging: dice.chance(75),
             is_deaf: dice.chance(5),
-            at_ring_door,
         };
         self.strangers.push(stranger);
         let who = self.strangers.len() - 1;
-        if at_ring_door {
-            self.ask_for_ring(who, dice);
-        } else if dice.chance(90) {
+        if dice.chance(90) {
             self.attach(who, dice, oracle);
         }
     }
@@ -368,31 +351,6 @@ impl Crowd {
         self.strangers[who].wire.put_bytes(&build(FrameHeader::new(kind, dice.number() % 8), &payload));
     }
 
-    fn ask_for_ring(&mut self, who: usize, dice: &Dice) {
-        let secret = self.secret(self.strangers[who].wire.uid, dice);
-        let client = if dice.chance(70) {
-            let ring = 1 + dice.number() % 4;
-            ClientId(secret.client().0.wrapping_add(u128::from(ring)))
-        } else {
-            ClientId(u128::from(dice.number()))
-        };
-        let hello = RingMessage::Hello {
-            client,
-            secret,
-            capacity: if dice.chance(70) { 1 << (12 + dice.below(10)) } else { dice.edge() },
-            stride: if dice.chance(70) { 64 } else { dice.edge() },
-            answers: Rkey(dice.number() as u32 % 8),
-            slots: 1 + dice.below(4096) as u32,
-            slot_len: 32 + 8 * dice.below(100) as u32,
-            kind: dice.pick(&RingKind::ALL),
-        };
-        let mut bytes = hello.encode();
-        if dice.chance(20) {
-            bytes[dice.below(96)] ^= 1 << dice.below(8);
-        }
-        self.strangers[who].wire.put(SEND, &bytes);
-    }
-
     /// Gives the server time to answer, so that there is something to go on from.
     fn wait_a_little(&mut self, dice: &Dice, oracle: &mut Oracle) {
         for _ in 0..20 {
@@ -411,7 +369,7 @@ impl Crowd {
                 came += 1;
                 oracle.check_bytes(stranger.way, &payload);
                 match header.kind {
-                    FrameKind::Send if !stranger.at_ring_door => {
+                    FrameKind::Send => {
                         let (header, _, reply) = oracle.check_message(stranger.way, &payload);
                         if let Some(reply) = &reply {
                             if matches!(reply, Reply::Attached(_)) {

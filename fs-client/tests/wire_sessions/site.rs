@@ -3,7 +3,7 @@
 use crate::dice::Dice;
 use crate::grammar::Notable;
 use crate::scouts;
-use crate::serving::{self, Rings, Serve};
+use crate::serving::{self, Serve};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::attr::{FileKind, SetAttr};
@@ -33,7 +33,7 @@ const NOTICE: [u8; 16] = *b"for all to read.";
 /// Root, over `shm`.
 pub const ROOT: Caller = Caller::new(0, 0, TraceId(1));
 pub const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 
 /// What a server holds for its peers, and a process for a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,6 @@ pub struct Left {
     pub held_bytes: usize,
     pub pages: u64,
     pub inodes: u64,
-    pub rings: u64,
 }
 
 pub struct Site {
@@ -65,7 +64,7 @@ pub struct Site {
 }
 
 impl Site {
-    pub fn new(dice: &Dice, rings: Option<Rings>) -> Self {
+    pub fn new(dice: &Dice, durable_answers: bool) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("mode");
         let dir = directory.path().join("pool");
@@ -77,12 +76,11 @@ impl Site {
             listen: vec![own.clone(), Endpoint::Unix(directory.path().join("unix"))],
             policy: RegionPolicy::default(),
             hotspots: Hotspots::Pages,
-            durable_answers: rings.is_some(),
-            rings,
+            durable_answers,
         };
         let running = serving::serve(&dir, with).expect("start");
         // One lane for calls: more of them would come when they are wanted, and be no leak.
-        let root = serving::connect_with(&own, "honest", 1, true, true);
+        let root = serving::connect(&own, "honest", 1, true);
         let (root_mark, victim_mark) = (dice.array(), dice.array());
         let notable = Notable::default();
         let mut site =
@@ -155,11 +153,6 @@ impl Site {
 
     pub fn unix(&self) -> PathBuf {
         self.directory.path().join("unix")
-    }
-
-    /// Where rings are asked for.
-    pub fn ring_door(&self) -> PathBuf {
-        self.directory.path().join("unix.rings")
     }
 
     /// Root reads what others may not read, or not write, and writes it anew, through the memory that others' bytes go through.
@@ -245,7 +238,6 @@ impl Site {
             held_bytes: server.device.figures().held_bytes,
             pages: server.regions.space().figures().used,
             inodes: server.meta.inode_count(),
-            rings: server.early.figures().map_or(0, |early| early.receiver.senders as u64),
         }
     }
 

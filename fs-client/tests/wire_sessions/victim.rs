@@ -61,7 +61,8 @@ pub fn look_up(
 
 fn opened(asking: &mut Asking, root: InodeNo, trace: u64, oracle: &mut Oracle) -> Opened {
     let ino = look_up(asking, root, b"victim", trace, oracle);
-    let open = Request::Open { ino, rights: Rights { read: true, write: true }, truncate: false };
+    let open =
+        Request::Open { ino, rights: Rights { read: true, write: true }, truncate: false, nameless: false };
     let take = |reply: Reply<'_>| match reply {
         Reply::Opened(opened) => opened,
         other => panic!("{other:?}"),

@@ -1,7 +1,7 @@
 //! A whole world in one thread: one server (in-memory store, simulated disk) and clients over the simulated link.
 //! Everything follows from one seed.
 //!
-//! What the server does to its world is counted (`Life`: disk, redo log, metadata, messages), so that it can be told to die
+//! What the server does to its world is counted (`Life`: disk, metadata, messages), so that it can be told to die
 //! with any of these, also while it starts (`World::crash_after`). What is left is what a killed process or a lost
 //! power supply leaves. Whoever waits for it meanwhile finds the next server.
 
@@ -17,19 +17,15 @@ use cuttlefs_common::life::{End, Event, Life};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::sim::{self, Cut, SimNetwork, Translation};
 use cuttlefs_common::rdma::{Device, Endpoint};
-use cuttlefs_common::redo::LogId;
-use cuttlefs_common::rpc::durable::{Kind, RingStore, SimRings};
-use cuttlefs_common::rpc::{EARLY_RING_DEPTH, EarlyDoor, Request, Sampling};
+use cuttlefs_common::rpc::{Request, Sampling};
 use cuttlefs_common::world::{Clock, ManualClock, Random, SeededRandom};
-use cuttlefs_server::early::SteppedRings;
-use cuttlefs_server::log::{Contents, MIN_CAPACITY, RING_OFFSET, SimLog};
 use cuttlefs_server::meta::{Caller, Format, HashKey, MemoryStore, Meta, StoreLie};
 use cuttlefs_server::pool::{SimDisk, SimMode, SumLayout};
 use cuttlefs_server::region::Hotspots;
 use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::rights::ExportRule;
+use cuttlefs_server::serve::ServeOptions;
 use cuttlefs_server::serve::one_thread::OneThreadServer;
-use cuttlefs_server::serve::{LogParts, ServeOptions};
 use cuttlefs_server::server::Server;
 use cuttlefs_server::tier::{ScrubOptions, WRITE_BACK_INTERVAL};
 use std::cell::{Cell, RefCell};
@@ -47,10 +43,8 @@ pub struct WorldConfig {
     pub frames: u64,
     /// The disk does its work late and in any order.
     pub deferred: bool,
-    /// Changes are logged: every answer is durable.
-    pub log: bool,
-    /// Small writes are acknowledged before they are executed, in rings.
-    pub early: Option<EarlyConfig>,
+    /// Every answer is durable.
+    pub durable_answers: bool,
     /// Time passes while requests run.
     pub restless: bool,
     /// What copies of unsynced changes take at most, of each client.
@@ -62,23 +56,25 @@ pub struct WorldConfig {
 impl WorldConfig {
     /// A small world with nothing wrong.
     pub const fn new(seed: u64, translation: Translation, pool_pages: u64, frames: u64) -> Self {
-        let (deferred, log, early, restless, lie) = (false, false, None, false, None);
+        let (deferred, durable_answers, restless, lie) = (false, false, false, None);
         let unsynced_bytes = UNSYNCED_BYTES_LEAST;
-        Self { seed, translation, pool_pages, frames, deferred, log, early, restless, unsynced_bytes, lie }
+        Self {
+            seed,
+            translation,
+            pool_pages,
+            frames,
+            deferred,
+            durable_answers,
+            restless,
+            unsynced_bytes,
+            lie,
+        }
     }
 }
 
 /// What clients' copies take at most: in some worlds so little that they wait for room all the time.
 pub fn unsynced_bytes(seed: u64) -> usize {
     if (seed / 4).is_multiple_of(3) { 16 << 10 } else { UNSYNCED_BYTES_LEAST }
-}
-
-/// Rings of a world.
-#[derive(Clone, Copy, Debug)]
-pub struct EarlyConfig {
-    pub kind: Kind,
-    /// Of the largest early writes, how many a ring has room for.
-    pub ring_depth: usize,
 }
 
 /// In which moment of its work a server dies.
@@ -104,14 +100,10 @@ pub struct Crash {
 /// A part of a server that says a thing is durable which is not: what the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// Answers leave before the redo log is durable.
-    LogSync,
     /// The data disk's syncs do nothing.
     DiskSync,
     /// A store's.
     Store(StoreLie),
-    /// Records of rings are acknowledged before they are persistent.
-    RingFlush,
 }
 
 /// One step in so many does the disk's work first, where it is late.
@@ -151,8 +143,6 @@ struct Inner {
     random: Arc<SeededRandom>,
     store: RefCell<Arc<MemoryStore>>,
     disk: SimDisk,
-    log: Option<SimLog>,
-    rings: Option<Arc<SimRings>>,
     server: RefCell<Option<OneThreadServer>>,
     export: RefCell<ExportRule>,
     /// The server dies with the next cut, and another one starts.
@@ -215,19 +205,11 @@ impl World {
         disk.set_life(life.clone());
         disk.set_mode(if config.deferred { SimMode::Deferred } else { SimMode::AtOnce });
         let store = Arc::new(store.lying(store_lie));
-        let log = config.log.then(|| SimLog::new(RING_OFFSET + MIN_CAPACITY, LogId(config.seed)));
-        log.iter().for_each(|log| log.set_life(life.clone()));
-        match config.lie {
-            Some(Lie::DiskSync) => disk.lie(),
-            Some(Lie::LogSync) => log.iter().for_each(SimLog::lie),
-            Some(Lie::Store(_) | Lie::RingFlush) | None => {}
+        if config.lie == Some(Lie::DiskSync) {
+            disk.lie();
         }
         let network = SimNetwork::new(config.translation);
         network.set_server_life(life.clone());
-        // As over real links: what a reliable connection carries comes once.
-        network.never_twice(&EarlyDoor::Beside.endpoint(&endpoint()).expect("a path"));
-        let lies = config.lie == Some(Lie::RingFlush);
-        let rings = config.early.map(|_| Arc::new(SimRings::new(life.clone(), lies)));
         let inner = Rc::new(Inner {
             config,
             network,
@@ -235,8 +217,6 @@ impl World {
             random,
             store: RefCell::new(store),
             disk,
-            log,
-            rings,
             server: RefCell::default(),
             export: RefCell::default(),
             dies_at_cut: Cell::default(),
@@ -399,14 +379,9 @@ impl World {
         self.inner.disk.peek(page)
     }
 
-    /// Whether changes are logged.
+    /// Whether every answer is durable.
     pub fn answers_are_durable(&self) -> bool {
-        self.inner.log.is_some()
-    }
-
-    /// Whether small writes are acknowledged before they are executed.
-    pub fn writes_early(&self) -> bool {
-        self.inner.rings.is_some()
+        self.inner.config.durable_answers
     }
 
     /// Whether a kill is to come.
@@ -442,8 +417,6 @@ impl World {
                 label: "world".into(),
                 subtree: Vec::new(),
                 lanes: 2,
-                early_writes: true,
-                ring_depth: self.inner.config.early.map_or(EARLY_RING_DEPTH, |early| early.ring_depth),
                 unsynced_bytes: self.inner.config.unsynced_bytes,
                 clock: self.inner.clock.clone(),
                 background: false,
@@ -567,19 +540,8 @@ impl Inner {
             scrub: ScrubOptions::default(),
             // One block: sums are read again and again.
             sum_cache_bytes: 4096,
+            durable_answers: self.config.durable_answers,
         };
-        let log = match &self.log {
-            None => None,
-            Some(log) => Some(LogParts {
-                held: Contents::read(log).map_err(|error| error.to_string())?,
-                device: Arc::new(log.clone()),
-                acknowledges: true,
-            }),
-        };
-        let rings = self.rings.clone().zip(self.config.early).map(|(rings, early)| SteppedRings {
-            store: RingStore::over(rings, self.random.clone()),
-            kind: early.kind,
-        });
         let server = OneThreadServer::start(
             meta,
             self.config.pool_pages,
@@ -588,8 +550,6 @@ impl Inner {
             self.clock.clone(),
             self.random.clone(),
             options,
-            log,
-            rings,
             &|| !self.life.is_over() && self.disk.step(),
         );
         let server = server.map_err(|error| error.to_string())?;
@@ -622,9 +582,6 @@ impl Inner {
     fn lose_what_is_under_way(&self) {
         let random = self.random.as_ref();
         self.disk.kill(random);
-        if let Some(log) = &self.log {
-            log.kill(random);
-        }
         let mut store = self.store.borrow_mut();
         let left = store.killed(random);
         *store = Arc::new(left);
@@ -633,12 +590,6 @@ impl Inner {
     fn lose_what_is_unsynced(&self) {
         let random = self.random.as_ref();
         self.disk.crash(random);
-        if let Some(log) = &self.log {
-            log.crash(random);
-        }
-        if let Some(rings) = &self.rings {
-            rings.crash(random);
-        }
         let mut store = self.store.borrow_mut();
         let left = store.lost_power(random);
         *store = Arc::new(left);

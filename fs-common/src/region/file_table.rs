@@ -78,7 +78,7 @@ impl FileTable {
     /// Loads the generation after the copies it validates.
     pub fn generation_after_copy(&self, slot: FileSlot) -> u64 {
         fence(Ordering::Acquire);
-        self.memory.atomic_u64(self.at(slot, GENERATION)).load(Ordering::Relaxed)
+        self.memory.load_u64_relaxed(self.at(slot, GENERATION))
     }
 
     /// Gives the slot to a file. Server only.

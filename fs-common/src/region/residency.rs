@@ -107,7 +107,7 @@ impl ResidencyTable {
     /// Loads an entry after the copy it validates: the fence keeps the copy's loads before this one.
     pub fn load_after_copy(&self, page: PoolPage) -> ResidencyEntry {
         fence(Ordering::Acquire);
-        ResidencyEntry(self.memory.atomic_u64(page.0 as usize * 8).load(Ordering::Relaxed))
+        ResidencyEntry(self.memory.load_u64_relaxed(page.0 as usize * 8))
     }
 
     /// Stores an entry with release ordering. Server only, under the page's block lock.

@@ -53,7 +53,6 @@ impl Request<'_> {
             | Request::TestLock { .. }
             | Request::AwaitLocks { .. }
             | Request::CancelLock { .. }
-            | Request::LetRingGo { .. }
             | Request::Restore { .. }
             | Request::StatFs
             | Request::Status => {}
@@ -89,7 +88,6 @@ impl Reply<'_> {
             | Reply::Settled(_)
             | Reply::Tested(_)
             | Reply::LocksReclaimed(_)
-            | Reply::RingGone { .. }
             | Reply::Restored { .. }
             | Reply::Status(_) => {}
         }

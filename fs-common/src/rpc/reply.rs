@@ -3,7 +3,6 @@
 //! The order of enum variants and struct fields is the wire format, as that of requests. Replies borrow what they carry.
 
 use super::body::{self, BodyError};
-use super::early::EarlyOffer;
 use super::limits::MAX_MESSAGE_BYTES;
 use super::parts::{OpenTicket, SettledLock, TestedLock};
 use crate::attr::{Attr, FileKind};
@@ -38,8 +37,6 @@ pub struct Attached {
     pub sampling: Option<Sampling>,
     /// Every mutation that is answered is durable: there is nothing a client would have to keep for a restart.
     pub durable_answers: bool,
-    /// Where small writes may be put that are to be acknowledged before they are executed; `None`: nowhere.
-    pub early: Option<EarlyOffer>,
 }
 
 /// What one-sided reads of file bytes are worth at a server.
@@ -183,11 +180,6 @@ pub enum Reply<'a> {
     Tested(TestedLock),
     /// ReclaimLocks: for each whether it is held again.
     LocksReclaimed(Vec<bool>),
-    /// LetRingGo: number of the last of the ring's writes that was executed.
-    RingGone {
-        /// 0: none ever was.
-        done: u64,
-    },
     /// Restore.
     Restored {
         /// Some of it is not there and will not be: others have changed the file since that server died.

@@ -2,9 +2,6 @@
 //!
 //! The order of enum variants and struct fields is the wire format (the golden bytes in `fs-common/tests/rpc_messages.rs` lock
 //! it). Requests borrow their names and data from the receive buffer.
-//!
-//! `Request` is also what the redo log will hold: a mutation is replayed by handing the same value to the same
-//! `apply` (DESIGN section 5).
 
 use super::body::{self, BodyError};
 use super::parts::{
@@ -142,6 +139,8 @@ pub enum Request<'a> {
         rights: Rights,
         /// Cut to length 0 (`O_TRUNC`).
         truncate: bool,
+        /// Also if no name leads to it any more. Whoever opens by a name that he remembers must not get what others have removed.
+        nameless: bool,
     },
     /// Closes files: filekeys end.
     Close {
@@ -254,8 +253,8 @@ pub enum Request<'a> {
     /// This client has reclaimed all it had open: nobody need be waited for on its account any more (RECLAIM_COMPLETE
     /// of RFC 8881 section 18.51).
     Recovered {
-        /// What it asks again from now on, at most one request of each slot: what an earlier life of the server did of it
-        /// is there until it was asked again.
+        /// What it has no answer to, and asks again from now on, at most one request of each slot. Of what an earlier life of the
+        /// server did, the answers are told then, and the files that they open are open from now on.
         unanswered: Vec<Unanswered>,
     },
     /// Where this client counts its one-sided reads (`region::AccessCounters`), to be pulled over this connection.
@@ -307,12 +306,6 @@ pub enum Request<'a> {
         /// A list too long for one message is sent in parts.
         locks: Vec<ReclaimLock>,
     },
-    /// Lets one of this client's rings go: its connection is ended and what it holds executed. Nothing that was put into it
-    /// before is executed after the answer.
-    LetRingGo {
-        /// Which, below `RINGS_PER_CLIENT`.
-        ring: u16,
-    },
     /// Makes a change again that a server before this one answered and may have lost, where nothing newer stands.
     Restore {
         /// Open file.
@@ -350,6 +343,16 @@ impl<'a> Request<'a> {
     /// [`BodyError`].
     pub fn parse(body: &'a [u8]) -> Result<Self, BodyError> {
         body::parse(body)
+    }
+
+    /// What it opens a file for, if it does.
+    pub const fn opens(&self) -> Option<Rights> {
+        match self {
+            Self::Create { rights, .. } | Self::CreateNameless { rights, .. } | Self::Open { rights, .. } => {
+                Some(*rights)
+            }
+            _ => None,
+        }
     }
 
     /// Whether it is answered outside of the slots: it needs no session, and uses up no number.

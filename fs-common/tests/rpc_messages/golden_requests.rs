@@ -15,7 +15,7 @@ use cuttlefs_common::rpc::{
 };
 
 /// How many kinds of request there are.
-const KINDS: usize = 41;
+const KINDS: usize = 40;
 const READ_ONLY: Rights = Rights { read: true, write: false };
 const BUFFER: RemoteBuffer = RemoteBuffer { rkey: Rkey(7), offset: 4096, len: 1 << 20 };
 
@@ -60,9 +60,8 @@ fn kind(request: &Request<'_>) -> usize {
         Request::AwaitLocks { .. } => 35,
         Request::CancelLock { .. } => 36,
         Request::ReclaimLocks { .. } => 37,
-        Request::LetRingGo { .. } => 38,
-        Request::Restore { .. } => 39,
-        Request::CreateNameless { .. } => 40,
+        Request::Restore { .. } => 38,
+        Request::CreateNameless { .. } => 39,
     }
 }
 
@@ -152,7 +151,7 @@ fn names() -> Vec<(Request<'static>, Vec<u8>)> {
                 mode: 0o644,
                 rights: Rights { read: false, write: true },
             },
-            joined(&[&[40], &[1], &[0xa4, 0x03], &[0, 1]]),
+            joined(&[&[39], &[1], &[0xa4, 0x03], &[0, 1]]),
         ),
         (
             Request::Link { ino: InodeNo(9), parent: InodeNo(1), name: b"l" },
@@ -194,7 +193,10 @@ fn files() -> Vec<(Request<'static>, Vec<u8>)> {
     let write = |payload, append| Request::Write { filekey: FileKey(6), offset: 1, append, payload };
     let allocate = |how| Request::Allocate { filekey: FileKey(6), offset: 1, len: 2, how };
     vec![
-        (Request::Open { ino: InodeNo(9), rights: READ_ONLY, truncate: false }, vec![15, 9, 1, 0, 0]),
+        (
+            Request::Open { ino: InodeNo(9), rights: READ_ONLY, truncate: false, nameless: true },
+            vec![15, 9, 1, 0, 0, 1],
+        ),
         (
             Request::Close { filekeys: vec![FileKey(6), FileKey(u64::from(u32::MAX))] },
             joined(&[&[16], &[2], &[6], &[0xff, 0xff, 0xff, 0xff, 0x0f]]),
@@ -298,7 +300,6 @@ fn locks() -> Vec<(Request<'static>, Vec<u8>)> {
             Request::ReclaimLocks { locks: vec![ReclaimLock { ino: InodeNo(9), lock: whole }] },
             joined(&[&[37], &[1], &[9], &locked(1, 1)]),
         ),
-        (Request::LetRingGo { ring: 300 }, vec![38, 0xac, 0x02]),
     ]
 }
 
@@ -307,12 +308,12 @@ fn restores() -> Vec<(Request<'static>, Vec<u8>)> {
     vec![
         (
             restore(Restored::Bytes { offset: 5, bytes: Payload::Inline(b"ab") }),
-            joined(&[&[39], &[6], &[7], &[0, 5, 0, 2, b'a', b'b']]),
+            joined(&[&[38], &[6], &[7], &[0, 5, 0, 2, b'a', b'b']]),
         ),
-        (restore(Restored::End(300)), vec![39, 6, 7, 1, 0xac, 0x02]),
+        (restore(Restored::End(300)), vec![38, 6, 7, 1, 0xac, 0x02]),
         (
             restore(Restored::Allocate { offset: 1, len: 2, how: Allocate::PunchHole }),
-            vec![39, 6, 7, 2, 1, 2, 1],
+            vec![38, 6, 7, 2, 1, 2, 1],
         ),
     ]
 }

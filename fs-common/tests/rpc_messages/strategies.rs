@@ -6,12 +6,10 @@ use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timest
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
-use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{
-    Allocate, Attached, BlockingLock, DirEntry, EarlyDoor, EarlyOffer, Layout, NewNode, OneSidedReads,
-    OpenTicket, Opened, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored,
-    Rights, Sampling, SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered,
-    XattrMode,
+    Allocate, Attached, BlockingLock, DirEntry, Layout, NewNode, OneSidedReads, OpenTicket, Opened, Payload,
+    Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored, Rights, Sampling, SeekFor,
+    SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -266,8 +264,8 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (ino(), any::<(u64, u32, bool)>())
             .prop_map(|(ino, (cookie, max_bytes, plus))| Request::ReadDir { ino, cookie, max_bytes, plus })
             .boxed(),
-        (ino(), rights(), any::<bool>())
-            .prop_map(|(ino, rights, truncate)| Request::Open { ino, rights, truncate })
+        (ino(), rights(), any::<(bool, bool)>())
+            .prop_map(|(ino, rights, (truncate, nameless))| Request::Open { ino, rights, truncate, nameless })
             .boxed(),
         vec(filekey(), 0..20).prop_map(|filekeys| Request::Close { filekeys }).boxed(),
         (filekey(), any::<(u64, u32)>())
@@ -335,7 +333,6 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (filekey(), lock()).prop_map(|(filekey, lock)| Request::TestLock { filekey, lock }).boxed(),
         any::<u32>().prop_map(|hold_ms| Request::AwaitLocks { hold_ms }).boxed(),
         any::<u64>().prop_map(|wait| Request::CancelLock { wait: WaitId(wait) }).boxed(),
-        any::<u16>().prop_map(|ring| Request::LetRingGo { ring }).boxed(),
         (filekey(), any::<u64>(), restored())
             .prop_map(|(filekey, change, what)| Request::Restore { filekey, change, what })
             .boxed(),
@@ -364,7 +361,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             any::<[u8; 32]>(),
             select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
             any::<(Option<(u32, u32)>, bool)>(),
-            option::of((select(Kind::ALL.to_vec()), any::<Option<u16>>())),
         )
             .prop_map(
                 |(
@@ -372,7 +368,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                     magic,
                     one_sided,
                     (sampling, durable_answers),
-                    early,
                 )| {
                     Reply::Attached(Attached {
                         server_epoch,
@@ -386,10 +381,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         one_sided,
                         sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
                         durable_answers,
-                        early: early.map(|(kind, port)| EarlyOffer {
-                            kind,
-                            door: port.map_or(EarlyDoor::Beside, EarlyDoor::Port),
-                        }),
                     })
                 },
             )
@@ -422,7 +413,6 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
         vec(settled_lock(), 0..20).prop_map(Reply::Settled).boxed(),
         tested_lock().prop_map(Reply::Tested).boxed(),
         vec(any::<bool>(), 0..20).prop_map(Reply::LocksReclaimed).boxed(),
-        any::<u64>().prop_map(|done| Reply::RingGone { done }).boxed(),
         any::<bool>().prop_map(|lost| Reply::Restored { lost }).boxed(),
     ])
 }

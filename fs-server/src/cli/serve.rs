@@ -2,31 +2,27 @@
 
 use super::machine_memory::MachineMemory;
 use crate::config::{CONFIG_FILE, Durability, ExportConfig, LEAST_MEMORY_BYTES};
-use crate::early::{EarlyChoice, RingDevice, RingOptions};
-use crate::log::{FileLog, MAX_CAPACITY, MIN_CAPACITY, RING_OFFSET};
 use crate::meta::{DiskOptions, DiskStore, Meta};
 use crate::pool;
 use crate::region::Hotspots;
 use crate::region::policy::{PolicyName, RegionPolicy, Technique};
-use crate::serve::{LogParts, Parts, RunningServer, ServeOptions};
+use crate::serve::{Parts, RunningServer, ServeOptions};
 use crate::shares::Resource;
 use crate::tier::ScrubOptions;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::descriptors::{self, OWN_DESCRIPTORS};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Endpoint, HELLO_WAIT};
-use cuttlefs_common::redo::LogId;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
-use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::size::ByteSize;
-use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
+use cuttlefs_common::world::{SystemClock, SystemRandom};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,19 +67,6 @@ pub(super) struct ServeArgs {
     /// [default: `durability` of cuttlefs.toml]
     #[arg(long, value_enum, value_name = "WHEN")]
     durability: Option<Durability>,
-    /// Size of the redo log when it is made, with --durability ack [default: `log_size` of cuttlefs.toml, 256M]
-    #[arg(long, value_name = "SIZE")]
-    log_size: Option<ByteSize>,
-    /// With --durability ack: whether a small write is safe in its client's ring before it is executed: auto (if the
-    /// rings lie on persistent memory), off, sflush, wflush, s-rflush or w-rflush [default: `early` of cuttlefs.toml, auto]
-    #[arg(long, value_name = "KIND")]
-    early: Option<EarlyChoice>,
-    /// Where the rings are [default: `ring_dir` of cuttlefs.toml, `rings` in the pool's directory]
-    #[arg(long, value_name = "DIR")]
-    ring_dir: Option<PathBuf>,
-    /// What the rings lie on: auto, pmem, pmem-emulated or file [default: `ring_device` of cuttlefs.toml, auto]
-    #[arg(long, value_name = "DEVICE")]
-    ring_device: Option<RingDevice>,
     /// For --region odp: reads that fault also wait as long as an RNIC was measured to (330 us beside the page fault)
     #[arg(long)]
     odp_hardware: bool,
@@ -181,34 +164,12 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         opened.meta_dir().display()
     );
     let durability = args.durability.unwrap_or(config.server.durability);
-    let mut early = args.early.unwrap_or(config.server.early);
-    if durability != Durability::Ack {
-        ensure!(
-            !matches!(early, EarlyChoice::Kind(_)),
-            "--early {early} needs --durability ack: a write is acknowledged early only where every answer is durable"
-        );
-        early = EarlyChoice::Off;
-    }
-    // A path of cuttlefs.toml that is not absolute is meant from the pool's directory.
-    let configured = config.server.ring_dir.as_ref().map(|path| args.pool.join(path));
-    let asked = args.ring_dir.or(configured);
-    let rings = RingOptions {
-        directory: ring_dir(&opened.ring_dir(), asked)?,
-        device: args.ring_device.unwrap_or(config.server.ring_device),
-        early,
-        hello_wait: HELLO_WAIT,
-    };
-    let log_bytes = args.log_size.map_or(config.server.log_size, |size| size.0);
-    let log = redo_log(&opened.log_dir(), durability, log_bytes)?;
-    let recovers_only = log.is_some() && durability == Durability::Fsync;
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
         device: SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
         clock,
         random: Arc::new(SystemRandom),
-        log,
-        rings: Some(rings),
     };
     let options = ServeOptions {
         memory_bytes: memory,
@@ -224,13 +185,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
             interval: Duration::from_secs(u64::from(args.scrub_hours) * 3600),
         },
         sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
+        durable_answers: durability == Durability::Ack,
     };
     let running = RunningServer::start(parts, options)?;
-    if recovers_only {
-        // All it held is in the pool; the next server that wants one makes its own.
-        FileLog::remove(&opened.log_dir())
-            .context("cannot remove the redo log that is not needed any more")?;
-    }
     for endpoint in running.endpoints() {
         tracing::info!(%endpoint, "listening");
     }
@@ -250,69 +207,6 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     running.stop();
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Where rings are to be. `place` in the pool's directory is that, or a link to it, so that no start looks elsewhere than the
-/// one before it did and misses acknowledged writes.
-fn ring_dir(place: &Path, asked: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    if let Ok(target) = std::fs::read_link(place) {
-        ensure!(
-            place.exists(),
-            "the rings of this pool are in {}, which is not there; mount it, or remove {} to go on without what they hold",
-            target.display(),
-            place.display()
-        );
-    }
-    let Some(asked) = asked else { return Ok(place.to_owned()) };
-    std::fs::create_dir_all(&asked).with_context(|| format!("cannot make {}", asked.display()))?;
-    let asked = asked.canonicalize().with_context(|| format!("cannot reach {}", asked.display()))?;
-    if place.canonicalize().is_ok_and(|current| current == asked) {
-        return Ok(asked);
-    }
-    let held = RingStore::look(place)?;
-    let shown = place.canonicalize().unwrap_or_else(|_| place.to_owned());
-    ensure!(
-        held == 0,
-        "{held} acknowledged writes are in rings in {}; start once with --ring-dir naming that",
-        shown.display()
-    );
-    let linked = || {
-        match std::fs::symlink_metadata(place) {
-            // Rings that hold nothing.
-            Ok(found) if found.is_dir() => std::fs::remove_dir_all(place)?,
-            Ok(_) => std::fs::remove_file(place)?,
-            Err(_) => {}
-        }
-        std::os::unix::fs::symlink(&asked, place)?;
-        let pool = place.parent().unwrap_or(Path::new("/"));
-        std::fs::File::open(pool)?.sync_all()
-    };
-    linked().with_context(|| format!("cannot note in {} where rings are", place.display()))?;
-    Ok(asked)
-}
-
-/// The pool's redo log with what it holds; made if there is none and changes are to be logged.
-fn redo_log(directory: &Path, durability: Durability, bytes: u64) -> anyhow::Result<Option<LogParts>> {
-    let acknowledges = durability == Durability::Ack;
-    if let Some(found) = LogParts::found(directory, acknowledges)? {
-        return Ok(Some(found));
-    }
-    if !acknowledges {
-        return Ok(None);
-    }
-    let least = RING_OFFSET + MIN_CAPACITY;
-    ensure!(
-        (least..=RING_OFFSET + MAX_CAPACITY).contains(&bytes),
-        "a redo log of {} cannot be; give --log-size of {} to {}",
-        ByteSize(bytes),
-        // Whole, or what is shown could be less than what is meant.
-        ByteSize(least.next_multiple_of(1 << 20)),
-        ByteSize(MAX_CAPACITY)
-    );
-    tracing::info!(size = %ByteSize(bytes), "making the redo log");
-    FileLog::make(directory, bytes, LogId(SystemRandom.next_u64()))
-        .with_context(|| format!("cannot make the redo log in {}", directory.display()))?;
-    Ok(LogParts::found(directory, acknowledges)?)
 }
 
 /// How clients count, from what was asked for.

@@ -18,16 +18,15 @@ mod report;
 
 pub use report::{Finding, Report};
 
-use crate::log::{Contents, FileLog};
 use crate::meta::{
     Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, image_count, paths, repair,
 };
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
-use cuttlefs_common::rpc::durable::RingStore;
 use cuttlefs_common::world::{Clock, SystemClock};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What to check, and what to do.
 #[derive(Clone, Debug)]
@@ -64,20 +63,6 @@ pub enum FsckError {
     /// The pages cannot be.
     #[error("the data files: {0}")]
     Data(io::Error),
-    /// The redo log's file cannot be opened.
-    #[error("the redo log: {0}")]
-    Log(io::Error),
-    /// Records are not what they will be.
-    #[error(
-        "{0} acknowledged changes are in the redo log; serve the pool once, which does them again, stop the server, and \
-         repair then"
-    )]
-    Unrecovered(usize),
-    /// The same of rings.
-    #[error(
-        "{0} acknowledged writes are in rings; serve the pool once, which executes them, stop the server, and repair then"
-    )]
-    UnexecutedRings(u64),
 }
 
 /// What is told on the way.
@@ -98,8 +83,6 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
         }
         Err(error) => return Err(error.into()),
     };
-    check_log(options, &opened, &mut report)?;
-    check_rings(options, &opened, &mut report)?;
     let (store, _scratch) = match open_store(options, &opened)? {
         Ok(opened) => opened,
         Err(why) => {
@@ -107,7 +90,8 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
             return Ok(report);
         }
     };
-    let hash_key = match Meta::identity(&store) {
+    let store: Arc<dyn Store> = Arc::new(store);
+    let hash_key = match Meta::identity(&*store) {
         Ok((uuid, hash_key)) if uuid == opened.uuid().0 => hash_key,
         Ok(_) => {
             report.find(Finding::pool("store", "the metadata belongs to another pool".to_owned()));
@@ -118,47 +102,14 @@ pub fn fsck(options: &FsckOptions, progress: Progress<'_>) -> Result<Report, Fsc
             return Ok(report);
         }
     };
-    report.page_images = image_count(&store).map_err(MetaError::from)?;
+    report.page_images = image_count(&*store).map_err(MetaError::from)?;
     progress("records", 0, 0);
-    let survey = records(options, &opened, &store, hash_key, &mut report)?;
+    let survey = records(options, &opened, &*store, hash_key, &mut report)?;
     report.inodes = survey.inodes;
     report.entries = survey.entries;
-    pages::check(options, &opened, &survey, &mut report, progress).map_err(FsckError::Data)?;
-    report.name_files(&paths(&store, &report.files_with_bad_pages()).map_err(MetaError::from)?);
+    pages::check(options, &opened, &store, &survey, &mut report, progress).map_err(FsckError::Data)?;
+    report.name_files(&paths(&*store, &report.files_with_bad_pages()).map_err(MetaError::from)?);
     Ok(report)
-}
-
-/// What the redo log holds; nothing is repaired below changes that are still to be done.
-fn check_log(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report) -> Result<(), FsckError> {
-    let Some(device) = FileLog::open(&opened.log_dir()).map_err(FsckError::Log)? else {
-        return Ok(());
-    };
-    match Contents::read(&device) {
-        Ok(held) if options.repair && !held.is_empty() => Err(FsckError::Unrecovered(held.records)),
-        Ok(held) => {
-            report.logged_changes = held.records as u64;
-            Ok(())
-        }
-        Err(error) => {
-            report.find(Finding::pool("redo-log", error.to_string()));
-            Ok(())
-        }
-    }
-}
-
-/// What rings hold; the same.
-fn check_rings(options: &FsckOptions, opened: &PoolDirectory, report: &mut Report) -> Result<(), FsckError> {
-    match RingStore::look(&opened.ring_dir()) {
-        Ok(held) if options.repair && held > 0 => Err(FsckError::UnexecutedRings(held)),
-        Ok(held) => {
-            report.ring_writes = held;
-            Ok(())
-        }
-        Err(error) => {
-            report.find(Finding::pool("rings", error.to_string()));
-            Ok(())
-        }
-    }
 }
 
 fn records(

@@ -4,7 +4,8 @@ use super::report::{Finding, Report};
 use super::{FsckOptions, Progress};
 use crate::bits;
 use crate::meta::Survey;
-use crate::pool::sums::{DEFAULT_CACHE_BYTES, IntentsDamaged, PageSums, SummedDisk, Verdict};
+use crate::meta::{Store, StoredMarks};
+use crate::pool::sums::{DEFAULT_CACHE_BYTES, MarkStore, PageSums, SummedDisk, Verdict};
 use crate::pool::{PoolDirectory, UringDisk};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
@@ -20,6 +21,7 @@ const STEP_PAGES: u64 = 256;
 pub(super) fn check(
     options: &FsckOptions,
     opened: &PoolDirectory,
+    store: &Arc<dyn Store>,
     survey: &Survey,
     report: &mut Report,
     progress: Progress<'_>,
@@ -34,12 +36,13 @@ pub(super) fn check(
         survey.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Written).collect();
     let layout = opened.data_files().sum_layout();
     let runs = bits::of(opened.pages(), written.iter().map(|(_, extent)| inside(extent)));
-    let sums = Arc::new(PageSums::new(layout, DEFAULT_CACHE_BYTES, runs));
+    let marks = Arc::new(StoredMarks(store.clone()));
+    let marked = survey.marks.iter().copied();
+    let sums = Arc::new(PageSums::new(layout, DEFAULT_CACHE_BYTES, runs, marked, marks.clone()));
     // No IO names a frame.
     let frames = Arc::new(SharedMemory::new("cuttlefs-fsck", PAGE_SIZE)?);
     let ring = Rc::new(UringDisk::new(opened.data_files().clone(), frames.clone())?);
     let disk = SummedDisk::new(ring.clone(), frames, sums);
-    start(options, &ring, &disk, report)?;
     if options.checksums {
         let all: u64 = written.iter().map(|(_, extent)| inside(extent).count() as u64).sum();
         let mut done = 0;
@@ -62,34 +65,7 @@ pub(super) fn check(
             }
         }
         ring.block_on(disk.finish())??;
-    }
-    Ok(())
-}
-
-/// Reads the intents; without them, every mismatch is rot.
-fn start(options: &FsckOptions, ring: &UringDisk, disk: &SummedDisk, report: &mut Report) -> io::Result<()> {
-    let error = match ring.block_on(disk.start())? {
-        Ok(()) => return Ok(()),
-        Err(error) => error,
-    };
-    if !error.get_ref().is_some_and(|error| error.is::<IntentsDamaged>()) {
-        return Err(error);
-    }
-    let finding = Finding {
-        kind: "intents",
-        ino: 0,
-        page: None,
-        path: None,
-        what: error.to_string(),
-        repair: Some("writes empty intents; pages whose checksums do not match are told as rotten"),
-    };
-    // For this run they are empty in either case.
-    if options.repair {
-        ring.block_on(disk.forget_intents(true))??;
-        report.repaired(finding);
-    } else {
-        ring.block_on(disk.forget_intents(false))??;
-        report.find(finding);
+        ring.block_on(marks.flush_marks())??;
     }
     Ok(())
 }

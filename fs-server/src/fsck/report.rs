@@ -73,10 +73,6 @@ pub struct Report {
     pub unsettled_pages: u64,
     /// Pages that were synced and are not in their places: the next start puts them there.
     pub page_images: u64,
-    /// Acknowledged changes in the redo log, which the next start does again.
-    pub logged_changes: u64,
-    /// Acknowledged writes in rings, which the next start executes unless the redo log has them.
-    pub ring_writes: u64,
 }
 
 impl Report {
@@ -142,8 +138,6 @@ impl Report {
             "verified_pages": self.verified_pages,
             "unsettled_pages": self.unsettled_pages,
             "page_images": self.page_images,
-            "logged_changes": self.logged_changes,
-            "ring_writes": self.ring_writes,
         })
     }
 
@@ -168,15 +162,6 @@ impl Report {
         if self.page_images > 0 {
             lines
                 .push(format!("{} synced pages are put in their places at the next start", self.page_images));
-        }
-        if self.logged_changes > 0 {
-            lines.push(format!(
-                "{} changes in the redo log are done again at the next start",
-                self.logged_changes
-            ));
-        }
-        if self.ring_writes > 0 {
-            lines.push(format!("{} writes in rings are executed at the next start", self.ring_writes));
         }
         lines.push(match self.exit_code() {
             CLEAN => "clean".to_owned(),

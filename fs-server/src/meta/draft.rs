@@ -5,8 +5,8 @@ use super::error::MetaError;
 use super::extent_edit::ExtentEdit;
 use super::key;
 use super::name::{Cookie, SLOTS_PER_BUCKET};
-use super::operation::{ApplyContext, Outcome};
-use super::record::{self, BucketRecord, CounterRecord, EntryRecord, InodeRecord};
+use super::operation::Outcome;
+use super::record::{self, BucketRecord, EntryRecord, InodeRecord};
 use super::store::{Batch, VALUE_MAX_BYTES};
 use super::view::{Found, View};
 use cuttlefs_common::attr::FileKind;
@@ -185,7 +185,7 @@ impl<'v> Draft<'v> {
     }
 
     /// The batch. Allocation follows the extents' edits.
-    pub fn finish(mut self, context: &ApplyContext<'_>, outcome: Outcome) -> Result<Applied, MetaError> {
+    pub fn finish(mut self, outcome: Outcome) -> Result<Applied, MetaError> {
         for (ino, edit) in &self.extents {
             edit.write(*ino, &mut self.batch);
         }
@@ -215,9 +215,6 @@ impl<'v> Draft<'v> {
                 Some(record) => self.batch.put(key::inode(*ino), record::encode(record)),
                 None => self.batch.remove(key::inode(*ino)),
             }
-        }
-        if let (Some(seq), false) = (context.log_seq, self.batch.is_empty()) {
-            self.batch.put(key::APPLIED, record::encode(&CounterRecord::from(seq)));
         }
         Ok(Applied { batch: self.batch, outcome, inodes: self.inodes })
     }

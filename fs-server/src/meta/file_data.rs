@@ -9,7 +9,7 @@ use super::operation::{Caller, CutStep, DataCommit, DataStamp, Operation, REAP_B
 use super::record::{self, CounterRecord};
 use super::store::Direction;
 use super::written::Written;
-use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
+use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{FilePage, InodeNo};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
@@ -38,21 +38,6 @@ impl Meta {
             shard.add(ino, record);
         }
         Ok(shard.note(ino, note, self.clock.now(), self.change_floor).attr(ino))
-    }
-
-    /// Gives a file times, in memory, which changes of its data leave alone until `release_times`: what recovery does to it
-    /// was done before. Of one file at a time.
-    ///
-    /// # Errors
-    /// As `note_data`.
-    pub fn hold_times(&self, ino: InodeNo, mtime: Timestamp, ctime: Timestamp) -> Result<(), Status> {
-        self.live.hold(ino, Some((mtime, ctime)));
-        self.note_data(ino, NoteData { modified: true, ..NoteData::default() }).map(|_| ())
-    }
-
-    /// Its times move again.
-    pub fn release_times(&self, ino: InodeNo) {
-        self.live.hold(ino, None);
     }
 
     /// What of a file's contents is durable.

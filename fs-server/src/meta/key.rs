@@ -11,6 +11,7 @@
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
 //! | `T ino:8` | a cut that is not finished: what lies from its page on is on its way out |
+//! | `W region:8` | pages of this region of the pool may be overwritten in place (`marks`); nothing in it |
 //! | `C client:16` | a client that has a session; nothing in it |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
@@ -30,6 +31,7 @@ pub mod tag {
     pub const IMAGE: u8 = b'P';
     pub const SYMLINK: u8 = b'S';
     pub const CUT: u8 = b'T';
+    pub const MARK: u8 = b'W';
     pub const EXTENT: u8 = b'X';
 }
 
@@ -39,8 +41,6 @@ pub const SUPERBLOCK: &[u8] = b"Msuper";
 pub const NEXT_INO: &[u8] = b"Mnext_ino";
 /// How often the store was opened.
 pub const STARTS: &[u8] = b"Mstarts";
-/// Sequence number of the last log record whose effect is in the store.
-pub const APPLIED: &[u8] = b"Mapplied";
 /// The epoch of a server that stopped with nothing left to write back; gone once another one has started.
 pub const CLEAN: &[u8] = b"Mclean";
 /// Where the scrub is.
@@ -55,6 +55,16 @@ fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
 /// Inode.
 pub fn inode(ino: InodeNo) -> [u8; 9] {
     tagged(tag::INODE, ino)
+}
+
+/// Mark of a region.
+pub fn mark(region: u64) -> [u8; 9] {
+    tagged(tag::MARK, InodeNo(region))
+}
+
+/// Region of a `W` key.
+pub fn parse_mark(key: &[u8]) -> Option<u64> {
+    parse_u64(key.get(1..)?)
 }
 
 /// Symlink target.
@@ -242,8 +252,8 @@ mod tests {
             b"C\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x21\x22"
         );
         assert_eq!(
-            [SUPERBLOCK, NEXT_INO, STARTS, APPLIED, CLEAN, SCRUB],
-            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mapplied", b"Mclean", b"Mscrub"]
+            [SUPERBLOCK, NEXT_INO, STARTS, CLEAN, SCRUB],
+            [&b"Msuper"[..], b"Mnext_ino", b"Mstarts", b"Mclean", b"Mscrub"]
         );
     }
 

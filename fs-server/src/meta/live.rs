@@ -9,8 +9,8 @@
 //! being it, between the two: what is read is what was true at one instant. Lock order: the writer's mutex, then
 //! a shard, then the store.
 //!
-//! An inode's change counter also says in which order its times were set, by notes and by batches: recovery compares the
-//! counters of the redo log's records with the stored one. So no two of them may take the same. A batch takes the one after
+//! An inode's change counter also says in which order its contents and its times were changed, by notes and by batches: what
+//! clients restore is judged by it. So no two of them may take the same. A batch takes the one after
 //! what it was made from; a note that comes before the batch has settled takes a later one (`look`, `end_batch`).
 //!
 //! # Bound
@@ -103,21 +103,12 @@ pub(super) enum SettleKind {
     Other,
 }
 
-/// Times that notes leave alone.
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    ino: InodeNo,
-    mtime: Timestamp,
-    ctime: Timestamp,
-}
-
 /// Live inodes whose numbers have the same remainder.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     inodes: HashMap<InodeNo, Live>,
     /// What the batch under way is made from: a few.
     in_batch: Vec<InodeNo>,
-    held: Option<Held>,
 }
 
 impl Shard {
@@ -133,12 +124,11 @@ impl Shard {
     /// Notes a change in memory of a live inode; gives it as it is now.
     pub fn note(&mut self, ino: InodeNo, note: NoteData, now: Timestamp, change_floor: u64) -> InodeRecord {
         let in_batch = self.in_batch.contains(&ino);
-        let held = self.held.filter(|held| held.ino == ino);
         let Live { record, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
         record.size = note.size.unwrap_or(record.size);
         record.allocated_pages = note.allocated_pages.unwrap_or(record.allocated_pages);
         if note.modified {
-            (record.mtime, record.ctime) = held.map_or((now, now), |held| (held.mtime, held.ctime));
+            (record.mtime, record.ctime) = (now, now);
             // The next one is the batch's.
             record.change = (record.change + 1).max(change_floor) + u64::from(in_batch);
         }
@@ -182,11 +172,6 @@ impl LiveInodes {
         for ino in looked {
             self.write(*ino).in_batch.retain(|other| other != ino);
         }
-    }
-
-    /// Until `None`: notes of an inode give it these times. One inode at a time.
-    pub fn hold(&self, ino: InodeNo, times: Option<(Timestamp, Timestamp)>) {
-        self.write(ino).held = times.map(|(mtime, ctime)| Held { ino, mtime, ctime });
     }
 
     pub fn settle(&self, ino: InodeNo, stored: Option<&InodeRecord>, kind: SettleKind) {

@@ -1,16 +1,17 @@
 //! The façade's reads. None takes the writer's mutex.
 
+use super::answer::Answer;
 use super::error::MetaError;
 use super::key;
 use super::metadata::Meta;
 use super::name::Cookie;
 use super::operation::RequestId;
 use super::page_map::PartVisitor;
-use super::record::{InodeRecord, RecordError, SlotRecord};
+use super::record::{InodeRecord, RecordError};
 use super::store::Direction;
 use super::view::ExtentVisitor;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, FileKind};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, NAME_MAX};
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::DirEntry;
 use cuttlefs_common::status::Status;
@@ -225,22 +226,14 @@ impl Meta {
         self.stored().all_extents(visit).map_err(|e| self.fail("all_extents", e))
     }
 
-    /// What the store remembers of a client's slot: which request was done last.
+    /// What a request was answered, if it was done, and is the last of its slot that changed something.
     ///
     /// # Errors
     /// `Io`.
-    pub fn last_request(&self, client: ClientId, slot: SlotIndex) -> Result<Option<SlotRecord>, Status> {
-        self.stored().slot(&key::client_slot(client, slot)).map_err(|e| self.fail("last_request", e))
-    }
-
-    /// What the store remembers of the slot a request came in, if that is this request: it was done.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn request_done(&self, request: RequestId) -> Result<Option<SlotRecord>, Status> {
+    pub fn answer_to(&self, request: RequestId) -> Result<Option<Answer>, Status> {
         let key = key::client_slot(request.client, request.slot);
-        let slot = self.stored().slot(&key).map_err(|e| self.fail("request_done", e))?;
-        Ok(slot.filter(|slot| slot.seq == request.seq))
+        let slot = self.stored().slot(&key).map_err(|e| self.fail("answer_to", e))?;
+        Ok(slot.filter(|slot| slot.seq == request.seq).map(|slot| slot.answer))
     }
 
     /// Clients that have not been forgotten, and whether they have a session.

@@ -3,6 +3,7 @@
 //! One mutex orders mutations: apply, commit, settle. Readers do not take it. Everything may be called from any
 //! thread; `flush` blocks on the device, the rest on memory only (and on reads of the store that miss its cache).
 
+use super::answer::Answer;
 use super::apply::apply;
 use super::climbs::Climbs;
 use super::error::MetaError;
@@ -10,10 +11,11 @@ use super::key;
 use super::live::{Live, LiveInodes, SettleKind};
 use super::name::HashKey;
 use super::operation::{ApplyContext, Caller, Operation, Outcome};
-use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SuperRecord};
-use super::store::{Batch, Store, StoreError, StoreFigures};
+use super::record::{self, CounterRecord, FORMAT_VERSION, InodeRecord, ScrubRecord, SlotRecord, SuperRecord};
+use super::store::{Batch, DirectSync, Store, StoreError, StoreFigures, SyncStep};
 use super::view::View;
 use super::written::{CHANGES_PER_START_BITS, Written};
+use crate::pool::BlockWrite;
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64};
@@ -52,6 +54,32 @@ pub struct Format {
 pub(super) struct Writer {
     /// The next number to give out.
     next_ino: u64,
+}
+
+/// What it takes to make durable what was done so far.
+#[derive(Debug)]
+pub enum FlushStep {
+    /// Nothing.
+    Nothing,
+    /// This write, and `end_flush` once it is durable.
+    Write(DirectFlush, BlockWrite),
+    /// `flush`, which blocks.
+    Block,
+}
+
+/// A flush by a direct write.
+#[derive(Debug)]
+pub struct DirectFlush {
+    sync: DirectSync,
+    /// Bound of reserved inode numbers that it makes durable.
+    reserved: u64,
+}
+
+impl DirectFlush {
+    /// Whether a `flush` should follow soon, by somebody who can block.
+    pub fn is_flush_due(&self) -> bool {
+        self.sync.is_flush_due
+    }
 }
 
 /// The metadata of a pool.
@@ -341,7 +369,6 @@ impl Meta {
         let context = ApplyContext {
             now: self.clock.now(),
             caller,
-            log_seq: None,
             new_ino: InodeNo(writer.next_ino),
             change_floor: self.change_floor,
             is_open,
@@ -353,6 +380,30 @@ impl Meta {
         if adds(operation, &applied.outcome) && !self.has_room() {
             return Err(Status::NoSpace.into());
         }
+        let kind = match operation {
+            Operation::CommitData { .. } => SettleKind::DataCommit,
+            Operation::SetAttr { set: SetAttr { size: Some(size), .. }, .. } => SettleKind::Truncation(*size),
+            _ => SettleKind::Other,
+        };
+        if let Some(attr) = &mut applied.outcome.attr
+            && let Some(mut live) = live(attr.ino)
+        {
+            if let Some(Some(record)) = applied.inodes.get(&attr.ino) {
+                live.settle(record, kind);
+            }
+            *attr = live.record.attr(attr.ino);
+        }
+        if let (SettleKind::Truncation(size), Some(attr)) = (kind, &mut applied.outcome.attr) {
+            attr.size = size;
+        }
+        if let Some(request) = caller.request
+            && !applied.batch.is_empty()
+        {
+            // In the same batch: after a crash the effect and its answer are both there, or neither.
+            let answer = Answer::to(operation, applied.outcome.attr, caller.opens);
+            let slot = key::client_slot(request.client, request.slot);
+            applied.batch.put(slot, record::encode(&SlotRecord { seq: request.seq, answer }));
+        }
         let reserve = applied.outcome.created.then(|| self.reserve(writer, &mut applied.batch)).flatten();
         if !applied.batch.is_empty() {
             self.store.commit(applied.batch)?;
@@ -360,25 +411,14 @@ impl Meta {
         if let Some(bound) = reserve {
             self.reserved.store(bound, Ordering::Release);
         }
-        let kind = match operation {
-            Operation::CommitData { .. } => SettleKind::DataCommit,
-            Operation::SetAttr { set: SetAttr { size: Some(size), .. }, .. } => SettleKind::Truncation(*size),
-            _ => SettleKind::Other,
-        };
         for (ino, record) in &applied.inodes {
             self.live.settle(*ino, record.as_ref(), kind);
             if let (Operation::Rename { .. }, Some(record)) = (operation, record) {
                 self.climbs.note(*ino, record);
             }
         }
-        let mut outcome = applied.outcome;
-        self.account(writer, &outcome);
-        if let Some(attr) = &mut outcome.attr
-            && let Some(live) = self.live.get(attr.ino)
-        {
-            *attr = live.record.attr(attr.ino);
-        }
-        Ok(outcome)
+        self.account(writer, &applied.outcome);
+        Ok(applied.outcome)
     }
 
     fn account(&self, writer: &mut Writer, outcome: &Outcome) {
@@ -427,6 +467,36 @@ impl Meta {
         self.store.flush()?;
         self.durable_reserved.fetch_max(reserved, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Makes ready what lets `begin_flush` give a write. Blocks; for once.
+    pub fn prepare_flushes(&self) {
+        self.store.prepare_sync();
+    }
+
+    /// Begins what `flush` does, for who does not want to block. One at a time; one that is given up counts for nothing.
+    ///
+    /// # Errors
+    /// As `flush`.
+    pub fn begin_flush(&self) -> Result<FlushStep, Status> {
+        let reserved = self.reserved.load(Ordering::Acquire);
+        Ok(match self.store.begin_sync().map_err(|e| self.fail("flush", e.into()))? {
+            SyncStep::Nothing => FlushStep::Nothing,
+            SyncStep::Block => FlushStep::Block,
+            SyncStep::Write(sync, write) => FlushStep::Write(DirectFlush { sync, reserved }, write),
+        })
+    }
+
+    /// The write of a flush ended so; `false` if it takes a `flush` after all.
+    ///
+    /// # Errors
+    /// As `flush`.
+    pub fn end_flush(&self, flush: &DirectFlush, written: std::io::Result<()>) -> Result<bool, Status> {
+        let ended = self.store.end_sync(flush.sync, written).map_err(|e| self.fail("flush", e.into()))?;
+        if ended {
+            self.durable_reserved.fetch_max(flush.reserved, Ordering::AcqRel);
+        }
+        Ok(ended)
     }
 
     /// Blocks until everything done so far is durable.

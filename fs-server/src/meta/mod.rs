@@ -3,6 +3,7 @@
 //! * `store` the narrow trait; `disk_store` and `memory_store` implement it
 //! * `key`, `record`, `name` the formats
 //! * `operation` what can be done; `apply` one operation -> one batch, pure
+//! * `answer` what a request was answered, as its slot's record keeps it
 //! * `climbs` whether a directory lies below another, where that takes long to find out
 //! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
@@ -22,6 +23,7 @@
 //! A refusal is a `Status`. Damage and a failing store are logged with what to do, counted, and answered with
 //! `Status::Io`; nothing is guessed or repaired in passing.
 
+mod answer;
 mod apply;
 mod climbs;
 mod disk_store;
@@ -33,6 +35,7 @@ mod images;
 mod key;
 mod live;
 mod lookups;
+mod marks;
 mod memory_store;
 mod metadata;
 mod name;
@@ -50,6 +53,7 @@ mod written;
 #[cfg(test)]
 mod tests;
 
+pub use answer::Answer;
 pub use apply::apply;
 pub use climbs::{Climb, Climbs, LEVELS_MAX};
 pub use disk_store::{DiskOptions, DiskStore};
@@ -57,12 +61,13 @@ pub use draft::Applied;
 pub use error::MetaError;
 pub use images::{StoredImage, image_count};
 pub use live::NoteData;
+pub use marks::StoredMarks;
 pub use memory_store::{MemoryStore, StoreLie};
-pub use metadata::{Format, Meta};
+pub use metadata::{DirectFlush, FlushStep, Format, Meta};
 pub use name::{Cookie, HashKey};
 pub use operation::{
     ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, Images, LINK_MAX, Operation,
-    Outcome, PageImage, Placed, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
+    Outcome, PageImage, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
 pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
 pub use paths::paths;
@@ -70,7 +75,9 @@ pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
 pub use repair::repair;
 
-pub use store::{Batch, Direction, Store, StoreError, StoreFigures, VALUE_MAX_BYTES, Visitor};
+pub use store::{
+    Batch, DirectSync, Direction, Store, StoreError, StoreFigures, SyncStep, VALUE_MAX_BYTES, Visitor,
+};
 pub use survey::{Survey, check};
 pub use view::{EntryVisitor, Found, RecordVisitor, View};
 pub use written::{ClientChange, Cut, Verdict, Written};

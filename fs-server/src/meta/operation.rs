@@ -1,13 +1,12 @@
-//! What can be done to metadata: the closed set of operations. They serialise, because the redo log will hold
-//! them and replay them through the same `apply`.
+//! What can be done to metadata: the closed set of operations.
 
+use super::answer::Answer;
 use super::climbs::Climbs;
 use super::written::ClientChange;
 use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
-use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, LogSeq, SlotIndex};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 use cuttlefs_common::region::Extent;
-use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
-use serde::{Deserialize, Serialize};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Rights, XattrMode};
 use std::borrow::Cow;
 
 /// Most names an inode can have. Linux's tools expect 65000 or less of `LINK_MAX` on common file systems.
@@ -24,7 +23,7 @@ pub const INLINE_REAP_EXTENTS: usize = 64;
 pub const REAP_BATCH_EXTENTS: usize = 1024;
 
 /// Names a request for good: a retransmission has the same, no other request ever has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId {
     /// Whose.
     pub client: ClientId,
@@ -35,7 +34,7 @@ pub struct RequestId {
 }
 
 /// Who asks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User.
     pub uid: u32,
@@ -47,10 +46,12 @@ pub struct Caller {
     pub drops_privileges: bool,
     /// The request this is done for; its batch says that it was done.
     pub request: Option<RequestId>,
+    /// That request opens the file for this: its answer says so.
+    pub opens: Option<Rights>,
 }
 
 /// A part of a file's range table that becomes durable.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeUpdate {
     /// First page of the range.
     pub first: FilePage,
@@ -60,27 +61,17 @@ pub struct RangeUpdate {
     pub extents: Vec<Extent>,
 }
 
-/// Where a write's bytes went: what a retransmission is told instead of writing them again. Of a copy, those of its last
-/// write: what tells where it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
-    /// File offset.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u32,
-}
-
 /// A request whose changes of contents become durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoneRequest {
     /// Which request it was.
     pub request: RequestId,
-    /// Where it went; of a change of length, that length.
-    pub placed: Placed,
+    /// What it was answered.
+    pub answer: Answer,
 }
 
 /// What a batch makes durable of a file's contents.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Covers {
     /// Nothing that would be known by its counter.
     #[default]
@@ -100,7 +91,7 @@ pub enum Covers {
 }
 
 /// The bytes of a page as a sync found them, without the zeros at their end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageImage {
     /// Which page of its file.
     pub page: FilePage,
@@ -109,7 +100,7 @@ pub struct PageImage {
 }
 
 /// What becomes of the images of a file's pages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Images {
     /// Those of pages that the ranges leave without bytes go.
     #[default]
@@ -121,7 +112,7 @@ pub enum Images {
 }
 
 /// A file's data that became durable: what the store may say from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataCommit {
     /// File.
     pub ino: InodeNo,
@@ -149,7 +140,7 @@ impl DataCommit {
 
 /// What a batch says of a cut that takes several: a file that is cut off at a page loses what is behind it in steps, the last
 /// pages first, so that no batch grows with a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutStep {
     /// It is no step of a cut, or one in the midst of it.
     #[default]
@@ -161,7 +152,7 @@ pub enum CutStep {
 }
 
 /// Times and counter of the inode when its data was committed. The façade fills it in from the live inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataStamp {
     /// Last change of contents.
     pub mtime: Timestamp,
@@ -172,17 +163,15 @@ pub struct DataStamp {
 }
 
 /// An operation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation<'a> {
     /// Makes a name and its inode.
     Make {
         /// Directory.
         parent: InodeNo,
         /// Name to make.
-        #[serde(borrow)]
         name: &'a [u8],
         /// What.
-        #[serde(borrow)]
         node: NewNode<'a>,
         /// Permission bits, umask not applied.
         mode: u16,
@@ -326,8 +315,6 @@ pub struct ApplyContext<'a> {
     pub now: Timestamp,
     /// Who asks.
     pub caller: Caller,
-    /// The log record this is, if there is a log.
-    pub log_seq: Option<LogSeq>,
     /// Number for an inode that is made. It is used up if, and only if, `Outcome::created` says so.
     pub new_ino: InodeNo,
     /// Change counters go to at least this. It moves with every start of the server, so that a counter whose

@@ -3,11 +3,11 @@
 //! What comes back from the store is bytes until a parse returns one of these types: the parse checks every
 //! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
 
+use super::answer::Answer;
 use super::name::{HashKey, SLOTS_PER_BUCKET};
-use super::operation::Placed;
 use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
-use cuttlefs_common::ids::{FilePage, InodeNo, LogSeq, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::name;
 use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// First byte of every value. Another number means another format.
 pub const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 6;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -195,10 +195,8 @@ pub struct SuperRecord {
 pub struct SlotRecord {
     /// Its number.
     pub seq: u64,
-    /// The inode it was about, if its answer tells of one.
-    pub ino: Option<InodeNo>,
-    /// Of a write: where its bytes went. Of a change of length, and of what `fallocate` does: that all of it is durable.
-    pub placed: Option<Placed>,
+    /// What it was answered.
+    pub answer: Answer,
 }
 
 /// What a scrub of the pool found.
@@ -232,12 +230,6 @@ pub struct ScrubRecord {
 /// A counter of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterRecord(pub u64);
-
-impl From<LogSeq> for CounterRecord {
-    fn from(seq: LogSeq) -> Self {
-        Self(seq.0)
-    }
-}
 
 /// The bytes of a record.
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
@@ -360,9 +352,6 @@ mod tests {
             &[1, 0xac, 2, 2, 1],
         );
         golden(CounterRecord(128), &[1, 0x80, 1]);
-        golden(SlotRecord { seq: 128, ino: Some(InodeNo(5)), placed: None }, &[1, 0x80, 1, 1, 5, 0]);
-        let placed = Some(Placed { offset: 300, len: 9 });
-        golden(SlotRecord { seq: 1, ino: Some(InodeNo(5)), placed }, &[1, 1, 1, 5, 1, 0xac, 2, 9]);
         let current = PassFigures { pages: 128, rotten: 2, healed: 3, unreadable: 4 };
         let last = Some(PassFigures { pages: 5, rotten: 6, healed: 7, unreadable: 8 });
         golden(

@@ -11,7 +11,9 @@
 
 use super::key;
 use super::page_map::{PageMap, PartVisitor};
+use crate::pool::BlockWrite;
 use std::collections::BTreeMap;
+use std::io;
 
 /// Largest value a record may have. Engines are fast and careful with small values only; whatever is larger is
 /// kept in pieces.
@@ -100,6 +102,26 @@ pub struct StoreFigures {
     pub cache_bound: u64,
 }
 
+/// What it takes to make durable what was committed so far.
+#[derive(Debug)]
+pub enum SyncStep {
+    /// Nothing.
+    Nothing,
+    /// This write, and `end_sync` once it is durable.
+    Write(DirectSync, BlockWrite),
+    /// `flush`, which blocks.
+    Block,
+}
+
+/// A sync by a direct write.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectSync {
+    /// All batches up to this one are durable behind it.
+    pub batch: u64,
+    /// A `flush` should follow soon, by somebody who can block: what is written to has no room for many more.
+    pub is_flush_due: bool,
+}
+
 /// An ordered store of records. See the module for what is promised.
 pub trait Store: Send + Sync {
     /// One record.
@@ -131,6 +153,27 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError`]; final, see the module.
     fn flush(&self) -> Result<(), StoreError>;
+
+    /// Makes ready what lets `begin_sync` give a write. Blocks; for once, by who serves the store.
+    fn prepare_sync(&self) {}
+
+    /// Begins what `flush` does, for who does not want to block. One at a time; one that is given up counts for nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn begin_sync(&self) -> Result<SyncStep, StoreError> {
+        Ok(SyncStep::Block)
+    }
+
+    /// The write of a sync ended so; `false` if it takes a `flush` after all.
+    ///
+    /// # Errors
+    /// [`StoreError`]; final, see the module.
+    fn end_sync(&self, _sync: DirectSync, written: io::Result<()>) -> Result<bool, StoreError> {
+        written
+            .map(|()| false)
+            .map_err(|e| StoreError::Backend { operation: "sync the log", source: e.into() })
+    }
 
     /// Whether `flush` would have nothing to do.
     fn is_durable(&self) -> bool;

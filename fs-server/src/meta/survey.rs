@@ -47,6 +47,8 @@ pub struct Survey {
     pub extents: Vec<(InodeNo, Extent)>,
     /// Pool pages that an image says the bytes of.
     pub images: BTreeSet<PoolPage>,
+    /// Regions that are marked.
+    pub marks: Vec<u64>,
     /// How many inodes.
     pub inodes: u64,
     /// How many entries.
@@ -105,6 +107,7 @@ impl Survey {
         surveyor.attributes()?;
         surveyor.targets_and_orphans()?;
         surveyor.clients()?;
+        surveyor.marks()?;
         surveyor.counts();
         surveyor.reach();
         let mut found = surveyor.found;
@@ -380,6 +383,14 @@ impl Surveyor<'_> {
             17 => record::parse::<BytesRecord<'_>>(value).map(drop),
             19 => record::parse::<SlotRecord>(value).map(drop),
             _ => Err(RecordError::Malformed),
+        })
+    }
+
+    fn marks(&mut self) -> Result<(), StoreError> {
+        self.each(tag::MARK, &mut |this, key, value| {
+            let _: BytesRecord<'_> = record::parse(value)?;
+            this.found.marks.push(key::parse_mark(key).ok_or(RecordError::Malformed)?);
+            Ok(())
         })
     }
 

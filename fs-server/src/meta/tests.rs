@@ -12,9 +12,9 @@ mod marks;
 mod model;
 mod posix;
 mod power;
+mod recovery;
 mod refill;
 mod repair;
-mod replay;
 mod room;
 mod rot;
 mod start;
@@ -31,8 +31,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const HASH_KEY: HashKey = HashKey(*b"sixteen byte key");
-const USER: Caller = Caller { uid: 1000, gid: 100, umask: 0, drops_privileges: false, request: None };
-const ROOT_USER: Caller = Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None };
+const USER: Caller =
+    Caller { uid: 1000, gid: 100, umask: 0, drops_privileges: false, request: None, opens: None };
+const ROOT_USER: Caller =
+    Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None, opens: None };
 
 fn format(store: &dyn Store) {
     let format = Format { uuid: [7; 16], hash_key: HASH_KEY, root: ROOT_USER, root_mode: 0o755 };

@@ -15,7 +15,7 @@
 //! * `locate` never answers a place before `DATA_START`, so no pool IO can reach a superblock.
 //! * No IO that `holds` reaches from pages into sums.
 
-use super::sums::layout::{SumLayout, extra_pages};
+use super::sums::layout::{SumLayout, sum_blocks};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -62,7 +62,7 @@ impl DataFile {
 
     /// All its pages, sums included.
     pub fn all_pages(&self) -> u64 {
-        self.pages + extra_pages(self.pages)
+        self.pages + sum_blocks(self.pages)
     }
 
     /// Whether it is open with O_DIRECT; not every file system can.
@@ -107,7 +107,7 @@ impl DataFiles {
         let (first_page, first_extra) = (self.pages, self.extra);
         self.files.push(DataFile { path, file, first_page, pages, first_extra, direct });
         self.pages += pages;
-        self.extra += extra_pages(pages);
+        self.extra += sum_blocks(pages);
     }
 
     /// Pages of the pool.
@@ -150,13 +150,13 @@ impl DataFiles {
 
     fn locate_extra(&self, offset: u64) -> Option<Place> {
         let page = offset / PAGE_SIZE_U64;
-        let file = self.files.partition_point(|file| file.first_extra + extra_pages(file.pages) <= page);
+        let file = self.files.partition_point(|file| file.first_extra + sum_blocks(file.pages) <= page);
         let found = self.files.get(file)?;
         let inside = offset - found.first_extra * PAGE_SIZE_U64;
         Some(Place {
             file,
             file_offset: DATA_START + found.pages * PAGE_SIZE_U64 + inside,
-            contiguous_bytes: extra_pages(found.pages) * PAGE_SIZE_U64 - inside,
+            contiguous_bytes: sum_blocks(found.pages) * PAGE_SIZE_U64 - inside,
         })
     }
 }
@@ -183,18 +183,17 @@ mod tests {
         assert_eq!(place(3), at(1, 0, 1));
         assert_eq!(place(4), at(2, 0, 4));
         assert_eq!(place(7), at(2, 3, 1));
-        // Each has a sum block and two of intents.
-        let extra = |file, pages: u64, extra: u64| {
-            let file_offset = DATA_START + (pages + extra) * 4096 + 5;
-            Some(Place { file, file_offset, contiguous_bytes: (3 - extra) * 4096 - 5 })
+        // Each has a sum block.
+        let extra = |file, pages: u64| {
+            let file_offset = DATA_START + pages * 4096 + 5;
+            Some(Place { file, file_offset, contiguous_bytes: 4096 - 5 })
         };
-        assert_eq!(place(8), extra(0, 3, 0));
-        assert_eq!(place(10), extra(0, 3, 2));
-        assert_eq!(place(11), extra(1, 1, 0));
-        assert_eq!(place(16), extra(2, 4, 2));
-        assert_eq!(place(17), None);
+        assert_eq!(place(8), extra(0, 3));
+        assert_eq!(place(9), extra(1, 1));
+        assert_eq!(place(10), extra(2, 4));
+        assert_eq!(place(11), None);
         let holds = |page: u64, pages: usize| files.holds(page * 4096, pages * 4096);
-        assert!(holds(0, 8) && holds(8, 9) && !holds(7, 2) && !holds(8, 10) && !files.holds(u64::MAX, 2));
+        assert!(holds(0, 8) && holds(8, 3) && !holds(7, 2) && !holds(8, 4) && !files.holds(u64::MAX, 2));
         assert_eq!(files.locate(u64::MAX), None);
     }
 }

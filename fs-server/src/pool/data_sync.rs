@@ -1,119 +1,41 @@
 //! One sync of the data files for everybody who waits, on whichever worker's disk.
 //!
-//! # How it works
-//! A sync of a data file covers every write to it that has completed, whoever submitted it. So who finds no sync under way
-//! does one, and whoever comes meanwhile waits for the next, which the first of them does for all. Nobody waits on
-//! purpose: alone, a caller syncs at once.
-//!
-//! # Invariants
-//! * Who waits is told `Ok` only by a sync that began after the call.
-//! * One sync is under way at a time; one whose future is dropped counts for nobody, and the next who waits does it.
-//!
-//! Work that blocks is committed for many by a thread instead: `group_commit`, which says why there are two.
-//!
-//! # Failure
-//! A failed sync is final, for all who wait and for all who come later: what is on SSD is unknown, and a second sync would
-//! say that it is well (the kernel reports a write that failed once). Nothing but a restart mends it.
+//! A sync of a data file covers every write to it that has completed, whoever submitted it: so one of those who wait
+//! does it for all (`group_sync`, which says how, and what a failure is).
 
 use super::disk::Disk;
-use event_listener::Event;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A data sync failed, this one or one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a sync of the data files failed; nothing is durable any more until the server is restarted")]
-pub struct DataSyncFailed;
-
-#[derive(Debug, Default)]
-struct State {
-    /// Syncs begun; the number of the one under way, if there is one.
-    begun: u64,
-    /// The last one that ended well.
-    done: u64,
-    is_running: bool,
-}
+use crate::group_sync::{GroupSync, SyncFailed};
 
 /// What those who sync share.
 #[derive(Debug, Default)]
 pub struct DataSync {
-    state: Mutex<State>,
-    /// Set once, under `state`. Acquire and release, so that it can be looked at without it.
-    failed: AtomicBool,
-    /// Told when a sync ended, in whatever way.
-    ended: Event,
+    group: GroupSync,
 }
 
 impl DataSync {
     /// Whether one failed.
     pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.group.has_failed()
     }
 
     /// Syncs begun so far, for `status`.
     pub fn count(&self) -> u64 {
-        self.state.lock().begun
+        self.group.count()
     }
 
     /// Resolves when every write that completed before the call is durable. `disk` is the caller's.
     ///
     /// # Errors
-    /// [`DataSyncFailed`].
-    pub async fn sync(&self, disk: &dyn Disk) -> Result<(), DataSyncFailed> {
-        let wanted = self.state.lock().begun + 1;
-        loop {
-            let ended = {
-                let mut state = self.state.lock();
-                if self.has_failed() {
-                    return Err(DataSyncFailed);
-                }
-                if state.done >= wanted {
-                    return Ok(());
-                }
-                if state.is_running {
-                    Some(self.ended.listen())
-                } else {
-                    state.is_running = true;
-                    state.begun += 1;
-                    None
-                }
-            };
-            match ended {
-                Some(ended) => ended.await,
-                None => self.run(disk).await,
+    /// [`SyncFailed`].
+    pub async fn sync(&self, disk: &dyn Disk) -> Result<(), SyncFailed> {
+        let lead = async || {
+            let result = disk.sync().await;
+            if let Err(error) = &result {
+                tracing::error!(%error, "a data sync failed; nothing is durable any more until the server is restarted");
             }
-        }
-    }
-
-    /// Does the sync that the caller has begun.
-    async fn run(&self, disk: &dyn Disk) {
-        let mut run = Run { shared: self, is_well: None };
-        let result = disk.sync().await;
-        if let Err(error) = &result {
-            tracing::error!(%error, "a data sync failed; nothing is durable any more until the server is restarted");
-        }
-        run.is_well = Some(result.is_ok());
-    }
-}
-
-/// A sync under way.
-struct Run<'a> {
-    shared: &'a DataSync,
-    /// Whether it ended well; `None`: it was given up.
-    is_well: Option<bool>,
-}
-
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.is_running = false;
-        match self.is_well {
-            Some(true) => state.done = state.begun,
-            Some(false) => self.shared.failed.store(true, Ordering::Release),
-            None => {}
-        }
-        drop(state);
-        self.shared.ended.notify(usize::MAX);
+            result.is_ok()
+        };
+        self.group.wait(lead).await
     }
 }
 
@@ -124,7 +46,7 @@ mod tests {
     use futures_lite::future::{block_on, poll_once};
     use std::io;
     use std::pin::pin;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     /// A disk whose syncs are done, or fail, when the test says so.
     #[derive(Default)]
@@ -194,10 +116,10 @@ mod tests {
             assert_eq!((poll_once(&mut first).await, poll_once(&mut second).await), (None, None));
             gated.fails.store(true, Ordering::SeqCst);
             drop(closed);
-            assert_eq!(first.await, Err(DataSyncFailed));
+            assert_eq!(first.await, Err(SyncFailed));
             gated.fails.store(false, Ordering::SeqCst);
-            assert_eq!(second.await, Err(DataSyncFailed));
-            assert_eq!(shared.sync(&disk).await, Err(DataSyncFailed));
+            assert_eq!(second.await, Err(SyncFailed));
+            assert_eq!(shared.sync(&disk).await, Err(SyncFailed));
             assert!(shared.has_failed());
             assert_eq!(gated.begun.load(Ordering::SeqCst), 1, "it is not tried again");
         });

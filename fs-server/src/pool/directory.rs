@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/cuttlefs.toml        what the pool is made of; its presence says that the pool is whole
 //!     data                 the data file, if no others were named
-//!     meta/  log/          metadata and redo log
+//!     meta/                metadata, and the log of all that changes
 //!     lock                 flock of the process that has the pool open, with its number inside
 //!     format-unfinished    there while `format` runs; holds the new pool's UUID
 //! ```
@@ -31,10 +31,6 @@ use std::time::{Duration, Instant};
 
 /// Metadata's directory.
 pub const META_DIR: &str = "meta";
-/// The redo log's directory.
-pub const LOG_DIR: &str = "log";
-/// Rings of early writes, unless they are elsewhere.
-const RING_DIR: &str = "rings";
 /// The data file if no other is named.
 pub const DATA_FILE: &str = "data";
 /// How long the lock of a pool's directory is waited for. A process that just ended, or a child between fork and exec, holds
@@ -95,11 +91,9 @@ pub fn open_to(dir: &Path, intent: Intent) -> Result<PoolDirectory, PoolError> {
         return Err(PoolError::Unfinished(dir.to_owned()));
     }
     let config = Config::load(&config_path)?;
-    for name in [META_DIR, LOG_DIR] {
-        let path = dir.join(name);
-        if !path.is_dir() {
-            return Err(PoolError::MissingDirectory(path));
-        }
+    let meta_dir = dir.join(META_DIR);
+    if !meta_dir.is_dir() {
+        return Err(PoolError::MissingDirectory(meta_dir));
     }
     let mut files = DataFiles::new();
     let mut created_seconds = 0;
@@ -158,16 +152,6 @@ impl PoolDirectory {
     /// Where metadata lives.
     pub fn meta_dir(&self) -> PathBuf {
         self.dir.join(META_DIR)
-    }
-
-    /// Where the redo log lives.
-    pub fn log_dir(&self) -> PathBuf {
-        self.dir.join(LOG_DIR)
-    }
-
-    /// Where rings of early writes are; a link to it, if they are elsewhere.
-    pub fn ring_dir(&self) -> PathBuf {
-        self.dir.join(RING_DIR)
     }
 }
 

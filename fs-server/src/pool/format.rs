@@ -7,8 +7,8 @@
 //! | --- | --- | --- |
 //! | 1 | `format-unfinished` with the new UUID | unfinished: `format` again, no force needed |
 //! | 2 | `cuttlefs.toml` of an old pool removed | as above |
-//! | 3 | `meta/`, `log/` emptied or made | as above |
-//! | 4 | data files at their length, sums, intents and superblocks written and synced | as above |
+//! | 3 | `meta/` emptied or made | as above |
+//! | 4 | data files at their length, sums and superblocks written and synced | as above |
 //! | 5 | metadata made and flushed | as above |
 //! | 6 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 7 |
 //! | 7 | `format-unfinished` removed, directory synced | a whole pool |
@@ -21,18 +21,15 @@
 use super::AlignedBuf;
 use super::PoolError;
 use super::data_files::DATA_START;
-use super::directory::{
-    DATA_FILE, LOG_DIR, META_DIR, OpenedData, UNFINISHED_FILE, lock, open_data_file, read_head,
-};
+use super::directory::{DATA_FILE, META_DIR, OpenedData, UNFINISHED_FILE, lock, open_data_file, read_head};
 use super::error::at;
 use super::signature::{HEAD_BYTES, signature_of};
-use super::sums::intent;
-use super::sums::layout::{intent_blocks, pages_that_fit};
+use super::sums::layout::pages_that_fit;
 use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock, file_bytes};
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, Config, PoolConfig};
 use crate::meta::POOL_PAGES_MAX;
-use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
 use rustix::fs::FallocateFlags;
@@ -115,7 +112,7 @@ fn format_in_steps(
         return Err(PoolError::AlreadyThere { dir: dir.to_owned() });
     }
     if !replaced && begun.is_none() {
-        refuse_foreign_directories(dir)?;
+        refuse_foreign_directory(dir)?;
     }
     let was_cut_off = begun.is_some();
     if was_cut_off {
@@ -134,14 +131,12 @@ fn format_in_steps(
         sync_directory(dir)?;
         step()?;
     }
-    for name in [META_DIR, LOG_DIR] {
-        let path = dir.join(name);
-        if path.exists() {
-            fs::remove_dir_all(&path).map_err(at("empty", &path))?;
-        }
-        fs::DirBuilder::new().mode(0o700).create(&path).map_err(at("make", &path))?;
-        step()?;
+    let meta = dir.join(META_DIR);
+    if meta.exists() {
+        fs::remove_dir_all(&meta).map_err(at("empty", &meta))?;
     }
+    fs::DirBuilder::new().mode(0o700).create(&meta).map_err(at("make", &meta))?;
+    step()?;
     let mut superblock = Superblock {
         pool_uuid: uuid,
         file_index: 0,
@@ -186,21 +181,17 @@ fn unfinished_uuid(dir: &Path) -> Result<Option<Option<PoolUuid>>, PoolError> {
     }
 }
 
-/// `meta` and `log` will be emptied: never those of a directory that is no pool, such as `/var`.
-fn refuse_foreign_directories(dir: &Path) -> Result<(), PoolError> {
-    for name in [META_DIR, LOG_DIR] {
-        let path = dir.join(name);
-        match fs::read_dir(&path) {
-            Ok(mut entries) => {
-                if entries.next().is_some() {
-                    return Err(PoolError::ForeignDirectory(path));
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(at("list", &path)(error)),
-        }
+/// `meta` will be emptied: never that of a directory that is no pool.
+fn refuse_foreign_directory(dir: &Path) -> Result<(), PoolError> {
+    let path = dir.join(META_DIR);
+    match fs::read_dir(&path) {
+        Ok(mut entries) => match entries.next() {
+            Some(_) => Err(PoolError::ForeignDirectory(path)),
+            None => Ok(()),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(at("list", &path)(error)),
     }
-    Ok(())
 }
 
 /// Opens every data file there is and refuses those that hold something.
@@ -385,24 +376,17 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
     }
 }
 
-/// No page has a sum, no region is marked.
+/// No page has a sum.
 fn write_sums(opened: &OpenedData, superblock: &Superblock) -> io::Result<()> {
     if opened.is_device {
         // A file's are zeros already.
         let zeros = AlignedBuf::zeroed(ZEROS_BYTES);
         let mut offset = superblock.sums_start();
-        while offset < superblock.intents_start() {
-            let len = (superblock.intents_start() - offset).min(zeros.len() as u64);
+        while offset < superblock.file_bytes() {
+            let len = (superblock.file_bytes() - offset).min(zeros.len() as u64);
             opened.file.write_all_at(&zeros.as_slice()[..len as usize], offset)?;
             offset += len;
         }
-    }
-    let blocks = intent_blocks(superblock.pages);
-    let mut buffer = AlignedBuf::zeroed(PAGE_SIZE);
-    for place in 0..2 * blocks {
-        intent::encode(&intent::NO_BITS, place % blocks, buffer.as_mut_slice());
-        let offset = superblock.intents_start() + place * PAGE_SIZE_U64;
-        opened.file.write_all_at(buffer.as_slice(), offset)?;
     }
     Ok(())
 }

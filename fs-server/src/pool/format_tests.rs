@@ -6,8 +6,8 @@ use std::cell::Cell;
 use std::process::Command;
 
 const SIZE: u64 = 8 << 20;
-/// With the superblock, two blocks of sums and two of intents.
-const FILE_BYTES: u64 = DATA_START + SIZE + 4 * PAGE_SIZE_U64;
+/// With the superblock and two blocks of sums.
+const FILE_BYTES: u64 = DATA_START + SIZE + 2 * PAGE_SIZE_U64;
 
 fn options(dir: &Path) -> FormatOptions {
     FormatOptions { dir: dir.join("pool"), size: SIZE, ..FormatOptions::default() }
@@ -59,7 +59,7 @@ fn a_pool_is_made_and_opened() {
     let pool: PoolDirectory = open(&options.dir).expect("opened");
     assert_eq!((pool.pages(), pool.uuid()), (report.pages, report.uuid));
     assert_eq!(pool.config().pool.data, [PathBuf::from("data")]);
-    assert!(pool.meta_dir().is_dir() && pool.log_dir().is_dir());
+    assert!(pool.meta_dir().is_dir());
     let data = fs::metadata(options.dir.join("data")).expect("there");
     assert_eq!(data.len(), FILE_BYTES);
     use std::os::unix::fs::MetadataExt;
@@ -168,12 +168,12 @@ fn other_peoples_files_are_not_destroyed() {
     with_image.force = true;
     format(&with_image).expect("forced");
 
-    // A directory that is no pool keeps its meta and log, even with force.
+    // A directory that is no pool keeps its meta, even with force.
     let mut var = FormatOptions { dir: dir.path().join("var"), force: true, ..options(dir.path()) };
-    fs::create_dir_all(var.dir.join("log")).expect("made");
-    fs::write(var.dir.join("log/syslog"), b"x").expect("written");
+    fs::create_dir_all(var.dir.join("meta")).expect("made");
+    fs::write(var.dir.join("meta/letter"), b"x").expect("written");
     assert!(matches!(format(&var), Err(PoolError::ForeignDirectory(_))));
-    assert!(var.dir.join("log/syslog").exists());
+    assert!(var.dir.join("meta/letter").exists());
     var.dir = dir.path().to_owned();
     var.data = vec![dir.path().join("var")];
     assert!(matches!(format(&var), Err(PoolError::WrongKind(_))));
@@ -261,8 +261,8 @@ fn assert_whole(options: &FormatOptions, uuid: PoolUuid) {
 
 #[test]
 fn a_format_that_is_cut_off_at_any_step_is_run_again() {
-    // The marker, two directories, two data files, metadata, the configuration.
-    const STEPS: usize = 7;
+    // The marker, the directory, two data files, metadata, the configuration.
+    const STEPS: usize = 6;
     for steps in 0..=STEPS {
         let dir = temporary();
         let data = vec![dir.path().join("first"), dir.path().join("second")];
@@ -284,8 +284,8 @@ fn a_format_that_is_cut_off_at_any_step_is_run_again() {
 
 #[test]
 fn a_forced_format_that_is_cut_off_at_any_step_is_run_again() {
-    // As above, and the configuration of the pool before.
-    const STEPS: usize = 7;
+    // As above, with one data file, and the configuration of the pool before.
+    const STEPS: usize = 6;
     for steps in 0..STEPS {
         let dir = temporary();
         let options = options(dir.path());
@@ -293,7 +293,7 @@ fn a_forced_format_that_is_cut_off_at_any_step_is_run_again() {
         let forced = FormatOptions { force: true, ..options.clone() };
         assert!(cut_after(&forced, steps));
         assert!(matches!(open_error(dir.path()), PoolError::Unfinished(_)), "after step {steps}");
-        let is_laid_out = steps >= 4;
+        let is_laid_out = steps >= 3;
         let report = match format(&options) {
             Ok(report) => report,
             // The old pool's data is still there.
@@ -379,7 +379,6 @@ fn a_pool_is_open_once_and_the_holder_is_named() {
     // A copy of the directory that names the same data file does not get it either.
     let copy = dir.path().join("copy");
     fs::create_dir_all(copy.join("meta")).expect("made");
-    fs::create_dir_all(copy.join("log")).expect("made");
     let text = fs::read_to_string(options.dir.join(CONFIG_FILE)).expect("read");
     let data = options.dir.join("data");
     let text = text.replace("[\"data\"]", &format!("[{:?}]", data.to_str().expect("UTF-8")));
@@ -419,8 +418,8 @@ fn block_devices_give_all_they_have_and_are_held_alone() {
     let file = dir.path().join("file");
     let options = FormatOptions { data: vec![device.0.clone(), file], ..options(dir.path()) };
     let report = format(&options).expect("formatted");
-    // One block of sums and two of intents.
-    let device_pages = ((4 << 20) - DATA_START) / PAGE_SIZE_U64 - 3;
+    // One block of sums.
+    let device_pages = ((4 << 20) - DATA_START) / PAGE_SIZE_U64 - 1;
     assert_eq!((report.data[0].1, report.data[1].1), (device_pages, SIZE / PAGE_SIZE_U64));
     let pool = open(&options.dir).expect("opened");
     let other = FormatOptions { dir: dir.path().join("other"), force: true, ..options.clone() };

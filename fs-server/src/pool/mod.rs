@@ -6,6 +6,8 @@
 /// Page-aligned memory for direct IO.
 pub mod aligned_buf;
 mod batch;
+/// Durable writes to files beside the data files.
+pub mod block_write;
 /// Storage through the kernel's page cache.
 pub mod cached;
 /// The open data files as one row of pages.
@@ -36,16 +38,17 @@ pub mod uring;
 pub mod uuid;
 
 pub use aligned_buf::AlignedBuf;
+pub use block_write::{BLOCK_BYTES, BlockWrite, OwnRing};
 pub use cached::{CachedDisk, CachedPool, Reach};
 pub use data_files::{DATA_START, DataFile, DataFiles, Place};
-pub use data_sync::{DataSync, DataSyncFailed};
+pub use data_sync::DataSync;
 pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
-pub use space::{NoSpace, QuarantineSeq, Reserve, Run, Space, SpaceError, SpaceFigures};
-pub use sums::{PageSums, REGION_PAGES, SumFigures, SumLayout, SummedDisk};
+pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
+pub use sums::{MarkStore, MemoryMarks, PageSums, REGION_PAGES, SumFigures, SumLayout, SummedDisk};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};
 pub use uuid::PoolUuid;

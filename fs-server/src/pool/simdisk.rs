@@ -28,7 +28,7 @@
 
 use super::batch::{Batch, Ticket};
 use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
-use super::sums::{SumLayout, intent};
+use super::sums::SumLayout;
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::life::{Event, Fate, Life};
 use cuttlefs_common::memory::SharedMemory;
@@ -283,14 +283,9 @@ impl SimDisk {
         medium.content.insert(page, history);
     }
 
-    /// Brings sums and intents to what `format` leaves on a real device.
+    /// Brings sums to what `format` leaves on a real device.
     pub fn format(&self, layout: &SumLayout) {
         (layout.pages()..layout.all_pages()).for_each(|page| self.poke(page, &[0; PAGE_SIZE]));
-        let mut bytes = [0; PAGE_SIZE];
-        for block in layout.intent_blocks() {
-            intent::encode(&intent::NO_BITS, block.number, &mut bytes);
-            block.copies.iter().for_each(|page| self.poke(*page, &bytes));
-        }
     }
 
     /// Pages with writes that a crash may take.

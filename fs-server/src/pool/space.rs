@@ -17,8 +17,6 @@
 //!
 //! # Invariants
 //! * `free + used + quarantined == pages`, always; what is told of a part is what its bits say.
-//! * Of the free pages `withheld` are promised to reserves; they are never more than are free. Only the allocation that
-//!   names a reserve may take its pages, so what a reserve was made for does not fail for want of space.
 //! * A page is given out only from free runs; a quarantined page becomes free only through `release_some`
 //!   (invariant 3).
 //!
@@ -71,30 +69,6 @@ pub struct SpaceFigures {
     pub used: u64,
     /// Left its file, and cannot be allocated yet.
     pub quarantined: u64,
-    /// Of the free ones, promised to reserves.
-    pub withheld: u64,
-}
-
-/// Free pages that are kept for somebody: which ones is open until he takes them. Goes back with `Space::release`.
-#[derive(Debug)]
-pub struct Reserve {
-    pages: u64,
-    full: u64,
-}
-
-impl Reserve {
-    /// None.
-    pub const EMPTY: Self = Self { pages: 0, full: 0 };
-
-    /// Whether it is none.
-    pub fn is_ended(&self) -> bool {
-        self.full == 0
-    }
-
-    /// Pages it has now.
-    pub fn pages(&self) -> u64 {
-        self.pages
-    }
 }
 
 /// Less is free than was asked for. Nothing was allocated.
@@ -103,7 +77,7 @@ impl Reserve {
 pub struct NoSpace {
     /// What was asked for.
     pub wanted: u64,
-    /// What there is for whoever asks.
+    /// What there is.
     pub free: u64,
     /// What a flush of the metadata could make free.
     pub quarantined: u64,
@@ -155,8 +129,6 @@ struct State {
     /// Parts with free pages, by the logarithm of the longest free run.
     lists: [BTreeSet<u32>; LISTS],
     free: u64,
-    /// Of these, promised to reserves.
-    withheld: u64,
     /// First page -> length of quarantined runs, to catch a page that is freed twice.
     quarantined_by_first: BTreeMap<u64, u64>,
     /// The same runs in the order they came.
@@ -186,7 +158,6 @@ impl Space {
             parts: vec![Part::default(); parts as usize],
             lists: Default::default(),
             free: 0,
-            withheld: 0,
             quarantined_by_first: BTreeMap::new(),
             quarantine: VecDeque::new(),
             quarantined: 0,
@@ -204,55 +175,10 @@ impl Space {
     /// `NoSpace` with nothing taken.
     pub fn allocate(&self, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, NoSpace> {
         let mut state = self.state.lock();
-        let free = state.free - state.withheld;
-        if pages > free {
-            return Err(NoSpace { wanted: pages, free, quarantined: state.quarantined });
+        if pages > state.free {
+            return Err(NoSpace { wanted: pages, free: state.free, quarantined: state.quarantined });
         }
         Ok(state.take(pages, near))
-    }
-
-    /// The same with a reserve behind it, which is filled up again as far as there are pages.
-    ///
-    /// # Errors
-    /// `NoSpace` with nothing taken.
-    pub fn allocate_from(
-        &self,
-        reserve: &mut Reserve,
-        pages: u64,
-        near: Option<PoolPage>,
-    ) -> Result<Vec<Run>, NoSpace> {
-        let mut state = self.state.lock();
-        let free = state.free - state.withheld + reserve.pages;
-        if pages > free {
-            return Err(NoSpace { wanted: pages, free, quarantined: state.quarantined });
-        }
-        let own = pages.min(reserve.pages);
-        reserve.pages -= own;
-        state.withheld -= own;
-        let runs = state.take(pages, near);
-        state.top_up(reserve);
-        state.check();
-        Ok(runs)
-    }
-
-    /// A reserve of `full` pages, or of as many as are free.
-    pub fn reserve(&self, full: u64) -> Reserve {
-        let mut reserve = Reserve { pages: 0, full };
-        self.state.lock().top_up(&mut reserve);
-        reserve
-    }
-
-    /// Fills a reserve up as far as there are pages; whether it is full.
-    pub fn top_up(&self, reserve: &mut Reserve) -> bool {
-        if reserve.pages < reserve.full {
-            self.state.lock().top_up(reserve);
-        }
-        reserve.pages == reserve.full
-    }
-
-    /// Ends a reserve: its pages are for everybody.
-    pub fn release(&self, reserve: Reserve) {
-        self.state.lock().withheld -= reserve.pages;
     }
 
     /// Gives back what was allocated and never named by metadata nor reached by an IO: free at once.
@@ -313,7 +239,6 @@ impl Space {
             free: state.free,
             used: state.pages - state.free - state.quarantined,
             quarantined: state.quarantined,
-            withheld: state.withheld,
         }
     }
 
@@ -387,12 +312,6 @@ impl State {
         }
         self.check();
         runs
-    }
-
-    fn top_up(&mut self, reserve: &mut Reserve) {
-        let pages = (reserve.full - reserve.pages).min(self.free - self.withheld);
-        reserve.pages += pages;
-        self.withheld += pages;
     }
 
     /// Takes up to `left` pages from `first` on, as far as they are free.
@@ -494,7 +413,6 @@ impl State {
 
     fn check(&self) {
         assert!(self.free + self.quarantined <= self.pages, "more pages than there are");
-        assert!(self.withheld <= self.free, "pages are promised that are not free");
     }
 }
 

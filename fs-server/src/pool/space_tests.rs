@@ -15,7 +15,7 @@ fn space(pages: u64, used: impl IntoIterator<Item = (u64, u64)>) -> Space {
 }
 
 fn figures(free: u64, used: u64, quarantined: u64) -> SpaceFigures {
-    SpaceFigures { pages: free + used + quarantined, free, used, quarantined, withheld: 0 }
+    SpaceFigures { pages: free + used + quarantined, free, used, quarantined }
 }
 
 #[test]
@@ -48,35 +48,6 @@ fn goes_on_where_the_file_ends() {
     // In the middle of a run: both ends stay free.
     assert_eq!(space.allocate(5, Some(PoolPage(20))), Ok(vec![run(20, 5)]));
     assert_eq!((space.free_runs(), space.figures()), (2, figures(40, 60, 0)));
-}
-
-#[test]
-fn what_is_reserved_is_for_its_owner_only() {
-    let space = space(20, []);
-    let mut first = space.reserve(8);
-    let mut second = space.reserve(8);
-    assert_eq!((space.figures().free, space.figures().withheld), (20, 16));
-    assert_eq!(space.allocate(5, None), Err(NoSpace { wanted: 5, free: 4, quarantined: 0 }));
-    let taken = space.allocate(4, None).expect("nobody's");
-    // Whatever its owner takes comes out of the reserve once nothing else is free.
-    let own = space.allocate_from(&mut first, 3, None).expect("reserved");
-    assert_eq!((first.pages(), space.figures().withheld), (5, 13));
-    assert_eq!(
-        space.allocate_from(&mut first, 6, None),
-        Err(NoSpace { wanted: 6, free: 5, quarantined: 0 }),
-        "not the other's"
-    );
-    assert!(!space.top_up(&mut first) && space.top_up(&mut second));
-    space.give_back(&taken);
-    assert!(space.top_up(&mut first));
-    assert_eq!((space.figures().free, space.figures().withheld), (17, 16));
-    // With pages to spare nothing is taken out of it for long.
-    space.give_back(&own);
-    space.allocate_from(&mut first, 4, None).expect("free");
-    assert_eq!((first.pages(), space.figures().withheld), (8, 16));
-    space.release(first);
-    space.release(second);
-    assert_eq!(space.reserve(100).pages(), 16, "as many as there are");
 }
 
 #[test]
@@ -332,7 +303,6 @@ proptest! {
                 free: count("free"),
                 used: count("used"),
                 quarantined: count("quarantined"),
-                withheld: 0,
             });
             let edges = (0..PAGES as usize)
                 .filter(|&page| model[page] == Page::Free && (page == 0 || model[page - 1] != Page::Free))

@@ -18,8 +18,7 @@
 //!     68      4  reserved, zero
 //!     72      8  time of formatting, seconds since the epoch
 //!     80      8  byte offset of the pages' checksums in this file (`sums`)
-//!     88      8  byte offset of the write intents in this file: copy A, and behind it copy B
-//!     96   3996  reserved, zero
+//!     88   4004  reserved, zero
 //!   4092      4  CRC32C of everything before
 //! ```
 //! Numbers are little-endian.
@@ -28,9 +27,10 @@
 //! | --- | --- |
 //! | 1 | the first |
 //! | 2 | checksums and write intents behind the pages |
+//! | 3 | no write intents: marks are records of the metadata |
 
 use super::data_files::DATA_START;
-use super::sums::layout::{extra_pages, sum_blocks};
+use super::sums::layout::sum_blocks;
 use super::uuid::PoolUuid;
 use cuttlefs_common::ids::{PAGE_SIZE, PAGE_SIZE_U64};
 use std::mem::{offset_of, size_of};
@@ -38,14 +38,14 @@ use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The format this release reads and writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Bytes of a superblock.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Most data files of a pool. More is a typing error, or a hostile file.
 pub const MOST_DATA_FILES: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"cuttlefs";
-const RESERVED_BYTES: usize = 3996;
+const RESERVED_BYTES: usize = 4004;
 const CHECKED_BYTES: usize = offset_of!(Raw, crc32c);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -64,7 +64,6 @@ struct Raw {
     reserved_word: U32,
     created_seconds: I64,
     sums_start: U64,
-    intents_start: U64,
     reserved: [u8; RESERVED_BYTES],
     crc32c: U32,
 }
@@ -139,7 +138,6 @@ impl Superblock {
             reserved_word: U32::ZERO,
             created_seconds: I64::new(self.created_seconds),
             sums_start: U64::new(self.sums_start()),
-            intents_start: U64::new(self.intents_start()),
             reserved: [0; RESERVED_BYTES],
             crc32c: U32::ZERO,
         };
@@ -183,7 +181,7 @@ impl Superblock {
         require(count <= MOST_DATA_FILES && index < count, "its index is not below the number of files")?;
         let (first, pages) = (raw.first_page.get(), raw.pages.get());
         // Every byte offset in the pool and in the file must fit an off_t.
-        // With the sums, which are less than an eighth of the pages, or two pages.
+        // With the sums, which are less than an eighth of the pages, or one page.
         let end = first.checked_add(pages).and_then(|end| end.checked_mul(PAGE_SIZE_U64));
         let fits = end.is_some_and(|end| end <= i64::MAX as u64 / 2 - DATA_START);
         require(pages > 0 && fits, "its number of pages cannot be")?;
@@ -197,18 +195,12 @@ impl Superblock {
             created_seconds: raw.created_seconds.get(),
         };
         require(raw.sums_start.get() == superblock.sums_start(), "its checksums are at another place")?;
-        require(raw.intents_start.get() == superblock.intents_start(), "its intents are at another place")?;
         Ok(superblock)
     }
 
     /// Where in the data file the checksums of its pages begin.
     pub fn sums_start(&self) -> u64 {
         DATA_START + self.pages * PAGE_SIZE_U64
-    }
-
-    /// Where in the data file the write intents begin.
-    pub fn intents_start(&self) -> u64 {
-        self.sums_start() + sum_blocks(self.pages) * PAGE_SIZE_U64
     }
 
     /// Bytes a data file with this superblock has at least.
@@ -219,7 +211,7 @@ impl Superblock {
 
 /// Length of a data file with so many pages.
 pub fn file_bytes(pages: u64) -> u64 {
-    DATA_START + (pages + extra_pages(pages)) * PAGE_SIZE_U64
+    DATA_START + (pages + sum_blocks(pages)) * PAGE_SIZE_U64
 }
 
 #[cfg(test)]
@@ -241,9 +233,9 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let bytes = example().encode();
-        let golden: [&[u8]; 15] = [
+        let golden: [&[u8]; 14] = [
             b"cuttlefs",
-            &[2, 0, 0, 0],
+            &[3, 0, 0, 0],
             &[0, 0x10, 0, 0],
             b"0123456789abcdef",
             &[1, 0, 0, 0],
@@ -255,7 +247,6 @@ mod tests {
             &[0; 4],
             &[0x00, 0xf1, 0x53, 0x65, 0, 0, 0, 0],
             &[0, 0x50, 0x41, 0x30, 0, 0, 0, 0],
-            &[0, 0x70, 0x4d, 0x30, 0, 0, 0, 0],
             &[0; RESERVED_BYTES],
         ];
         let golden = golden.concat();
@@ -265,7 +256,7 @@ mod tests {
     }
 
     /// Computed bit by bit outside of this program.
-    const GOLDEN_CRC32C: u32 = 0xAB7E2B1F;
+    const GOLDEN_CRC32C: u32 = 0x054DB915;
 
     /// Puts the right checksum on changed bytes.
     fn sealed(mut bytes: Box<[u8; SUPERBLOCK_BYTES]>) -> Box<[u8; SUPERBLOCK_BYTES]> {
@@ -294,11 +285,10 @@ mod tests {
             (65, 0x20),
             (68, 1),
             (82, 0),
-            (88, 1),
         ] {
             assert!(matches!(change(at, value), Err(SuperblockError::Field(_))), "byte {at}");
         }
-        for at in [96, 2000, 4091] {
+        for at in [88, 2000, 4091] {
             assert_eq!(change(at, 1), Err(SuperblockError::Field("reserved bytes are not zero")));
         }
         let none = Superblock { pages: 0, ..example() };

@@ -16,15 +16,16 @@
 //! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
 //! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
 
-use super::meta_port::{ClientChange, DoneRequest, Placed, RequestId};
+use super::meta_port::{Answer, ClientChange, DoneRequest, RequestId};
 use super::range_table::{PieceState, RangeTable};
+use super::rhythm::SyncRhythm;
 use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
 use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
 use cuttlefs_common::region::FileTable;
 use cuttlefs_common::rpc::Layout;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -70,10 +71,27 @@ pub struct FileState {
 }
 
 impl FileState {
-    /// A request was done: the next commit says so.
-    pub(crate) fn note_done(&mut self, request: RequestId, placed: Placed) {
+    /// A request was done that changed contents, with this counter: the next commit says so, and what it was answered.
+    pub(crate) fn note_done(&mut self, request: RequestId, answer: Answer, change: u64) {
         self.uncommitted = true;
-        self.done.insert((request.client, request.slot), DoneRequest { request, placed });
+        self.contents = self.contents.max(change);
+        self.done.insert((request.client, request.slot), DoneRequest { request, answer });
+    }
+
+    /// Clients see the length as it is now.
+    pub(crate) fn show_size(&self, files: &FileTable) {
+        if let Some(slot) = self.slot {
+            files.set_size(slot, self.size);
+        }
+    }
+
+    /// Clients see that the mapping is another one, and the length.
+    pub(crate) fn show_layout(&mut self, files: &FileTable, generations: &Generations) {
+        self.generation = generations.next();
+        self.show_size(files);
+        if let Some(slot) = self.slot {
+            files.set_generation(slot, self.generation);
+        }
     }
 
     /// A client's change of contents is done and has this counter: the next commit says so.
@@ -112,6 +130,8 @@ pub struct FileRegion {
     pub(crate) listed: AtomicBool,
     /// The inode was reaped: nothing may be done with the region any more.
     pub(crate) reaped: AtomicBool,
+    /// What clients sync of it, and when.
+    pub(crate) rhythm: SyncRhythm,
     /// The file owes a write (`Regions::close_contents`). Set once, with release, by whoever learns of it; read with
     /// acquire by every operation on contents, under the locks it works under.
     pub(super) owes: AtomicBool,
@@ -181,6 +201,7 @@ impl FileRegion {
             dirty: Mutex::new(BTreeMap::new()),
             listed: AtomicBool::new(false),
             reaped: AtomicBool::new(false),
+            rhythm: SyncRhythm::default(),
             owes: AtomicBool::new(false),
         }
     }
@@ -230,15 +251,18 @@ impl FileRegion {
         self.state.read()
     }
 
+    /// To change it in parts. Clients see of it what `show` says before it is let go.
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, FileState> {
+        self.state.write()
+    }
+
     /// Changes the length only: what clients have cached of the mapping stays true.
     pub(crate) fn change_size(&self, files: &FileTable, change: impl FnOnce(&mut FileState)) {
         let mut state = self.state.write();
         let pages = state.table.allocated_pages();
         change(&mut state);
         debug_assert_eq!(pages, state.table.allocated_pages());
-        if let Some(slot) = state.slot {
-            files.set_size(slot, state.size);
-        }
+        state.show_size(files);
     }
 
     /// Changes the mapping (and the length with it): clients see a new generation before this returns, and so before
@@ -251,11 +275,7 @@ impl FileRegion {
     ) -> T {
         let mut state = self.state.write();
         let result = change(&mut state);
-        state.generation = generations.next();
-        if let Some(slot) = state.slot {
-            files.set_size(slot, state.size);
-            files.set_generation(slot, state.generation);
-        }
+        state.show_layout(files, generations);
         result
     }
 

@@ -4,13 +4,14 @@
 //! after it, as a store that writes its log in order may.
 
 use super::meta_port::{CutStep, DataCommit, Images, MetaPort, NoteData, Written};
+use crate::pool::MarkStore;
 use crate::pool::disk::LocalFuture;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::status::Status;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,7 +33,26 @@ impl Record {
     }
 }
 
-type Store = BTreeMap<InodeNo, Record>;
+#[derive(Clone, Debug, Default)]
+struct Store {
+    files: BTreeMap<InodeNo, Record>,
+    /// Regions of the pool.
+    marks: BTreeSet<u64>,
+}
+
+impl std::ops::Deref for Store {
+    type Target = BTreeMap<InodeNo, Record>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.files
+    }
+}
+
+impl std::ops::DerefMut for Store {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.files
+    }
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -171,6 +191,11 @@ impl MemoryMeta {
         self.inner.lock().store.values_mut().for_each(|record| record.images.clear());
     }
 
+    /// Regions that are marked.
+    pub fn marks(&self) -> BTreeSet<u64> {
+        self.inner.lock().store.marks.clone()
+    }
+
     /// The inodes there are.
     pub fn inodes(&self) -> Vec<InodeNo> {
         self.inner.lock().store.keys().copied().collect()
@@ -221,6 +246,10 @@ impl MetaPort for MemoryMeta {
 
     fn has_room(&self) -> bool {
         true
+    }
+
+    fn is_flushing(&self) -> bool {
+        false
     }
 
     fn takes_images(&self) -> bool {
@@ -284,5 +313,20 @@ impl MetaPort for MemoryMeta {
             inner.history.clear();
             Ok(())
         })
+    }
+}
+
+impl MarkStore for MemoryMeta {
+    fn put_marks(&self, regions: &[u64], marked: bool) -> std::io::Result<()> {
+        let put = self.inner.lock().batch(|store| match marked {
+            true => store.marks.extend(regions),
+            false => store.marks.retain(|region| !regions.contains(region)),
+        });
+        put.map_err(|status| std::io::Error::other(status.to_string()))
+    }
+
+    fn flush_marks(&self) -> LocalFuture<'static, std::io::Result<()>> {
+        let flushed = self.flush();
+        Box::pin(async move { flushed.await.map_err(|status| std::io::Error::other(status.to_string())) })
     }
 }

@@ -10,7 +10,7 @@ use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 
 pub use crate::meta::{
-    ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, NoteData, PageImage, Placed, RangeUpdate,
+    Answer, ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, NoteData, PageImage, RangeUpdate,
     RequestId, Verdict, Written,
 };
 
@@ -46,6 +46,8 @@ pub trait MetaPort: Send + Sync {
     fn has_room(&self) -> bool;
     /// Whether images of pages may be put now: they take room, and memory until the next checkpoint.
     fn takes_images(&self) -> bool;
+    /// Whether a flush is under way; a guess, for who can do without.
+    fn is_flushing(&self) -> bool;
     /// Makes every batch so far durable.
     fn flush(&self) -> LocalFuture<'static, Result<(), Status>>;
 }

@@ -41,6 +41,7 @@ pub mod policy;
 pub mod range_table;
 /// Changes of residency entries.
 mod residency;
+mod rhythm;
 /// Target translation.
 mod target;
 
@@ -52,7 +53,7 @@ pub use frames::{Frames, MIN_FRAMES, PrivateFrame};
 pub use hot_units::{HotUnit, MAX_UNITS};
 pub use hotspots::{DEFAULT_UNIT_PAGES, Hotspots};
 pub use meta_port::{
-    ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, MetaPort, NoteData, PageImage, Placed,
+    Answer, ClientChange, Covers, CutStep, DataCommit, DoneRequest, Images, MetaPort, NoteData, PageImage,
     RangeUpdate, RequestId, Verdict, Written,
 };
 pub use newer::{NEWER_MAX, Newer};
@@ -62,7 +63,6 @@ pub(crate) use file_region::{DirtyPage, FileState, Generations};
 pub(crate) use residency::Residency;
 pub(crate) use target::PageView;
 
-use crate::log::{Change, LoggedFile, RedoLog, Ticket};
 use crate::pool::space::{Run, Space};
 use crate::pool::{CachedPool, DataSync, IoError, PageSums};
 use crate::shares::{Resource, Taken};
@@ -85,8 +85,8 @@ use policy::{PolicyName, RegionPolicy};
 use range_table::RangeTable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// Slots of the file table unless told otherwise: 4 MiB of shared memory.
 pub const DEFAULT_FILE_SLOTS: u32 = 65_536;
@@ -268,8 +268,6 @@ pub struct Regions {
     policy: RegionPolicy,
     /// What one-sided reads fault in, under the policy that has them do so.
     mapped: Option<Arc<CachedPool>>,
-    /// Where changes of contents are logged; set once recovery is done, where they are.
-    redo: OnceLock<Arc<RedoLog>>,
     /// Files that owe a write which was acknowledged and cannot be executed before the next start. Bounded by what rings
     /// hold. Taken inside the locks of `active`.
     owing: Mutex<BTreeSet<InodeNo>>,
@@ -327,7 +325,6 @@ impl Regions {
             pool_pages: config.pool_pages,
             policy: config.policy,
             mapped: None,
-            redo: OnceLock::new(),
             owing: Mutex::default(),
             newer: Newer::default(),
             sums: None,
@@ -339,57 +336,9 @@ impl Regions {
         Self { mapped, ..self }
     }
 
-    /// From now on changes of contents go to the log.
-    pub fn start_log(&self, log: Arc<RedoLog>) {
-        assert!(self.redo.set(log).is_ok(), "the log was started before");
-    }
-
-    /// The log, if changes of contents go to one.
-    pub fn redo(&self) -> Option<&Arc<RedoLog>> {
-        self.redo.get()
-    }
-
-    /// Room in the log, if there is one, for a change of contents of so many bytes and records, and for its end.
-    pub(crate) async fn begin_change(
-        &self,
-        bytes: usize,
-        records: usize,
-    ) -> Result<Option<Ticket<'_>>, Status> {
-        match self.redo() {
-            Some(log) => log.begin_change(bytes, records + 1).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// Puts a change of a file into the log, where there is one.
-    pub(crate) fn log(
-        &self,
-        ticket: Option<&Ticket<'_>>,
-        request: Option<RequestId>,
-        file: &FileRegion,
-        change: Change<'_>,
-    ) -> Result<(), Status> {
-        if let Some(ticket) = ticket {
-            let ino = file.ino();
-            let before = self.meta.attr(ino)?.change;
-            ticket.append(request, LoggedFile { ino, before }, change);
-        }
-        Ok(())
-    }
-
-    /// A change of contents is done: metadata takes its time, and the log, where there is one, takes that from metadata.
-    pub(crate) fn note_changed(
-        &self,
-        ticket: Option<&Ticket<'_>>,
-        file: &FileRegion,
-        note: NoteData,
-    ) -> Result<Attr, Status> {
-        let attr = self.meta.note_data(file.ino(), NoteData { modified: true, ..note })?;
-        if let Some(ticket) = ticket {
-            let before = attr.change.saturating_sub(1);
-            ticket.done(LoggedFile { ino: file.ino(), before }, attr.mtime);
-        }
-        Ok(attr)
+    /// A change of contents is done: metadata takes its time and its counter.
+    pub(crate) fn note_changed(&self, file: &FileRegion, note: NoteData) -> Result<Attr, Status> {
+        self.meta.note_data(file.ino(), NoteData { modified: true, ..note })
     }
 
     /// The same, over disks with checksums.
@@ -615,6 +564,11 @@ impl Regions {
     /// Data syncs since the start.
     pub fn data_syncs(&self) -> u64 {
         self.data_sync.count()
+    }
+
+    /// Whether a flush of metadata is under way; a guess.
+    pub fn is_flushing(&self) -> bool {
+        self.meta.is_flushing()
     }
 
     /// Whether the SSD holds everything, as far as anybody knows.

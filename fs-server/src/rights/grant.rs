@@ -73,7 +73,16 @@ impl Grant {
         let identity = |Account { uid, gid }, groups| {
             let checked = self.is_checked();
             let drops_privileges = header.drops_privileges || checked && uid != 0;
-            Identity { uid, gid, groups, checked, umask: header.umask, drops_privileges, request }
+            Identity {
+                uid,
+                gid,
+                groups,
+                checked,
+                umask: header.umask,
+                drops_privileges,
+                request,
+                opens: None,
+            }
         };
         if let Some(squashed) = self.all_squash.or(self.root_squash.filter(|_| account.uid == 0)) {
             return identity(squashed, None);
@@ -201,7 +210,8 @@ mod tests {
     use cuttlefs_common::rpc::NewNode;
     use cuttlefs_common::world::ManualClock;
 
-    const CALLER: Caller = Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None };
+    const CALLER: Caller =
+        Caller { uid: 0, gid: 0, umask: 0, drops_privileges: false, request: None, opens: None };
 
     fn run(meta: &Meta, operation: &Operation<'_>) -> Option<InodeNo> {
         let outcome = meta.execute(CALLER, operation, &|_| false).expect("executes");

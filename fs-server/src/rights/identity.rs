@@ -1,6 +1,7 @@
 //! The identity a request runs under.
 
 use crate::meta::RequestId;
+use cuttlefs_common::rpc::Rights;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ pub struct Identity {
     pub drops_privileges: bool,
     /// The request this is done for, if a client may send it again.
     pub request: Option<RequestId>,
+    /// What that request opens a file for.
+    pub opens: Option<Rights>,
 }
 
 impl Identity {
@@ -62,6 +65,7 @@ impl Identity {
             umask: 0,
             drops_privileges: false,
             request: None,
+            opens: None,
         }
     }
 

@@ -20,7 +20,7 @@
 //! | ReclaimLocks | to have the file open |
 //! | SetLock | the file open; of a range, exclusive: for writing, shared: for reading |
 //! | Layout, Fetch, Write, Allocate, Restore, Seek, CopyRange, one-sided reads | the rights its file was opened with |
-//! | Close, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, LetRingGo, ShareCounters, Heartbeat | the session they are about |
+//! | Close, Unlock, TestLock, AwaitLocks, CancelLock, Recovered, Detach, ShareCounters, Heartbeat | the session they are about |
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
 //!
@@ -61,7 +61,7 @@ impl Judge<'_> {
             Request::Lookup { parent, name: _ } => self.directory(*parent).map(|_| ()),
             Request::ReadDir { ino, .. } => self.check_inode(*ino, Need::Read),
             Request::GetXattr { ino, name } => self.read_xattr(*ino, name),
-            Request::Open { ino, rights, truncate } => {
+            Request::Open { ino, rights, truncate, nameless: _ } => {
                 let write = rights.write || *truncate;
                 self.check_rights(&self.meta.attr(*ino)?, Rights { read: rights.read, write })
             }
@@ -107,8 +107,7 @@ impl Judge<'_> {
             | Request::Close { .. }
             | Request::Unlock { .. }
             | Request::AwaitLocks { .. }
-            | Request::CancelLock { .. }
-            | Request::LetRingGo { .. } => Ok(()),
+            | Request::CancelLock { .. } => Ok(()),
             Request::Sync(_) | Request::StatFs | Request::Status => Ok(()),
         }
     }

@@ -30,7 +30,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, MemoryRegion, ProtectionDomain, QpState, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WrId,
 };
-use cuttlefs_common::rpc::{EarlyOffer, MAX_MESSAGE_BYTES};
+use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
 use event_listener::Event;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -104,8 +104,6 @@ pub struct Connection {
     quiet: AtomicU32,
     region: Arc<dyn MemoryRegion>,
     session: OnceLock<(Arc<Session>, Grant)>,
-    /// What a client that came through the same door may be offered.
-    offer: Option<EarlyOffer>,
     replies: Arc<Semaphore>,
     /// Its client's counters are pulled over it.
     is_sampled: AtomicBool,
@@ -149,7 +147,6 @@ impl Connection {
         (entry, place): (Entry, Taken),
         qp: Arc<dyn QueuePair>,
         region: Arc<dyn MemoryRegion>,
-        offer: Option<EarlyOffer>,
     ) -> Self {
         Self {
             qp,
@@ -157,7 +154,6 @@ impl Connection {
             quiet: AtomicU32::new(0),
             region,
             session: OnceLock::new(),
-            offer,
             replies: Arc::new(Semaphore::new(REPLIES)),
             is_sampled: AtomicBool::new(false),
             in_flight: Mutex::default(),
@@ -255,11 +251,6 @@ impl Connection {
     /// Counters are going to be pulled over this connection; `false` if they are already.
     pub fn begin_sampling(&self) -> bool {
         !self.is_sampled.swap(true, Ordering::Relaxed)
-    }
-
-    /// Where its client may put early writes.
-    pub fn offer(&self) -> Option<EarlyOffer> {
-        self.offer
     }
 
     /// The session it is attached to.

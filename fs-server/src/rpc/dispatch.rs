@@ -6,15 +6,16 @@
 
 use super::admit;
 use super::connection::Connection;
-use super::handlers;
+use super::handlers::{self, Effect};
 use super::reply::{Body, Message};
+use super::turns::Claim;
 use super::worker::WorkerContext;
 use crate::session::Admission;
+use crate::tier::Changed;
 use crate::veil::Veil;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
 use cuttlefs_common::status::Status;
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,42 +80,28 @@ async fn answer(
             }
             let admission =
                 session.slot(header.slot).and_then(|slot| slot.lock().admit(header.seq, connection.number()));
-            let first = match admission {
+            match admission {
                 Err(status) => return Message::new(header, Err(status)).send(connection).await,
                 Ok(Admission::Replay(reply)) => return connection.send(&reply).await,
                 Ok(Admission::Running) => return,
-                Ok(Admission::Run { first }) => first,
-            };
-            let once = admit::must_run_once(&request);
-            let unanswered = Cell::new(false);
-            // Only a slot's first request can be one that was sent to another server before.
-            let may_be_done = first && once;
-            // Who gets a lock next may write over what its holder wrote early; in recovery the order of the two is that of the
-            // log, if the holder's writes are in it.
-            let mutates =
-                admit::is_mutation(&request) || matches!(request, Request::Sync(_) | Request::Unlock { .. });
-            let mut result =
-                handlers::run(context, connection, &session, header, request, may_be_done, &unanswered).await;
-            if mutates && result.is_ok() {
-                result = context.server.acknowledge().await.and(result);
+                Ok(Admission::Run) => {}
             }
+            let once = admit::must_run_once(&request);
+            let effect = Effect::default();
+            let mut result = handlers::run(context, connection, &session, header, request, &effect).await;
+            if result.is_ok() {
+                let claim = Claim::new(connection.peer(), session.number().0);
+                result = make_durable(context, &claim, &effect.changed).await.and(result);
+            }
+            let unanswered = effect.unanswered.get();
             let reply = reply_to(connection, header, result);
             // What is not answered runs again when it is sent again.
-            let kept = (once && !unanswered.get()).then(|| Arc::from(reply.to_vec()));
-            let (answer_to, let_go) = match session.slot(header.slot) {
-                Ok(slot) => {
-                    let mut slot = slot.lock();
-                    let answer_to = slot.finish(kept);
-                    let is_answered = !unanswered.get();
-                    (answer_to, is_answered.then(|| context.server.sessions.asked_again(&mut slot)).flatten())
-                }
-                Err(_) => (connection.number(), None),
+            let kept = (once && !unanswered).then(|| Arc::from(reply.to_vec()));
+            let answer_to = match session.slot(header.slot) {
+                Ok(slot) => slot.lock().finish(kept),
+                Err(_) => connection.number(),
             };
-            // Before it is told: whoever has its answer finds freed what only this request kept.
-            if let Some(ino) = let_go {
-                context.server.let_go(ino).await;
-            }
-            if unanswered.get() {
+            if unanswered {
                 // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
                 if let Some(other) = context.server.connections.get(answer_to) {
                     other.close();
@@ -130,13 +117,27 @@ async fn answer(
     reply_to(connection, header, result).send(connection).await;
 }
 
+/// Where answers are durable: waits until what a request has changed is. The one place where they wait.
+async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Changed) -> Result<(), Status> {
+    let server = &context.server;
+    if !server.durable_answers {
+        return Ok(());
+    }
+    let _turn = if changed.has_contents() { Some(context.turns.take(claim).await) } else { None };
+    changed.make_durable(&server.regions, context.disk.as_ref()).await
+}
+
 /// What hides inode numbers from a connection's client.
 fn veil_of(connection: &Connection) -> Option<&Veil> {
     connection.grant()?.veil.as_deref()
 }
 
 /// The message a handler's result makes, with the inode numbers clients know.
-fn reply_to(connection: &Connection, header: &RequestHeader, result: Result<Body, Status>) -> Message {
+pub(super) fn reply_to(
+    connection: &Connection,
+    header: &RequestHeader,
+    result: Result<Body, Status>,
+) -> Message {
     let result = match (veil_of(connection), result) {
         (Some(veil), Ok(Body::Encoded(encoded))) => veil.hide_reply(&encoded[HEADER_LEN..]),
         // A fetch's reply names no inode.

@@ -6,7 +6,6 @@ use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
-use cuttlefs_common::rpc::EarlyOffer;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -28,7 +27,6 @@ impl Acceptor {
         server: &Arc<Server>,
         pd: &Arc<dyn ProtectionDomain>,
         doors: Vec<Door>,
-        offer: Option<EarlyOffer>,
     ) -> std::io::Result<Self> {
         let listener: Arc<dyn Listener> = Arc::from(listener);
         let thread = std::thread::Builder::new().name("acceptor".into()).spawn({
@@ -41,7 +39,7 @@ impl Acceptor {
                         Ok(incoming) => {
                             let peer = server.shares.peer(&incoming.peer());
                             let door = &doors[peer.home().next_worker()];
-                            admit(incoming, &server, pd.as_ref(), door, offer);
+                            admit(incoming, &server, pd.as_ref(), door);
                         }
                         Err(RdmaError::Closed) => return,
                         Err(error) => tracing::warn!(%error, "a connection did not come about"),
@@ -62,26 +60,19 @@ impl Acceptor {
     }
 }
 
-fn admit(
-    incoming: Box<dyn Incoming>,
-    server: &Arc<Server>,
-    pd: &dyn ProtectionDomain,
-    door: &Door,
-    offer: Option<EarlyOffer>,
-) {
-    if let Some(connection) = accept(incoming, server, pd, &door.cq, offer) {
+fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionDomain, door: &Door) {
+    if let Some(connection) = accept(incoming, server, pd, &door.cq) {
         // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
         let _ = door.connections.send_blocking(connection);
     }
 }
 
-/// Accepts a connection whose completions go to `cq`; its client may be offered `offer`.
+/// Accepts a connection whose completions go to `cq`.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,
     pd: &dyn ProtectionDomain,
     cq: &Arc<dyn CompletionQueue>,
-    offer: Option<EarlyOffer>,
 ) -> Option<Arc<Connection>> {
     let identity = incoming.peer();
     let place = match server.shares.peer(&identity).take(Resource::Connections) {
@@ -106,7 +97,7 @@ pub(super) fn accept(
     match accepted {
         Ok((qp, region)) => {
             let entry = server.connections.entry();
-            let connection = Arc::new(Connection::new((entry, place), qp, region, offer));
+            let connection = Arc::new(Connection::new((entry, place), qp, region));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.connections.add(&connection);
             Some(connection)

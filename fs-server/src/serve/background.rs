@@ -82,13 +82,9 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             // At once: others wait for these.
             gone.iter().for_each(|session| task.server.locks.end_session(session.number()));
             for session in &gone {
-                task.server.early.let_go(&task.server, session.client()).await;
                 task.server.revoke(session).await;
             }
-            for ino in task.server.sessions.end_overdue() {
-                task.server.let_go(ino).await;
-            }
-            task.server.note_absent(gone.iter().map(|session| session.client())).await;
+            task.server.note_absent(gone.iter().map(|session| session.client()));
         }
     });
     let task = context.clone();

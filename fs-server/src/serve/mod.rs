@@ -1,9 +1,8 @@
 //! A running server: threads, links, start and stop.
 //!
 //! Start: metadata -> free space (by its map of pages) -> regions -> device (file target, windows) -> the first worker,
-//! which recovers what the redo log holds, then what rings hold -> the others -> rings -> listeners. Stop runs the other
-//! way: listeners close, what rings hold is executed, running requests end, everything is written back and committed,
-//! threads are joined.
+//! which recovers -> the others -> listeners. Stop runs the other way: listeners close, running
+//! requests end, everything is written back and committed, threads are joined.
 //!
 //! # Failure
 //! A start that fails part-way stops what it had started. After a kill at any instruction the next start finds a
@@ -22,7 +21,6 @@ mod worker_thread;
 use crate::bits;
 use crate::committer::CommittedMeta;
 use crate::counters::ServerCounters;
-use crate::early::{Early, EarlyStartError, Ring, RingOptions};
 use crate::locks::Locks;
 use crate::meta::{Meta, PART_PAGES, Plane};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
@@ -35,7 +33,6 @@ use crate::session::Sessions;
 use crate::shares::Shares;
 use crate::tier::{ScrubFigures, ScrubOptions};
 use crate::worker::WorkerHandle;
-pub use recovery::{LogParts, RecoveryError};
 
 use acceptor::Acceptor;
 use cuttlefs_common::ids::{ClientId, PoolPage};
@@ -68,21 +65,10 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
     /// Unpredictable numbers.
     pub random: Arc<dyn Random>,
-    /// The redo log, if the pool has one.
-    pub log: Option<LogParts>,
-    /// Rings of early writes: what is in them is executed; with a log that acknowledges they may be offered.
-    pub rings: Option<RingOptions>,
-}
-
-/// What the first worker recovers.
-struct ToRecover {
-    log: Option<LogParts>,
-    rings: Option<RingOptions>,
-    random: Arc<dyn Random>,
 }
 
 impl Parts {
-    /// A pool on this machine's clock and random numbers, with a software RNIC and without a log.
+    /// A pool on this machine's clock and random numbers, with a software RNIC.
     pub fn new(meta: Arc<Meta>, data: Arc<DataFiles>) -> Self {
         Self {
             meta,
@@ -90,8 +76,6 @@ impl Parts {
             device: SoftDevice::new(SoftOptions::default()),
             clock: Arc::new(SystemClock::new()),
             random: Arc::new(SystemRandom),
-            log: None,
-            rings: None,
         }
     }
 }
@@ -119,6 +103,8 @@ pub struct ServeOptions {
     pub scrub: ScrubOptions,
     /// Memory for checksums in bytes.
     pub sum_cache_bytes: usize,
+    /// What a request changed is durable before its answer leaves.
+    pub durable_answers: bool,
 }
 
 impl ServeOptions {
@@ -135,6 +121,7 @@ impl ServeOptions {
             sampling: Sampling { unit_pages: 256, period_ms: 1000 },
             scrub: ScrubOptions::default(),
             sum_cache_bytes: 1 << 20,
+            durable_answers: false,
         }
     }
 }
@@ -176,9 +163,6 @@ pub enum StartError {
          to take a page fault; listen on tcp:// or unix:// only"
     )]
     FaultsWithoutNic(Endpoint),
-    /// Early writes cannot be taken as asked.
-    #[error(transparent)]
-    Early(#[from] EarlyStartError),
     /// A worker did not start.
     #[error("a worker could not start: {0}")]
     Worker(String),
@@ -228,7 +212,7 @@ impl RunningServer {
     /// # Errors
     /// [`StartError`], saying what to do.
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
-        let Parts { meta, data, device, clock, random, log, rings } = parts;
+        let Parts { meta, data, device, clock, random } = parts;
         let system = |action| move |source| StartError::System { action, source };
         let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
@@ -240,16 +224,15 @@ impl RunningServer {
         };
         let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
-        let (layout, scrub, drawn) = (data.sum_layout(), options.scrub, random.clone());
+        let (layout, scrub) = (data.sum_layout(), options.scrub);
         let (server, forgotten) =
             build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
-        let to_recover = ToRecover { log, rings: rings.clone(), random: drawn };
-        let started = running.start_workers(&device, &storage, workers, scrub, to_recover).and_then(|pd| {
+        let started = running.start_workers(&device, &storage, workers, scrub).and_then(|pd| {
             // Which of their writes were done had to be known until here.
             running.server.forget(&forgotten);
-            running.listen(&device, &pd, &listen, rings.as_ref())
+            running.listen(&pd, &listen)
         });
         match started {
             Ok(()) => Ok(running),
@@ -266,37 +249,21 @@ impl RunningServer {
         storage: &Storage,
         workers: usize,
         scrub: ScrubOptions,
-        to_recover: ToRecover,
     ) -> Result<Arc<dyn ProtectionDomain>, StartError> {
         let pd = device.alloc_pd();
-        let mut to_recover = Some(to_recover);
         for index in 0..workers {
-            let recovers = to_recover.take();
-            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub, recovers)?;
+            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub)?;
             self.workers.push(worker);
         }
         Ok(pd)
     }
 
-    fn listen(
-        &mut self,
-        device: &Arc<dyn Device>,
-        pd: &Arc<dyn ProtectionDomain>,
-        listen: &[Endpoint],
-        rings: Option<&RingOptions>,
-    ) -> Result<(), StartError> {
+    fn listen(&mut self, pd: &Arc<dyn ProtectionDomain>, listen: &[Endpoint]) -> Result<(), StartError> {
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
-        let offers = match rings.filter(|_| self.server.regions.redo().is_some()) {
-            Some(rings) => {
-                let ring_doors = doors.iter().map(|door| door.rings.clone()).collect();
-                Early::start(&self.server, &**device, rings, listen, ring_doors)?
-            }
-            None => vec![None; listen.len()],
-        };
-        for (endpoint, offer) in listen.iter().zip(offers) {
+        for endpoint in listen {
             let listener = pd.listen(endpoint)?;
             self.server.endpoints.lock().push(listener.endpoint());
-            let acceptor = Acceptor::start(listener, &self.server, pd, doors.clone(), offer)
+            let acceptor = Acceptor::start(listener, &self.server, pd, doors.clone())
                 .map_err(|source| StartError::System { action: "start an acceptor", source })?;
             self.acceptors.push(acceptor);
         }
@@ -306,11 +273,6 @@ impl RunningServer {
     /// Where it listens, with ports the system chose.
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.server.endpoints.lock().clone()
-    }
-
-    /// Where the rings of early writes are reached, in the same order; empty if none are offered.
-    pub fn ring_endpoints(&self) -> Vec<Endpoint> {
-        self.server.early.endpoints()
     }
 
     /// What it shares, for figures.
@@ -325,7 +287,6 @@ impl RunningServer {
             acceptor.close();
         }
         self.server.locks.stop();
-        self.server.early.finish();
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         while self.server.drain.running.load(Ordering::SeqCst) > 0 {
             if Instant::now() >= deadline {
@@ -341,8 +302,6 @@ impl RunningServer {
         for acceptor in self.acceptors.drain(..) {
             acceptor.join();
         }
-        // Of a start that failed half-way.
-        self.server.early.finish();
         for connection in self.server.connections.all() {
             connection.qp().close();
         }
@@ -359,9 +318,6 @@ impl RunningServer {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
         self.meta.stop();
-        if let Some(log) = self.server.regions.redo() {
-            log.stop();
-        }
     }
 }
 
@@ -389,7 +345,9 @@ fn build(
     let pool_pages = layout.pages();
     let (space, written) = derive_space(&meta, pool_pages)?;
     let space = Arc::new(space);
-    let sums = Arc::new(PageSums::new(layout, options.sum_cache_bytes, written));
+    let marked = meta.marks().map_err(StartError::Meta)?;
+    let sums = PageSums::new(layout, options.sum_cache_bytes, written, marked, committed.clone());
+    let sums = Arc::new(sums);
     let faults = options.policy.exposure == Exposure::Faulting;
     if let Some(shm) = options.listen.iter().find(|endpoint| faults && matches!(endpoint, Endpoint::Shm(_))) {
         return Err(StartError::FaultsWithoutNic(shm.clone()));
@@ -413,7 +371,7 @@ fn build(
     if meta.clean_predecessor().is_none() {
         sessions.gather();
     }
-    let forgotten = sessions.note_absent([], &|_| false);
+    let forgotten = sessions.note_absent([]);
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());
     if sessions.is_grace_period() {
@@ -440,7 +398,7 @@ fn build(
         scrub: Mutex::new(scrub),
         rotten: RottenPages::default(),
         drain: Drain::default(),
-        early: Early::default(),
+        durable_answers: options.durable_answers,
         locks,
         opens_nameless: RwLock::default(),
     });
@@ -492,6 +450,5 @@ fn join(thread: JoinHandle<()>, name: &str) {
 pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
-    rings: async_channel::Sender<Arc<Ring>>,
     cq: Arc<dyn cuttlefs_common::rdma::CompletionQueue>,
 }

@@ -1,23 +1,18 @@
 //! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
 //! that a server and its clients can run from one seed.
 //!
-//! What has threads of its own elsewhere (the syncs of metadata and of the redo log) is run by `step`, too, sooner or later
-//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread. So are the receiver of early
-//! writes and what moves the heads of their rings.
+//! What has a thread of its own elsewhere (the syncs of metadata's log) is run by `step`, too, sooner or later
+//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
-use super::{LogParts, ServeOptions, StartError, acceptor, background, build, recovery};
+use super::{ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::CommittedMeta;
-use crate::early::{self, Early, Ring, SteppedRings};
-use crate::group_commit::GroupCommit;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{CompletionQueue, Device, Endpoint, Listener, ProtectionDomain};
-use cuttlefs_common::rpc::EarlyOffer;
-use cuttlefs_common::rpc::durable::Stepper;
+use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
 use cuttlefs_common::world::{Clock, Random};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -34,8 +29,6 @@ pub struct OneThreadServer {
     // Declared in the order they must go: tasks before what they use.
     worker: Worker,
     context: Rc<WorkerContext>,
-    /// Rings of early writes, and what clients are offered.
-    early: Option<(Rc<Stepper>, EarlyOffer)>,
     listener: Box<dyn Listener>,
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
@@ -52,29 +45,23 @@ struct Commits {
 }
 
 impl Commits {
-    /// Runs one that is asked for, if there is one.
-    fn run(&self, server: &Server) -> bool {
-        let log = server.regions.redo().map(|log| log.commits());
-        let asked: Vec<&GroupCommit> =
-            [self.meta.commits()].into_iter().chain(log).filter(|commit| commit.is_asked()).collect();
-        if asked.is_empty() {
-            return false;
-        }
-        asked[(self.random.next_u64() % asked.len() as u64) as usize].step()
+    /// Runs one if somebody waits for it.
+    fn run(&self) -> bool {
+        self.meta.commits().step()
     }
 
     /// Runs one now, or first another thing, or it is the only thing left.
-    fn run_beside(&self, server: &Server, other: impl FnOnce() -> bool) -> bool {
-        if (self.at_once.get() || self.random.next_u64().is_multiple_of(COMMITS_ONE_IN)) && self.run(server) {
+    fn run_beside(&self, other: impl FnOnce() -> bool) -> bool {
+        if (self.at_once.get() || self.random.next_u64().is_multiple_of(COMMITS_ONE_IN)) && self.run() {
             return true;
         }
-        other() || self.run(server)
+        other() || self.run()
     }
 }
 
 impl OneThreadServer {
     /// Builds it; `open_disk` makes its disk over the frames' memory, with all pages of `SumLayout::new([pool_pages])`.
-    /// Listens on the first endpoint of `options`. What the log holds is done again before this returns; `others` moves
+    /// Listens on the first endpoint of `options`. It has recovered when this returns; `others` moves
     /// whatever else moves in this thread meanwhile.
     ///
     /// # Errors
@@ -88,8 +75,6 @@ impl OneThreadServer {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
         options: ServeOptions,
-        log: Option<LogParts>,
-        rings: Option<SteppedRings>,
         others: &dyn Fn() -> bool,
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
@@ -97,7 +82,7 @@ impl OneThreadServer {
         let committed = CommittedMeta::by_hand(meta.clone());
         let commits = Commits { meta: committed.clone(), random: random.clone(), at_once: Cell::new(false) };
         let layout = SumLayout::new([pool_pages]);
-        let (scrub, drawn) = (options.scrub, random.clone());
+        let scrub = options.scrub;
         let (server, forgotten) =
             build(meta, committed, layout, None, device, clock.clone(), random, options)?;
         let frames = server.regions.frames().memory().clone();
@@ -112,25 +97,20 @@ impl OneThreadServer {
         let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
         let outcome = Rc::new(RefCell::new(None));
         let (task, slot) = (context.clone(), outcome.clone());
-        let left = rings.as_ref().map(|rings| rings.store.clone()).filter(|_| log.is_some());
         worker.spawn_local(async move {
             let (server, disk) = (&task.server, task.disk.as_ref());
-            let done = recovery::run(server, disk, log, left.as_ref(), drawn.as_ref(), false).await;
+            let done = recovery::run(server, disk).await;
             *slot.borrow_mut() = Some(done);
         });
         let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
-        while outcome.borrow().is_none() && commits.run_beside(&server, step) {}
+        while outcome.borrow().is_none() && commits.run_beside(step) {}
         let done = outcome.borrow_mut().take();
         done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
         server.forget(&forgotten);
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);
-        let early = match &rings {
-            Some(rings) => Some(start_rings(&worker, &context, device.as_ref(), rings, &endpoint)?),
-            None => None,
-        };
         let listener = pd.listen(&endpoint)?;
-        Ok(Self { worker, context, early, listener, pd, cq, server, commits })
+        Ok(Self { worker, context, listener, pd, cq, server, commits })
     }
 
     /// What it shares.
@@ -138,7 +118,7 @@ impl OneThreadServer {
         &self.server
     }
 
-    /// From now on syncs of metadata and of the redo log are run as soon as they are asked for.
+    /// From now on syncs of metadata are run as soon as they are asked for.
     pub fn commit_at_once(&self) {
         self.commits.at_once.set(true);
     }
@@ -151,66 +131,14 @@ impl OneThreadServer {
     /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
-            if let Some(connection) =
-                acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq, self.offer())
-            {
+            if let Some(connection) = acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq) {
                 self.context.adopt(connection);
             }
             return true;
         }
-        self.commits.run_beside(&self.server, || {
+        self.commits.run_beside(|| {
             // Only a ring can fail, and there is none.
-            let work = || {
-                self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
-            };
-            match &self.early {
-                None => work(),
-                // What other threads do elsewhere, so in any order with the worker.
-                Some((stepper, _)) if self.commits.random.next_u64().is_multiple_of(2) => {
-                    stepper.step() || work()
-                }
-                Some((stepper, _)) => work() || stepper.step(),
-            }
+            self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
         })
     }
-
-    fn offer(&self) -> Option<EarlyOffer> {
-        self.early.as_ref().map(|(_, offer)| *offer)
-    }
-}
-
-impl Drop for OneThreadServer {
-    /// As if it was killed.
-    fn drop(&mut self) {
-        self.server.early.abandon();
-    }
-}
-
-/// Begins to take early writes.
-fn start_rings(
-    worker: &Worker,
-    context: &Rc<WorkerContext>,
-    device: &dyn Device,
-    rings: &SteppedRings,
-    endpoint: &Endpoint,
-) -> Result<(Rc<Stepper>, EarlyOffer), StartError> {
-    let (door, taken) = async_channel::unbounded::<Arc<Ring>>();
-    let executing = context.clone();
-    worker.spawn_local(async move {
-        while let Ok(ring) = taken.recv().await {
-            executing.spawn(early::run(executing.clone(), ring));
-        }
-    });
-    let (beside, sleeper) = (worker.spawner(), worker.spawner());
-    let spawn = Box::new(move |task| beside.spawn(task));
-    let started = Early::start_stepped(&context.server, device, rings, endpoint, vec![door], spawn)?;
-    let stepper = Rc::new(started.0);
-    let looking = stepper.clone();
-    worker.spawn_local(async move {
-        loop {
-            sleeper.sleep(Stepper::IDLE).await;
-            looking.look();
-        }
-    });
-    Ok((stepper, started.1))
 }

@@ -1,8 +1,7 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
-use super::{Door, StartError, Storage, ToRecover, background, held_memory, join, recovery};
-use crate::early;
-use crate::pool::{CachedDisk, Disk, SummedDisk, UringDisk};
+use super::{Door, StartError, Storage, background, held_memory, join, recovery};
+use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::tier::{self, ScrubOptions};
@@ -16,8 +15,6 @@ use std::thread::JoinHandle;
 const CQ_DEPTH: u32 = 64 * 1024;
 /// Accepted connections a worker has not adopted yet.
 const MAX_UNADOPTED: usize = 1024;
-/// Rings with writes that a worker has not begun with: each ring is there once, and there are no more connected ones.
-const MAX_RINGS_WAITING: usize = 1024;
 
 /// A worker thread that runs.
 pub(super) struct WorkerThread {
@@ -26,8 +23,7 @@ pub(super) struct WorkerThread {
 }
 
 impl WorkerThread {
-    /// Starts worker `index` and waits until it serves. Worker 0 also does the background work; it is given what is to be
-    /// recovered first.
+    /// Starts worker `index` and waits until it serves. Worker 0 recovers first, and also does the background work.
     pub(super) fn start(
         index: usize,
         server: &Arc<Server>,
@@ -35,24 +31,22 @@ impl WorkerThread {
         pd: &Arc<dyn ProtectionDomain>,
         storage: &Storage,
         scrub: ScrubOptions,
-        to_recover: Option<ToRecover>,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
-        let (ring_sender, rings) = async_channel::bounded(MAX_RINGS_WAITING);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, String>>();
         let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
         let body = move || {
             let built = build(&server, pd.as_ref(), &storage, queue);
-            let (worker, context, disk) = match built {
+            let (worker, context, disk, _own_ring) = match built {
                 Ok(built) => built,
                 Err(reason) => {
                     let _ = started.send(Err(reason));
                     return;
                 }
             };
-            if let Some(to_recover) = to_recover
-                && let Err(reason) = recover(&worker, &context, to_recover)
+            if index == 0
+                && let Err(reason) = recover(&worker, &context)
             {
                 let _ = started.send(Err(reason));
                 return;
@@ -62,12 +56,6 @@ impl WorkerThread {
             worker.spawn_local(async move {
                 while let Ok(connection) = connections.recv().await {
                     adopting.adopt(connection);
-                }
-            });
-            let executing = context.clone();
-            worker.spawn_local(async move {
-                while let Ok(ring) = rings.recv().await {
-                    executing.spawn(early::run(executing.clone(), ring));
                 }
             });
             if index == 0 {
@@ -92,7 +80,7 @@ impl WorkerThread {
             .map_err(|source| StartError::System { action: "start a worker", source })?;
         match wait.recv() {
             Ok(Ok(handle)) => {
-                let door = Door { handle, connections: sender, rings: ring_sender, cq };
+                let door = Door { handle, connections: sender, cq };
                 Ok(Self { door, thread })
             }
             Ok(Err(reason)) => Err(StartError::Worker(reason)),
@@ -110,20 +98,9 @@ impl WorkerThread {
     }
 }
 
-fn recover(
-    worker: &Worker,
-    context: &Rc<WorkerContext>,
-    ToRecover { log, rings, random }: ToRecover,
-) -> Result<(), String> {
-    let rings = match &rings {
-        Some(rings) => rings.left().map_err(|error| error.to_string())?,
-        None => None,
-    };
+fn recover(worker: &Worker, context: &Rc<WorkerContext>) -> Result<(), String> {
     let task = context.clone();
-    let all = async move {
-        let (server, disk) = (&task.server, task.disk.as_ref());
-        recovery::run(server, disk, log, rings.as_ref(), random.as_ref(), true).await
-    };
+    let all = async move { recovery::run(&task.server, task.disk.as_ref()).await };
     match worker.block_on(all) {
         Ok(Some(done)) => done,
         Ok(None) => Err("it was stopped during recovery".into()),
@@ -136,7 +113,7 @@ fn build(
     pd: &dyn ProtectionDomain,
     storage: &Storage,
     cq: Arc<dyn CompletionQueue>,
-) -> Result<(Worker, Rc<WorkerContext>, SummedDisk), String> {
+) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), String> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
         None => {
@@ -146,17 +123,13 @@ fn build(
     };
     let frames = server.regions.frames().memory().clone();
     let disk = SummedDisk::new(disk, frames, server.sums.clone());
-    let started = match &ring {
-        Some(ring) => ring.block_on(disk.start()).and_then(|started| started),
-        None => futures_lite::future::block_on(disk.start()),
-    };
-    started.map_err(|error| error.to_string())?;
+    let own_ring = ring.as_ref().map(OwnRing::set);
     let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
     let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
-    Ok((worker, context.map_err(|e| e.to_string())?, disk))
+    Ok((worker, context.map_err(|e| e.to_string())?, disk, own_ring))
 }
 
 fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String> {

@@ -8,7 +8,7 @@
 //! * Each of a session's connections was made by the user who made the session, and said the client's secret.
 //! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
 //!
-//! What a request did and that it was done are one batch of metadata (`RequestId`), so a slot's last mutation is known
+//! What a request did and what it was answered are one batch of metadata (`SlotRecord`), so a slot's last mutation is known
 //! to the next server, too. That memory outlives the session: a client may be cut off for longer than its lease and
 //! send its request once more. Of clients that are away, `MAX_ABSENT` are remembered.
 //!
@@ -23,18 +23,14 @@
 //! have, the server is *gathering*: nobody else is told what files hold. It ends when all are back; who is not here within
 //! `GATHER` of the start is not waited for, and who is here and has not said it `GATHER_HERE`.
 //!
-//! # What is kept for requests that are asked again
-//! A request may have been done by the server before this one, and the file it was about may have lost its last name since.
-//! Its client is still to be given the first answer, and what a create made is to be there, open. So each client says with
-//! `Recovered` which requests it asks again. Of those that were done (`RequestId`), the inode that the record names is *kept*:
-//! it is not freed until the slot's first request was answered, the session ends, or none has come for a lease (the answer of
-//! the server before this one came late). Until the client says so, the grace period keeps it. Only a client's own records
-//! count, so a session keeps an inode for each of its slots at most.
+//! # Requests that are asked again
+//! Each client says with `Recovered` which requests it has no answer to. Of those that were done, what their slots' records say was
+//! answered is put into the slots then (`rpc/handlers/recall.rs`), as if this server had answered so. A file that such an
+//! answer opens is open from then on: no longer an orphan that the end of the grace period frees.
 //!
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
 
-mod kept;
 mod slot;
 
 pub use slot::{Admission, Slot};
@@ -45,7 +41,6 @@ use cuttlefs_common::rdma::{PeerIdentity, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
-use kept::Kept;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -103,8 +98,6 @@ pub struct Session {
     reclaimed: Mutex<Reclaimed>,
     /// Whose share it counts against.
     place: Taken,
-    /// Monotonic milliseconds of the client's word what it asks again. Relaxed: nothing hangs on it but when that is overdue.
-    kept_since_ms: AtomicU64,
 }
 
 /// Filekeys of the last attempt of a client to reclaim its files, which is over one connection. As many as the client
@@ -223,8 +216,6 @@ pub struct Sessions {
     /// The grace period is over, and what it kept has been freed. Set once, after that (release); read before each request
     /// (acquire).
     settled: AtomicBool,
-    /// Inodes kept for requests that are asked again.
-    kept: Kept,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     lease: Duration,
@@ -250,7 +241,6 @@ impl Sessions {
             gathering: AtomicBool::new(false),
             gather_until_ms: AtomicU64::new(0),
             settled: AtomicBool::new(false),
-            kept: Kept::default(),
             clock,
             random,
             lease,
@@ -405,7 +395,6 @@ impl Sessions {
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
             place,
-            kept_since_ms: AtomicU64::new(0),
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());
@@ -459,25 +448,12 @@ impl Sessions {
         gone
     }
 
-    /// These clients are away and may come back. Gives those to be forgotten for it; nobody who `must_stay`.
-    pub fn note_absent(
-        &self,
-        clients: impl IntoIterator<Item = ClientId>,
-        must_stay: &dyn Fn(ClientId) -> bool,
-    ) -> Vec<ClientId> {
+    /// These clients are away and may come back. Gives those to be forgotten for it.
+    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) -> Vec<ClientId> {
         let mut absent = self.absent.lock();
         absent.extend(clients);
-        let mut many = absent.len().saturating_sub(MAX_ABSENT);
-        let mut forgotten = Vec::with_capacity(many);
-        absent.retain(|client| {
-            let goes = many > 0 && !must_stay(*client);
-            if goes {
-                many -= 1;
-                forgotten.push(*client);
-            }
-            !goes
-        });
-        forgotten
+        let many = absent.len().saturating_sub(MAX_ABSENT);
+        absent.drain(..many).collect()
     }
 
     /// All sessions, for status.
@@ -660,14 +636,12 @@ mod tests {
     fn who_is_away_the_longest_is_forgotten_first() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
         let clients = || (0..MAX_ABSENT as u128).map(ClientId);
-        let anybody = &|_| false;
-        assert_eq!(sessions.note_absent(clients(), anybody), []);
+        assert_eq!(sessions.note_absent(clients()), []);
         sessions.attach(ClientId(0), user(7, 1), &root_peer(), "back", InodeNo::ROOT).expect("attach");
-        assert_eq!(sessions.note_absent([ClientId(5000)], anybody), []);
-        assert_eq!(sessions.note_absent([ClientId(5001)], anybody), [ClientId(1)]);
-        let owed = &|client| client == ClientId(2);
-        assert_eq!(sessions.note_absent([ClientId(5002), ClientId(5003)], owed), [ClientId(3), ClientId(4)]);
-        assert_eq!(sessions.note_absent([], anybody), []);
+        assert_eq!(sessions.note_absent([ClientId(5000)]), []);
+        assert_eq!(sessions.note_absent([ClientId(5001)]), [ClientId(1)]);
+        assert_eq!(sessions.note_absent([ClientId(5002), ClientId(5003)]), [ClientId(2), ClientId(3)]);
+        assert_eq!(sessions.note_absent([]), []);
     }
 
     #[test]

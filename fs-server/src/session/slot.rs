@@ -6,11 +6,9 @@
 //! | last          | replay the answer, or run again if it changed nothing | wait: answer goes to the newest connection |
 //! | other         | `BadSequence`                   | `BadSequence`                       |
 //!
-//! A fresh slot takes any number as its first: the client has counted on with the server before this one. Whether that
-//! one did the request already is for the metadata to say. What that request was about is kept until it has come and was
-//! answered (`session/`, "What is kept for requests that are asked again").
+//! A fresh slot takes any number as its first: the client has counted on with the server before this one. If that one did the
+//! request, its answer is here before (`recall`).
 
-use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
@@ -20,11 +18,8 @@ pub const MAX_CACHED_REPLY: usize = 4096;
 /// What to do with an arriving request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Run it. `first`: it is the first one this slot sees.
-    Run {
-        /// See there.
-        first: bool,
-    },
+    /// Run it.
+    Run,
     /// It was answered before: send this again.
     Replay(Arc<[u8]>),
     /// It is running: whoever runs it will answer on the newest connection it came in on.
@@ -39,25 +34,21 @@ pub struct Slot {
     reply: Option<Arc<[u8]>>,
     /// Connection that waits for the answer: its number within the server, which grows.
     answer_to: u64,
-    /// Kept for the request that comes first.
-    keeps: Option<InodeNo>,
 }
 
 impl Slot {
-    /// From now on this is kept for the request that comes first. Gives what was kept for it before.
-    ///
-    /// # Errors
-    /// `BadSequence` if one has come; nothing is changed.
-    pub fn keep(&mut self, ino: Option<InodeNo>) -> Result<Option<InodeNo>, Status> {
-        match self.last {
-            None => Ok(std::mem::replace(&mut self.keeps, ino)),
-            Some(_) => Err(Status::BadSequence),
-        }
+    /// Whether no request has come, nor is one recalled.
+    pub fn is_fresh(&self) -> bool {
+        self.last.is_none()
     }
 
-    /// Nothing is kept any more. Gives what was.
-    pub fn let_go(&mut self) -> Option<InodeNo> {
-        self.keeps.take()
+    /// The server before this one did this request: this is its answer. `false`: the slot is not fresh, and stays as it is.
+    pub fn recall(&mut self, seq: u64, reply: Arc<[u8]>) -> bool {
+        let is_fresh = self.is_fresh();
+        if is_fresh {
+            (self.last, self.reply) = (Some(seq), Some(reply));
+        }
+        is_fresh
     }
 
     /// A request arrived on a connection.
@@ -76,13 +67,13 @@ impl Slot {
                 Some(reply) => Ok(Admission::Replay(reply.clone())),
                 None => {
                     self.begin(seq, connection);
-                    Ok(Admission::Run { first: false })
+                    Ok(Admission::Run)
                 }
             },
             Some(last) if seq != last.wrapping_add(1) => Err(Status::BadSequence),
-            last => {
+            _ => {
                 self.begin(seq, connection);
-                Ok(Admission::Run { first: last.is_none() })
+                Ok(Admission::Run)
             }
         }
     }
@@ -110,7 +101,7 @@ mod tests {
     fn every_cell_of_the_table() {
         let reply: Arc<[u8]> = Arc::from(&b"answer"[..]);
         let mut slot = Slot::default();
-        assert_eq!(slot.admit(41, 1), Ok(Admission::Run { first: true }), "a fresh slot takes any number");
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Run), "a fresh slot takes any number");
         assert_eq!(slot.admit(41, 2), Ok(Admission::Running));
         assert_eq!(slot.admit(41, 1), Ok(Admission::Running), "a late copy");
         assert_eq!(slot.admit(42, 2), Err(Status::BadSequence), "one request at a time");
@@ -119,27 +110,27 @@ mod tests {
         assert_eq!(slot.admit(41, 3), Ok(Admission::Replay(reply)));
         assert_eq!(slot.admit(40, 3), Err(Status::BadSequence));
         assert_eq!(slot.admit(43, 3), Err(Status::BadSequence));
-        assert_eq!(slot.admit(42, 3), Ok(Admission::Run { first: false }));
+        assert_eq!(slot.admit(42, 3), Ok(Admission::Run));
         slot.finish(None);
-        assert_eq!(
-            slot.admit(42, 3),
-            Ok(Admission::Run { first: false }),
-            "what changed nothing may run again"
-        );
+        assert_eq!(slot.admit(42, 3), Ok(Admission::Run), "what changed nothing may run again");
         slot.finish(None);
-        assert_eq!(slot.admit(43, 3), Ok(Admission::Run { first: false }));
+        assert_eq!(slot.admit(43, 3), Ok(Admission::Run));
     }
 
     #[test]
-    fn something_is_kept_for_the_first_request_only() {
-        let (one, other) = (Some(InodeNo(5)), Some(InodeNo(6)));
+    fn an_answer_is_recalled_to_a_fresh_slot_only() {
+        let reply: Arc<[u8]> = Arc::from(&b"answer"[..]);
         let mut slot = Slot::default();
-        assert_eq!(slot.keep(one), Ok(None));
-        assert_eq!(slot.keep(other), Ok(one), "a client that recovers once more says it anew");
-        assert_eq!(slot.admit(41, 1), Ok(Admission::Run { first: true }));
-        assert_eq!(slot.keep(one), Err(Status::BadSequence));
+        assert!(slot.recall(41, reply.clone()) && !slot.is_fresh());
+        assert!(
+            !slot.recall(41, Arc::from(&b"another"[..])),
+            "a client that recovers once more has the first"
+        );
+        assert_eq!(slot.admit(40, 1), Err(Status::BadSequence));
+        assert_eq!(slot.admit(41, 1), Ok(Admission::Replay(reply.clone())));
+        assert_eq!(slot.admit(42, 1), Ok(Admission::Run), "it has its answer");
+        assert!(!slot.recall(41, reply.clone()), "while it runs");
         slot.finish(None);
-        assert_eq!((slot.let_go(), slot.let_go()), (other, None));
-        assert_eq!(slot.keep(one), Err(Status::BadSequence), "it was asked again");
+        assert!(!slot.recall(41, reply));
     }
 }

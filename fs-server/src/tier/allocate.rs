@@ -13,11 +13,10 @@ use super::detach::{detach, take_holes, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::steps::{STEP_PIECES, Steps};
 use super::write::{note_done, note_modified, zero_tail};
-use crate::log::{Change, Ticket};
 use crate::pool::disk::Disk;
 use crate::pool::space::Run;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{DataCommit, FileRegion, FileState, NoteData, Placed, RangeUpdate, Regions, RequestId};
+use crate::region::{Answer, DataCommit, FileRegion, FileState, NoteData, RangeUpdate, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::rpc::Allocate;
@@ -41,8 +40,8 @@ pub async fn allocate_range(
     allocate_for(regions, disk, file, (offset, len), how, None).await
 }
 
-/// The same for a request. Where changes are logged its identity becomes durable with what it did: it is not done twice, for
-/// others may have written there since. Where they are not its client writes again what it wrote before, and then does this.
+/// The same for a request. Its answer becomes durable with what it did: it is not done twice, for others may have written there
+/// since.
 ///
 /// # Errors
 /// As `allocate_range`.
@@ -54,7 +53,7 @@ pub async fn allocate_for(
     how: Allocate,
     request: Option<RequestId>,
 ) -> Result<Attr, Status> {
-    let reserving = |keep_size, zero| Reserving { keep_size, zero, request, ticket: None };
+    let reserving = |keep_size, zero| Reserving { keep_size, zero, request };
     match how {
         Allocate::PunchHole => punch_hole_for(regions, disk, file, (offset, len), request).await,
         Allocate::Reserve { keep_size } => {
@@ -110,7 +109,7 @@ async fn zero_edges(
     if edges.is_empty() {
         return Ok(());
     }
-    let zeroed = change_pages(regions, disk, file, &edges, NewBytes::Zeros, || Ok(())).await;
+    let zeroed = change_pages(regions, disk, file, &edges, NewBytes::Zeros).await;
     note_modified(regions, file);
     zeroed
 }
@@ -137,8 +136,6 @@ async fn punch_hole_for(
     request: Option<RequestId>,
 ) -> Result<Attr, Status> {
     let mut end = checked_end(offset, len)?;
-    let ticket = regions.begin_change(0, 1).await?;
-    let request = request.filter(|_| ticket.is_some());
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
     file.usable()?;
@@ -148,11 +145,6 @@ async fn punch_hole_for(
         end = end.next_multiple_of(PAGE_SIZE_U64).max(end);
     }
     zero_edges(regions, disk, file, offset, end).await?;
-    if let Some(ticket) = &ticket {
-        let change = Change::Zeros { offset, len: end - offset, keep_space: false };
-        regions.log(Some(ticket), request, file, change)?;
-        ticket.committed().await?;
-    }
     let (first, last) = (offset.div_ceil(PAGE_SIZE_U64), end / PAGE_SIZE_U64);
     let (steps, durable_size) = {
         let state = file.state();
@@ -174,9 +166,10 @@ async fn punch_hole_for(
         noted?;
         futures_lite::future::yield_now().await;
     }
-    note_allocated(regions, file, request, offset);
+    note_modified(regions, file);
     let note = NoteData { allocated_pages: Some(file.allocated_pages()), ..NoteData::default() };
-    regions.note_changed(ticket.as_ref(), file, note)
+    let attr = regions.note_changed(file, note)?;
+    Ok(answered(regions, file, request, attr))
 }
 
 /// Reserves the holes of `[offset, offset + len)` as unwritten space; with `zero` turns what has bytes into unwritten
@@ -186,19 +179,16 @@ async fn reserve(
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     (offset, len): (u64, u64),
-    how: Reserving<'_>,
+    how: Reserving,
 ) -> Result<Attr, Status> {
-    let Reserving { keep_size, zero, request, .. } = how;
+    let Reserving { keep_size, zero, request } = how;
     let end = checked_end(offset, len)?;
-    let ticket = regions.begin_change(0, 2).await?;
-    let request = request.filter(|_| ticket.is_some());
     let _alone = file.order.write().await;
     let _settled = file.settle.lock().await;
     file.usable()?;
     let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-    let (reserved, _) = take_holes(regions, file, (first, last), PieceState::Unwritten, None).await?;
+    let (reserved, _) = take_holes(regions, file, (first, last), PieceState::Unwritten).await?;
     let reserved = Unmapped { regions, pieces: reserved.into() };
-    let how = Reserving { request, ticket: ticket.as_ref(), ..how };
     reserve_taken(regions, disk, file, (offset, end), reserved, &how).await?;
     let grows = !keep_size && end > file.size();
     if grows {
@@ -208,17 +198,16 @@ async fn reserve(
             state.uncommitted = true;
         });
     }
-    note_allocated(regions, file, request, offset);
+    note_modified(regions, file);
     let note = NoteData {
         size: grows.then_some(end),
         allocated_pages: Some(file.allocated_pages()),
         modified: false,
     };
-    if zero || grows {
-        regions.note_changed(ticket.as_ref(), file, note)
-    } else {
-        regions.meta.note_data(file.ino(), note)
-    }
+    let changes = zero || grows;
+    let attr =
+        if changes { regions.note_changed(file, note) } else { regions.meta.note_data(file.ino(), note) }?;
+    Ok(answered(regions, file, request, attr))
 }
 
 /// What a file holds by now: also if no further step comes.
@@ -227,25 +216,23 @@ fn note_space(regions: &Regions, file: &Arc<FileRegion>) -> Result<Attr, Status>
     regions.meta.note_data(file.ino(), note)
 }
 
-/// Something was changed that the store does not know, and the next write-back says for which request.
-fn note_allocated(regions: &Regions, file: &Arc<FileRegion>, request: Option<RequestId>, offset: u64) {
-    match request {
-        Some(request) => note_done(regions, file, request, Placed { offset, len: 0 }),
-        None => note_modified(regions, file),
+/// All of it is done. The file is still settled: no commit has the last of it without the answer.
+fn answered(regions: &Regions, file: &Arc<FileRegion>, request: Option<RequestId>, attr: Attr) -> Attr {
+    if let Some(request) = request {
+        note_done(regions, file, request, Answer::Attr(attr), attr.change);
     }
+    attr
 }
 
 /// How space is reserved.
 #[derive(Clone, Copy)]
-struct Reserving<'r> {
+struct Reserving {
     /// The length stays.
     keep_size: bool,
     /// What has bytes loses them.
     zero: bool,
     /// Who asks for it, if that is to be known.
     request: Option<RequestId>,
-    /// Room in the log, where there is one.
-    ticket: Option<&'r Ticket<'r>>,
 }
 
 /// Space that was taken and never mapped, nor reached by an IO: it goes back.
@@ -269,30 +256,14 @@ async fn reserve_taken(
     file: &Arc<FileRegion>,
     (offset, end): (u64, u64),
     mut reserved: Unmapped<'_>,
-    how: &Reserving<'_>,
+    how: &Reserving,
 ) -> Result<(), Status> {
-    let Reserving { keep_size, zero, request, ticket } = *how;
+    let Reserving { keep_size, zero, .. } = *how;
     if !keep_size && end > file.size() {
         zero_tail(regions, disk, file).await?;
     }
     if zero {
         zero_edges(regions, disk, file, offset, end).await?;
-    }
-    if let Some(ticket) = ticket {
-        let len = end - offset;
-        let change = if zero {
-            Change::Zeros { offset, len, keep_space: true }
-        } else {
-            Change::Reserve { offset, len }
-        };
-        let grows = !keep_size && end > file.size();
-        // It is done when its last record is there.
-        regions.log(Some(ticket), request.filter(|_| !grows), file, change)?;
-        if grows {
-            let change = Change::Write { offset: end, bytes: &[], ends: Some(end) };
-            regions.log(Some(ticket), request, file, change)?;
-        }
-        ticket.committed().await?;
     }
     let (converted, durable_size): (Vec<Piece>, u64) = {
         let state = file.state();

@@ -2,21 +2,19 @@
 //!
 //! # Once
 //! A copy that was done is not done again, for others may have written to either file since. The write of its last chunk is
-//! that of the request: its place is noted with the bytes, is in the batch that makes them durable, and in the log's
-//! record of them. Where that write ends is where the copy ended; it began where its request says.
+//! that of the request: the copy's answer is noted with the bytes, and is in the batch that makes them durable.
 //! A copy that ends early, for lack of space or of a source that was cut meanwhile, learns that behind its last write, and
-//! notes its end then.
+//! notes its answer then.
 //!
 //! # Failure
 //! A server that dies between two chunks leaves a part of the copy, and nothing that says so: all of it is done again.
 
 use super::fetch::fetch;
-use super::write::{WriteAt, end_of, note_done, write_for};
+use super::write::{Asked, WriteAt, Written, end_of, note_done, write_for};
 use super::{Sink, Source};
-use crate::log::Change;
 use crate::pool::aligned_buf::AlignedBuf;
 use crate::pool::disk::Disk;
-use crate::region::{FileRegion, Placed, Regions, RequestId};
+use crate::region::{Answer, FileRegion, Regions, RequestId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -27,8 +25,17 @@ pub const MAX_COPY_BYTES: u64 = 4 << 20;
 /// Bytes in the buffer at a time.
 const CHUNK_BYTES: u64 = 256 << 10;
 
-/// Copies up to `len` bytes and returns how many were copied: fewer at the end of the source, and past
-/// `MAX_COPY_BYTES`. The identity of the request, if it has one, becomes durable with the bytes.
+/// What a copy did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// Bytes.
+    pub len: u64,
+    /// The target's change counter behind the last of them.
+    pub change: u64,
+}
+
+/// Copies up to `len` bytes: fewer at the end of the source, and past `MAX_COPY_BYTES`. The answer to the request, if there is one,
+/// becomes durable with the bytes.
 ///
 /// # Errors
 /// `Invalid` if the ranges overlap in one file; `Stale`, `Io` (`FileRegion::usable`); those of `fetch` and `write` if nothing could be copied.
@@ -39,7 +46,7 @@ pub async fn copy_range(
     to: (&Arc<FileRegion>, u64),
     len: u64,
     request: Option<RequestId>,
-) -> Result<u64, Status> {
+) -> Result<Copied, Status> {
     let ((from, from_offset), (to, to_offset)) = (from, to);
     // Also where there is nothing to copy: a length is as wrong as bytes.
     from.usable()?;
@@ -54,25 +61,30 @@ pub async fn copy_range(
     let len = len.min(MAX_COPY_BYTES);
     end_of(to_offset, len as usize)?;
     let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES.min(len.max(1)).next_multiple_of(4096) as usize);
-    let mut done = 0;
-    while done < len {
+    let mut copied = Copied { len: 0, change: regions.meta.attr(to.ino())?.change };
+    while copied.len < len {
+        let done = copied.len;
         let chunk = (len - done).min(CHUNK_BYTES) as usize;
         let step = async {
             let at = from_offset + done;
             let all = PageSet::all(cuttlefs_common::region::divide(at, chunk).len());
             let bytes = &mut buffer.as_mut_slice()[..chunk];
             let valid = fetch(regions, disk, from, at, chunk, &all, Sink::Bytes(bytes)).await? as usize;
-            if valid > 0 {
-                let source = Source::Bytes(&buffer.as_slice()[..valid]);
-                let request = request.filter(|_| done + valid as u64 == len);
-                let at = WriteAt::Offset(to_offset + done);
-                write_for(regions, disk, to, at, source, request, None).await?;
+            if valid == 0 {
+                return Ok(None);
             }
-            Ok(valid)
+            let source = Source::Bytes(&buffer.as_slice()[..valid]);
+            let len_now = done + valid as u64;
+            let answer = |written: &Written| Answer::Copied { len: len_now, change: written.attr.change };
+            let asked: Option<Asked<'_>> =
+                request.filter(|_| len_now == len).map(|request| (request, &answer as _));
+            let at = WriteAt::Offset(to_offset + done);
+            let written = write_for(regions, disk, to, at, source, asked).await?;
+            Ok(Some(Copied { len: len_now, change: written.attr.change }))
         };
         match step.await {
-            Ok(0) => break,
-            Ok(copied) => done += copied as u64,
+            Ok(Some(more)) => copied = more,
+            Ok(None) => break,
             Err(status) if done == 0 => return Err(status),
             Err(_) => break,
         }
@@ -80,25 +92,14 @@ pub async fn copy_range(
         futures_lite::future::yield_now().await;
     }
     if let Some(request) = request
-        && (1..len).contains(&done)
+        && (1..len).contains(&copied.len)
     {
         // If it cannot be noted it is done again, should its answer be lost.
-        note_early_end(regions, to, to_offset + done, request).await.ok();
+        let _shared = to.order.read().await;
+        if to.usable().is_ok() {
+            let Copied { len, change } = copied;
+            note_done(regions, to, request, Answer::Copied { len, change }, change);
+        }
     }
-    Ok(done)
-}
-
-/// Notes that a copy ended at `end`, before all was copied.
-async fn note_early_end(
-    regions: &Regions,
-    to: &Arc<FileRegion>,
-    end: u64,
-    request: RequestId,
-) -> Result<(), Status> {
-    let ticket = regions.begin_change(0, 1).await?;
-    let _shared = to.order.read().await;
-    to.usable()?;
-    regions.log(ticket.as_ref(), Some(request), to, Change::Copied { end })?;
-    note_done(regions, to, request, Placed { offset: end, len: 0 });
-    Ok(())
+    Ok(copied)
 }

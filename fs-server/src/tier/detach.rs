@@ -5,12 +5,11 @@
 //! IO that names it; it is quarantined. It is free again after the next flush of the store.
 
 use super::write_back::release_space;
-use crate::pool::space::{Reserve, Run};
+use crate::pool::space::Run;
 use crate::region::range_table::{Piece, PieceState};
 use crate::region::{FileRegion, FileState, Regions};
 use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::status::Status;
-use parking_lot::Mutex;
 
 /// Pages whose block locks are held together while their entries move.
 const VACATE_BATCH: usize = 128;
@@ -55,22 +54,12 @@ pub(super) async fn detach(regions: &Regions, pieces: &[Piece]) {
 }
 
 /// Takes space, all or nothing; empties the quarantine if that is what it takes.
-async fn allocate(
-    regions: &Regions,
-    pages: u64,
-    near: Option<PoolPage>,
-    reserve: Option<&Mutex<Reserve>>,
-) -> Result<Vec<Run>, Status> {
-    // What a reserve keeps was promised before.
-    if reserve.is_none() && !regions.meta.has_room() {
+async fn allocate(regions: &Regions, pages: u64, near: Option<PoolPage>) -> Result<Vec<Run>, Status> {
+    if !regions.meta.has_room() {
         return Err(Status::NoSpace);
     }
     for _ in 0..ALLOCATE_ATTEMPTS {
-        let taken = match reserve {
-            Some(reserve) => regions.space.allocate_from(&mut reserve.lock(), pages, near),
-            None => regions.space.allocate(pages, near),
-        };
-        match taken {
+        match regions.space.allocate(pages, near) {
             Ok(runs) => {
                 regions.note_allocated(&runs);
                 return Ok(runs);
@@ -96,7 +85,7 @@ pub(super) async fn undo_allocation(regions: &Regions, runs: &[Run]) {
 }
 
 /// Takes space for the holes of pages `[first, last)`: the pieces that fill them, in state `state` and not mapped yet, and
-/// the runs they lie in. With a reserve, also out of that.
+/// the runs they lie in.
 ///
 /// # Errors
 /// `NoSpace`.
@@ -105,7 +94,6 @@ pub(super) async fn take_holes(
     file: &FileRegion,
     (first, last): (u64, u64),
     state: PieceState,
-    reserve: Option<&Mutex<Reserve>>,
 ) -> Result<(Vec<Piece>, Vec<Run>), Status> {
     let (holes, near) = {
         let known = file.state();
@@ -114,7 +102,7 @@ pub(super) async fn take_holes(
         (holes, near)
     };
     let wanted = holes.iter().map(|(_, len)| len).sum();
-    let runs = allocate(regions, wanted, near, reserve).await?;
+    let runs = allocate(regions, wanted, near).await?;
     Ok((fill_holes(&holes, &runs, state), runs))
 }
 

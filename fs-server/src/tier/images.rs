@@ -41,9 +41,15 @@ pub async fn sync(regions: &Regions, disk: &dyn Disk, file: &Arc<FileRegion>) ->
     }
 }
 
+/// Has what was written to a file durable with the next flush, if it is little: a client is about to ask for it (`SyncRhythm`). What
+/// fails here is told to who asks: his sync finds the same.
+pub async fn begin_sync(regions: &Regions, file: &Arc<FileRegion>) -> bool {
+    by_images(regions, file).await == Ok(true)
+}
+
 /// Has images of all that is not durable committed; `false`: that is not for images.
 async fn by_images(regions: &Regions, file: &Arc<FileRegion>) -> Result<bool, Status> {
-    if regions.redo().is_some() || regions.data_sync.has_failed() || !regions.meta.takes_images() {
+    if regions.data_sync.has_failed() || !regions.meta.takes_images() {
         return Ok(false);
     }
     let _settled = file.settle.lock().await;

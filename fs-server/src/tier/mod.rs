@@ -7,6 +7,7 @@
 //! The futures must be driven to completion (see `region`).
 
 mod allocate;
+mod changed;
 mod copy;
 mod detach;
 mod fetch;
@@ -27,9 +28,10 @@ mod write_back;
 mod tests;
 
 pub use allocate::{allocate_for, allocate_range, punch_hole};
-pub use copy::{MAX_COPY_BYTES, copy_range};
+pub use changed::Changed;
+pub use copy::{Copied, MAX_COPY_BYTES, copy_range};
 pub use fetch::fetch;
-pub use images::{IMAGE_PAGES, put_in_place, sync};
+pub use images::{IMAGE_PAGES, begin_sync, put_in_place, sync};
 pub use load::load;
 pub use promote::run_promotion;
 pub use reap::reap;
@@ -37,11 +39,10 @@ pub use restore::{Changing, begin_change, restore};
 pub use scrub::{PassFigures, SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
 pub use seek::seek;
 pub use truncate::{restore_length, truncate};
-pub use write::{WriteAt, Written, note_done, note_modified, write, write_for};
+pub use write::{Asked, WriteAt, Written, note_modified, write, write_for};
 pub use write_back::{Timer, WRITE_BACK_INTERVAL, release_space, run_write_back, write_back, write_back_all};
 
 use cuttlefs_common::memory::SharedMemory;
-use std::borrow::Cow;
 
 /// Where a write's bytes come from. They hold still until the write is done.
 #[derive(Clone, Copy, Debug)]
@@ -89,18 +90,6 @@ impl Source<'_> {
             Self::Memory { memory, offset, len: whole } => {
                 assert!(at + len <= *whole, "read past the write's bytes");
                 memory.copy_to(offset + at, to, to_offset, len);
-            }
-        }
-    }
-
-    /// All of them in one piece.
-    fn bytes(&self) -> Cow<'_, [u8]> {
-        match self {
-            Self::Bytes(bytes) => Cow::Borrowed(bytes),
-            Self::Memory { len, .. } => {
-                let mut bytes = vec![0; *len];
-                self.copy_to_slice(0, &mut bytes);
-                Cow::Owned(bytes)
             }
         }
     }

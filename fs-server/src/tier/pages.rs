@@ -85,15 +85,12 @@ enum Way {
 }
 
 /// Makes all changes; their pages are distinct. What lands in frames is on the file's dirty list when this returns.
-/// `log` is called once nothing but a direct write can fail, with all pages locked: changes of one page are logged in the
-/// order in which they are made.
 pub(super) async fn change_pages(
     regions: &Regions,
     disk: &dyn Disk,
     file: &FileRegion,
     changes: &[PageChange],
     bytes: NewBytes<'_>,
-    log: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
     let _guards = regions.locks.lock_many(changes.iter().map(|change| change.pool)).await;
     let mut tally = regions.tally(file);
@@ -117,7 +114,6 @@ pub(super) async fn change_pages(
         None
     };
     let mut stored = read_stored(regions, disk, file, changes, &mut ways).await?;
-    log()?;
 
     let mut direct: Vec<(usize, Vec<usize>)> = Vec::new();
     for (index, (change, way)) in changes.iter().zip(ways).enumerate() {

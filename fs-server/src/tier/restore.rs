@@ -10,7 +10,7 @@
 //! What would go over something newer is not made. If that was asked for since the server of the change died, its client is told
 //! so (`true`); what was overtaken before is no loss.
 
-use super::{Source, WriteAt, allocate_for, write_for};
+use super::{Changed, Source, WriteAt, allocate_for, write_for};
 use crate::pool::disk::Disk;
 use crate::region::{ClientChange, FileRegion, Regions, Verdict};
 use async_lock::RwLockReadGuard;
@@ -28,14 +28,16 @@ pub struct Changing<'f> {
     _shared: RwLockReadGuard<'f, ()>,
 }
 
-/// Begins a change of contents that a client asks for.
+/// Begins a change of contents that a client asks for, and notes it.
 ///
 /// # Errors
 /// `Stale`, `Io`.
 pub async fn begin_change<'f>(
     regions: &'f Regions,
     file: &'f Arc<FileRegion>,
+    changed: &Changed,
 ) -> Result<Changing<'f>, Status> {
+    changed.note_contents(file);
     let shared = file.changes.read().await;
     regions.newer.begin(file.ino(), || regions.meta.written(file.ino()))?;
     Ok(Changing { regions, file, _shared: shared })
@@ -66,7 +68,9 @@ pub async fn restore(
     (by, peer): (ClientChange, &PeerKey),
     what: Restored<Source<'_>>,
     set_length: impl AsyncFn(u64) -> Result<(), Status>,
+    changed: &Changed,
 ) -> Result<bool, Status> {
+    changed.note_contents(file);
     let _alone = file.changes.write().await;
     file.usable()?;
     let ino = file.ino();
@@ -99,7 +103,7 @@ pub async fn restore(
             }
             (Verdict::Restore, Restored::Bytes { offset, bytes }) => {
                 let part = bytes.part((from - offset) as usize, (to - from) as usize);
-                write_for(regions, disk, file, WriteAt::Offset(from), part, None, None).await?;
+                write_for(regions, disk, file, WriteAt::Offset(from), part, None).await?;
             }
             (Verdict::Restore, Restored::Allocate { how, .. }) => {
                 allocate_for(regions, disk, file, (from, to - from), how, None).await?;

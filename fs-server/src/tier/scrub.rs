@@ -142,7 +142,6 @@ impl Scrub<'_> {
     /// # Errors
     /// The sums cannot be read; the regions stay as they are.
     pub async fn recover(&self) -> std::io::Result<()> {
-        self.disk.start().await?;
         let mut settled = 0;
         while let Some(region) = self.disk.next_recovering() {
             for step in steps(region.clone()) {
@@ -358,7 +357,7 @@ pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBoo
         timer.sleep(SWEEP_INTERVAL).await;
         panic_ends::plant("sweep");
         if let Err(error) = disk.sweep().await {
-            tracing::error!(%error, "write intents could not be swept; they stay");
+            tracing::error!(%error, "marks of regions could not be removed; they stay");
         }
     }
 }

@@ -26,20 +26,16 @@ use super::detach::{detach, end_is_inside_bytes};
 use super::steps::{self, Steps};
 use super::write::zero_tail;
 use super::write_back::write_back;
-use crate::log::Change;
 use crate::pool::disk::Disk;
 use crate::region::range_table::MAX_FILE_PAGES;
-use crate::region::{
-    Covers, CutStep, DataCommit, FileRegion, NoteData, Placed, RangeUpdate, Regions, RequestId,
-};
+use crate::region::{Covers, CutStep, DataCommit, FileRegion, NoteData, RangeUpdate, Regions};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
 /// Sets the length. `commit` is called once, in the middle, and must put the given change and whatever belongs to the
-/// same operation into one batch. A `request` asks for the length and nothing else. It is known to be done wherever the length is, also
-/// where that comes out of the log without the batch: it is not cut twice, for others may have written since.
+/// same operation into one batch, with the answer to whoever asked for it.
 ///
 /// # Errors
 /// `TooLarge`, `Stale`, `Io`, and whatever `commit` says.
@@ -48,10 +44,9 @@ pub async fn truncate(
     disk: &dyn Disk,
     file: &Arc<FileRegion>,
     new_size: u64,
-    request: Option<RequestId>,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
-    set_length(regions, disk, file, new_size, By::Client(request), commit).await
+    set_length(regions, disk, file, new_size, By::Client, commit).await
 }
 
 /// Sets the length as a client has it restored. That says nothing of what others had changed before and may still restore.
@@ -69,10 +64,10 @@ pub async fn restore_length(
 }
 
 /// Whose change it is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// A client's, with this request: it comes behind all that was done before.
-    Client(Option<RequestId>),
+    /// A client's: it comes behind all that was done before.
+    Client,
     /// One of an earlier life of the server.
     Restoring,
 }
@@ -85,14 +80,10 @@ async fn set_length(
     by: By,
     commit: impl FnOnce(DataCommit) -> Result<Attr, Status>,
 ) -> Result<Attr, Status> {
-    let (request, is_restored) = match by {
-        By::Client(request) => (request, false),
-        By::Restoring => (None, true),
-    };
+    let is_restored = by == By::Restoring;
     if new_size > MAX_FILE_SIZE {
         return Err(Status::TooLarge);
     }
-    let ticket = regions.begin_change(0, 1).await?;
     let _alone = file.order.write().await;
     // The store knows of one cut that it has without all that came before it, of this life of the server or an earlier one. A higher
     // one would hide what was written between the two; while that is written back, nobody may write more of it.
@@ -128,13 +119,6 @@ async fn set_length(
     let first_step = steps.next();
     let ranges: Vec<RangeUpdate> = first_step.iter().map(steps::Step::removal).collect();
     let step_mark = if steps.len() > 0 { CutStep::From(FilePage(end_page)) } else { CutStep::Unchanged };
-    if let Some(ticket) = &ticket {
-        // A file that is not cut keeps what is reserved behind its end. Doing it again must not take that away.
-        let stays = Change::Write { offset: new_size, bytes: &[], ends: Some(new_size) };
-        let change = if new_size >= size { stays } else { Change::Length(new_size) };
-        regions.log(Some(ticket), request, file, change)?;
-        ticket.committed().await?;
-    }
     // What makes a file longer takes nobody's bytes.
     let covers = if shrinks && !is_restored { Covers::Cut { all } } else { Covers::Nothing };
     let cut = commit(DataCommit {
@@ -153,10 +137,6 @@ async fn set_length(
         if shrinks && all && !is_restored {
             (state.contents, state.covered) = (cut.change, cut.change);
         }
-        if let Some(request) = request.filter(|_| new_durable != new_size) {
-            // The batch says that it was done, but not that the length is durable.
-            state.note_done(request, Placed { offset: new_size, len: 0 });
-        }
         if shrinks {
             state.tail_is_zero = !end_is_inside_bytes(state, new_size);
         }
@@ -173,10 +153,8 @@ async fn set_length(
         regions.list_dirty(file);
     }
     let pages = file.allocated_pages();
-    regions.meta.note_data(
-        file.ino(),
-        NoteData { size: Some(new_size), allocated_pages: Some(pages), modified: false },
-    )
+    let note = NoteData { size: Some(new_size), allocated_pages: Some(pages), modified: false };
+    regions.meta.note_data(file.ino(), note)
 }
 
 /// A cut of which a step was committed, and not the last.

@@ -6,6 +6,9 @@
 //! see yet, then maps them and moves the length, so that a reader sees a page either without or with all of its bytes.
 //! Nothing is durable when it returns.
 //!
+//! That the file has the bytes, its counter for them, and what its request is answered become true under one lock: whoever makes the
+//! file durable takes along all three or none.
+//!
 //! # Failure
 //! `NoSpace` before anything is changed. After a failed direct write or read, new pages are given back, and pages that
 //! were overwritten may hold new bytes.
@@ -14,17 +17,14 @@ use super::Source;
 use super::detach::{end_is_inside_bytes, take_holes, undo_allocation, vacate_pieces};
 use super::pages::{Base, NewBytes, PageChange, change_pages};
 use super::write_back::relieve;
-use crate::log::{Change, Ticket};
-use crate::pool::Reserve;
 use crate::pool::disk::Disk;
 use crate::region::range_table::{Piece, PieceState};
-use crate::region::{FileRegion, FileState, NoteData, Placed, Regions, RequestId};
+use crate::region::{Answer, FileRegion, FileState, NoteData, Regions, RequestId};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::region::divide;
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use cuttlefs_common::status::Status;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Where a write goes.
@@ -47,6 +47,17 @@ pub struct Written {
     pub attr: Attr,
 }
 
+/// The request that a write is made for, and what it is answered when that is done.
+pub type Asked<'a> = (RequestId, &'a dyn Fn(&Written) -> Answer);
+
+impl Written {
+    /// What the request of a write is answered.
+    pub fn answer(&self) -> Answer {
+        let Self { offset, len, attr } = *self;
+        Answer::Written { offset, len, size: attr.size, change: attr.change }
+    }
+}
+
 /// A write under way.
 #[derive(Clone, Copy)]
 struct Writing<'w> {
@@ -54,12 +65,7 @@ struct Writing<'w> {
     disk: &'w dyn Disk,
     file: &'w Arc<FileRegion>,
     source: Source<'w>,
-    /// Its identity becomes durable with the bytes, so that they are not written twice.
-    request: Option<RequestId>,
-    /// Room in the log, where there is one.
-    ticket: Option<&'w Ticket<'w>>,
-    /// Space that was kept for it.
-    reserve: Option<&'w Mutex<Reserve>>,
+    asked: Option<Asked<'w>>,
 }
 
 /// Writes all of `source`.
@@ -73,11 +79,10 @@ pub async fn write(
     at: WriteAt,
     source: Source<'_>,
 ) -> Result<Written, Status> {
-    write_for(regions, disk, file, at, source, None, None).await
+    write_for(regions, disk, file, at, source, None).await
 }
 
-/// The same for a request, whose identity becomes durable with the bytes: it is not done twice. It may take the pages of
-/// a reserve.
+/// The same for a request, whose answer becomes durable with the bytes: it is not done twice.
 ///
 /// # Errors
 /// As `write`.
@@ -87,16 +92,14 @@ pub async fn write_for(
     file: &Arc<FileRegion>,
     at: WriteAt,
     source: Source<'_>,
-    request: Option<RequestId>,
-    reserve: Option<&Mutex<Reserve>>,
+    asked: Option<Asked<'_>>,
 ) -> Result<Written, Status> {
     let len = source.len();
     if len > MAX_TRANSFER_BYTES as usize {
         return Err(Status::Invalid);
     }
     relieve(regions, disk).await;
-    let ticket = regions.begin_change(len, 1).await?;
-    let writing = Writing { regions, disk, file, source, request, ticket: ticket.as_ref(), reserve };
+    let writing = Writing { regions, disk, file, source, asked };
     if let WriteAt::Offset(offset) = at {
         let end = end_of(offset, len)?;
         let shared = file.order.read().await;
@@ -144,20 +147,15 @@ fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChan
 }
 
 impl Writing<'_> {
-    fn log(&self, offset: u64, ends: Option<u64>) -> Result<(), Status> {
-        if self.ticket.is_none() {
-            return Ok(());
-        }
-        let change = Change::Write { offset, bytes: &self.source.bytes(), ends };
-        self.regions.log(self.ticket, self.request, self.file, change)
-    }
-
-    /// It was done: the next write-back says so.
-    fn done(&self, state: &mut FileState, offset: u64) {
+    /// It was done, and clients see it: the next write-back says so.
+    fn done(&self, state: &mut FileState, offset: u64, note: NoteData) -> Result<Written, Status> {
         state.uncommitted = true;
-        if let Some(request) = self.request {
-            state.note_done(request, Placed { offset, len: self.source.len() as u32 });
+        let attr = self.regions.note_changed(self.file, note)?;
+        let written = Written { offset, len: self.source.len() as u32, attr };
+        if let Some((request, answer)) = self.asked {
+            state.note_done(request, answer(&written), attr.change);
         }
+        Ok(written)
     }
 
     /// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
@@ -165,17 +163,17 @@ impl Writing<'_> {
         let Self { regions, disk, file, source, .. } = *self;
         file.usable()?;
         let changes = changes_of(&file.state(), offset, source.len()).ok_or(Status::Io)?;
-        let log = || self.log(offset, None);
-        let changed = change_pages(regions, disk, file, &changes, NewBytes::From(source), log).await;
-        match changed {
-            Ok(()) => file.change_bookkeeping(|state| self.done(state, offset)),
-            Err(_) => file.change_bookkeeping(|state| state.uncommitted = true),
-        }
+        let changed = change_pages(regions, disk, file, &changes, NewBytes::From(source)).await;
+        let written = file.change_bookkeeping(|state| match changed {
+            Ok(()) => self.done(state, offset, NoteData::default()),
+            Err(status) => {
+                state.uncommitted = true;
+                Err(status)
+            }
+        });
         // After the change: a write-back that takes the file off the list looks at it afterwards.
         regions.list_dirty(file);
-        changed?;
-        let attr = regions.note_changed(self.ticket, file, NoteData::default())?;
-        Ok(Written { offset, len: source.len() as u32, attr })
+        written
     }
 
     /// Writes with the file to itself: over holes, unwritten pages, the end.
@@ -183,7 +181,7 @@ impl Writing<'_> {
         let Self { regions, disk, file, source, .. } = *self;
         let end = end_of(offset, source.len())?;
         let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
-        let (new, runs) = take_holes(regions, file, (first, last), PieceState::Fresh, self.reserve).await?;
+        let (new, runs) = take_holes(regions, file, (first, last), PieceState::Fresh).await?;
         let (changes, converted) = {
             let state = file.state();
             let converted: Vec<Piece> = state
@@ -199,11 +197,7 @@ impl Writing<'_> {
             placed = zero_tail(regions, disk, file).await;
         }
         if placed.is_ok() {
-            placed = change_pages(regions, disk, file, &changes, NewBytes::From(source), || Ok(())).await;
-        }
-        if placed.is_ok() {
-            // Before anything shows it: a write-back that sees it finds it in the log.
-            placed = self.log(offset, Some(end.max(file.size())));
+            placed = change_pages(regions, disk, file, &changes, NewBytes::From(source)).await;
         }
         if let Err(status) = placed {
             {
@@ -217,37 +211,42 @@ impl Writing<'_> {
             note_modified(regions, file);
             return Err(status);
         }
-        let mut note = NoteData::default();
-        let mut update = |state: &mut FileState| {
+        let written = {
+            let mut state = file.state_mut();
+            let mut note = NoteData::default();
             if end > state.size {
                 state.size = end;
                 // The new last page was zeros, or the old last page whose tail is zeros by now.
                 state.tail_is_zero = true;
                 note.size = Some(end);
             }
-            self.done(state, offset);
+            new.iter().for_each(|piece| state.table.insert(*piece));
+            for piece in &converted {
+                state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
+            }
             note.allocated_pages = Some(state.table.allocated_pages());
+            // Before anybody is told of the new counter: what he then reads is what it stands for.
+            if new.is_empty() && converted.is_empty() {
+                state.show_size(regions.file_table());
+            } else {
+                state.show_layout(regions.file_table(), &regions.generations);
+            }
+            self.done(&mut state, offset, note)
         };
-        if new.is_empty() && converted.is_empty() {
-            file.change_size(regions.file_table(), &mut update);
-        } else {
-            file.change_layout(regions.file_table(), &regions.generations, |state| {
-                new.iter().for_each(|piece| state.table.insert(*piece));
-                for piece in &converted {
-                    state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
-                }
-                update(state);
-            });
-        }
         regions.list_dirty(file);
-        let attr = regions.note_changed(self.ticket, file, note)?;
-        Ok(Written { offset, len: source.len() as u32, attr })
+        written
     }
 }
 
-/// Notes that a request was done whose bytes are in the file: the next write-back says so.
-pub fn note_done(regions: &Regions, file: &Arc<FileRegion>, request: RequestId, placed: Placed) {
-    file.change_bookkeeping(|state| state.note_done(request, placed));
+/// Notes that a request was done that changed the file, with this counter: the next write-back says so.
+pub(super) fn note_done(
+    regions: &Regions,
+    file: &Arc<FileRegion>,
+    request: RequestId,
+    answer: Answer,
+    change: u64,
+) {
+    file.change_bookkeeping(|state| state.note_done(request, answer, change));
     regions.list_dirty(file);
 }
 
@@ -284,7 +283,7 @@ pub(super) async fn zero_tail(
         })
     };
     if let Some(change) = change {
-        let changed = change_pages(regions, disk, file, &[change], NewBytes::Zeros, || Ok(())).await;
+        let changed = change_pages(regions, disk, file, &[change], NewBytes::Zeros).await;
         note_modified(regions, file);
         changed?;
     }

@@ -224,10 +224,6 @@ async fn write_back_group(
         return Err(Status::Io);
     }
     let commits: Vec<DataCommit> = group.iter().map(|taken| taken.commit.clone()).collect();
-    // What the batch says was done can be found in the log.
-    if let Some(log) = regions.redo() {
-        log.committed().await?;
-    }
     regions.meta.commit_data(&commits)?;
     group.iter_mut().for_each(Taken::committed);
     drop(group);
@@ -243,18 +239,11 @@ async fn write_back_group(
 pub async fn write_back_all(regions: &Regions, disk: &dyn Disk) -> Result<(), Status> {
     // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
     let swept = regions.sweep.write().await;
-    let mark = regions.redo().map(|log| (log, log.mark()));
     let listed = Listed::take(regions, usize::MAX);
-    let mut result = write_back(regions, disk, &listed.files, true).await;
+    let result = write_back(regions, disk, &listed.files, true).await;
     drop(listed);
     drop(swept);
     regions.trim_active();
-    if let Some((log, mark)) = mark {
-        match result {
-            Ok(()) => result = log.checkpoint(mark).await,
-            Err(_) => log.refuse_waiting(),
-        }
-    }
     result
 }
 
@@ -324,16 +313,10 @@ pub(super) async fn relieve(regions: &Regions, disk: &dyn Disk) {
     }
 }
 
-/// Writes back every second, and when the log has no room, until `stopped` is set.
+/// Writes back every second, until `stopped` is set.
 pub async fn run_write_back(regions: &Regions, disk: &dyn Disk, timer: &dyn Timer, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Acquire) {
-        match regions.redo() {
-            Some(log) => {
-                let pressed = log.pressed();
-                futures_lite::future::or(timer.sleep(WRITE_BACK_INTERVAL), pressed).await;
-            }
-            None => timer.sleep(WRITE_BACK_INTERVAL).await,
-        }
+        timer.sleep(WRITE_BACK_INTERVAL).await;
         panic_ends::plant("write-back");
         if let Err(status) = write_back_all(regions, disk).await {
             tracing::error!(%status, "write-back failed; it is tried again in a second");

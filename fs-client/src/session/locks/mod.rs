@@ -27,8 +27,8 @@ mod waiting;
 
 pub(super) use table::OwnLocks;
 
+use super::Session;
 use super::lane::Lane;
-use super::{After, Session};
 use crate::file::OpenFile;
 use crate::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter};
 use cuttlefs_common::attr::Attr;
@@ -39,8 +39,8 @@ use cuttlefs_common::rpc::{
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
-use std::time::Duration;
-use table::{Before, Noted, Owned, Wait};
+use std::time::{Duration, Instant};
+use table::{Before, Noted, Owned, RELEASE_PATIENCE, Wait};
 
 /// How often it is asked what is in the way of a lock while the server cannot say.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -104,15 +104,17 @@ impl Session {
         lock: Lock,
         blocking: bool,
     ) -> Result<bool, FsError> {
-        let mut released = false;
+        let give_up_at = Instant::now() + RELEASE_PATIENCE;
+        let refused = Owned { ino: file.ino(), space: lock.space, owner: lock.owner };
         loop {
+            let released = self.locks.released();
             let build = || Request::SetLock { filekey: file.filekey(), lock, wait: id, blocking };
             let take = |reply: Reply<'_>| match reply {
                 Reply::Attr(attr) => Ok(Answer::Granted(attr)),
                 Reply::Queued => Ok(Answer::Queued),
                 _ => unexpected(),
             };
-            let asked = self.call_noting_session(After::WritesOf(file.ino()), caller, build, take);
+            let asked = self.call_noting_session(caller, build, take);
             match asked {
                 Ok((Answer::Granted(attr), session)) => {
                     if self.grant(id, session, Some(&attr)) == Noted::Done {
@@ -126,12 +128,8 @@ impl Session {
                 }
                 // The kernel does not wait for the end of a close: it may have told whoever had the lock before that
                 // he has closed the file, while we are still giving it up.
-                Err(FsError::Server(Status::Locked)) if !released => {
-                    released = true;
-                    if !self.locks.wait_for_releases() {
-                        return Err(FsError::Server(Status::Locked));
-                    }
-                }
+                Err(FsError::Server(Status::Locked))
+                    if Instant::now() < give_up_at && self.locks.wait_for_release(refused, released) => {}
                 Err(_) if file.is_fenced() => return Err(FsError::Server(Status::Io)),
                 Err(error) => return Err(error),
             }
@@ -176,7 +174,7 @@ impl Session {
             let build = || Request::Unlock { ino, space, owner, range };
             let take = |reply: Reply<'_>| if reply == Reply::Done { Ok(()) } else { unexpected() };
             let before = self.locks.give_up(owned, range);
-            match self.call_noting_session(After::WritesOf(ino), caller, build, take) {
+            match self.call_noting_session(caller, build, take) {
                 Ok(((), session)) if self.locks.cleared(owned, range, session) == Noted::Done => break,
                 Ok(_) => {}
                 Err(error) => {
@@ -196,7 +194,7 @@ impl Session {
         }
         let mark = self.unsynced.mark();
         let build = || Request::Sync(SyncScope::InodeContents(ino));
-        match self.call_after(After::WritesOf(ino), caller, build, |_| Ok(())) {
+        match self.call(caller, build, |_| Ok(())) {
             Ok(()) => self.unsynced.synced(Some(ino), mark),
             // Whoever syncs the file hears of it; the lock is given up all the same.
             Err(error) => {
@@ -217,7 +215,7 @@ impl Session {
     ) -> Result<Option<BlockingLock>, FsError> {
         loop {
             let build = || Request::TestLock { filekey: file.filekey(), lock };
-            let tested = self.call_after(After::Nothing, caller, build, |reply| match reply {
+            let tested = self.call(caller, build, |reply| match reply {
                 Reply::Tested(tested) => Ok(tested),
                 _ => unexpected(),
             })?;
@@ -339,7 +337,7 @@ impl Session {
                         Reply::Attr(attr) => Ok(attr),
                         _ => unexpected(),
                     };
-                    self.call_after(After::Nothing, &self.own_caller(), build, take).ok()
+                    self.call(&self.own_caller(), build, take).ok()
                 });
                 // If the session is over by now, the next one was asked for the lock again.
                 let _or_outdated = self.grant(settled.wait, session, attr.as_ref());
@@ -375,8 +373,7 @@ impl Session {
                 Reply::Settled(settled) => Ok(Some(settled)),
                 _ => unexpected(),
             };
-            let (ended, session) =
-                self.call_noting_session(After::Nothing, &self.own_caller(), build, take)?;
+            let (ended, session) = self.call_noting_session(&self.own_caller(), build, take)?;
             // Else it was asked for again meanwhile, at the next server.
             if self.locks.is_of(session) {
                 match ended {

@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long it is waited for locks that go with files being closed.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long it is waited for a close that the kernel has told of and no thread has begun with yet: who closed the file went on at
+/// once, and what he asked for then may be read by a thread that runs before the one with the close does.
+const UNREAD_PATIENCE: Duration = Duration::from_millis(30);
 
 /// What one owner has locked of one file, in one space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +86,8 @@ struct State {
     next_wait: u64,
     /// Closes under way that give locks up.
     releasing: usize,
+    /// How many of them have ended.
+    released: u64,
     /// Somebody who waits may not want to any more.
     interrupted: bool,
     /// Granted to who had been told otherwise.
@@ -119,6 +124,12 @@ impl State {
                 self.through.insert(owned, through);
             }
         }
+    }
+
+    /// Whether this mount has locks on the file that nobody gives up but the close of an open file.
+    fn others_go_with_a_close(&self, Owned { ino, space, owner }: Owned) -> bool {
+        let held = self.held.get(&(ino, space)).filter(|_| space == LockSpace::Whole);
+        held.is_some_and(|list| list.iter().any(|held| held.holder != owner))
     }
 
     fn is_known(&self, owned: Owned) -> bool {
@@ -289,22 +300,29 @@ impl OwnLocks {
     }
 
     pub(super) fn end_release(&self) {
-        self.state().releasing -= 1;
+        let mut state = self.state();
+        state.releasing -= 1;
+        state.released += 1;
         self.changed.notify_all();
     }
 
-    /// Waits until the closes that are under way have given their locks up; `false` if there are none.
-    pub(super) fn wait_for_releases(&self) -> bool {
+    /// How many closes have given their locks up: for `wait_for_release`.
+    pub(super) fn released(&self) -> u64 {
+        self.state().released
+    }
+
+    /// Somebody was refused a lock of this file. Waits until a close gives its locks up, if one is under way or may be; `true` if
+    /// one has done so since `released` was told.
+    pub(super) fn wait_for_release(&self, refused: Owned, released: u64) -> bool {
         let mut state = self.state();
-        if state.releasing == 0 {
-            return false;
-        }
-        self.changed.wait_while_for(
-            &mut state,
-            |state| state.releasing > 0 && !state.ended,
-            RELEASE_PATIENCE,
-        );
-        true
+        let patience = match state.releasing {
+            0 if state.others_go_with_a_close(refused) => UNREAD_PATIENCE,
+            0 => Duration::ZERO,
+            _ => RELEASE_PATIENCE,
+        };
+        let is_waited_for = |state: &mut State| state.released == released && !state.ended;
+        self.changed.wait_while_for(&mut state, is_waited_for, patience);
+        state.released != released
     }
 
     /// From now on the table is of this session: what is to be reclaimed there, and asked for again.
@@ -400,6 +418,7 @@ mod tests {
     use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
     use cuttlefs_common::ids::FileKey;
     use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
+    use std::time::Instant;
 
     const OWNER: LockOwner = LockOwner(7);
     const INO: InodeNo = InodeNo(9);
@@ -422,6 +441,10 @@ mod tests {
     }
 
     fn ask(locks: &OwnLocks, handle: u64, mode: LockMode) -> WaitId {
+        ask_in(locks, handle, mode, LockSpace::Ranges)
+    }
+
+    fn ask_in(locks: &OwnLocks, handle: u64, mode: LockMode, space: LockSpace) -> WaitId {
         let time = Timestamp::default();
         let attr = Attr {
             ino: INO,
@@ -442,7 +465,7 @@ mod tests {
         };
         let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
         let range = LockRange { first: 10, last: 19 };
-        let lock = Lock { space: LockSpace::Ranges, owner: OWNER, range, mode, pid: 1 };
+        let lock = Lock { space, owner: OWNER, range, mode, pid: 1 };
         let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });
         let (waiter, before) = (Arc::new(Nobody), Before::default());
         locks.begin(Wait {
@@ -513,11 +536,30 @@ mod tests {
         assert!(locks.begin_release(Handle(1)).is_none(), "nothing is held yet");
         assert!(locks.granted(id, 0).1.is_some());
         assert!(locks.begin_release(Handle(2)).is_none());
-        assert!(!locks.wait_for_releases());
+        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..OWNED };
+        assert!(!locks.wait_for_release(other, locks.released()), "no close is under way");
+        let released = locks.released();
         assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
         assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 0), Noted::Done);
         locks.end_release();
-        assert!(!locks.wait_for_releases() && locks.begin_release(Handle(1)).is_none());
+        assert!(locks.wait_for_release(other, released), "one has ended since");
+        assert!(!locks.wait_for_release(other, locks.released()) && locks.begin_release(Handle(1)).is_none());
+    }
+
+    #[test]
+    fn who_is_refused_waits_for_a_close_that_no_thread_has_begun_with() {
+        let locks = OwnLocks::default();
+        let id = ask_in(&locks, 1, LockMode::Exclusive, LockSpace::Whole);
+        assert!(locks.granted(id, 0).1.is_some());
+        let held = Owned { space: LockSpace::Whole, ..OWNED };
+        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..held };
+        let (released, began) = (locks.released(), Instant::now());
+        assert!(!locks.wait_for_release(other, released) && began.elapsed() >= UNREAD_PATIENCE);
+        assert_eq!(locks.begin_release(Handle(1)), Some(vec![held]));
+        assert_eq!(locks.cleared(held, LockRange::WHOLE, 0), Noted::Done);
+        locks.end_release();
+        assert!(locks.wait_for_release(other, released), "it has ended since");
+        assert!(!locks.wait_for_release(other, locks.released()), "nobody of this mount holds any");
     }
 
     #[test]

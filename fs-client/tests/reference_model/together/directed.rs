@@ -18,7 +18,7 @@ fn in_each_moment(kind: Kind, before: &[(usize, Op)], ops: &[(usize, Op)], momen
         let batch = Batch { ops: before.to_vec(), pace, crash: None, cut: None };
         let dying = Batch { ops: ops.to_vec(), crash: Some((crash, None)), ..batch.clone() };
         let small = WorldConfig::new(seed, Translation::Target, POOL_PAGES, 32);
-        let config = WorldConfig { log: kind == Kind::Ack, restless: true, ..small };
+        let config = WorldConfig { durable_answers: kind == Kind::Ack, restless: true, ..small };
         let items = vec![Item::Together(batch), Item::Together(dying)];
         run(&Case { kind, config, clients: 3, weather: None, items, furnish });
     }

@@ -26,7 +26,8 @@ const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
 /// back, and time goes on.
 const HOLD: Duration = Duration::from_secs(1);
 const OWNER: LockOwner = LockOwner(5);
-const READ_WRITE: OpenHow = OpenHow { read: true, write: true, append: false, truncate: false, sync: false };
+const READ_WRITE: OpenHow =
+    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
 
 /// A critical section.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +59,8 @@ struct LockCase {
 }
 
 fn case(seed: u64) -> impl Strategy<Value = LockCase> {
-    let log = seed.is_multiple_of(3);
-    let crash = move || end(Has { log, rings: false }).prop_map(|end| Crash { end, power: false });
+    let durable_answers = seed.is_multiple_of(3);
+    let crash = move || end().prop_map(|end| Crash { end, power: false });
     let crash = prop::option::weighted(0.8, (crash(), prop::option::weighted(0.3, crash())));
     let pace = || prop_oneof![1 => Just(6u64), 2 => Just(12), 2 => Just(20)];
     let paces = (any::<u64>(), [pace(), pace(), pace(), pace()], prop_oneof![Just(20u64), Just(80)])
@@ -87,7 +88,7 @@ fn case(seed: u64) -> impl Strategy<Value = LockCase> {
     (translation, any::<bool>(), 2usize..=4, prop::collection::vec(batch, 2..8)).prop_map(
         move |(translation, deferred, clients, batches)| {
             let small = WorldConfig::new(seed, translation, POOL_PAGES, 32);
-            let config = WorldConfig { deferred, log, restless: true, ..small };
+            let config = WorldConfig { deferred, durable_answers, restless: true, ..small };
             LockCase { config, clients, batches }
         },
     )

@@ -34,7 +34,7 @@ use super::model::Model;
 use super::seeds::{self, Ran};
 use super::simulated::Simulated;
 use super::site::Site;
-use super::step::{Has, How, Step, end, step_among_crashes};
+use super::step::{How, Step, end, step_among_crashes};
 use super::walk::{CALLER, Open, Walk};
 use super::world::{Crash, LEASE, Lie, WorldConfig, unsynced_bytes};
 use cuttlefs_client::file::RemoteVolume;
@@ -114,10 +114,9 @@ struct Case {
 }
 
 fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
-    let log = kind == Kind::Ack;
+    let durable_answers = kind == Kind::Ack;
     let crash = move || {
-        (end(Has { log, rings: false }), any::<bool>())
-            .prop_map(move |(end, power)| Crash { end, power: power && log })
+        (end(), any::<bool>()).prop_map(move |(end, power)| Crash { end, power: power && durable_answers })
     };
     let crash = prop::option::weighted(0.6, (crash(), prop::option::weighted(0.3, crash())));
     let pace = || prop_oneof![1 => Just(1u64), 2 => Just(6), 2 => Just(20)];
@@ -138,7 +137,7 @@ fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
 fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
     let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
     let weather = prop::option::weighted(0.15, 10u64..60);
-    let step = step_among_crashes(4, Has { log: kind == Kind::Ack, rings: false })
+    let step = step_among_crashes(4, kind == Kind::Ack)
         // Crashes come with batches, so that they are about what goes on together.
         .prop_filter("no crash", |(_, step)| !matches!(step, Step::Crash { .. }))
         .prop_filter("as `promised`", move |(_, step)| match *step {
@@ -158,7 +157,7 @@ fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> 
             let unsynced_bytes = unsynced_bytes(seed);
             let config = WorldConfig {
                 deferred,
-                log: kind == Kind::Ack,
+                durable_answers: kind == Kind::Ack,
                 restless: true,
                 lie,
                 unsynced_bytes,
@@ -463,7 +462,12 @@ fn batches_of_names_that_forget_other_clients_requests_are_found() {
 
 #[test]
 fn the_lies_that_other_walks_find_are_found() {
-    for lie in [Lie::LogSync, Lie::DiskSync, Lie::Store(StoreLie::Flush), Lie::Store(StoreLie::Slots)] {
+    for lie in [
+        Lie::DiskSync,
+        Lie::Store(StoreLie::Flush),
+        Lie::Store(StoreLie::Images),
+        Lie::Store(StoreLie::Slots),
+    ] {
         finds(Kind::Ack, lie);
     }
     finds(Kind::Names, Lie::Store(StoreLie::Slots));

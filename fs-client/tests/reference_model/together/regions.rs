@@ -33,7 +33,7 @@ fn overwrites(clients: usize) -> impl Strategy<Value = Vec<(usize, Op)>> {
 
 fn case(seed: u64) -> impl Strategy<Value = Case> {
     let pace = || prop_oneof![Just(1u64), Just(6), Just(20)];
-    let crash = end(Has { log: false, rings: false }).prop_map(|end| (Crash { end, power: false }, None));
+    let crash = end().prop_map(|end| (Crash { end, power: false }, None));
     let crash = prop::option::weighted(0.15, crash);
     let world_pace = prop_oneof![Just(20u64), Just(80)];
     let batch = (overwrites(4), any::<u64>(), [pace(), pace(), pace(), pace()], world_pace, crash).prop_map(

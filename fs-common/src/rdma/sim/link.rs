@@ -2,7 +2,7 @@
 
 use super::queue::{Role, SimPair, SimQueue};
 use crate::ids::{Lkey, QpNumber, Rkey};
-use crate::life::{self, Event, Life};
+use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
@@ -13,7 +13,7 @@ use crate::rdma::{
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
 use std::any::Any;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -77,8 +77,6 @@ pub struct SimNetwork {
     listeners: Mutex<HashMap<Endpoint, Weak<SimListener>>>,
     /// Of whoever accepts connections.
     server: Mutex<Life>,
-    /// Where no message comes twice.
-    once: Mutex<HashSet<Endpoint>>,
 }
 
 impl SimNetwork {
@@ -91,7 +89,6 @@ impl SimNetwork {
             weather: Mutex::default(),
             listeners: Mutex::default(),
             server: Mutex::default(),
-            once: Mutex::default(),
         })
     }
 
@@ -103,19 +100,6 @@ impl SimNetwork {
     /// Whether the process that accepts connections is dead.
     pub(super) fn server_is_over(&self) -> bool {
         self.server.lock().is_over()
-    }
-
-    /// What becomes of bytes that a client stores in a ring of the server's, and what a part of them is, as a number.
-    fn stores(&self, len: usize) -> (life::Fate, usize) {
-        let server = self.server.lock();
-        let fate = server.meets(Event::RingWrite, len as u64);
-        (fate, server.events().1 as usize % (len + 1))
-    }
-
-    /// From now on what messages of an endpoint's connections do is done once: durable RPC relies on what reliable
-    /// connections promise.
-    pub fn never_twice(&self, endpoint: &Endpoint) {
-        self.once.lock().insert(endpoint.clone());
     }
 
     /// Whether this end may still do this.
@@ -220,21 +204,6 @@ impl SimDevice {
         (allowed && inside).then(|| (region.memory.clone(), sge.offset as usize))
     }
 
-    /// Stores what came from a peer in a region. If that is persistent, the server may die in the midst of it: `false`.
-    pub(super) fn store(&self, memory: &SharedMemory, offset: usize, key: u32, bytes: &[u8]) -> bool {
-        if self.domain(key).is_none() {
-            memory.write_word_last(offset, bytes);
-            return true;
-        }
-        let (fate, part) = self.network.stores(bytes.len());
-        match fate {
-            life::Fate::Happens => memory.write_word_last(offset, bytes),
-            life::Fate::CutOff => memory.write(offset, &bytes[..part]),
-            life::Fate::Never => {}
-        }
-        fate == life::Fate::Happens
-    }
-
     fn domain(&self, key: u32) -> Option<Arc<dyn Persistence>> {
         self.regions.lock().get(&key).and_then(|region| region.persistence.clone())
     }
@@ -271,11 +240,10 @@ impl SimDevice {
         role: Role,
         qp: QpConfig,
         receives: Vec<RecvWr>,
-        once: bool,
     ) -> Result<Arc<SimPair>, RdmaError> {
         let queues = (Self::queue(qp.send_cq.clone())?, Self::queue(qp.recv_cq.clone())?);
         let number = QpNumber(self.network.number());
-        Ok(SimPair::new(number, (role, once), self.clone(), queues, qp, receives))
+        Ok(SimPair::new(number, role, self.clone(), queues, qp, receives))
     }
 }
 
@@ -321,11 +289,8 @@ impl Peer<'_> {
         let memory = self
             .device
             .remote(rkey, offset, bytes.len(), |access| access.remote_write && offset >= access.own_bytes)?;
-        if self.device.store(&memory, offset as usize, rkey.0, bytes) {
-            Ok(())
-        } else {
-            Err(WcStatus::Disconnected)
-        }
+        memory.write_word_last(offset as usize, bytes);
+        Ok(())
     }
 
     pub(super) fn flush(&self, remote: Remote, len: usize, placement: Placement) -> Result<(), WcStatus> {
@@ -442,8 +407,7 @@ impl ProtectionDomain for SimDomain {
                 reason: "nobody listens there".into(),
             });
         };
-        let once = self.0.network.once.lock().contains(endpoint);
-        let pair = self.0.pair(Role::Client, options.qp, options.receives, once)?;
+        let pair = self.0.pair(Role::Client, options.qp, options.receives)?;
         let outcome = Arc::new(Mutex::new(None));
         listener.queue.lock().push_back(SimIncoming {
             device: listener.device.clone(),
@@ -546,7 +510,7 @@ impl Incoming for SimIncoming {
     }
 
     fn accept(self: Box<Self>, qp: QpConfig, receives: Vec<RecvWr>) -> Result<Arc<dyn QueuePair>, RdmaError> {
-        let pair = self.device.pair(Role::Server, qp, receives, self.pair.once)?;
+        let pair = self.device.pair(Role::Server, qp, receives)?;
         pair.join(&self.pair);
         *self.outcome.lock() = Some(Ok(()));
         Ok(pair)

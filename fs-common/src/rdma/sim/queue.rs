@@ -94,8 +94,6 @@ pub(super) enum Role {
 pub(super) struct SimPair {
     number: QpNumber,
     role: Role,
-    /// No message comes twice.
-    pub(super) once: bool,
     device: Arc<SimDevice>,
     send_cq: Arc<SimQueue>,
     recv_cq: Arc<SimQueue>,
@@ -106,7 +104,7 @@ pub(super) struct SimPair {
 impl SimPair {
     pub(super) fn new(
         number: QpNumber,
-        (role, once): (Role, bool),
+        role: Role,
         device: Arc<SimDevice>,
         queues: (Arc<SimQueue>, Arc<SimQueue>),
         config: QpConfig,
@@ -121,7 +119,7 @@ impl SimPair {
         };
         let (send_cq, recv_cq) = queues;
         let pair =
-            Arc::new(Self { number, role, once, device, send_cq, recv_cq, config, state: Mutex::new(state) });
+            Arc::new(Self { number, role, device, send_cq, recv_cq, config, state: Mutex::new(state) });
         pair.recv_cq.pairs.lock().push(Arc::downgrade(&pair));
         pair
     }
@@ -158,9 +156,7 @@ impl SimPair {
             else {
                 return;
             };
-            if !self.device.store(&memory, offset, receive.local.lkey.0, &bytes) {
-                return;
-            }
+            memory.write_word_last(offset, &bytes);
             self.recv_cq.push(Completion {
                 wr_id: receive.wr_id,
                 qp: self.number,
@@ -222,10 +218,7 @@ impl SimPair {
         if peer.role == Role::Server && self.device.network().server_is_over() {
             return Err(WcStatus::Disconnected);
         }
-        let fate = match self.device.network().fate(kind) {
-            Fate::Twice if self.once => Fate::Late(1),
-            fate => fate,
-        };
+        let fate = self.device.network().fate(kind);
         if fate == Fate::Lost {
             return Err(WcStatus::Disconnected);
         }

@@ -123,7 +123,7 @@ impl SoftCq {
 
     /// Whether the sleep word of a page, ours or a peer's, asks for an event. After `fence(SeqCst)`.
     pub(super) fn page_wants_event(page: &SharedMemory) -> bool {
-        page.atomic_u64(0).load(Ordering::Relaxed) != 0
+        page.load_u64_relaxed(0) != 0
     }
 
     fn word(&self) -> &AtomicU64 {

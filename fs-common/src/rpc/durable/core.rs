@@ -1,8 +1,8 @@
-//! What a receiver does, in pieces that threads run (`receiver`) or a simulation steps (`stepped`): welcomes senders, takes
+//! What a receiver does, in pieces that threads run (`receiver`): welcomes senders, takes
 //! records, does the receiver's part of RFlush before anything is executed, executes or hands over, lets rings go.
 //!
 //! What waits for others is async: connections that are still in use, what a found ring holds, settling. A thread blocks on
-//! it; in a simulation it is a task among others.
+//! it.
 //!
 //! # Invariants
 //! * A ring is opened or let go by one at a time (`opening`), after its connection before has ended and everything taken from
@@ -25,7 +25,6 @@ use crate::rdma::{
 use crate::redo::ring::Geometry;
 use crate::world::{Clock, SystemClock};
 use crossbeam::channel::Sender as Feed;
-use futures_lite::future::yield_now;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -111,20 +110,16 @@ pub(super) struct Core {
     /// Peers that were closed because they said nothing. Relaxed: a figure.
     pub(super) silent: AtomicU64,
     /// By what patience with them is measured.
-    pub(super) clock: Arc<dyn Clock>,
-    /// Threads run it: who waits sleeps. Else he lets other tasks go on.
-    threaded: bool,
+    pub(super) clock: SystemClock,
 }
 
 impl Core {
-    /// `clock`: of whoever steps it; none: threads run it.
     pub(super) fn new(
         device: &dyn Device,
         store: RingStore,
         service: Arc<dyn Service>,
         options: ReceiverOptions,
         feeds: Vec<Feed<Work>>,
-        clock: Option<Arc<dyn Clock>>,
     ) -> Result<Self, RdmaError> {
         let common = Common {
             service,
@@ -146,8 +141,7 @@ impl Core {
             stopping: AtomicBool::new(false),
             slowed: AtomicU64::new(0),
             silent: AtomicU64::new(0),
-            threaded: clock.is_none(),
-            clock: clock.unwrap_or_else(|| Arc::new(SystemClock::new())),
+            clock: SystemClock::new(),
         })
     }
 
@@ -158,7 +152,7 @@ impl Core {
             Known::Welcomed(connection) => Some(connection.clone()),
             Known::Greeting(_) => None,
         });
-        // In the order in which they came, for a simulation.
+        // In the order in which they came.
         let mut welcomed: Vec<_> = welcomed.collect();
         welcomed.sort_unstable_by_key(|connection| connection.qp.number().0);
         welcomed
@@ -214,7 +208,7 @@ impl Core {
         if late.is_empty() {
             return false;
         }
-        // In the order in which they came, for a simulation.
+        // In the order in which they came.
         late.sort_unstable_by_key(|(number, _)| number.0);
         late.iter().for_each(|(_, known)| known.close());
         self.silent.fetch_add(late.len() as u64, Ordering::Relaxed);
@@ -385,10 +379,7 @@ impl Core {
             let in_use =
                 || connection.backlog.load(Ordering::Acquire) > 0 || Arc::strong_count(&connection) > 1;
             while in_use() && !self.stopping.load(Ordering::Acquire) {
-                if self.threaded {
-                    std::thread::sleep(LOOK_AGAIN);
-                }
-                yield_now().await;
+                std::thread::sleep(LOOK_AGAIN);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::redo::ring::{Geometry, RingError};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How a request becomes persistent. The order is a wire format ([`EarlyOffer`](crate::rpc::EarlyOffer), and hellos).
+/// How a request becomes persistent. The order is a wire format (hellos).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// SEND and FLUSH.

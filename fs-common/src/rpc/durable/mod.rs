@@ -39,17 +39,12 @@ mod sender;
 mod sender_link;
 mod service;
 mod settler;
-mod sim_rings;
-mod stepped;
 mod wire;
 
 pub use connection::Work;
 pub use kind::{Kind, Settings};
 pub use receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, Receiver, ReceiverFigures, ReceiverOptions};
-pub use ring_place::RingPlace;
 pub use rings::{FoundRing, RingStore, RingStoreError};
 pub use sender::{Resumed, Sender, SenderError, SenderFigures, Ticket, Wants};
 pub use service::{Executed, Request, SenderIdentity, Service, ServiceFuture};
-pub use sim_rings::SimRings;
-pub use stepped::{Beside, Stepper};
 pub use wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, MESSAGE_LEN, Message, MessageError};

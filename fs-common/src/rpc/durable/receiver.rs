@@ -7,7 +7,7 @@
 //! * `executors`: one queue each; a request goes to the queue of its lane, unless the service takes it over.
 //! * `settler`, where the service settles: moves the heads of all rings, once for many requests; ends connections.
 //!
-//! What they do is in `core`; without threads whoever steps the receiver does it (`stepped`).
+//! What they do is in `core`.
 //!
 //! # Failure
 //! Whatever a sender breaks, or whatever fails for it, ends its connection only. The rings outlive it all.
@@ -17,7 +17,6 @@ use super::core::{Common, Core, Known, Taking};
 use super::rings::RingStore;
 use super::service::Service;
 use super::settler::WhenRetired;
-use super::stepped::{Beside, Stepper};
 use crate::ids::ClientId;
 use crate::panic_ends;
 use crate::rdma::{Device, Endpoint, HELLO_WAIT, Listener, RdmaError};
@@ -118,8 +117,7 @@ impl Receiver {
         options: ReceiverOptions,
     ) -> Result<Self, RdmaError> {
         let (feeds, queues): (Vec<_>, Vec<_>) = (0..options.executors).map(|_| unbounded()).unzip();
-        let mut receiver =
-            Self::listening(Core::new(device, store, service, options, feeds, None)?, endpoints)?;
+        let mut receiver = Self::listening(Core::new(device, store, service, options, feeds)?, endpoints)?;
         for listening in receiver.listeners.clone() {
             let running = receiver.core.clone();
             receiver.spawn("durable-accept", move || running.accept(&*listening))?;
@@ -135,27 +133,6 @@ impl Receiver {
             receiver.spawn(&format!("durable-exec-{index}"), move || running.work(&queue))?;
         }
         Ok(receiver)
-    }
-
-    /// As `serve`, without threads: what it does is done by `Stepper::step`, and by tasks given to `spawn`. `clock` measures
-    /// its patience.
-    ///
-    /// # Errors
-    /// A device or an endpoint that is not to be had.
-    pub fn stepped(
-        device: &dyn Device,
-        endpoints: &[Endpoint],
-        store: RingStore,
-        service: Arc<dyn Service>,
-        options: ReceiverOptions,
-        clock: Arc<dyn Clock>,
-        spawn: Box<dyn Fn(Beside)>,
-    ) -> Result<(Self, Stepper), RdmaError> {
-        assert_eq!(options.executors, 0, "without threads there are no executors");
-        let receiver =
-            Self::listening(Core::new(device, store, service, options, Vec::new(), Some(clock))?, endpoints)?;
-        let stepper = Stepper::new(receiver.core.clone(), receiver.listeners.clone(), spawn);
-        Ok((receiver, stepper))
     }
 
     fn listening(core: Core, endpoints: &[Endpoint]) -> Result<Self, RdmaError> {

@@ -1,40 +1,10 @@
-//! Where rings lie: files of one directory, or the memory of a simulation.
+//! Where rings lie: files of one directory, one a client.
 
 use super::rings::RingStoreError;
 use crate::ids::ClientId;
 use crate::persist::{LogDevice, LogDeviceKind};
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// A place with one ring a client.
-pub trait RingPlace: Send + Sync {
-    /// What it is called, for people.
-    fn path(&self, client: ClientId) -> PathBuf;
-
-    /// Whose rings there are.
-    ///
-    /// # Errors
-    /// The place.
-    fn clients(&self) -> Result<Vec<ClientId>, RingStoreError>;
-
-    /// How long a client's ring is in bytes, its first page included; `None`: there is none.
-    ///
-    /// # Errors
-    /// The place.
-    fn len_bytes(&self, client: ClientId) -> Result<Option<u64>, RingStoreError>;
-
-    /// Opens a client's ring, at least that long; what is new of it is zeros, and will be found after a crash.
-    ///
-    /// # Errors
-    /// The device.
-    fn open(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError>;
-
-    /// Removes a client's ring, if there is one.
-    ///
-    /// # Errors
-    /// The place.
-    fn remove(&self, client: ClientId) -> Result<(), RingStoreError>;
-}
 
 /// Files of one directory, and what they lie on.
 #[derive(Clone, Debug)]
@@ -47,12 +17,17 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RingStoreError {
     |source| RingStoreError::Directory { path: path.to_owned(), source }
 }
 
-impl RingPlace for RingFiles {
-    fn path(&self, client: ClientId) -> PathBuf {
+impl RingFiles {
+    /// What it is called, for people.
+    pub(super) fn path(&self, client: ClientId) -> PathBuf {
         self.directory.join(format!("{:032x}.ring", client.0))
     }
 
-    fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
+    /// Whose rings there are.
+    ///
+    /// # Errors
+    /// The place.
+    pub(super) fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
         let mut clients = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(failed(&self.directory))? {
             let name = entry.map_err(failed(&self.directory))?.file_name();
@@ -66,7 +41,11 @@ impl RingPlace for RingFiles {
         Ok(clients)
     }
 
-    fn len_bytes(&self, client: ClientId) -> Result<Option<u64>, RingStoreError> {
+    /// How long a client's ring is in bytes, its first page included; `None`: there is none.
+    ///
+    /// # Errors
+    /// The place.
+    pub(super) fn len_bytes(&self, client: ClientId) -> Result<Option<u64>, RingStoreError> {
         let path = self.path(client);
         match std::fs::metadata(&path) {
             Ok(metadata) => Ok(Some(metadata.len())),
@@ -75,7 +54,11 @@ impl RingPlace for RingFiles {
         }
     }
 
-    fn open(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError> {
+    /// Opens a client's ring, at least that long; what is new of it is zeros, and will be found after a crash.
+    ///
+    /// # Errors
+    /// The device.
+    pub(super) fn open(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError> {
         let was_there = self.len_bytes(client)?.is_some_and(|len| len > 0);
         let device = LogDevice::open(&self.path(client), len_bytes, self.kind)?;
         if !was_there {
@@ -87,7 +70,11 @@ impl RingPlace for RingFiles {
         Ok(device)
     }
 
-    fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
+    /// Removes a client's ring, if there is one.
+    ///
+    /// # Errors
+    /// The place.
+    pub(super) fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
         let path = self.path(client);
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(&path)(source)),

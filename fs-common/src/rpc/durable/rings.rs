@@ -7,7 +7,7 @@
 //! A ring that cannot be read is kept as it is, and its client is refused: it may hold acknowledged requests. A person
 //! has to decide.
 
-use super::ring_place::{RingFiles, RingPlace};
+use super::ring_place::RingFiles;
 use super::service::{Executed, Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
@@ -69,8 +69,7 @@ pub enum RingStoreError {
 /// Where rings are and what they lie on.
 #[derive(Clone)]
 pub struct RingStore {
-    place: Arc<dyn RingPlace>,
-    random: Arc<dyn Random>,
+    place: RingFiles,
 }
 
 /// A ring with the device it lies on.
@@ -90,7 +89,6 @@ pub struct FoundRing {
     path: PathBuf,
     ring: OpenRing,
     recovered: Recovered,
-    random: Arc<dyn Random>,
 }
 
 impl FoundRing {
@@ -122,13 +120,13 @@ impl FoundRing {
     }
 
     fn renew(self) -> Result<OpenRing, RingStoreError> {
-        let Self { mut ring, recovered, path, random } = self;
+        let Self { mut ring, recovered, path } = self;
         if let Some(last) = recovered.records.last() {
             ring.reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
             let executed = recovered.records.len();
             tracing::info!(path = %path.display(), executed, end = ?recovered.end, "recovered a ring");
         }
-        ring.reader.renew(new_life(&*random), recovered.client)?;
+        ring.reader.renew(new_life(), recovered.client)?;
         Ok(ring)
     }
 
@@ -152,8 +150,8 @@ impl FoundRing {
     }
 }
 
-fn new_life(random: &dyn Random) -> LogId {
-    LogId(random.next_u64() | 1)
+fn new_life() -> LogId {
+    LogId(SystemRandom.next_u64() | 1)
 }
 
 impl RingStore {
@@ -164,12 +162,7 @@ impl RingStore {
     pub fn new(directory: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
         std::fs::create_dir_all(directory)
             .map_err(|source| RingStoreError::Directory { path: directory.to_owned(), source })?;
-        Ok(Self::over(Arc::new(RingFiles { directory: directory.to_owned(), kind }), Arc::new(SystemRandom)))
-    }
-
-    /// Rings in `place`; `random` names their lives.
-    pub fn over(place: Arc<dyn RingPlace>, random: Arc<dyn Random>) -> Self {
-        Self { place, random }
+        Ok(Self { place: RingFiles { directory: directory.to_owned(), kind } })
     }
 
     /// Executes what the rings hold. Returns how many requests that were.
@@ -261,7 +254,7 @@ impl RingStore {
             let len = geometry.memory_len().max(bytes.len());
             let memory = Arc::new(SharedMemory::new("ring", len).map_err(failed)?);
             memory.write(0, &bytes);
-            let life = new_life(&SystemRandom);
+            let life = new_life();
             let recovery = RingReader::open(memory, Arc::new(CacheLines), geometry, life, client)
                 .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
             if let Recovery::Found(_, recovered) = recovery {
@@ -300,7 +293,7 @@ impl RingStore {
         drop(ring);
         let device = self.place.open(client, geometry.memory_len())?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
-        let mut reader = RingReader::make(memory, persistence, geometry, new_life(&*self.random), client)?;
+        let mut reader = RingReader::make(memory, persistence, geometry, new_life(), client)?;
         reader.remember(past)?;
         Ok((OpenRing { device, reader }, executed))
     }
@@ -312,13 +305,13 @@ impl RingStore {
         let there = self.place.len_bytes(client)?.unwrap_or(0) as usize;
         let device = self.place.open(client, there.max(geometry.memory_len()))?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
-        let recovery = RingReader::open(memory, persistence, geometry, new_life(&*self.random), client)
+        let recovery = RingReader::open(memory, persistence, geometry, new_life(), client)
             .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
         Ok(match recovery {
             Recovery::Fresh(reader) => Opened::Fresh(OpenRing { device, reader }),
             Recovery::Found(reader, recovered) => {
-                let (ring, random) = (OpenRing { device, reader }, self.random.clone());
-                Opened::Found(FoundRing { path, ring, recovered, random })
+                let ring = OpenRing { device, reader };
+                Opened::Found(FoundRing { path, ring, recovered })
             }
         })
     }

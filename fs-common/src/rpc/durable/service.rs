@@ -49,7 +49,7 @@ pub enum Executed {
     Kept(u32),
 }
 
-/// What a service does while others go on: a receiver's thread blocks on it, a simulation runs it as a task.
+/// What a service does while others go on: a receiver's thread blocks on it.
 pub type ServiceFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// What requests do.

@@ -1,5 +1,4 @@
-//! Moving heads where executed requests have to be made durable first: once for many. A thread does it, or whoever steps
-//! the receiver (`stepped`).
+//! Moving heads where executed requests have to be made durable first: once for many. A thread does it.
 //!
 //! # How it works
 //! The thread wakes when a ring has `RECORDS_PER_HEAD` executed records or an eighth of its bytes, and else looks every `IDLE`.
@@ -72,12 +71,6 @@ impl Settling {
         let left = std::mem::take(&mut due.retire);
         drop(due);
         left.into_iter().for_each(|retire| (retire.done)(false));
-    }
-
-    /// Whether there is anything to do.
-    pub(super) fn is_asked(&self) -> bool {
-        let due = self.due.lock();
-        !due.stopped && (due.heads || !due.retire.is_empty())
     }
 
     /// What there is to do now; `None`: stopped.

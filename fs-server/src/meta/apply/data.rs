@@ -76,16 +76,13 @@ pub(super) fn commit_data(
         draft.put_inode(commit.ino, record);
         for done in &commit.done {
             let slot = key::client_slot(done.request.client, done.request.slot);
-            let in_slot =
-                SlotRecord { seq: done.request.seq, ino: Some(commit.ino), placed: Some(done.placed) };
+            let in_slot = SlotRecord { seq: done.request.seq, answer: done.answer };
             // A slot may have gone on, in another batch or with another file of this one.
             let known = match slots.entry(slot) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(unknown) => unknown.insert(draft.view.slot(&slot)?),
             };
-            // Of a request that a batch noted before its contents were durable, this says that they are.
-            let is_more = |known: SlotRecord| (known.seq, known.placed.is_some()) < (in_slot.seq, true);
-            if known.is_none_or(is_more) {
+            if known.is_none_or(|known| known.seq < in_slot.seq) {
                 *known = Some(in_slot);
                 draft.batch.put(slot, record::encode(&in_slot));
             }

@@ -16,8 +16,8 @@ pub(super) use attributes::mark_of;
 use super::draft::{Applied, Draft};
 use super::error::MetaError;
 use super::key;
-use super::operation::{ApplyContext, Operation, Outcome, Placed};
-use super::record::{self, BytesRecord, InodeRecord, SlotRecord};
+use super::operation::{ApplyContext, Operation, Outcome};
+use super::record::{self, BytesRecord, InodeRecord};
 use super::view::View;
 
 /// Works out what `operation` does to what `view` shows.
@@ -67,22 +67,7 @@ pub fn apply(
             Ok(Outcome::default())
         }
     }?;
-    let mut applied = draft.finish(context, outcome)?;
-    if let Some(request) = context.caller.request
-        && !applied.batch.is_empty()
-    {
-        // In the same batch: after a crash the effect and the knowledge that it was had are both there, or neither.
-        let ino = applied.outcome.attr.map(|attr| attr.ino);
-        let placed = match operation {
-            Operation::SetAttr { set, commit: Some(commit), .. } => {
-                set.size.filter(|size| commit.size == *size).map(|size| Placed { offset: size, len: 0 })
-            }
-            _ => None,
-        };
-        let done = SlotRecord { seq: request.seq, ino, placed };
-        applied.batch.put(key::client_slot(request.client, request.slot), record::encode(&done));
-    }
-    Ok(applied)
+    draft.finish(outcome)
 }
 
 /// Contents of a directory changed.

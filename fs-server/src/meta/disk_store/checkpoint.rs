@@ -389,6 +389,16 @@ impl Snapshot {
         }))
     }
 
+    /// Its records of a kind, to be asked for in order.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn ascending(&self, kind: u8) -> Result<Ascending<'_>, StoreError> {
+        let to = vec![kind + 1];
+        let mut rest = Box::new(self.range(&[kind], &to)?);
+        Ok(Ascending { next: rest.next().transpose()?, rest, snapshot: self, to })
+    }
+
     /// The map of pages.
     ///
     /// # Errors
@@ -401,5 +411,33 @@ impl Snapshot {
             let (key, value) = part.map_err(|e| failed("scan", e))?;
             Ok((PartKey(key.value()), parsed(Some(value.value()))?))
         }))
+    }
+}
+
+/// Records of a kind, asked for in order of their keys: a walk where they are neighbours, or behind all that there are, as new ones
+/// mostly are; and a descent else.
+pub struct Ascending<'a> {
+    snapshot: &'a Snapshot,
+    to: Vec<u8>,
+    /// The first record that is not behind the last key that was asked for; none: there is none.
+    next: Option<Pair>,
+    rest: Box<dyn Iterator<Item = Result<Pair, StoreError>>>,
+}
+
+impl Ascending<'_> {
+    /// One record; behind those asked for before.
+    ///
+    /// # Errors
+    /// [`StoreError::Backend`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, StoreError> {
+        for is_far in [false, true] {
+            if self.next.as_ref().is_some_and(|(next, _)| next.as_slice() < key) {
+                if is_far {
+                    self.rest = Box::new(self.snapshot.range(key, &self.to)?);
+                }
+                self.next = self.rest.next().transpose()?;
+            }
+        }
+        Ok(self.next.as_ref().filter(|(next, _)| next == key).map(|(_, value)| value.as_slice()))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::meta::record::{self, RecordError};
 use crate::meta::store::Batch;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::io;
 
 /// Why the log cannot be used.
@@ -38,12 +38,14 @@ pub enum LogError {
     },
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A record's key, and its value; none: it is removed.
+type Change<'a> = (&'a [u8], Option<&'a [u8]>);
+
+#[derive(Serialize)]
 struct Logged<'a> {
     /// Number of the batch; one more than the batch before.
     seq: u64,
-    #[serde(borrow)]
-    changes: Vec<(&'a [u8], Option<&'a [u8]>)>,
+    changes: Vec<Change<'a>>,
 }
 
 /// The bytes of a batch.
@@ -65,20 +67,25 @@ pub fn number(bytes: &[u8]) -> Result<u64, RecordError> {
     }
 }
 
-/// A batch and its number.
+/// The changes of a batch, in the order of their keys; they end behind an error.
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn decode(bytes: &[u8]) -> Result<(u64, Batch), RecordError> {
-    let logged: Logged<'_> = record::parse(bytes)?;
-    let mut batch = Batch::default();
-    for (key, value) in logged.changes {
-        match value {
-            Some(value) => batch.put(key, value.to_vec()),
-            None => batch.remove(key),
+pub fn changes(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Change<'_>, RecordError>>, RecordError> {
+    // A `Logged` is its number, how many changes there are, and each of them.
+    let (body, malformed) = (bytes.get(1..).unwrap_or_default(), |_| RecordError::Malformed);
+    number(bytes)?;
+    let ((_, count), mut rest) = postcard::take_from_bytes::<(u64, u64)>(body).map_err(malformed)?;
+    let mut left = count;
+    Ok(std::iter::from_fn(move || {
+        if left == 0 {
+            return (!std::mem::take(&mut rest).is_empty()).then_some(Err(RecordError::Malformed));
         }
-    }
-    Ok((logged.seq, batch))
+        left -= 1;
+        let next = postcard::take_from_bytes(rest).map_err(malformed);
+        (left, rest) = next.as_ref().map_or((0, &[][..]), |(_, rest)| (left, *rest));
+        Some(next.map(|(change, _)| change))
+    }))
 }
 
 #[cfg(test)]
@@ -92,9 +99,17 @@ mod tests {
         batch.remove(*b"r");
         let bytes = encode(9, &batch);
         assert_eq!(bytes, [record::RECORD_VERSION, 9, 2, 1, b'k', 1, 1, b'v', 1, b'r', 0]);
-        assert_eq!(decode(&bytes).expect("decode"), (9, batch));
+        let all = |bytes| {
+            changes(bytes)?
+                .map(|change| change.map(|(key, value)| (key.to_vec(), value.map(<[u8]>::to_vec))))
+                .collect()
+        };
+        type Owned = (Vec<u8>, Option<Vec<u8>>);
+        let decode = |bytes| -> Result<Vec<Owned>, RecordError> { all(bytes) };
+        assert_eq!(decode(&bytes).expect("decode"), batch.into_changes().collect::<Vec<_>>());
         assert_eq!(number(&bytes), Ok(9));
-        assert!(decode(&bytes[..5]).is_err());
+        (0..bytes.len()).for_each(|cut| assert!(decode(&bytes[..cut]).is_err(), "cut at {cut}"));
+        assert!(decode(&[&bytes[..], &[0]].concat()).is_err(), "more than it says");
         assert!([&[][..], &[record::RECORD_VERSION], &[9, 9]].iter().all(|bytes| number(bytes).is_err()));
     }
 }

@@ -1,6 +1,6 @@
 //! The store on a disk: a log of batches, a checkpoint of what they made, and what lies between in memory.
 //!
-//! * `tail`, `logged` the log: a batch is in it before anybody sees it
+//! * `tail`, `logged` the log: a batch is in it before anybody sees it; `direct` what was synced without waiting for its sync
 //! * `overlay` what was committed since the last checkpoint, in memory
 //! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` and the map of pages
 //!   (`page_map`) what is told of it
@@ -8,7 +8,7 @@
 //!
 //! # How it works
 //! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
-//! syncs the log: one sync. When the active overlay is large enough, a thread freezes it, turns the log to its
+//! syncs the log: one sync. Who does not want to block has a direct write to make instead (`begin_sync`), if that is possible. When the active overlay is large enough, a thread freezes it, turns the log to its
 //! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
 //! the overlay is dropped, and the log's first file is written over next time. `settle`, at a clean stop, does so with all there is, so that the next start has no
 //! log to read.
@@ -18,10 +18,11 @@
 //! | the store died | is found | opening |
 //! | --- | --- | --- |
 //! | before a batch was whole in the log | a torn end | ends there; nobody was told |
-//! | after that | the batch, after a kill; after a power loss if it was synced | applies it |
-//! | while a checkpoint was written | the one before; both log files | applies both |
+//! | after that | the batch, after a kill; after a power loss if it was synced | puts it, and goes on behind it |
+//! | while a checkpoint was written | the one before; both log files | puts both, and makes the checkpoint |
 //! | after it was durable | the new one; both log files | skips what it has |
-//! | while opening, before the log's new life began | the checkpoint that opening made; the old log | as above |
+//! | by a power loss that left records behind a gap, or only in a direct write | what comes before the gap | makes a checkpoint of it, and begins the log anew, in another life |
+//! | while that was done | that checkpoint; the old log | skips what it has |
 //! | with a damaged header, block or record | sums or numbers that do not fit | refuses, or an error where it is read |
 //!
 //! # Failure
@@ -33,22 +34,31 @@
 //! see `overlay_most_bytes`.
 
 mod checkpoint;
+mod direct;
+#[cfg(test)]
+mod direct_tests;
 mod flushed;
 mod logged;
+#[cfg(test)]
+pub mod made;
 mod overlay;
 #[cfg(test)]
 mod pages_tests;
+mod replay;
+mod short_key;
 mod space;
 mod spare;
 mod summed_file;
+mod syncs;
 mod tail;
 mod tally;
 #[cfg(test)]
 mod tests;
 
 use super::page_map::PartVisitor;
-use super::store::{Batch, Direction, Store, StoreError, StoreFigures, Visitor};
+use super::store::{Batch, DirectSync, Direction, Store, StoreError, StoreFigures, SyncStep, Visitor};
 use checkpoint::{Checkpoint, Snapshot};
+use direct::Direct;
 use flushed::Flushed;
 use overlay::{Layers, Overlay};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -105,6 +115,8 @@ pub struct DiskOptions {
     pub checkpoint_bytes: u64,
     /// An opening makes the file of records smaller if so much of it, and most of it, is empty.
     pub give_back_least_bytes: u64,
+    /// Of each of the two files that syncs by direct writes go to; a power of two.
+    pub direct_bytes: u64,
 }
 
 impl Default for DiskOptions {
@@ -115,6 +127,7 @@ impl Default for DiskOptions {
             reserve_bytes: RESERVE_BYTES,
             checkpoint_bytes: CHECKPOINT_BYTES,
             give_back_least_bytes: GIVE_BACK_LEAST_BYTES,
+            direct_bytes: direct::FILE_BYTES,
         }
     }
 }
@@ -128,6 +141,7 @@ struct Last {
     /// Number of the last batch.
     batch: u64,
     tail: Tail,
+    direct: Direct,
     /// A checkpoint is asked for, although none is due.
     is_wanted: bool,
 }
@@ -154,6 +168,8 @@ struct Shared {
     /// that who has seen its batch committed sees it here.
     committed: AtomicU64,
     persistent: AtomicU64,
+    /// Number of the last batch that survives one in the log or a checkpoint. As `persistent`.
+    settled: AtomicU64,
     /// Set once, by whoever fails first; read before each batch. Relaxed: it guards no other memory.
     poisoned: AtomicBool,
 }
@@ -211,6 +227,7 @@ impl DiskStore {
                     (options.checkpoint_bytes / FILLS_PER_CHECKPOINT).clamp(512, FILL_MOST_BYTES),
                 )
                 .map_err(opened)?,
+                direct: Direct::new(options.direct_bytes),
                 is_wanted: false,
             }),
             turned: Condvar::new(),
@@ -222,9 +239,10 @@ impl DiskStore {
             path: path.to_path_buf(),
             committed: AtomicU64::new(applied),
             persistent: AtomicU64::new(applied),
+            settled: AtomicU64::new(applied),
             poisoned: AtomicBool::new(false),
         };
-        shared.redo()?;
+        let frozen = shared.redo()?;
         // The names of the files, and the directory's own.
         let sync = |path: &Path| File::open(path).and_then(|directory| directory.sync_all());
         sync(path).map_err(|e| backend("sync the directory", e))?;
@@ -233,7 +251,7 @@ impl DiskStore {
         }
         let shared = Arc::new(shared);
         let worker = shared.clone();
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || worker.run());
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || worker.run(frozen));
         Ok(Self { shared, thread: Some(thread.map_err(|e| backend("start a thread", e))?) })
     }
 }
@@ -291,16 +309,16 @@ impl Shared {
         self.layers.read().clone()
     }
 
-    /// Applies what the log has and the checkpoint has not, makes a checkpoint of it, and begins the log anew.
-    fn redo(&self) -> Result<(), StoreError> {
+    /// Puts what the log has and the checkpoint has not. Gives what a checkpoint was being made of.
+    fn redo(&self) -> Result<Option<Frozen>, StoreError> {
         let mut last = self.last.lock();
-        let layers = self.layers();
-        let tail = Tail::read(&self.path, last.batch).map_err(|e| backend("read the log", e))?;
-        if let Some((seq, _)) = tail.last() {
-            last.batch = *seq;
+        let mut layers = self.layers.write();
+        let replay = replay::read(&self.path, last.batch).map_err(|e| backend("read the log", e))?;
+        last.batch = replay.last;
+        if replay.batches > 0 {
             tracing::info!(
-                batches = tail.len(),
-                "metadata: applying what the log has and the checkpoint has not"
+                batches = replay.batches,
+                "metadata: read what the log has and the checkpoint has not"
             );
         }
         let durable = self.flushed.batch();
@@ -312,26 +330,27 @@ impl Shared {
             );
             return Err(backend("open", what));
         }
-        for (_, batch) in tail {
-            layers.active.put(batch);
-        }
-        if !layers.active.is_empty() {
-            self.checkpoint().write(&layers.active, last.batch, &layers.base.tally)?;
-            let base = Arc::new(self.checkpoint().snapshot()?);
-            *self.spare.lock() = Spare::new(&base.tally);
-            *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
+        let mut frozen = None;
+        if let Some(left) = replay.left {
+            last.tail.go_on(left);
+            layers.active = Arc::new(replay.active);
+            frozen = replay.frozen.map(|(frozen, batch)| (Arc::new(frozen), layers.base.clone(), batch));
+            layers.frozen = frozen.as_ref().map(|(frozen, ..)| frozen.clone());
+            for (name, file) in last.tail.begin_sync() {
+                self.space.sync(name, &file).map_err(|e| backend("sync the log", e))?;
+            }
+        } else {
+            if !replay.active.is_empty() {
+                self.checkpoint().write(&replay.active, last.batch, &layers.base.tally)?;
+                layers.base = Arc::new(self.checkpoint().snapshot()?);
+                *self.spare.lock() = Spare::new(&layers.base.tally);
+            }
+            last.tail.begin().map_err(|e| backend("empty the log", e))?;
         }
         self.spare.lock().tell(&self.space, &self.path);
         self.committed.store(last.batch, Ordering::Release);
-        self.note_durable(last.batch)?;
-        last.tail.begin().map_err(|e| backend("empty the log", e))
-    }
-
-    /// All batches up to this one survive a power loss.
-    fn note_durable(&self, batch: u64) -> Result<(), StoreError> {
-        self.flushed.note(batch, &self.space).map_err(|e| backend("note what is durable", e))?;
-        self.persistent.fetch_max(batch, Ordering::AcqRel);
-        Ok(())
+        self.note_settled(last.batch)?;
+        Ok(frozen)
     }
 
     /// Space that an overlay's checkpoint takes at most: all pages it changes are written anew before the old ones can be used
@@ -384,11 +403,13 @@ impl Shared {
         }
         let bytes = logged::encode(last.batch + 1, &batch);
         let appended = last.tail.append(&bytes, self.persistent.load(Ordering::Acquire));
-        appended.map_err(|e| match e.kind() {
+        let record = appended.map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => StoreError::Full,
             _ => backend("commit", e),
         })?;
         last.batch += 1;
+        let batch_number = last.batch;
+        last.direct.keep(batch_number, record);
         let active = self.layers.read().active.clone();
         active.put(batch);
         self.committed.store(last.batch, Ordering::Release);
@@ -398,27 +419,10 @@ impl Shared {
         Ok(())
     }
 
-    fn sync_log(&self) -> Result<(), StoreError> {
-        let _one_at_a_time = self.syncing.lock();
-        let (batch, files) = {
-            let mut last = self.last.lock();
-            (last.batch, last.tail.begin_sync())
-        };
-        if files.is_empty() {
-            // What is not in them is in a checkpoint.
-            self.persistent.fetch_max(batch, Ordering::AcqRel);
-            return Ok(());
-        }
-        for (name, file) in files {
-            self.space.sync(name, &file).map_err(|e| backend("sync the log", e))?;
-        }
-        self.note_durable(batch)
-    }
-
-    /// The checkpoint's thread.
-    fn run(&self) {
+    /// The checkpoint's thread. One may have begun before the store was opened.
+    fn run(&self, mut begun: Option<Frozen>) {
         let ended = loop {
-            match self.freeze() {
+            match begun.take().map_or_else(|| self.freeze(), |begun| Ok(Some(begun))) {
                 Ok(Some((frozen, base, batch))) => {
                     if let Err(error) = self.make_checkpoint(&frozen, base, batch) {
                         break Err(error);
@@ -469,7 +473,7 @@ impl Shared {
         drop(base);
         let base = Arc::new(self.checkpoint().snapshot()?);
         self.spare.lock().grow(cost_bytes, &base.tally);
-        self.note_durable(batch)?;
+        self.note_settled(batch)?;
         {
             let mut layers = self.layers.write();
             layers.frozen = None;
@@ -535,12 +539,13 @@ impl Shared {
         let base = Arc::new(self.checkpoint().snapshot()?);
         *spare = Spare::new(&base.tally);
         *self.layers.write() = Layers { active: Arc::default(), frozen: None, base };
-        self.note_durable(last.batch)
+        self.note_settled(last.batch)
     }
 
-    /// Bytes on the disk of the file of records.
-    fn tree_bytes(&self) -> u64 {
-        checkpoint::file_bytes(&self.path)
+    /// Bytes on the disk of the file of records and of the log.
+    fn all_bytes(&self) -> u64 {
+        let last = self.last.lock();
+        checkpoint::file_bytes(&self.path) + last.tail.len_bytes() + last.direct.len_bytes()
     }
 }
 
@@ -570,6 +575,19 @@ impl Store for DiskStore {
     fn flush(&self) -> Result<(), StoreError> {
         self.shared.check()?;
         self.shared.sync_log().map_err(|error| self.shared.poison(error))
+    }
+
+    fn prepare_sync(&self) {
+        self.shared.prepare_sync();
+    }
+
+    fn begin_sync(&self) -> Result<SyncStep, StoreError> {
+        self.shared.check()?;
+        Ok(self.shared.begin_sync())
+    }
+
+    fn end_sync(&self, sync: DirectSync, written: io::Result<()>) -> Result<bool, StoreError> {
+        self.shared.end_sync(sync, written).map_err(|error| self.shared.poison(error))
     }
 
     fn is_durable(&self) -> bool {
@@ -616,7 +634,7 @@ impl Store for DiskStore {
         let layers = shared.layers();
         let (reserve_bound, reserve) = shared.space.reserve_bytes();
         StoreFigures {
-            disk: shared.tree_bytes() + shared.last.lock().tail.len_bytes(),
+            disk: shared.all_bytes(),
             room: shared.space.room_bytes(),
             reserve,
             reserve_bound,
@@ -627,6 +645,6 @@ impl Store for DiskStore {
     }
 
     fn size_on_disk_bytes(&self) -> Result<u64, StoreError> {
-        Ok(self.shared.tree_bytes() + self.shared.last.lock().tail.len_bytes())
+        Ok(self.shared.all_bytes())
     }
 }

@@ -5,16 +5,18 @@
 //! checkpoints do meanwhile, because the layers and the B-tree's snapshot are kept by it.
 
 use super::checkpoint::Snapshot;
+use super::short_key::Key;
 use crate::meta::key::tag;
 use crate::meta::page_map::{NO_PAGES, PageChanges, PartChange, PartVisitor};
 use crate::meta::store::{Batch, Direction, StoreError, Visitor};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory of a record beside its bytes: nodes of the map, two allocations.
+/// Memory of a record beside its bytes, at most: nodes of the map, an allocation.
 const RECORD_OVERHEAD_BYTES: usize = 96;
 /// Records of a layer that a scan copies under its lock at a time: the visitor runs without it, for it may call the store. Few at
 /// first, for many scans end with the first record: each new extent of a batch looks for the one before it.
@@ -22,15 +24,18 @@ const FIRST_CHUNK: usize = 2;
 /// Then twice as many each time, up to this.
 const SCAN_CHUNK: usize = 64;
 
-type Value = Option<Arc<[u8]>>;
-type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+/// None: removed.
+pub type Value = Option<Arc<[u8]>>;
+/// By their keys.
+pub type Records = BTreeMap<Key, Value>;
+type Bounds = (Bound<Key>, Bound<Key>);
 /// Some records; and, if there may be more, the last key up to which these are all.
-type Chunk = (Vec<(Vec<u8>, Value)>, Option<Vec<u8>>);
+type Chunk = (Vec<(Key, Value)>, Option<Key>);
 
 /// One layer.
 #[derive(Debug, Default)]
 pub struct Overlay {
-    records: RwLock<BTreeMap<Vec<u8>, Value>>,
+    records: RwLock<Records>,
     /// Written under the lock, read without; relaxed, for they are only compared with bounds.
     bytes: AtomicU64,
     /// Records of extents.
@@ -45,7 +50,31 @@ fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
     RECORD_OVERHEAD_BYTES + key.len() + value.map_or(0, <[u8]>::len)
 }
 
+/// Bytes of an image of a page.
+fn image_bytes(key: &[u8], value: Option<&[u8]>) -> u64 {
+    if key.first() == Some(&tag::IMAGE) { value.map_or(0, |value| value.len() as u64) } else { 0 }
+}
+
 impl Overlay {
+    /// One that has these.
+    pub fn of(records: Records) -> Self {
+        let made = Self::default();
+        let (mut bytes, mut extents, mut images, mut removed) = (0, 0, 0, 0);
+        for (key, value) in &records {
+            let (key, value) = (key.as_slice(), value.as_deref());
+            bytes += weight(key, value) as u64;
+            extents += u64::from(key.first() == Some(&tag::EXTENT));
+            images += image_bytes(key, value);
+            removed += u64::from(value.is_none());
+        }
+        made.bytes.store(bytes, Ordering::Relaxed);
+        made.extents.store(extents, Ordering::Relaxed);
+        made.images.store(images, Ordering::Relaxed);
+        made.removed.store(removed, Ordering::Relaxed);
+        *made.records.write() = records;
+        made
+    }
+
     /// Puts a batch; readers of single records see all of it or nothing.
     pub fn put(&self, batch: Batch) {
         let mut records = self.records.write();
@@ -54,18 +83,21 @@ impl Overlay {
         let mut removed = self.removed.load(Ordering::Relaxed);
         for (key, value) in batch.into_changes() {
             bytes += weight(&key, value.as_deref()) as u64;
-            let (key_len, kind) = (key.len(), key.first().copied());
-            let is_image = kind == Some(tag::IMAGE);
-            images += value.as_ref().filter(|_| is_image).map_or(0, |value| value.len() as u64);
+            images += image_bytes(&key, value.as_deref());
             removed += u64::from(value.is_none());
-            if let Some(old) = records.insert(key, value.map(Into::into)) {
-                let is_removal = old.is_none();
-                let old_len = old.map_or(0, |old| old.len());
-                bytes -= (RECORD_OVERHEAD_BYTES + key_len + old_len) as u64;
-                images -= if is_image { old_len as u64 } else { 0 };
-                removed -= u64::from(is_removal);
-            } else if kind == Some(tag::EXTENT) {
-                self.extents.fetch_add(1, Ordering::Relaxed);
+            let (is_extent, key) = (key.first() == Some(&tag::EXTENT), Key::from(key));
+            match records.entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(value.map(Into::into));
+                    self.extents.fetch_add(u64::from(is_extent), Ordering::Relaxed);
+                }
+                Entry::Occupied(mut place) => {
+                    let old = place.insert(value.map(Into::into));
+                    let (key, old) = (place.key().as_slice(), old.as_deref());
+                    bytes -= weight(key, old) as u64;
+                    images -= image_bytes(key, old);
+                    removed -= u64::from(old.is_none());
+                }
             }
         }
         self.bytes.store(bytes, Ordering::Relaxed);
@@ -113,7 +145,7 @@ impl Overlay {
     /// # Errors
     /// The visitor's.
     pub fn visit<E>(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), E>) -> Result<(), E> {
-        self.records.read().iter().try_for_each(|(key, value)| visit(key, value.as_deref()))
+        self.records.read().iter().try_for_each(|(key, value)| visit(key.as_slice(), value.as_deref()))
     }
 
     /// The next records within the bounds, at most so many.
@@ -129,6 +161,13 @@ impl Overlay {
         let last = (chunk.len() == most).then(|| chunk.last().map(|(key, _)| key.clone())).flatten();
         (chunk, last)
     }
+}
+
+/// Records whose keys begin with a byte.
+fn of_kind(records: &Records, kind: u8) -> impl Iterator<Item = (&[u8], &Value)> {
+    let from = (Bound::Included(&[kind][..]), Bound::Unbounded);
+    let behind = records.range::<[u8], _>(from).map(|(key, value)| (key.as_slice(), value));
+    behind.take_while(move |(key, _)| key.first() == Some(&kind))
 }
 
 /// What a reader looks at.
@@ -161,22 +200,38 @@ impl Layers {
     /// [`StoreError`].
     pub fn count(&self, kind: u8) -> Result<u64, StoreError> {
         let mut count = self.base.tally.count(kind);
-        for (key, value) in self.differing(kind) {
-            let was_there = self.base.get(&key)?.is_some();
-            count = (count + u64::from(value.is_some())).saturating_sub(u64::from(was_there));
-        }
+        self.visit_differing(kind, |_, old, new| {
+            count = (count + u64::from(new.is_some())).saturating_sub(u64::from(old.is_some()));
+        })?;
         Ok(count)
     }
 
-    /// The records of a kind that differ from the checkpoint's, as they are now.
-    fn differing(&self, kind: u8) -> BTreeMap<Vec<u8>, Value> {
-        let mut records = BTreeMap::new();
-        for layer in self.frozen.iter().chain([&self.active]) {
-            let layer = layer.records.read();
-            let of_kind = layer.range(vec![kind]..).take_while(|(key, _)| key.first() == Some(&kind));
-            records.extend(of_kind.map(|(key, value)| (key.clone(), value.clone())));
+    /// Visits the records of a kind that may differ from the checkpoint's: key, what that has, and what there is now. Nothing is committed
+    /// meanwhile.
+    fn visit_differing(
+        &self,
+        kind: u8,
+        mut visit: impl FnMut(&[u8], Option<&[u8]>, Option<&[u8]>),
+    ) -> Result<(), StoreError> {
+        let layers: Vec<_> =
+            self.frozen.iter().chain([&self.active]).map(|layer| layer.records.read()).collect();
+        let mut layers = layers.iter().rev().map(|layer| of_kind(layer, kind).peekable());
+        let (mut above, mut below) = (layers.next(), layers.next());
+        let mut base = self.base.ascending(kind)?;
+        let mut tell = |key: &[u8], value: &Value| {
+            visit(key, base.get(key)?, value.as_deref());
+            Ok(())
+        };
+        for (key, value) in above.iter_mut().flatten() {
+            while let Some((before, value)) =
+                below.as_mut().and_then(|below| below.next_if(|(below, _)| *below < key))
+            {
+                tell(before, value)?;
+            }
+            below.as_mut().and_then(|below| below.next_if(|(below, _)| *below == key));
+            tell(key, value)?;
         }
-        records
+        below.into_iter().flatten().try_for_each(|(key, value)| tell(key, value))
     }
 
     /// Which pages extents name; see [`crate::meta::Store::pages`].
@@ -185,9 +240,7 @@ impl Layers {
     /// [`StoreError`].
     pub fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
         let mut changes = PageChanges::default();
-        for (key, value) in self.differing(tag::EXTENT) {
-            changes.change(&key, self.base.get(&key)?.as_deref(), value.as_deref());
-        }
+        self.visit_differing(tag::EXTENT, |key, old, new| changes.change(key, old, new))?;
         let mut changed = changes.into_parts();
         let mut contradictions = self.base.tally.contradictions;
         let mut tell = |key, mut bits, change: Option<PartChange>| {
@@ -227,14 +280,14 @@ impl Layers {
             Direction::Reverse => one > other,
         };
         let mut below = next_below()?;
-        let mut bounds = (Bound::Included(from.to_vec()), Bound::Excluded(to.to_vec()));
+        let mut bounds = (Bound::Included(from.into()), Bound::Excluded(to.into()));
         let mut most = FIRST_CHUNK;
         loop {
             let (chunk, last) = self.chunk(&bounds, direction, most);
             most = (2 * most).min(SCAN_CHUNK);
-            for (key, value) in chunk {
-                while let Some((below_key, below_value)) = below.take_if(|(below, _)| is_before(below, &key))
-                {
+            for (key, value) in &chunk {
+                let key = key.as_slice();
+                while let Some((below_key, below_value)) = below.take_if(|(below, _)| is_before(below, key)) {
                     if !visit(&below_key, &below_value) {
                         return Ok(());
                     }
@@ -244,7 +297,7 @@ impl Layers {
                     below = next_below()?;
                 }
                 if let Some(value) = value
-                    && !visit(&key, &value)
+                    && !visit(key, value)
                 {
                     return Ok(());
                 }
@@ -253,7 +306,7 @@ impl Layers {
             // `BTreeMap::range` refuses a range excluded on both ends at one key.
             match direction {
                 Direction::Forward => bounds.0 = Bound::Excluded(last),
-                Direction::Reverse if last == from => break,
+                Direction::Reverse if last.as_slice() == from => break,
                 Direction::Reverse => bounds.1 = Bound::Excluded(last),
             }
         }

@@ -210,6 +210,7 @@ fn with_a_file(path: &Path) -> DiskStore {
     batch.put(key::extent(ino, FilePage(0)), record::encode(&extent));
     batch.put(key::NEXT_INO, record::encode(&record::CounterRecord(10)));
     store.commit(batch).expect("commits");
+    store.settle().expect("a checkpoint has it");
     drop(store);
     opened(path)
 }
@@ -294,6 +295,8 @@ fn a_page_that_two_extents_name_is_told_and_mended() {
     let extent = ExtentRecord { pool_page: PoolPage(108), len_pages: 4, state: ExtentState::Written };
     batch.put(key::extent(InodeNo(9), FilePage(20)), record::encode(&extent));
     store.commit(batch).expect("commits");
+    assert_eq!(kept(&store).1, 2, "told while it is in no checkpoint");
+    store.settle().expect("a checkpoint has it");
     drop(store);
     let store = opened(&path);
     assert_eq!(kept(&store).1, 2);

@@ -2,11 +2,11 @@
 //! power loss.
 //!
 //! ```text
-//! tail-0, tail-1:   header, record, record, ...
-//! header            [ magic "CFTAIL04" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
+//! tail-0, tail-1:   header, record, record, ...          (`direct-0`, `direct-1`: see `direct`)
+//! header            [ magic "CFTAIL05" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
 //! record            [ life u64 | persistent u64 | len u32 | crc32c u32 | batch of len bytes (`logged`) ]
 //! ```
-//! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the store is opened,
+//! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the log is begun,
 //! and nobody outside knows it: bytes that a client wrote never pass for a record. `persistent` is the last batch that
 //! was durable when the record was written.
 //!
@@ -25,7 +25,8 @@
 //! * Records that are left behind the last one of a file have numbers that the checkpoint covers: within a life of the log numbers
 //!   only grow, and a file is written over only once a checkpoint that has all of it is durable.
 //! * Both files are empty, durably, before the first new batch of a life: numbers of batches that a power loss took away
-//!   are given out again, and an old record must not pass for a new one.
+//!   are given out again, and an old record must not pass for a new one. A start goes on in a life only if no whole record has such a
+//!   number (`replay`).
 //! * A record is whole, or nothing of this turn comes after it: one that found no space is cut off again.
 //!
 //! # A torn end and rot
@@ -37,26 +38,24 @@
 //! | a number is missing, and some record says that it was durable | rot | the store does not open |
 //! | a number that the checkpoint has | written before it | skipped |
 //! | a header that is not one, beside a good one | rot where nothing is lost | the other one's life counts |
-//! | no file has a header | the power failed while a store was opened: all was in the checkpoint | nothing |
+//! | no file has a header | the power failed while a log was begun: all was in the checkpoint | nothing |
 //!
-//! As in the redo log, nobody can tell the last durable record from one that was under way.
+//! Nobody can tell the last durable record from one that was under way.
 
-use super::logged::{self, LogError};
 use super::space::Space;
-use crate::meta::store::Batch;
 use cuttlefs_common::world::{Random, SystemRandom};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-const FILES: [&str; 2] = ["tail-0", "tail-1"];
-const MAGIC: [u8; 8] = *b"CFTAIL04";
+pub const FILES: [&str; 2] = ["tail-0", "tail-1"];
+const MAGIC: [u8; 8] = *b"CFTAIL05";
 /// The version in it.
-const VERSION: &str = "04";
+pub const VERSION: &str = "05";
 /// What all versions begin with; two digits follow.
 const FAMILY: &[u8] = b"CFTAIL";
-const HEADER_BYTES: usize = 24;
+pub const HEADER_BYTES: usize = 24;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
 /// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.
@@ -84,8 +83,20 @@ pub struct Tail {
     space: Arc<Space>,
 }
 
+/// The files as a process left them that was killed, or stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    pub life: u64,
+    /// Which of them batches go to.
+    pub current: usize,
+    /// Where the next record of each goes to: what is before it is needed.
+    pub lens: [u64; 2],
+    /// Bytes of each.
+    pub filled: [u64; 2],
+}
+
 impl Tail {
-    /// Opens the files, making them if they are not there. Nothing is appended before `begin`.
+    /// Opens the files, making them if they are not there. Nothing is appended before `go_on` or `begin`.
     ///
     /// # Errors
     /// [`io::Error`].
@@ -101,66 +112,21 @@ impl Tail {
         Ok(Self { files, lens, filled, fill_bytes, unsynced, current: 0, life, space })
     }
 
-    /// What is in the files of `directory`: batches that follow `last` without a gap, in order.
-    ///
-    /// # Errors
-    /// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
-    pub fn read(directory: &Path, last: u64) -> Result<Vec<(u64, Batch)>, LogError> {
-        let mut files = Vec::new();
-        for name in FILES {
-            match std::fs::read(directory.join(name)) {
-                Ok(bytes) => files.push(bytes),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if let Some(found) = files.iter().find_map(|bytes| other_version_of(bytes)) {
-            return Err(LogError::Version { found, known: VERSION });
-        }
-        let any = files.iter().find_map(|bytes| life_of(bytes));
-        let (mut found, mut durable) = (Vec::new(), 0);
-        for bytes in &files {
-            let Some(life) = life_of(bytes).or(any) else { continue };
-            for record in records(life, bytes.get(HEADER_BYTES..).unwrap_or_default()) {
-                durable = durable.max(record.persistent);
-                // Most of a file may be what the checkpoint has.
-                if logged::number(record.batch)? > last {
-                    found.push(logged::decode(record.batch)?);
-                }
-            }
-        }
-        found.sort_by_key(|(seq, _)| *seq);
-        let mut batches = Vec::new();
-        let mut next = last + 1;
-        for (seq, batch) in found {
-            if seq < next {
-                // A copy of a record: contents of files are in records, too, and bytes of a torn one are looked through.
-                continue;
-            }
-            if seq != next {
-                tracing::warn!(
-                    expected = next,
-                    found = seq,
-                    "metadata's tail has a gap; what follows it was never durable"
-                );
-                break;
-            }
-            batches.push((seq, batch));
-            next += 1;
-        }
-        if durable >= next {
-            return Err(LogError::Damaged { missing: next, durable });
-        }
-        Ok(batches)
+    /// Goes on where a process left the files.
+    pub fn go_on(&mut self, left: Left) {
+        (self.life, self.current, self.lens, self.filled) = (left.life, left.current, left.lens, left.filled);
+        // It may have synced none of it.
+        self.unsynced = left.lens.map(|len| len > HEADER_BYTES as u64);
     }
 
-    /// Appends a batch; `persistent` is the last one that is durable by now.
+    /// Appends a batch; `persistent` is the last one that is durable by now. Gives its record.
     ///
     /// # Errors
     /// [`io::Error`]; if it is `StorageFull` the file is as before, else nothing may be appended any more.
-    pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<()> {
+    pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<Vec<u8>> {
         let mut bytes = framed(self.life, persistent, batch);
-        let end = self.lens[self.current] + bytes.len() as u64;
+        let record_bytes = bytes.len();
+        let end = self.lens[self.current] + record_bytes as u64;
         self.fill_to(end);
         // To the end of its last page of the kernel's cache, which need not be read then to be changed in part.
         bytes.resize(bytes.len() + (end.next_multiple_of(CACHE_PAGE_BYTES) - end) as usize, 0);
@@ -179,7 +145,8 @@ impl Tail {
             }
             Err(_) => {}
         }
-        written
+        bytes.truncate(record_bytes);
+        written.map(|()| bytes)
     }
 
     /// Fills the current file with zeros if it ends before this place, and there is plenty of room. It goes without, too.
@@ -267,7 +234,7 @@ fn header(life: u64) -> [u8; HEADER_BYTES] {
     header_of(MAGIC, life)
 }
 
-fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
+pub fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(&magic);
     bytes[8..16].copy_from_slice(&life.to_le_bytes());
@@ -276,14 +243,15 @@ fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-fn life_of(bytes: &[u8]) -> Option<u64> {
+/// The life of a file that begins so, if its header is good.
+pub fn life_of(bytes: &[u8]) -> Option<u64> {
     let found = bytes.first_chunk::<HEADER_BYTES>()?;
     let life = u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"));
     (*found == header(life)).then_some(life)
 }
 
 /// The version of a header that is good, but for being of another one. What rots is no other version.
-fn other_version_of(bytes: &[u8]) -> Option<String> {
+pub fn other_version_of(bytes: &[u8]) -> Option<String> {
     let found = bytes.first_chunk::<HEADER_BYTES>()?;
     let (magic, life) = (found.first_chunk::<8>()?, found[8..16].first_chunk::<8>()?);
     let is_header = *found == header_of(*magic, u64::from_le_bytes(*life));
@@ -291,7 +259,7 @@ fn other_version_of(bytes: &[u8]) -> Option<String> {
     (is_header && is_other).then(|| String::from_utf8_lossy(&magic[FAMILY.len()..]).into_owned())
 }
 
-fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
+pub fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FRAME_BYTES + batch.len());
     bytes.extend_from_slice(&life.to_le_bytes());
     bytes.extend_from_slice(&persistent.to_le_bytes());
@@ -303,9 +271,28 @@ fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
 }
 
 /// A whole record.
-struct Record<'a> {
-    persistent: u64,
-    batch: &'a [u8],
+pub struct Record<'a> {
+    /// The last batch that was durable when it was written.
+    pub persistent: u64,
+    /// `logged`.
+    pub batch: &'a [u8],
+}
+
+impl Record<'_> {
+    /// Its batch's number.
+    #[cfg(test)]
+    pub fn number(&self) -> u64 {
+        super::logged::number(self.batch).expect("a batch")
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        FRAME_BYTES + self.batch.len()
+    }
+}
+
+/// The record of this life at the start of `bytes`.
+pub fn record_of(life: u64, bytes: &[u8]) -> Option<Record<'_>> {
+    if bytes.starts_with(&life.to_le_bytes()) { record_at(bytes) } else { None }
 }
 
 /// The record at the start of `bytes`, which has the right life.
@@ -318,16 +305,15 @@ fn record_at(bytes: &[u8]) -> Option<Record<'_>> {
     (crc == number(CRC_AT)).then_some(Record { persistent, batch })
 }
 
-/// All whole records of a life, also behind bytes that are none.
-fn records(life: u64, bytes: &[u8]) -> Vec<Record<'_>> {
-    let life = life.to_le_bytes();
+/// All whole records of a life in a file, also behind bytes that are none, each with the place behind it.
+pub fn records(life: u64, bytes: &[u8]) -> Vec<(usize, Record<'_>)> {
     let mut found = Vec::new();
-    let mut at = 0;
+    let mut at = HEADER_BYTES;
     while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= FRAME_BYTES) {
-        match rest.starts_with(&life).then(|| record_at(rest)).flatten() {
+        match record_of(life, rest) {
             Some(record) => {
-                at += FRAME_BYTES + record.batch.len();
-                found.push(record);
+                at += record.len_bytes();
+                found.push((at, record));
             }
             None => at += 1,
         }
@@ -336,305 +322,4 @@ fn records(life: u64, bytes: &[u8]) -> Vec<Record<'_>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FILL: u64 = 4096;
-
-    fn batch(number: u8) -> Batch {
-        let mut batch = Batch::default();
-        batch.put([number], vec![number; 5]);
-        batch
-    }
-
-    fn logged(number: u8) -> Vec<u8> {
-        logged::encode(u64::from(number), &batch(number))
-    }
-
-    /// Nothing is durable by then.
-    fn append(tail: &mut Tail, number: u8) {
-        tail.append(&logged(number), 0).expect("append");
-    }
-
-    fn begun(directory: &Path) -> Tail {
-        let space = Arc::new(Space::open(directory, 0).expect("space"));
-        let mut tail = Tail::open(directory, space, FILL).expect("open");
-        tail.begin().expect("begin");
-        tail
-    }
-
-    /// The bytes of a file up to where its records end, and all of them.
-    fn used(tail: &Tail, at: &Path) -> (Vec<u8>, Vec<u8>) {
-        let all = std::fs::read(at.join(FILES[tail.current])).expect("read");
-        assert_eq!(all.len() as u64, tail.filled[tail.current]);
-        (all[..tail.lens[tail.current] as usize].to_vec(), all)
-    }
-
-    fn numbers(directory: &Path, last: u64) -> Vec<u64> {
-        let read = Tail::read(directory, last).expect("read");
-        for (seq, found) in &read {
-            assert_eq!(*found, batch(*seq as u8));
-        }
-        read.into_iter().map(|(seq, _)| seq).collect()
-    }
-
-    #[test]
-    fn what_follows_is_read_in_order_over_both_files() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        assert_eq!(numbers(at, 0), [0u64; 0], "no files, no batches");
-        let mut tail = begun(at);
-        assert_eq!(numbers(at, 0), [0u64; 0]);
-        (1..=3).for_each(|number| append(&mut tail, number));
-        tail.turn();
-        (4..=5).for_each(|number| append(&mut tail, number));
-        assert_eq!(numbers(at, 0), [1, 2, 3, 4, 5], "killed in a checkpoint");
-        assert_eq!(numbers(at, 2), [3, 4, 5], "the checkpoint has the first two");
-        assert_eq!(numbers(at, 5), [0u64; 0]);
-        tail.give_up_the_other().expect("given up");
-        assert_eq!(numbers(at, 3), [4, 5], "killed after the checkpoint: what it has is skipped");
-        tail.turn();
-        append(&mut tail, 6);
-        assert_eq!(numbers(at, 3), [4, 5, 6], "turned back: the first record is written over");
-        assert_eq!(numbers(at, 0), [0u64; 0], "and missed by who has no checkpoint");
-        tail.begin().expect("empty");
-        assert_eq!(numbers(at, 0), [0u64; 0]);
-    }
-
-    #[test]
-    fn a_file_that_is_written_over_keeps_its_length_and_is_torn_anywhere() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let mut tail = begun(at);
-        // Of different lengths, so that new records end in the midst of old ones.
-        let long = |number: u8| {
-            let mut batch = Batch::default();
-            batch.put([number], vec![number; 40 + 7 * usize::from(number)]);
-            logged::encode(u64::from(number), &batch)
-        };
-        (1..=9).for_each(|number| tail.append(&long(number), 0).expect("append"));
-        tail.turn();
-        append(&mut tail, 10);
-        tail.give_up_the_other().expect("given up");
-        tail.turn();
-        let before = used(&tail, at).1;
-        let mut written_over = Vec::new();
-        for number in 11..=14 {
-            append(&mut tail, number);
-            written_over.push(tail.lens[tail.current] as usize);
-        }
-        let after = used(&tail, at).1;
-        assert_eq!(before.len(), after.len(), "no sync of this has anything but data to write");
-        for cut in HEADER_BYTES..=*written_over.last().expect("some") {
-            let torn = [&after[..cut], &before[cut..]].concat();
-            std::fs::write(at.join("tail-0"), torn).expect("write");
-            let whole = written_over.iter().filter(|end| **end <= cut).count() as u64;
-            assert_eq!(numbers(at, 9), (10..=10 + whole).collect::<Vec<_>>(), "cut at {cut}");
-        }
-    }
-
-    #[test]
-    fn without_plenty_of_room_nothing_is_filled_and_nothing_kept() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let mut tail = begun(at);
-        append(&mut tail, 1);
-        assert_eq!(tail.filled, [2 * FILL, HEADER_BYTES as u64], "the one is filled, the other not yet");
-        tail.space.set_full(true);
-        tail.turn();
-        let refused = tail.append(&logged(2), 0).expect_err("full");
-        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
-        tail.give_up_the_other().expect("given up");
-        assert_eq!(tail.len_bytes(), 2 * HEADER_BYTES as u64);
-        tail.space.set_full(false);
-        append(&mut tail, 2);
-        assert_eq!(numbers(at, 1), [2]);
-    }
-
-    #[test]
-    fn a_copy_of_a_record_in_a_torn_one_ends_nothing() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let mut tail = begun(at);
-        append(&mut tail, 1);
-        append(&mut tail, 2);
-        let log = used(&tail, at).0;
-        // A file that holds a copy of the log is written and synced; the power fails.
-        let mut batch = Batch::default();
-        batch.put(*b"P", log);
-        tail.append(&logged::encode(3, &batch), 0).expect("append");
-        let (log, mut all) = used(&tail, at);
-        all[log.len() - 1] ^= 1;
-        std::fs::write(at.join("tail-0"), all).expect("write");
-        assert_eq!(numbers(at, 0), [1, 2]);
-    }
-
-    #[test]
-    fn a_torn_end_is_cut_off_anywhere() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let mut tail = begun(at);
-        append(&mut tail, 1);
-        let whole_one = used(&tail, at).0.len();
-        append(&mut tail, 2);
-        let bytes = used(&tail, at).0;
-        for cut in 0..bytes.len() {
-            std::fs::write(at.join("tail-0"), &bytes[..cut]).expect("write");
-            assert_eq!(numbers(at, 0).len(), usize::from(cut >= whole_one), "cut at {cut}");
-            let mut zeros = bytes.clone();
-            zeros[cut..].fill(0);
-            std::fs::write(at.join("tail-0"), &zeros).expect("write");
-            assert!(numbers(at, 0).len() <= 1, "zeros from {cut}");
-        }
-    }
-
-    /// Four records; while the last was written, so many batches were durable.
-    fn four(at: &Path, durable: u64) -> (Vec<u8>, usize) {
-        let mut tail = begun(at);
-        (1..=3).for_each(|number| append(&mut tail, number));
-        tail.append(&logged(4), durable).expect("append");
-        let bytes = used(&tail, at).0;
-        let record = (bytes.len() - HEADER_BYTES) / 4;
-        (bytes, record)
-    }
-
-    #[test]
-    fn rot_in_what_was_durable_is_not_taken_for_the_end() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let (bytes, record) = four(at, 3);
-        for place in HEADER_BYTES..bytes.len() {
-            let mut rotten = bytes.clone();
-            rotten[place] ^= 1 << (place % 8);
-            std::fs::write(at.join("tail-0"), &rotten).expect("write");
-            let hit = ((place - HEADER_BYTES) / record) as u64 + 1;
-            if hit == 4 {
-                // Nobody can tell it from a write that was cut.
-                assert_eq!(numbers(at, 0), [1, 2, 3]);
-                continue;
-            }
-            let read = Tail::read(at, 0);
-            assert!(
-                matches!(read, Err(LogError::Damaged { missing, durable: 3 }) if missing == hit),
-                "byte {place}: {read:?}"
-            );
-            // What the checkpoint has is not missed.
-            assert_eq!(numbers(at, 3), [4]);
-        }
-        // All of the others are gone.
-        let mut gone = bytes.clone();
-        gone[HEADER_BYTES..HEADER_BYTES + 3 * record].fill(0);
-        std::fs::write(at.join("tail-0"), &gone).expect("write");
-        assert!(matches!(Tail::read(at, 0), Err(LogError::Damaged { missing: 1, durable: 3 })));
-    }
-
-    #[test]
-    fn a_sync_that_was_under_way_may_leave_holes() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let (bytes, record) = four(at, 1);
-        for (hole, left) in [(2, vec![1]), (3, vec![1, 2])] {
-            let mut torn = bytes.clone();
-            let from = HEADER_BYTES + (hole - 1) * record;
-            torn[from..from + record].fill(0);
-            std::fs::write(at.join("tail-0"), &torn).expect("write");
-            assert_eq!(numbers(at, 0), left);
-        }
-    }
-
-    #[test]
-    fn a_header_that_rots_loses_nothing() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let (bytes, _) = four(at, 3);
-        for bit in 0..HEADER_BYTES * 8 {
-            let mut rotten = bytes.clone();
-            rotten[bit / 8] ^= 1 << (bit % 8);
-            std::fs::write(at.join("tail-0"), &rotten).expect("write");
-            assert_eq!(numbers(at, 0), [1, 2, 3, 4], "bit {bit}");
-        }
-    }
-
-    #[test]
-    fn a_log_of_another_version_is_refused_and_left_alone() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        append(&mut begun(at), 1);
-        let mut bytes = std::fs::read(at.join("tail-0")).expect("read");
-        bytes[..HEADER_BYTES].copy_from_slice(&header_of(*b"CFTAIL03", 77));
-        std::fs::write(at.join("tail-0"), &bytes).expect("write");
-        let refused = Tail::read(at, 0).expect_err("another version");
-        assert!(matches!(&refused, LogError::Version { found, .. } if found == "03"), "{refused}");
-        assert_eq!(std::fs::read(at.join("tail-0")).expect("read"), bytes);
-    }
-
-    #[test]
-    fn what_a_client_wrote_is_no_record() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let tail = begun(at);
-        // A name or value made to look like one, in a record that a power loss tore.
-        let forged = framed(tail.life ^ 2, u64::MAX, &logged(9));
-        let mut torn = framed(tail.life, 0, &forged);
-        torn.truncate(torn.len() - 1);
-        torn.push(!torn[torn.len() - 1]);
-        std::fs::write(at.join("tail-0"), [&header(tail.life)[..], &torn].concat()).expect("write");
-        assert_eq!(numbers(at, 0), [0u64; 0]);
-    }
-
-    #[test]
-    fn what_finds_no_space_leaves_the_file_as_it_was() {
-        let directory = tempfile::tempdir().expect("directory");
-        let at = directory.path();
-        let mut tail = begun(at);
-        append(&mut tail, 1);
-        // A device that is always full.
-        let whole = std::mem::replace(
-            &mut tail.files[0],
-            Arc::new(File::options().write(true).open("/dev/full").expect("open")),
-        );
-        let refused = tail.append(&logged(2), 0).map_err(|error| error.kind());
-        // Its length cannot be set, so that no more is appended; on a file it can.
-        assert!(refused.is_err());
-        tail.files[0] = whole;
-        append(&mut tail, 2);
-        assert_eq!(numbers(at, 0), [1, 2]);
-    }
-
-    #[test]
-    fn only_what_was_written_to_is_synced() {
-        let directory = tempfile::tempdir().expect("directory");
-        let mut tail = begun(directory.path());
-        assert_eq!(tail.begin_sync().len(), 0);
-        append(&mut tail, 1);
-        tail.turn();
-        assert_eq!(tail.begin_sync().len(), 1);
-        assert_eq!(tail.begin_sync().len(), 0);
-        append(&mut tail, 2);
-        tail.turn();
-        append(&mut tail, 3);
-        assert_eq!(tail.begin_sync().len(), 2);
-    }
-
-    #[test]
-    fn golden_bytes() {
-        let directory = tempfile::tempdir().expect("directory");
-        let mut tail = begun(directory.path());
-        tail.life = 0x0102_0304_0506_0708;
-        tail.begin().expect("begin");
-        tail.append(&logged(7), 6).expect("append");
-        let bytes = used(&tail, directory.path()).0;
-        let mut expected = b"CFTAIL04\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
-        expected.extend_from_slice(&HEADER_CRC.to_le_bytes());
-        expected.extend_from_slice(&[0; 4]);
-        expected.extend_from_slice(&[8, 7, 6, 5, 4, 3, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0]);
-        expected.extend_from_slice(&RECORD_CRC.to_le_bytes());
-        // Batch: version, number 7, one change, key 07, a value of five times 07.
-        expected.extend_from_slice(&[1, 7, 1, 1, 7, 1, 5, 7, 7, 7, 7, 7]);
-        assert_eq!(bytes, expected);
-    }
-
-    // Computed by another implementation.
-    const HEADER_CRC: u32 = 0x963e_b728;
-    const RECORD_CRC: u32 = 0xdfdf_640d;
-}
+pub mod tests;

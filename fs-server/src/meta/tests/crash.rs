@@ -1,14 +1,15 @@
 //! Restarts and crashes: what is there afterwards, and which numbers are never used again.
 
 use super::super::{
-    Batch, Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError, NoteData,
-    Operation, Placed, RequestId, SlotRecord, Store, check,
+    Answer, Batch, Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError,
+    NoteData, Operation, RequestId, Store, check,
 };
 use super::super::{DiskOptions, DiskStore};
 use super::{HASH_KEY, ROOT_USER, USER, World, format};
+use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
 use cuttlefs_common::life::{End, Event, Life};
-use cuttlefs_common::rpc::{NewNode, RenameMode};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{SeededRandom, SystemClock};
 use std::path::Path;
@@ -24,6 +25,7 @@ pub(super) fn options() -> DiskOptions {
         cache_bytes: 8 << 20,
         reserve_bytes: 0,
         checkpoint_bytes: 128 << 10,
+        direct_bytes: 64 << 10,
         ..DiskOptions::default()
     }
 }
@@ -179,24 +181,30 @@ fn a_request_is_remembered_with_what_it_did() {
     assert_eq!(unlink(request(3, 41)), Ok(()));
     assert_eq!(unlink(request(4, 1)), Err(Status::NotFound));
     let make = Operation::Create { parent: ROOT, name: b"f", mode: 0o600, exclusive: true };
-    let caller = Caller { request: Some(request(3, 42)), ..USER };
+    let rights = Rights { read: true, write: false };
+    let caller = Caller { request: Some(request(3, 42)), opens: Some(rights), ..USER };
     let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
     assert!(made.ino > ino);
+    // Whatever becomes of it.
+    let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
+    world.run(&Operation::SetAttr { ino: made.ino, set, commit: None }).expect("chmod");
+    assert_eq!(unlink(request(5, 1)), Ok(()));
     // All of it is there for the next server, and nothing of what was refused.
     let world = World::on(world.store.clone());
-    let done = SlotRecord { seq: 42, ino: Some(made.ino), placed: None };
-    assert_eq!(world.meta.request_done(request(3, 42)), Ok(Some(done)));
-    assert_eq!(world.meta.request_done(request(3, 41)), Ok(None), "it was answered, or 42 had not come");
-    assert_eq!(world.meta.request_done(request(3, 43)), Ok(None));
-    assert_eq!(world.meta.request_done(request(4, 1)), Ok(None));
+    let done = Answer::Opened { attr: made, rights };
+    assert_eq!(world.meta.answer_to(request(3, 42)), Ok(Some(done)));
+    assert_eq!(world.meta.answer_to(request(5, 1)), Ok(Some(Answer::Done)));
+    assert_eq!(world.meta.answer_to(request(3, 41)), Ok(None), "it was answered, or 42 had not come");
+    assert_eq!(world.meta.answer_to(request(3, 43)), Ok(None));
+    assert_eq!(world.meta.answer_to(request(4, 1)), Ok(None));
     world.run(&Operation::PutClient { client: ClientId(7) }).expect("kept");
     world.run(&Operation::PutClient { client: ClientId(8) }).expect("kept");
     assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), true), (ClientId(8), true)]));
     world.run(&Operation::EndSession { client: ClientId(7) }).expect("ended");
     assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), false), (ClientId(8), true)]));
-    assert_eq!(world.meta.request_done(request(3, 42)), Ok(Some(done)), "it may still ask again");
+    assert_eq!(world.meta.answer_to(request(3, 42)), Ok(Some(done)), "it may still ask again");
     world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
-    assert_eq!(world.meta.request_done(request(3, 42)), Ok(None));
+    assert_eq!(world.meta.answer_to(request(3, 42)), Ok(None));
     assert_eq!(world.meta.clients(), Ok(vec![(ClientId(8), true)]));
 }
 
@@ -205,31 +213,26 @@ fn an_append_is_remembered_with_its_bytes_and_never_hides_a_later_request() {
     let world = World::new();
     let request = |slot, seq| RequestId { client: ClientId(7), slot: SlotIndex(slot), seq };
     let (one, two) = (world.file(ROOT, "one"), world.file(ROOT, "two"));
+    let answer = |seq| Answer::Written { offset: 10 * seq, len: 10, size: 10 * seq + 10, change: seq };
     let commit = |ino, appends: &[(u16, u64)]| DataCommit {
         done: appends
             .iter()
-            .map(|(slot, seq)| DoneRequest {
-                request: request(*slot, *seq),
-                placed: Placed { offset: 10 * seq, len: 10 },
-            })
+            .map(|(slot, seq)| DoneRequest { request: request(*slot, *seq), answer: answer(*seq) })
             .collect(),
         ..DataCommit::of_ranges(ino, Vec::new(), 1000)
     };
-    let done = |ino, seq| {
-        Ok(Some(SlotRecord { seq, ino: Some(ino), placed: Some(Placed { offset: 10 * seq, len: 10 }) }))
-    };
     // Slot 1 went from one file to the other; the order of the files says nothing.
     world.meta.commit_data(&[commit(one, &[(1, 9), (2, 3)]), commit(two, &[(1, 8)])]).expect("commit");
-    assert_eq!(world.meta.request_done(request(1, 9)), done(one, 9));
-    assert_eq!(world.meta.request_done(request(1, 8)), Ok(None));
-    assert_eq!(world.meta.request_done(request(2, 3)), done(one, 3));
+    assert_eq!(world.meta.answer_to(request(1, 9)), Ok(Some(answer(9))));
+    assert_eq!(world.meta.answer_to(request(1, 8)), Ok(None));
+    assert_eq!(world.meta.answer_to(request(2, 3)), Ok(Some(answer(3))));
     // Slot 2 made a name after its append, and only then the append is written back.
     let caller = Caller { request: Some(request(2, 5)), ..USER };
     let make = Operation::Create { parent: ROOT, name: b"new", mode: 0o600, exclusive: true };
     let made = world.meta.execute(caller, &make, &|_| false).expect("made").attr.expect("told");
     world.meta.commit_data(&[commit(one, &[(2, 4)])]).expect("commit");
-    let kept = SlotRecord { seq: 5, ino: Some(made.ino), placed: None };
-    assert_eq!(world.meta.request_done(request(2, 5)), Ok(Some(kept)));
+    // Nobody said what it is opened for: it was made, and that is all.
+    assert_eq!(world.meta.answer_to(request(2, 5)), Ok(Some(Answer::Attr(made))));
 }
 
 #[test]

@@ -11,7 +11,7 @@ const EXTENTS: u64 = 5000;
 const KEPT_PAGES: u64 = 101;
 
 #[test]
-fn the_next_server_finishes_a_cut_that_was_begun() {
+pub(super) fn the_next_server_finishes_a_cut_that_was_begun() {
     let store = Arc::new(MemoryStore::new());
     format(&*store);
     let world = World::on(store.clone());

@@ -7,7 +7,7 @@
 
 use super::crash::{copy_files, open, options};
 use super::{USER, World, format};
-use crate::meta::{DataCommit, DiskOptions, DiskStore, Operation, RangeUpdate};
+use crate::meta::{DataCommit, DiskOptions, DiskStore, FlushStep, Operation, RangeUpdate, Store};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
@@ -15,7 +15,7 @@ use cuttlefs_common::world::{Random, SeededRandom};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ROOT: InodeNo = InodeNo::ROOT;
 /// Files that are written after the store was opened.
 const FILES: [&str; 4] = ["records", "tail-0", "tail-1", "flushed"];
+/// Those that direct writes go to, if they were made ready.
+const DIRECT: [&str; 2] = ["direct-0", "direct-1"];
 /// The one that takes the first one's place when it is made smaller, and the directory that says which is which.
 const DRAFT: &str = "records.new";
 const DIRECTORY: &str = "meta";
@@ -108,9 +110,9 @@ struct Watched {
 }
 
 impl Watch {
-    fn new(directory: &tempfile::TempDir, at: PathBuf, seed: u64) -> Arc<Self> {
+    fn new(at: PathBuf, seed: u64) -> Arc<Self> {
         Arc::new(Self {
-            images: directory.path().join("images"),
+            images: at.with_extension("images"),
             random: SeededRandom::new(seed),
             flushed: AtomicU64::new(0),
             files: Mutex::default(),
@@ -129,10 +131,50 @@ impl Watch {
         fs::read(self.at.join(name)).expect("read")
     }
 
+    /// The files that are there.
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        FILES.into_iter().chain(DIRECT.into_iter().filter(|name| self.at.join(name).exists()))
+    }
+
     /// All files as they are, which is certain.
     fn begin(&self) {
-        let now = FILES.map(|name| (name, self.read(name)));
+        let now = self.names().map(|name| (name, self.read(name)));
         self.files.lock().certain.extend(now);
+    }
+
+    /// The same of those that direct writes go to, which were made ready.
+    fn begin_direct(&self) {
+        let now = DIRECT.map(|name| (name, self.read(name)));
+        self.files.lock().certain.extend(now);
+    }
+
+    /// A flush as a worker does it, by a direct write; some are given up. Images are made with nothing of it written, and with
+    /// all of it, so that any of its pieces is there in some. Whoever can block does so where it takes that.
+    fn flush_directly(&self, world: &World, random: &dyn Random, direct: &mut u64) {
+        let is_in = |one_of: u64| random.next_u64().is_multiple_of(one_of);
+        loop {
+            let (flush, write) = match world.meta.begin_flush().expect("begins") {
+                FlushStep::Nothing => return,
+                FlushStep::Block => return world.meta.flush().expect("flush"),
+                FlushStep::Write(flush, write) => (flush, write),
+            };
+            write.file.write_all_at(write.buffer.as_slice(), write.offset).expect("write");
+            if is_in(4) {
+                self.lose("a direct write");
+            }
+            if is_in(8) {
+                continue;
+            }
+            for is_done in [false, true] {
+                DIRECT.iter().for_each(|name| self.told(name, is_done));
+            }
+            assert!(world.meta.end_flush(&flush, Ok(())).expect("ends"));
+            *direct += 1;
+            if flush.is_flush_due() && is_in(2) {
+                world.meta.flush().expect("flush");
+            }
+            return;
+        }
     }
 
     /// A sync of a file begins, or was answered.
@@ -170,7 +212,7 @@ impl Watch {
             torn(certain, now, piece, kept_in_8, &self.random)
         };
         let write = |name, bytes: Vec<u8>| fs::write(image.join(name), bytes).expect("write");
-        FILES.into_iter().for_each(|name| write(name, left(name, &self.read(name))));
+        self.names().for_each(|name| write(name, left(name, &self.read(name))));
         if self.is_renaming(watched) {
             let now = left(DRAFT, &self.read("records"));
             if self.random.next_u64().is_multiple_of(2) {
@@ -187,51 +229,114 @@ impl Watch {
     }
 }
 
-/// Gives how many syncs of the checkpoint there were.
-fn lose_power(seed: u64, names: u64, steps: usize, rounds: u64, one_in: u64) -> u64 {
+/// What is done to a store.
+#[derive(Clone, Copy)]
+struct Run {
+    names: u64,
+    steps: usize,
+    rounds: u64,
+    /// Syncs for one image.
+    one_in: u64,
+    is_direct: bool,
+    /// Power losses behind one another: some images go through the same.
+    losses: u32,
+}
+
+/// Gives how many syncs of the checkpoint there were, and how many by direct writes, if there are any.
+fn lose_power(seed: u64, run: Run) -> (u64, u64) {
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("meta");
     let store = open(&path);
     format(&*store);
-    let watch = Watch::new(&directory, path, seed);
+    store.flush().expect("flush");
+    drop(store);
+    lose_power_at(path, seed, run, 0)
+}
+
+/// Of a store that has so many markers. Between its rounds it is killed, too: what was not synced then is in the page cache still.
+fn lose_power_at(path: PathBuf, seed: u64, run: Run, known: u64) -> (u64, u64) {
+    let watch = Watch::new(path.clone(), seed);
+    watch.flushed.store(known, Ordering::Release);
     watch.begin();
-    let told = watch.clone();
-    store.observe_syncs(Box::new(move |name, is_done| {
-        if !is_done && told.random.next_u64().is_multiple_of(one_in) {
-            told.lose(name);
-        }
-        told.told(name, is_done);
-    }));
-    let world = World::on(store);
     let random = SeededRandom::new(seed + 1);
-    for round in 1..=rounds {
-        churn(&world, &random, names, steps);
-        world.directory(ROOT, &format!("flushed{round}"));
-        world.meta.flush().expect("flush");
-        watch.flushed.store(round, Ordering::Release);
+    let mut direct = 0;
+    let first = known + 1;
+    for lives in [first..first + run.rounds / 2, first + run.rounds / 2..first + run.rounds] {
+        let told = watch.clone();
+        let observer = move |name: &'static str, is_done: bool| {
+            if !is_done && told.random.next_u64().is_multiple_of(run.one_in) {
+                told.lose(name);
+            }
+            told.told(name, is_done);
+        };
+        let store = Arc::new(DiskStore::open_observed(&path, options(), Box::new(observer)).expect("open"));
+        if run.is_direct {
+            store.prepare_sync();
+            watch.begin_direct();
+        }
+        let world = World::on(store);
+        for round in lives {
+            churn(&world, &random, run.names, run.steps);
+            // It may be there from a life that flushed nothing of it.
+            let _ = world.make(ROOT, &format!("flushed{round}"), NewNode::Directory);
+            match run.is_direct {
+                true => watch.flush_directly(&world, &random, &mut direct),
+                false => world.meta.flush().expect("flush"),
+            }
+            watch.flushed.store(round, Ordering::Release);
+        }
+        world.assert_sound();
+        churn(&world, &random, run.names, run.steps / 2);
     }
-    world.assert_sound();
-    drop(world);
     let watched = watch.files.lock();
-    assert!(watched.images.len() > 10, "{} images", watched.images.len());
-    for (image, flushed, what) in &watched.images {
-        let looked = std::panic::catch_unwind(|| {
+    for (number, (image, flushed, what)) in watched.images.iter().enumerate() {
+        let look = || {
             let found = World::on(open(image));
             found.assert_sound();
             for known in 1..=*flushed {
                 found.meta.lookup(ROOT, format!("flushed{known}").as_bytes()).expect("a marker is there");
             }
+            // What is not flushed is there after a kill.
+            let _ = found.make(ROOT, "not flushed", NewNode::File);
+        };
+        let looked = std::panic::catch_unwind(|| {
+            if run.losses > 1 && number % 8 == 1 {
+                let again = image.with_extension("again");
+                copy_files(image, &again);
+                let run = Run { losses: run.losses - 1, rounds: 8, one_in: 3, ..run };
+                lose_power_at(again, seed + number as u64, run, *flushed);
+            }
+            look();
+            look();
+            World::on(open(image)).meta.lookup(ROOT, b"not flushed").expect("it was killed only");
         });
         assert!(looked.is_ok(), "seed {seed}, {}: {what}", image.display());
     }
-    watched.syncs["records"]
+    (watched.syncs.get("records").copied().unwrap_or(0), direct)
 }
 
 #[test]
 fn what_was_flushed_survives_a_power_loss_however_often_space_is_reused() {
-    let syncs = lose_power(7, 1500, 300, 60, 3);
+    let run = Run { names: 1500, steps: 300, rounds: 60, one_in: 3, is_direct: false, losses: 1 };
+    let (syncs, _) = lose_power(7, run);
     // Two each: so often was what the one before had freed written over.
     assert!(syncs > 40, "{syncs} syncs of the checkpoint");
+}
+
+#[test]
+fn what_a_direct_write_made_durable_survives_a_power_loss() {
+    // Little by little, so that both files are written over many times.
+    let run = Run { names: 300, steps: 5, rounds: 500, one_in: 40, is_direct: true, losses: 1 };
+    let (_, direct) = lose_power(1, run);
+    assert!(direct > 300, "{direct} direct writes");
+}
+
+#[test]
+fn what_was_flushed_survives_three_power_losses_and_kills_between_them() {
+    for (seed, is_direct) in [(3, false), (4, true)] {
+        let run = Run { names: 300, steps: 60, rounds: 16, one_in: 3, is_direct, losses: 3 };
+        lose_power(seed, run);
+    }
 }
 
 /// Names that stay, and others among them that go and leave an empty file.
@@ -299,7 +404,7 @@ fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>
     drop(world);
     let len = || fs::metadata(path.join("records")).expect("there").len();
     let before = len();
-    let watch = Watch::new(&directory, path.clone(), seed);
+    let watch = Watch::new(path.clone(), seed);
     watch.begin();
     let told = watch.clone();
     let observer = move |name: &'static str, is_done: bool| {
@@ -313,9 +418,12 @@ fn lose_power_shrinking(seed: u64, missing: &'static str) -> (usize, Vec<String>
     };
     let options = DiskOptions { give_back_least_bytes: 1 << 20, ..options() };
     let store = DiskStore::open_observed(&path, options, Box::new(observer)).expect("open");
-    // Once more what is lost with a log that was emptied too early.
+    // What is lost with a log that a checkpoint in the new file made superfluous.
     let world = World::on(Arc::new(store));
     world.make(ROOT, LATEST, NewNode::File).expect("make");
+    world.meta.flush().expect("flush");
+    world.store.settle().expect("settles");
+    world.unlink(ROOT, LATEST).expect("unlink");
     world.meta.flush().expect("flush");
     drop(world);
     assert!(len() < before / 2, "{before} bytes became {}", len());
@@ -351,6 +459,11 @@ fn a_sync_that_is_missing_while_the_file_is_made_smaller_is_found() {
 fn a_hundred_thousand_names_survive_power_losses() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(1);
     for seed in 0..seeds {
-        lose_power(seed, 100_000, 20_000, 12, 40);
+        let run = Run { names: 100_000, steps: 20_000, rounds: 12, one_in: 40, is_direct: false, losses: 1 };
+        lose_power(seed, run);
+        lose_power(
+            seed,
+            Run { names: 3000, steps: 7, rounds: 20_000, one_in: 200, is_direct: true, losses: 1 },
+        );
     }
 }

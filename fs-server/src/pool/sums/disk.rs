@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //! A batch of reads goes to the device together with the sum blocks that are not in memory, and is verified when it is
-//! there. A batch of writes has its sum blocks first, then its marks (which costs a sync where a region was not being
+//! there. A batch of writes has its sum blocks first, then its marks (which costs a flush of the metadata's log where a region was not being
 //! written lately), then goes to the device; when it is done its sums are in memory, and a sync writes them.
 //!
 //! # Invariants
@@ -20,7 +20,6 @@ use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// What a page is found to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,35 +60,24 @@ impl SummedDisk {
         &self.core.sums
     }
 
-    /// Reads what the last server left; who does not call this pays with the first IO.
-    ///
-    /// # Errors
-    /// A device error, or `IntentsDamaged` within `InvalidData`.
-    pub async fn start(&self) -> io::Result<()> {
-        self.core.sums.read_intents(&self.core.inner).await
-    }
-
     /// Clears marks of regions that are not being written any more; to be called every few seconds.
     ///
     /// # Errors
     /// A device error; marks stay.
     pub async fn sweep(&self) -> io::Result<usize> {
-        self.start().await?;
         if self.core.sums.marks.wants_sync() {
             self.core.sync().await?;
         }
-        self.core.sums.marks.sweep(&self.core.inner, false).await
+        self.core.sums.marks.sweep(false)
     }
 
-    /// A clean end: all sums durable, no region marked but those still to be recovered.
+    /// A clean end: all sums durable, no region marked but those still to be recovered, once the marks' store is flushed.
     ///
     /// # Errors
-    /// A device error; regions stay marked.
+    /// A device error, or the store's; regions stay marked.
     pub async fn finish(&self) -> io::Result<()> {
-        self.start().await?;
         self.core.sync().await?;
-        self.core.sums.marks.sweep(&self.core.inner, true).await?;
-        self.core.inner.sync().await
+        self.core.sums.marks.sweep(true).map(drop)
     }
 
     /// The first region that was being written when the last server went down and was not looked at.
@@ -102,18 +90,6 @@ impl SummedDisk {
     /// All pages of a region were settled.
     pub fn recovered(&self, pages: &Range<u64>) {
         self.core.sums.marks.recovered(self.core.sums.layout.region(PoolPage(pages.start)));
-    }
-
-    /// Goes on as if no region had been marked, where the intents cannot be read; with `write` they are empty on disk, too.
-    ///
-    /// # Errors
-    /// A device error.
-    pub async fn forget_intents(&self, write: bool) -> io::Result<()> {
-        if write {
-            self.core.sums.marks.clear(&self.core.inner).await?;
-        }
-        self.core.sums.is_read.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// Gives pages the sums of what they hold now, whatever that is.
@@ -264,9 +240,6 @@ impl Core {
             };
             abouts.push(About { kind: request.kind, pages, sums });
         }
-        if let Err(error) = self.sums.read_intents(&self.inner).await {
-            return fail_all(batch, &abouts, &error);
-        }
         let blocks = self.sums.blocks_of(abouts.iter().flat_map(|about| about.pages.clone()));
         let mut held = Held::new();
         let writes = abouts.iter().any(|about| about.kind == IoKind::Write);
@@ -335,7 +308,7 @@ impl Core {
         let settled = pages.iter().filter(|page| self.sums.is_settled(PoolPage(**page)));
         let regions: BTreeSet<u64> = settled.map(|page| self.sums.layout.region(PoolPage(*page))).collect();
         if !regions.is_empty()
-            && let Err(error) = self.sums.marks.begin(&self.inner, &regions).await
+            && let Err(error) = self.sums.marks.begin(&regions).await
         {
             return fail_all(batch, &abouts, &error);
         }
@@ -366,7 +339,6 @@ impl Core {
     }
 
     async fn sync(&self) -> io::Result<()> {
-        self.sums.read_intents(&self.inner).await?;
         let covered = self.sums.marks.before_sync();
         self.sums.blocks.flush(&self.inner).await?;
         self.inner.sync().await?;
@@ -376,7 +348,6 @@ impl Core {
 
     /// Reads pages, one by one if they cannot be read together, and judges them.
     async fn look(&self, pages: Range<u64>) -> io::Result<(Vec<(Verdict, u32)>, Held)> {
-        self.sums.read_intents(&self.inner).await?;
         let mut held = Held::new();
         let blocks = self.sums.blocks_of(pages.clone());
         self.sums.blocks.hold(&self.inner, &blocks, &mut held).await?;

@@ -1,6 +1,6 @@
 //! Checksums of pool pages: a CRC32C a page, verified by every read from SSD.
 //!
-//! Owns the sums and the write intents of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with
+//! Owns the sums and the marks of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with
 //! them: what is above it reads and writes pages as ever. docs/ARCHITECTURE.md, "Checksums", has the crash cases.
 //!
 //! # A page's sum
@@ -33,23 +33,22 @@
 mod blocks;
 mod disk;
 mod final_sync;
-/// Intents on disk.
-pub mod intent;
-/// Where sums and intents lie.
+/// Where sums lie.
 pub mod layout;
 mod marks;
+mod memory_marks;
 mod turn;
 
 pub use disk::{SummedDisk, Verdict};
 pub use layout::{REGION_PAGES, SUMS_PER_BLOCK, SumLayout};
-pub use marks::IntentsDamaged;
+pub use marks::MarkStore;
+pub use memory_marks::MemoryMarks;
 
-use super::disk::Disk;
 use blocks::Blocks;
 use cuttlefs_common::ids::{PAGE_SIZE, PoolPage};
 use marks::Marks;
-use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Memory for sum blocks unless told otherwise: the sums of 16 GiB of pages that are in use.
@@ -114,7 +113,7 @@ pub struct SumFigures {
     pub blocks_bound: usize,
 }
 
-/// The sums and intents of a pool.
+/// The sums and marks of a pool.
 #[derive(Debug)]
 pub struct PageSums {
     layout: SumLayout,
@@ -122,25 +121,36 @@ pub struct PageSums {
     marks: Marks,
     /// A bit a page.
     settled: Box<[AtomicU64]>,
-    is_read: AtomicBool,
-    reading: async_lock::Mutex<()>,
     /// Set once, with release, by whoever's sync failed; read with acquire behind every sync.
     sync_failed: AtomicBool,
     counters: Counters,
 }
 
 impl PageSums {
-    /// Of a pool laid out so, in which durable extents say that the pages whose bits are set in `written` are written. `cache_bytes` bounds the
-    /// sum blocks in memory.
-    pub fn new(layout: SumLayout, cache_bytes: usize, mut written: Vec<u64>) -> Self {
+    /// Of a pool laid out so, in which durable extents say that the pages whose bits are set in `written` are written, and `marked` are the
+    /// regions that the server before left marked in `store`. `cache_bytes` bounds the sum blocks in memory.
+    pub fn new(
+        layout: SumLayout,
+        cache_bytes: usize,
+        mut written: Vec<u64>,
+        marked: impl IntoIterator<Item = u64>,
+        store: Arc<dyn MarkStore>,
+    ) -> Self {
         written.resize(layout.pages().div_ceil(64) as usize, 0);
+        let regions = layout.regions();
+        let marks = Marks::new(marked.into_iter().filter(|region| *region < regions), store);
+        let (left, ..) = marks.figures();
+        if left > 0 {
+            tracing::info!(
+                regions = left,
+                "the last server did not stop cleanly; what it was writing is looked at"
+            );
+        }
         Self {
             blocks: Blocks::new(cache_bytes / PAGE_SIZE),
-            marks: Marks::new(&layout),
+            marks,
             layout,
             settled: written.into_iter().map(AtomicU64::new).collect(),
-            is_read: AtomicBool::new(false),
-            reading: async_lock::Mutex::new(()),
             sync_failed: AtomicBool::new(false),
             counters: Counters::default(),
         }
@@ -169,36 +179,6 @@ impl PageSums {
     /// These pages were free and are a file's now: until they are written, nothing durable names their bytes.
     pub fn note_allocated(&self, pages: Range<u64>) {
         pages.for_each(|page| self.set_settled(PoolPage(page), false));
-    }
-
-    /// Reads the intents, once; later calls cost a look.
-    ///
-    /// # Errors
-    /// A device error, or `IntentsDamaged` within `InvalidData`.
-    async fn read_intents(&self, disk: &dyn Disk) -> io::Result<()> {
-        if self.is_read.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let _turn = self.reading.lock().await;
-        if self.is_read.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let damaged = self.marks.read(disk).await?;
-        if damaged > 0 {
-            tracing::warn!(
-                sectors = damaged,
-                "write intents were damaged in one copy; the other one is used"
-            );
-        }
-        let (marked, ..) = self.marks.figures();
-        if marked > 0 {
-            tracing::info!(
-                regions = marked,
-                "the last server did not stop cleanly; what it was writing is looked at"
-            );
-        }
-        self.is_read.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// IOs of requests and of write-back so far: who gives way to them watches it.

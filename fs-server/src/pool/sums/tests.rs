@@ -1,11 +1,10 @@
 //! What is verified, what is accepted, and what a crash may do, on a simulated disk.
 
-use super::intent::SECTOR_BYTES;
 use super::*;
 use crate::bits;
 use crate::pool::aligned_buf::AlignedBuf;
-use crate::pool::disk::{IoBuffer, IoDone, IoKind, IoRequest};
-use crate::pool::simdisk::{SimDisk, SimFault, SimMode};
+use crate::pool::disk::{Disk, IoBuffer, IoDone, IoKind, IoRequest};
+use crate::pool::simdisk::{SECTOR_BYTES, SimDisk, SimFault, SimMode};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::world::{Random, SeededRandom};
@@ -19,21 +18,43 @@ use std::sync::Arc;
 /// Three regions, the last one short.
 const PAGES: u64 = 2 * REGION_PAGES + 40;
 
+/// A disk, and where marks are kept.
+struct Medium {
+    disk: SimDisk,
+    marks: Arc<MemoryMarks>,
+}
+
+impl std::ops::Deref for Medium {
+    type Target = SimDisk;
+
+    fn deref(&self) -> &SimDisk {
+        &self.disk
+    }
+}
+
+impl Medium {
+    fn crash(&self, random: &SeededRandom) {
+        self.disk.crash(random);
+        self.marks.crash(random);
+    }
+}
+
 /// A formatted medium.
-fn medium(seed: u64) -> SimDisk {
+fn medium(seed: u64) -> Medium {
     let layout = SumLayout::new([PAGES]);
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
     let disk = SimDisk::seeded(layout.all_pages(), frames, seed);
     disk.format(&layout);
-    disk
+    Medium { disk, marks: Arc::default() }
 }
 
-fn start(disk: &SimDisk, written: impl IntoIterator<Item = u64>) -> SummedDisk {
+fn start(medium: &Medium, written: impl IntoIterator<Item = u64>) -> SummedDisk {
     let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
     let written = bits::of(PAGES, written.into_iter().map(|page| page..page + 1));
     // One block: all others are read again and again.
-    let sums = PageSums::new(SumLayout::new([PAGES]), PAGE_SIZE, written);
-    SummedDisk::new(Rc::new(disk.clone()), frames, Arc::new(sums))
+    let (layout, marks) = (SumLayout::new([PAGES]), medium.marks.clone());
+    let sums = PageSums::new(layout, PAGE_SIZE, written, marks.marked(), marks);
+    SummedDisk::new(Rc::new(medium.disk.clone()), frames, Arc::new(sums))
 }
 
 fn stamp(page: u64, version: u8) -> [u8; PAGE_SIZE] {
@@ -63,7 +84,7 @@ fn put(disk: &SummedDisk, page: u64, version: u8) {
         .for_each(|done| done.result.expect("written"));
 }
 
-fn flip(disk: &SimDisk, page: u64, bit: usize) {
+fn flip(disk: &Medium, page: u64, bit: usize) {
     let mut bytes: [u8; PAGE_SIZE] = disk.peek(page).try_into().expect("a page");
     bytes[bit / 8] ^= 1 << (bit % 8);
     disk.poke(page, &bytes);
@@ -121,47 +142,21 @@ fn rot_is_an_error_of_its_page_alone() {
     assert!(read(&start(&disk, 0..10), 1, 1).result.is_err());
 }
 
+/// A server is killed between a mark and its flush: the next one reads it, but a power loss may still take it.
 #[test]
-fn intents_survive_the_rot_of_one_copy_and_not_of_both() {
-    let disk = medium(3);
-    let summed = start(&disk, []);
-    put(&summed, 1, 1);
-    block_on(summed.sync()).expect("synced");
-    put(&summed, 1, 2);
-    block_on(summed.sync()).expect("synced");
-    // Killed: the region is marked. Its intents are the last two pages.
-    let [a, b] = SumLayout::new([PAGES]).intent_blocks().next().expect("one block").copies;
-    flip(&disk, a, 12 * 8);
-    let next = start(&disk, [1]);
-    block_on(next.start()).expect("the other copy will do");
-    assert_eq!(next.sums().figures().recovering_regions, 1);
-    flip(&disk, b, 13 * 8 + 1);
-    let error = block_on(start(&disk, [1]).start()).expect_err("both are damaged");
-    assert!(error.to_string().contains("fsck"), "{error}");
-    assert!(read(&start(&disk, [1]), 1, 1).result.is_err(), "nothing is served");
-    flip(&disk, a, 12 * 8);
-    block_on(start(&disk, [1]).start()).expect("one is whole");
-}
-
-/// A server is killed between the write of a mark and its sync: the next one reads it, but the device may still lose it.
-#[test]
-fn a_mark_that_a_killed_server_did_not_sync_is_synced_before_it_is_relied_upon() {
+fn a_mark_that_a_killed_server_did_not_flush_is_flushed_before_it_is_relied_upon() {
     for seed in 0..40 {
         let disk = medium(seed);
         let summed = start(&disk, []);
         put(&summed, 1, 1);
         block_on(summed.sync()).expect("synced");
-        disk.set_mode(SimMode::Deferred);
+        disk.marks.be_late(true);
         {
             let mut overwriting = pin!(summed.submit(vec![write(1, 2)]));
-            while disk.counters().writes < 4 {
-                assert!(block_on(poll_once(&mut overwriting)).is_none(), "a mark comes first");
-                disk.step();
-            }
+            assert!(block_on(poll_once(&mut overwriting)).is_none(), "a mark comes first");
         }
-        disk.kill(&SeededRandom::new(seed));
-        disk.set_mode(SimMode::AtOnce);
-        assert_eq!(disk.counters().syncs, 1, "the mark is written twice, and not synced");
+        disk.marks.be_late(false);
+        assert_eq!((disk.marks.marked(), disk.marks.flushes()), (BTreeSet::from([0]), 0));
         let next = start(&disk, [1]);
         put(&next, 1, 3);
         disk.crash(&SeededRandom::new(seed));
@@ -171,29 +166,39 @@ fn a_mark_that_a_killed_server_did_not_sync_is_synced_before_it_is_relied_upon()
 }
 
 #[test]
-fn a_mark_costs_one_sync_and_a_hot_region_none() {
+fn a_mark_costs_one_flush_and_a_hot_region_none() {
     let disk = medium(0);
     let summed = start(&disk, []);
     (0..4).for_each(|page| put(&summed, page, 1));
     assert_eq!(disk.counters().syncs, 0, "pages that nothing names need no mark");
     block_on(summed.sync()).expect("synced");
     (0..4).for_each(|page| put(&summed, page, 2));
-    assert_eq!((disk.counters().syncs, summed.sums().figures().mark_waits), (2, 1));
+    assert_eq!((disk.marks.flushes(), summed.sums().figures().mark_waits), (1, 1));
     for _ in 0..3 {
         put(&summed, 1, 3);
         block_on(summed.sweep()).expect("swept");
         assert_eq!(summed.sums().figures().marked_regions, 1, "it is hot");
     }
-    assert_eq!(disk.counters().syncs, 2);
+    assert_eq!((disk.marks.flushes(), disk.counters().syncs), (1, 1));
     for _ in 0..2 {
         block_on(summed.sweep()).expect("swept");
     }
-    assert_eq!((summed.sums().figures().marked_regions, disk.counters().syncs), (0, 3));
+    assert_eq!((summed.sums().figures().marked_regions, disk.counters().syncs), (0, 2));
+    assert!(disk.marks.marked().is_empty());
     put(&summed, 1, 4);
-    assert_eq!(disk.counters().syncs, 4);
+    assert_eq!(disk.marks.flushes(), 2);
     summed.sums().note_allocated(300..302);
     put(&summed, 300, 1);
-    assert_eq!(disk.counters().syncs, 4);
+    assert_eq!((disk.marks.flushes(), disk.counters().syncs), (2, 2));
+    // All regions of a batch at once.
+    block_on(summed.sync()).expect("synced");
+    for _ in 0..3 {
+        block_on(summed.sweep()).expect("swept");
+    }
+    block_on(summed.submit(vec![write(1, 5), write(300, 5)]))
+        .into_iter()
+        .for_each(|done| done.result.expect("written"));
+    assert_eq!((disk.marks.flushes(), disk.marks.marked()), (3, BTreeSet::from([0, 1])));
 }
 
 #[test]
@@ -212,9 +217,13 @@ fn a_failed_write_leaves_a_page_without_a_sum() {
     assert_eq!(block_on(next.settle(1..2)).expect("settled"), 1);
     assert_eq!(block_on(next.examine(1..2)).expect("looked"), [Verdict::Good]);
     // A mark or a sum that cannot be written fails what needs it.
-    disk.inject(SimFault { pages: PAGES..PAGES + 9, kind: Some(IoKind::Write), errno: libc::EIO, times: 99 });
+    disk.marks.fail(true);
     assert!(block_on(next.submit(vec![write(1, 3)]))[0].result.is_err());
     assert_eq!(bytes(&read(&next, 1, 1)), stamp(1, 1), "it was not begun");
+    assert_eq!(next.sums().figures().marked_regions, 0);
+    disk.marks.fail(false);
+    disk.inject(SimFault { pages: PAGES..PAGES + 9, kind: Some(IoKind::Write), errno: libc::EIO, times: 99 });
+    put(&next, 1, 3);
     assert!(block_on(next.sync()).is_err());
 }
 
@@ -238,23 +247,19 @@ fn an_abandoned_write_leaves_its_region_marked() {
     assert_eq!(summed.sums().figures().marked_regions, 1);
 }
 
-/// A device reports once that it lost something; a mark's sync that hears of it must not be the only one that knows.
+/// A device reports once that it lost something; a sync that hears of it must not be the only one that knows.
 #[test]
-fn a_marks_sync_that_fails_is_everybodys_and_for_good() {
+fn a_sync_that_fails_is_everybodys_and_for_good() {
     let disk = medium(0);
     let (summed, other) = {
         let summed = start(&disk, []);
         let frames = Arc::new(SharedMemory::new("frames", PAGE_SIZE).expect("memfd"));
-        let other = SummedDisk::new(Rc::new(disk.clone()), frames, summed.sums().clone());
+        let other = SummedDisk::new(Rc::new(disk.disk.clone()), frames, summed.sums().clone());
         (summed, other)
     };
-    put(&summed, 1, 1);
-    put(&summed, REGION_PAGES, 1);
-    block_on(summed.sync()).expect("synced");
     put(&summed, 2, 7);
-    // Another page's mark loses what was written of page 2.
     disk.fail_next_sync(libc::EIO);
-    assert!(block_on(summed.submit(vec![write(REGION_PAGES, 2)]))[0].result.is_err(), "it has no mark");
+    assert!(block_on(summed.sync()).is_err());
     let error = block_on(other.sync()).expect_err("page 2 is lost");
     assert!(error.to_string().contains("before"), "{error}");
     assert!(block_on(summed.sync()).is_err() && block_on(summed.finish()).is_err());
@@ -318,7 +323,7 @@ fn several_writers_of_one_region_then_idle_then_another_region() {
 }
 
 /// Runs to the end, or for a number of disk steps.
-fn drive<T>(disk: &SimDisk, future: impl Future<Output = T>, steps: usize) -> Option<T> {
+fn drive<T>(disk: &Medium, future: impl Future<Output = T>, steps: usize) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..=steps {
         if let Some(result) = block_on(poll_once(&mut future)) {
@@ -436,7 +441,6 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
         // All is settled, the server stops cleanly: from now on any flipped bit is rot.
         let named: Vec<u64> = pages.iter().filter(|(_, page)| page.is_named).map(|(page, _)| *page).collect();
         let summed = start(&disk, named.iter().copied());
-        block_on(summed.start()).expect("starts");
         while let Some(region) = summed.next_recovering() {
             block_on(summed.settle(region.clone())).expect("settled");
             summed.recovered(&region);

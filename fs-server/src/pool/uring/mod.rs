@@ -27,6 +27,7 @@ mod plan;
 mod ring;
 
 use super::batch::{Batch, BatchFuture, Ticket};
+use super::block_write::BlockWrite;
 use super::data_files::DataFiles;
 use super::disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 use cuttlefs_common::memory::SharedMemory;
@@ -73,6 +74,20 @@ pub struct UringDisk {
     core: Rc<RefCell<Core>>,
     /// The ring's descriptor; open as long as `core`.
     ring_fd: std::os::fd::RawFd,
+}
+
+/// A ring that goes when its worker does.
+#[derive(Clone, Debug)]
+pub struct WeakRing {
+    core: Weak<RefCell<Core>>,
+    ring_fd: std::os::fd::RawFd,
+}
+
+impl WeakRing {
+    /// The ring, if it is still there.
+    pub fn upgrade(&self) -> Option<UringDisk> {
+        self.core.upgrade().map(|core| UringDisk { core, ring_fd: self.ring_fd })
+    }
 }
 
 #[derive(Debug)]
@@ -144,6 +159,20 @@ impl UringDisk {
         finished.into_iter().for_each(Owner::tell);
         outside.into_iter().for_each(Waker::wake);
         Ok(completed)
+    }
+
+    /// It, for who does not keep it.
+    pub fn downgrade(&self) -> WeakRing {
+        WeakRing { core: Rc::downgrade(&self.core), ring_fd: self.ring_fd }
+    }
+
+    /// Writes blocks to a file that is none of the pool's. Resolves when all of it survives a power loss.
+    pub fn write_blocks(&self, write: BlockWrite) -> LocalFuture<'static, io::Result<()>> {
+        let (ticket, future) = Ticket::new();
+        let state = Rc::new(SyncState::new(ticket, 1));
+        // As syncs do, it does not wait for room: a worker has one.
+        self.core.borrow_mut().waiting.push_back(Operation::blocks(write, state));
+        Box::pin(future)
     }
 
     /// Whether nothing is in the kernel, and nothing waits to go there.

@@ -6,6 +6,7 @@
 use super::plan::{Piece, Vector};
 use super::{MOST_RETRIES, SECTOR_BYTES};
 use crate::pool::batch::{Batch, Ticket};
+use crate::pool::block_write::BlockWrite;
 use crate::pool::disk::{IoBuffer, IoDone, IoError, IoKind, IoRequest};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -53,7 +54,7 @@ impl RequestState {
     }
 }
 
-/// A sync whose files are not all done.
+/// A sync whose files are not all done, or a durable write.
 #[derive(Debug)]
 pub(super) struct SyncState {
     ticket: Ticket,
@@ -98,8 +99,18 @@ impl Owner {
 /// What an operation does.
 #[derive(Debug)]
 pub(super) enum Action {
-    Transfer { kind: IoKind, piece: Piece },
-    Sync { file: usize },
+    Transfer {
+        kind: IoKind,
+        piece: Piece,
+    },
+    Sync {
+        file: usize,
+    },
+    /// Of these blocks so many bytes are written.
+    Blocks {
+        write: BlockWrite,
+        done: usize,
+    },
 }
 
 /// One submission to the kernel.
@@ -128,6 +139,10 @@ impl Operation {
         Self { action: Action::Sync { file }, owner: Owner::Sync(state), retries: 0 }
     }
 
+    pub(super) fn blocks(write: BlockWrite, state: Rc<SyncState>) -> Self {
+        Self { action: Action::Blocks { write, done: 0 }, owner: Owner::Sync(state), retries: 0 }
+    }
+
     pub(super) fn is_fixed(&self) -> bool {
         matches!(&self.action, Action::Transfer { piece, .. } if piece.fixed.is_some())
     }
@@ -143,10 +158,11 @@ impl Operation {
             }
             return Next::Done(Err(error));
         }
-        let Action::Transfer { kind, piece } = &mut self.action else {
-            return Next::Done(Ok(()));
+        let wanted: usize = match &self.action {
+            Action::Transfer { piece, .. } => piece.vectors.iter().map(|vector| vector.len).sum(),
+            Action::Blocks { write, done } => write.buffer.len() - done,
+            Action::Sync { .. } => 0,
         };
-        let wanted: usize = piece.vectors.iter().map(|vector| vector.len).sum();
         let moved = result as usize;
         if moved >= wanted {
             return Next::Done(Ok(()));
@@ -154,14 +170,21 @@ impl Operation {
         // Direct IO goes on at a sector; the bytes of a part of one are transferred again.
         let moved = moved - moved % SECTOR_BYTES;
         if moved == 0 {
-            let (error, what) = match super::is_read(*kind) {
+            let is_read = matches!(&self.action, Action::Transfer { kind, .. } if super::is_read(*kind));
+            let (error, what) = match is_read {
                 true => (io::ErrorKind::UnexpectedEof, "the data file is shorter than the pool"),
                 false => (io::ErrorKind::WriteZero, "the device takes no more bytes"),
             };
             return Next::Done(Err(io::Error::new(error, what)));
         }
-        piece.file_offset += moved as u64;
-        consume(&mut piece.vectors, moved);
+        match &mut self.action {
+            Action::Transfer { piece, .. } => {
+                piece.file_offset += moved as u64;
+                consume(&mut piece.vectors, moved);
+            }
+            Action::Blocks { done, .. } => *done += moved,
+            Action::Sync { .. } => {}
+        }
         Next::Again
     }
 

@@ -6,7 +6,7 @@
 //! # Safety argument
 //! The kernel reads and writes the memory an operation names from `push` until its completion is popped. That memory
 //! is (a) the request's own buffer, kept by the operation; (b) frames, kept by `frames`, whose address and length
-//! never change; (c) the array of vectors, kept by the place. `Drop` waits for every operation in the kernel, and if
+//! never change; (c) the array of vectors, kept by the place; (d) the blocks of a durable write and its file, kept by the operation. `Drop` waits for every operation in the kernel, and if
 //! it cannot, leaks all of these rather than free them.
 
 use super::operation::{Action, Operation};
@@ -176,6 +176,13 @@ impl Ring {
                     true => opcode::Fsync::new(types::Fixed(*file as u32)).flags(flags).build(),
                     false => opcode::Fsync::new(self.fd(*file)).flags(flags).build(),
                 }
+            }
+            Action::Blocks { write, done } => {
+                let rest = &write.buffer.as_slice()[*done..];
+                opcode::Write::new(types::Fd(write.file.as_raw_fd()), rest.as_ptr(), rest.len() as u32)
+                    .offset(write.offset + *done as u64)
+                    .rw_flags(libc::RWF_DSYNC)
+                    .build()
             }
             Action::Transfer { kind, piece } => {
                 let at = piece.file_offset;

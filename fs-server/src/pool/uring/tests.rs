@@ -114,8 +114,8 @@ fn errors_come_with_the_buffer_and_harm_no_other_request() {
     let batch = vec![
         request(IoKind::Read, 0, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 1, IoBuffer::Owned(filled(2, 1))),
-        // Behind the four pages are one block of sums and two of intents.
-        request(IoKind::Read, 7, IoBuffer::Owned(filled(1, 1))),
+        // Behind the four pages is one block of sums.
+        request(IoKind::Read, 5, IoBuffer::Owned(filled(1, 1))),
         request(IoKind::Read, 3, IoBuffer::Owned(filled(2, 1))),
         request(IoKind::Read, 0, frame_list(&[4])),
     ];
@@ -333,4 +333,49 @@ fn agrees_with_a_model_with_64_batches_in_flight() {
 #[test]
 fn agrees_with_a_model_where_nothing_can_be_registered() {
     agree_with_a_model(false);
+}
+
+/// A file beside the pool's, open as metadata's log opens its own.
+fn beside(dir: &tempfile::TempDir, blocks: usize) -> (Arc<File>, std::path::PathBuf) {
+    let path = dir.path().join("beside");
+    std::fs::write(&path, vec![0x11; blocks * PAGE_SIZE]).expect("write");
+    let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).expect("O_DIRECT");
+    (Arc::new(file), path)
+}
+
+#[test]
+fn blocks_are_written_to_a_file_that_is_none_of_the_pools_also_if_nobody_waits() {
+    let (files, _, dir) = files(&[4]);
+    let disk = UringDisk::new(files, frames(1)).expect("io_uring");
+    let (file, path) = beside(&dir, 6);
+    let write = |offset: usize, pages, byte| {
+        let write = BlockWrite {
+            file: file.clone(),
+            offset: (offset * PAGE_SIZE) as u64,
+            buffer: filled(pages, byte),
+        };
+        disk.write_blocks(write)
+    };
+    disk.block_on(write(1, 2, 0x22)).expect("the ring works").expect("written");
+    drop(write(4, 1, 0x33));
+    assert!(Arc::strong_count(&file) > 1, "the file is kept as long as the kernel writes to it");
+    disk.block_on(write(5, 1, 0x44)).expect("the ring works").expect("written");
+    while !disk.is_idle() {
+        disk.turn_and_wait(1).expect("the ring works");
+    }
+    assert_eq!(Arc::strong_count(&file), 1);
+    let bytes = std::fs::read(path).expect("read");
+    let pages: Vec<u8> = bytes.chunks(PAGE_SIZE).map(|page| page[7]).collect();
+    assert_eq!(pages, [0x11, 0x22, 0x22, 0x11, 0x33, 0x44]);
+}
+
+#[test]
+fn blocks_that_cannot_be_written_are_an_error() {
+    let (files, _, dir) = files(&[4]);
+    let disk = UringDisk::new(files, frames(1)).expect("io_uring");
+    let (_, path) = beside(&dir, 2);
+    let file = Arc::new(File::open(path).expect("open, to read"));
+    let write = BlockWrite { file, offset: 0, buffer: filled(1, 1) };
+    let written = disk.block_on(disk.write_blocks(write)).expect("the ring works");
+    assert_eq!(written.map_err(|error| error.raw_os_error()), Err(Some(libc::EBADF)));
 }

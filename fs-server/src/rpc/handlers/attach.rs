@@ -1,5 +1,6 @@
-//! Requests about sessions: attach, reclaim, detach, and about what hangs on them: rings.
+//! Requests about sessions: attach, reclaim and detach.
 
+use super::recall::recall;
 use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::export;
 use crate::region::policy::Exposure;
@@ -39,7 +40,7 @@ pub fn attach(
     if is_new {
         server.remember(client)?;
     }
-    let (read_only, is_unrestricted) = (grant.read_only, grant.is_unrestricted());
+    let read_only = grant.read_only;
     if !connection.attach(&session, grant) {
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
@@ -60,9 +61,7 @@ pub fn attach(
             Exposure::Hidden => OneSidedReads::Off,
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
-        durable_answers: server.regions.redo().is_some(),
-        // What is in a ring is executed by number, without a look at rights.
-        early: connection.offer().filter(|_| is_unrestricted && server.early.is_running()),
+        durable_answers: server.durable_answers,
     }))
 }
 
@@ -109,8 +108,10 @@ async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = F
 /// The client has all it had open, and asks these requests again.
 pub(super) async fn recovered(call: &Call<'_>, unanswered: &[Unanswered]) -> Result<Body, Status> {
     close_attempt_before(call, std::iter::empty()).await;
-    // While the grace period keeps what they are about.
-    call.context.server.keep(call.session, unanswered).await;
+    // While the grace period keeps the files that their answers open.
+    for request in unanswered {
+        recall(call, request).await;
+    }
     call.context.server.sessions.recovered(call.session.client());
     call.context.server.settle_grace();
     done()
@@ -122,23 +123,7 @@ pub(super) async fn detach(call: &Call<'_>) -> Result<Body, Status> {
     server.sessions.end(call.session);
     server.locks.end_session(call.session.number());
     server.settle_grace();
-    // First: what the client wrote is there for whoever opens its files next.
-    let client = call.session.client();
-    let is_done_with = server.early.let_go(server, client).await;
     server.revoke(call.session).await;
-    if is_done_with {
-        server.early.forget(client);
-        server.forget(&[client]);
-    } else {
-        // The next start needs the numbers of its rings, to execute what they hold once.
-        server.note_absent([client]).await;
-    }
+    server.forget(&[call.session.client()]);
     done()
-}
-
-/// The client has lost its way to one of its rings.
-pub(super) async fn let_ring_go(call: &Call<'_>, ring: u16) -> Result<Body, Status> {
-    let server = &call.context.server;
-    let done = server.early.let_ring_go(server, call.session.client(), ring).await?;
-    body(&Reply::RingGone { done })
 }

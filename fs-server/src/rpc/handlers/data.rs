@@ -35,7 +35,7 @@ impl Call<'_> {
 
     /// Takes from a file what a change of its contents by somebody unprivileged must not leave on it.
     fn take_privileges(&self, ino: InodeNo) -> Result<(), Status> {
-        self.context.server.take_privileges(&self.who, ino)
+        self.context.server.take_privileges(self.asker(), ino)
     }
 
     fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
@@ -175,14 +175,20 @@ pub(super) async fn write(
     }
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
-    let (disk, request) = (call.context.disk.as_ref(), call.who.request);
+    let disk = call.context.disk.as_ref();
+    let asked: Option<tier::Asked<'_>> =
+        call.who.request.map(|request| (request, &tier::Written::answer as _));
     let mut bounce = None;
     let source = gather(call, payload, &mut bounce).await?;
     // Its bytes are here: whoever restores something of this file waits for no peer.
-    let changing = tier::begin_change(&server.regions, &file).await?;
-    let written = tier::write_for(&server.regions, disk, &file, at, source, request, None).await?;
+    let changing = tier::begin_change(&server.regions, &file, call.changed).await?;
+    let written = tier::write_for(&server.regions, disk, &file, at, source, asked).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
+    // While others sync the disk is busy, and who asks when they have done shares one sync with many.
+    if file.rhythm.wrote() && !server.durable_answers && !server.regions.is_flushing() {
+        begin_sync(call, file);
+    }
     body(&Reply::Written {
         offset: written.offset,
         len: written.len,
@@ -191,17 +197,33 @@ pub(super) async fn write(
     })
 }
 
+/// Begins with a sync that is about to be asked for, beside the answer to its write.
+fn begin_sync(call: &Call<'_>, file: Arc<FileRegion>) {
+    let (context, claim) = (call.context.clone(), call.claim());
+    context.server.counters.syncs_ahead.fetch_add(1, Ordering::Relaxed);
+    call.context.spawn_for(call.connection.peer().payer(), async move {
+        if context.server.drain.begin() {
+            let turn = context.turns.take(&claim).await;
+            let is_little = tier::begin_sync(&context.server.regions, &file).await;
+            drop(turn);
+            if is_little {
+                let _told_to_who_asks = tier::release_space(&context.server.regions).await;
+            }
+            context.server.drain.end();
+        }
+    });
+}
+
 pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Status> {
     let server = &call.context.server;
-    if server.regions.redo().is_some() {
-        // Answered is durable; what is under way is nobody's yet.
-        return done();
-    }
     let disk = call.context.disk.as_ref();
     match scope {
         SyncScope::All => tier::write_back_all(&server.regions, disk).await?,
         SyncScope::Inode(ino) | SyncScope::InodeContents(ino) => match file_of(call, ino)? {
-            Some(file) => tier::sync(&server.regions, disk, &file).await?,
+            Some(file) => {
+                file.rhythm.synced();
+                tier::sync(&server.regions, disk, &file).await?;
+            }
             // Of anything but a file all there is is in batches already.
             None => tier::release_space(&server.regions).await?,
         },
@@ -230,7 +252,7 @@ pub(super) async fn allocate(
     call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
-    let changing = tier::begin_change(regions, &file).await?;
+    let changing = tier::begin_change(regions, &file, call.changed).await?;
     let attr = tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
     let changed_bytes = match how {
         Allocate::Reserve { .. } => offset..offset,
@@ -257,7 +279,7 @@ pub(super) async fn restore(
     };
     let what = what.map(|_| source);
     let disk = call.context.disk.as_ref();
-    let lost = call.context.server.restore(disk, &call.who, call.session.number(), &file, by, what).await?;
+    let lost = call.context.server.restore(disk, call.asker(), &file, by, what).await?;
     body(&Reply::Restored { lost })
 }
 
@@ -283,11 +305,10 @@ pub(super) async fn copy_range(
     let disk = call.context.disk.as_ref();
     let (regions, request) = (&call.context.server.regions, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));
-    let changing = tier::begin_change(regions, to.0).await?;
-    let copied = tier::copy_range(regions, disk, from, to, len, request).await?;
-    let change = call.context.server.meta.attr(to.0.ino())?.change;
-    changing.done(change, to_offset..to_offset.saturating_add(copied));
-    body(&Reply::Copied { len: copied, change })
+    let changing = tier::begin_change(regions, to.0, call.changed).await?;
+    let tier::Copied { len, change } = tier::copy_range(regions, disk, from, to, len, request).await?;
+    changing.done(change, to_offset..to_offset.saturating_add(len));
+    body(&Reply::Copied { len, change })
 }
 
 #[cfg(test)]

@@ -110,9 +110,13 @@ pub(super) async fn open(
     ino: InodeNo,
     rights: Rights,
     truncate: bool,
+    nameless: bool,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let attr = server.meta.attr(ino)?;
+    if attr.nlink == 0 && !nameless {
+        return Err(Status::Stale);
+    }
     check_marks(&attr, rights, truncate)?;
     // Also so that no client goes on with what its cache holds of the file.
     server.regions.check_contents(ino)?;
@@ -121,7 +125,7 @@ pub(super) async fn open(
         // An empty file, too: that it was asked for takes its privileges, and moves its times and its counter.
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let disk = call.context.disk.as_ref();
-        match server.truncate(disk, &call.who, call.session.number(), ino, 0, &set).await {
+        match server.truncate(disk, call.asker(), ino, 0, &set).await {
             Ok(attr) => opened.attr = attr,
             Err(status) => {
                 server.close(call.session.number(), &[opened.filekey]).await;
@@ -164,7 +168,7 @@ pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
     body(&Reply::Space(Space {
         pool_pages: figures.pages,
         // Pages in quarantine are nobody's; they come back with the next flush.
-        free_pages: figures.free - figures.withheld + figures.quarantined,
+        free_pages: figures.free + figures.quarantined,
         inodes: server.meta.inode_count(),
         free_inodes: server.meta.room_inodes(),
     }))

@@ -11,8 +11,7 @@
 //! * a request that names such a file by number: the file is there if somebody reclaims it, and `Stale` if nobody does;
 //! * a request that finds no space while such files hold some.
 //!
-//! What is no regular file is open nowhere: without a name it is `Stale` at once. What is kept for a request that is asked
-//! again is there, whatever it is.
+//! What is no regular file is open nowhere: without a name it is `Stale` at once.
 //!
 //! # Invariants
 //! * Who waits holds no turn, no lock and no buffer: those who reclaim need them.
@@ -71,7 +70,7 @@ fn look(server: &Server, request: &mut Request<'_>) -> Named {
         }
     };
     for ino in named {
-        match nameless(server, ino).filter(|_| !server.sessions.keeps(ino)) {
+        match nameless(server, ino) {
             Some(FileKind::File) => return Named::Undecided,
             Some(_) => return Named::Gone,
             None if server.meta.attr(ino).is_ok_and(|attr| attr.kind == FileKind::Directory) => {}

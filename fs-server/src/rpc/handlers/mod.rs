@@ -6,7 +6,7 @@ mod files;
 mod grace;
 mod locks;
 mod names;
-mod repeat;
+mod recall;
 mod sample;
 mod status;
 
@@ -20,7 +20,9 @@ use super::turns::{Claim, Turn};
 use super::worker::WorkerContext;
 use crate::meta::RequestId;
 use crate::rights::{Grant, Identity, Judge};
+use crate::server::Asker;
 use crate::session::Session;
+use crate::tier::Changed;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{Reply, Request, RequestHeader, Rights};
 use cuttlefs_common::status::Status;
@@ -37,6 +39,16 @@ pub(super) struct Call<'c> {
     pub(super) who: Identity,
     /// Set when the request is not to be answered, and nothing was changed: its connection ended, or the server stops.
     pub(super) unanswered: &'c Cell<bool>,
+    pub(super) changed: &'c Changed,
+}
+
+/// What a request did, beside its reply.
+#[derive(Default)]
+pub struct Effect {
+    /// Nothing, and it is not to be answered.
+    pub unanswered: Cell<bool>,
+    /// What has to be durable before its answer leaves, where answers are.
+    pub changed: Changed,
 }
 
 impl Call<'_> {
@@ -48,6 +60,11 @@ impl Call<'_> {
     /// Whether the session has an inode open with at least these rights.
     pub(super) fn has_open(&self, ino: InodeNo, rights: Rights) -> bool {
         self.context.server.regions.has_open(self.session.number(), ino, rights)
+    }
+
+    /// Who asks.
+    fn asker(&self) -> Asker<'_> {
+        Asker { who: &self.who, owner: self.session.number(), changed: self.changed }
     }
 
     /// In whose name turns and buffers are taken.
@@ -73,8 +90,8 @@ fn done() -> Result<Body, Status> {
     body(&Reply::Done)
 }
 
-/// Runs an admitted request; `may_be_done`: by a server before this one. Sets `unanswered` if its connection ended or the
-/// server stops before anything was changed: what it returns then is no answer.
+/// Runs an admitted request. `effect` tells what it did: if its connection ended or the server stops before anything was changed,
+/// what it returns is no answer.
 ///
 /// # Errors
 /// The status to answer with.
@@ -83,9 +100,8 @@ pub async fn run(
     connection: &Arc<Connection>,
     session: &Arc<Session>,
     header: &RequestHeader,
-    request: Request<'_>,
-    may_be_done: bool,
-    unanswered: &Cell<bool>,
+    mut request: Request<'_>,
+    effect: &Effect,
 ) -> Result<Body, Status> {
     admit::check(&request)?;
     let grant = connection.grant().ok_or(Status::SessionExpired)?;
@@ -93,15 +109,15 @@ pub async fn run(
         return Err(Status::ReadOnly);
     }
     let id = RequestId { client: session.client(), slot: header.slot, seq: header.seq };
-    let who = grant.identify(header, Some(id));
-    let call = Call { context, connection, session, grant, who, unanswered };
-    let mut request = if may_be_done {
-        match repeat::look(&call, request).await? {
-            repeat::Repeated::Run(request) => request,
-            repeat::Repeated::Answer(answer) => return Ok(answer),
-        }
-    } else {
-        request
+    let who = Identity { opens: request.opens(), ..grant.identify(header, Some(id)) };
+    let call = Call {
+        context,
+        connection,
+        session,
+        grant,
+        who,
+        unanswered: &effect.unanswered,
+        changed: &effect.changed,
     };
     grace::gathered(&call, &request).await?;
     grace::decided(&call, &mut request).await?;
@@ -133,7 +149,9 @@ pub async fn run(
         Request::ReadDir { ino, cookie, max_bytes, plus } => {
             names::read_dir(&call, ino, cookie, max_bytes, plus).await
         }
-        Request::Open { ino, rights, truncate } => files::open(&call, ino, rights, truncate).await,
+        Request::Open { ino, rights, truncate, nameless } => {
+            files::open(&call, ino, rights, truncate, nameless).await
+        }
         Request::Close { filekeys } => files::close(&call, &filekeys).await,
         Request::Layout { filekey, first_page, max_extents } => {
             files::layout(&call, filekey, first_page, max_extents)
@@ -171,7 +189,6 @@ pub async fn run(
         Request::AwaitLocks { hold_ms } => locks::settled(&call, hold_ms).await,
         Request::CancelLock { wait } => locks::cancel(&call, wait),
         Request::ReclaimLocks { locks } => locks::reclaim(&call, &locks).await,
-        Request::LetRingGo { ring } => attach::let_ring_go(&call, ring).await,
         Request::Restore { filekey, change, what } => {
             grace::with_space(&call, async || data::restore(&call, filekey, change, what).await).await
         }

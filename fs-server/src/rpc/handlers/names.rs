@@ -27,7 +27,7 @@ fn attr_reply(outcome: &Outcome) -> Result<Body, Status> {
 
 impl Call<'_> {
     pub(super) fn execute(&self, operation: &Operation<'_>) -> Result<Outcome, Status> {
-        self.context.server.execute(&self.who, self.session.number(), operation)
+        self.context.server.execute(self.asker(), operation)
     }
 }
 
@@ -74,13 +74,13 @@ pub(super) fn get_attr(call: &Call<'_>, ino: InodeNo) -> Result<Body, Status> {
 }
 
 pub(super) async fn set_attr(call: &Call<'_>, ino: InodeNo, set: &SetAttr) -> Result<Body, Status> {
-    let (server, owner) = (&call.context.server, call.session.number());
+    let server = &call.context.server;
     if server.meta.attr(ino)?.forbids(set) {
         return Err(Status::NotPermitted);
     }
     let attr = match set.size {
-        Some(size) => server.truncate(call.context.disk.as_ref(), &call.who, owner, ino, size, set).await?,
-        None => server.set_attr(&call.who, owner, ino, set, None)?,
+        Some(size) => server.truncate(call.context.disk.as_ref(), call.asker(), ino, size, set).await?,
+        None => server.set_attr(call.asker(), ino, set, None)?,
     };
     if set.flags.is_some() {
         server.regions.note_flags(ino, attr.flags);

@@ -16,11 +16,8 @@ use crate::session::GATHER;
 use crate::shares::Resource;
 use crate::tier::PassFigures;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
-use cuttlefs_common::persist::LogDeviceKind;
-use cuttlefs_common::rpc::durable::CONNECTIONS_MAX;
-use cuttlefs_common::rpc::{
-    EARLY_UNANSWERED_MAX, HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply,
-};
+use cuttlefs_common::rpc::durable::Kind;
+use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply};
 use cuttlefs_common::status::Status;
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
@@ -87,7 +84,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let rpc: Map<String, Value> =
         server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
     let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
-    let log = server.regions.redo().map(|log| log.figures());
+    let durability = if server.durable_answers { Durability::Ack } else { Durability::Fsync };
     let counts = region.counts;
     let policy = server.regions.policy();
     let sums = server.sums.figures();
@@ -105,37 +102,12 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "network_security": server.network_security,
         "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "exports": server.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
-        "durability": if log.is_some() { Durability::Ack } else { Durability::Fsync }.to_string(),
-        "redo_log": log.map(|log| {
-            json!({
-                "bound": log.capacity,
-                "used": log.used,
-                "changes_under_way": log.under_way,
-                "records": log.records,
-                "syncs": log.syncs,
-                "failed": log.failed,
-            })
-        }),
-        "early": server.early.figures().map(|early| {
-            json!({
-                "kinds": early.kinds.iter().map(|kind| kind.label()).collect::<Vec<_>>(),
-                "device": early.device.label(),
-                // Survives a killed process, not a power failure: whoever relies on it is to know.
-                "emulated": early.device == LogDeviceKind::PmemEmulated,
-                "rings": early.receiver.senders,
-                "rings_bound": CONNECTIONS_MAX,
-                "rings_silent": early.receiver.silent,
-                "bytes": early.ring_bytes,
-                "behind": early.receiver.behind,
-                "behind_bound": early.receiver.senders * EARLY_UNANSWERED_MAX,
-                "executed": early.receiver.executed,
-                "recovered": early.recovered + early.receiver.recovered,
-                "failed": early.receiver.kept + early.lost,
-                "closed_files": server.regions.closed_files(),
-                "slow_rings": early.receiver.slow_senders,
-                "slowed": early.receiver.slowed,
-            })
-        }),
+        "durability": durability.to_string(),
+        // How a request becomes persistent: it comes by SEND (large contents are pulled), and the server flushes.
+        "durable_rpc": {
+            "kind": Kind::SRFlush.label(),
+            "synced": if server.durable_answers { "before the answer" } else { "at fsync" },
+        },
         "recovery": {
             // Clients of the server before this one that have not said that they have all they had.
             "awaited_clients": server.sessions.awaited(),
@@ -194,7 +166,6 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "used_pages": space.used,
             "free_pages": space.free,
             "quarantined_pages": space.quarantined,
-            "withheld_pages": space.withheld,
         },
         "region": {
             "policy": policy.to_string(),
@@ -226,9 +197,11 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "slots_free": region.active.free_slots,
             "waiting_for_write_back": region.dirty_files,
             "inodes": server.meta.inode_count(),
-            "kept_for_requests": server.sessions.kept_count(),
+            // Until the next start: a cut of theirs failed half-way.
+            "closed": server.regions.closed_files(),
         },
         "metadata": {
+            "failures": server.meta.damage_count(),
             "disk_bytes": metadata.disk,
             "room_bytes": metadata.room,
             "reserve_bytes": metadata.reserve,
@@ -289,6 +262,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "written_bytes": server.counters.written_bytes.load(Relaxed),
         "fetched_bytes": server.counters.fetched_bytes.load(Relaxed),
         "fetched_aside": server.counters.fetched_aside.load(Relaxed),
+        "syncs_ahead": server.counters.syncs_ahead.load(Relaxed),
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {

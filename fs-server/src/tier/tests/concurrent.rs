@@ -94,7 +94,7 @@ impl World {
                         self.storage.meta.commit_data(&[commit])?;
                         self.storage.meta.attr(InodeNo(ino))
                     };
-                    block_on(truncate(regions, disk, &file, page * PAGE_SIZE_U64, None, commit))
+                    block_on(truncate(regions, disk, &file, page * PAGE_SIZE_U64, commit))
                         .expect("truncates");
                 }
                 1 => {

@@ -139,7 +139,7 @@ impl World {
                     storage.meta.commit_data(&[commit])?;
                     storage.meta.attr(number)
                 };
-                match drive(storage, truncate(regions, disk, &file, size, None, commit), steps) {
+                match drive(storage, truncate(regions, disk, &file, size, commit), steps) {
                     None => return false,
                     Some(result) => {
                         result.expect("truncates");
@@ -251,7 +251,7 @@ impl World {
                 after.meta.commit_data(&[commit])?;
                 after.meta.attr(ino)
             };
-            block_on(truncate(&after.regions, &after.disk, &file, size + 9000, None, commit)).expect("grows");
+            block_on(truncate(&after.regions, &after.disk, &file, size + 9000, commit)).expect("grows");
             let tail = after.read(&file, size, 9000).expect("readable");
             assert!(tail.iter().all(|byte| *byte == 0), "the tail of file {ino} came back");
         }

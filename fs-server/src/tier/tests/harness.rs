@@ -98,7 +98,9 @@ impl Storage {
     ) -> Self {
         let pool_pages = config.pool_pages;
         let written = bits::of(pool_pages, meta.written());
-        let sums = Arc::new(PageSums::new(SumLayout::new([pool_pages]), SUM_CACHE_BYTES, written));
+        let layout = SumLayout::new([pool_pages]);
+        let sums = PageSums::new(layout, SUM_CACHE_BYTES, written, meta.marks(), Arc::new(meta.clone()));
+        let sums = Arc::new(sums);
         let regions = regions_of(config, &meta, sums.clone());
         let memory = regions.frames().memory().clone();
         let disk = SummedSim { medium: open(memory.clone()), frames: memory, sums };

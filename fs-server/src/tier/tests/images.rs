@@ -4,7 +4,8 @@ use super::harness::{Storage, stamped};
 use crate::pool::simdisk::SimMode;
 use crate::region::MetaPort;
 use crate::tier::{
-    IMAGE_PAGES, Source, WriteAt, allocate_range, sync, truncate, write, write_back, write_back_all,
+    IMAGE_PAGES, Source, WriteAt, allocate_range, begin_sync, sync, truncate, write, write_back,
+    write_back_all,
 };
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, PAGE_SIZE_U64};
 use cuttlefs_common::rpc::Allocate;
@@ -62,6 +63,28 @@ fn little_is_durable_without_a_write_or_a_sync_of_the_data_files() {
     assert_eq!(next.meta.images(), []);
     assert!(content(&next, 1) == expected);
     next.check();
+}
+
+#[test]
+fn a_sync_that_is_begun_is_durable_with_the_next_flush_and_nothing_is_left_to_who_asks() {
+    let storage = storage(40);
+    put(&storage, 1, 0, 3 * PAGE_SIZE);
+    assert!(block_on(begin_sync(&storage.regions, &storage.file(1))));
+    assert_eq!((storage.regions.data_syncs(), storage.meta.images().len()), (0, 3));
+    // What is written meanwhile belongs to the next one.
+    put_bytes(&storage, 0, b"later");
+    block_on(storage.meta.flush()).expect("flushed");
+    let next = lose_power(&storage);
+    assert!(content(&next, 1) == stamped(1, 0, 3 * PAGE_SIZE));
+    put(&next, 1, 0, 3 * PAGE_SIZE);
+    assert!(block_on(begin_sync(&next.regions, &next.file(1))));
+    let begun = next.meta.images();
+    synced(&next, 1);
+    assert_eq!(next.meta.images(), begun);
+    // Much is not begun with: it is for who asks, and waits.
+    put(&next, 2, 0, (IMAGE_PAGES + 1) * PAGE_SIZE);
+    assert!(!block_on(begin_sync(&next.regions, &next.file(2))));
+    assert_eq!((next.regions.data_syncs(), next.meta.images()), (0, begun));
 }
 
 #[test]
@@ -159,8 +182,8 @@ fn a_page_that_left_its_file_does_not_come_back_with_its_image() {
     block_on(allocate_range(regions, disk, &file, PAGE, PAGE, Allocate::PunchHole)).expect("punches");
     let zeros = Allocate::ZeroRange { keep_size: true };
     block_on(allocate_range(regions, disk, &file, 2 * PAGE, PAGE, zeros)).expect("zeroes");
-    block_on(truncate(regions, disk, &file, 5 * PAGE + 10, None, commit)).expect("cuts");
-    block_on(truncate(regions, disk, &file, 7 * PAGE, None, commit)).expect("grows");
+    block_on(truncate(regions, disk, &file, 5 * PAGE + 10, commit)).expect("cuts");
+    block_on(truncate(regions, disk, &file, 7 * PAGE, commit)).expect("grows");
     // Pages that were given back are another file's by now.
     put(&storage, 2, 0, 3 * PAGE_SIZE);
     synced(&storage, 2);

@@ -1,5 +1,6 @@
 //! Tests of tiering IO on a simulated disk and metadata twin: a whole server's storage in one thread.
 
+mod answers;
 mod concurrent;
 mod crash;
 mod harness;

@@ -153,7 +153,7 @@ fn pages_that_leave_their_file_leave_their_heat() {
         storage.meta.commit_data(&[commit])?;
         storage.meta.attr(InodeNo(1))
     };
-    block_on(truncate(&storage.regions, &storage.disk, &file, 12 * PAGE_SIZE_U64, None, commit))
+    block_on(truncate(&storage.regions, &storage.disk, &file, 12 * PAGE_SIZE_U64, commit))
         .expect("truncates");
     let heat = |range: std::ops::Range<usize>| -> Vec<u8> {
         pages[range].iter().map(|page| storage.regions.heat.of(*page)).collect()
@@ -249,7 +249,7 @@ async fn live(storage: &Storage, ino: u64, seed: u64, steps: usize) {
                     storage.meta.commit_data(&[commit])?;
                     storage.meta.attr(InodeNo(ino))
                 };
-                truncate(regions, disk, &file, offset, None, commit).await.expect("truncates");
+                truncate(regions, disk, &file, offset, commit).await.expect("truncates");
                 model.resize(offset as usize, 0);
             }
             1 => {

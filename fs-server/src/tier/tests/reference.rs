@@ -213,7 +213,7 @@ impl World {
                     storage.meta.commit_data(&[commit])?;
                     storage.meta.attr(InodeNo(ino))
                 };
-                block_on(truncate(regions, disk, &storage.file(ino), size, None, commit)).expect("truncates");
+                block_on(truncate(regions, disk, &storage.file(ino), size, commit)).expect("truncates");
                 let model = self.model.get_mut(&ino).expect("model");
                 if size < model.bytes.len() as u64 {
                     model.pages.retain(|page, _| *page < size.div_ceil(PAGE_SIZE_U64));
@@ -242,7 +242,8 @@ impl World {
                     (&to_file, to_offset),
                     len,
                     None,
-                ));
+                ))
+                .map(|copied| copied.len);
                 let model = self.model.get_mut(&to).expect("model");
                 if overlaps {
                     assert_eq!(result, Err(Status::Invalid));

@@ -145,7 +145,7 @@ fn what_a_write_back_took_goes_back_wherever_it_is_given_up() {
         while storage.disk.step() {}
         storage.disk.set_mode(SimMode::AtOnce);
         if was_done && all {
-            assert!(given_up > 6, "{given_up}");
+            assert!(given_up > 5, "{given_up}");
             return;
         }
         given_up += usize::from(!was_done);

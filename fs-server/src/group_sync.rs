@@ -1,0 +1,113 @@
+//! One sync for everybody who waits, led by one of them, on whichever thread.
+//!
+//! # How it works
+//! Who finds no sync under way leads one, and whoever comes meanwhile waits for the next, which the first of them leads for
+//! all. Nobody waits on purpose: alone, a caller leads at once. What a sync is the leader says; the data files' is a request of its
+//! disk (`pool::DataSync`), metadata's a write of its ring, or a thread's run (`committer`).
+//!
+//! # Invariants
+//! * Who waits is told `Ok` only by a sync that began after the call.
+//! * One sync is under way at a time; one whose leader is dropped counts for nobody, and the next who waits leads.
+//!
+//! # Failure
+//! A failed sync is final, for all who wait and for all who come later: what is on SSD is unknown, and a second sync would
+//! say that it is well (the kernel reports a write that failed once). Nothing but a restart mends it.
+
+use event_listener::Event;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A sync failed, this one or one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a sync failed; nothing is durable any more until the server is restarted")]
+pub struct SyncFailed;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Syncs begun; the number of the one under way, if there is one.
+    begun: u64,
+    /// The last one that ended well.
+    done: u64,
+    is_running: bool,
+}
+
+/// What those who sync share.
+#[derive(Debug, Default)]
+pub struct GroupSync {
+    state: Mutex<State>,
+    /// Set once, under `state`. Acquire and release, so that it can be looked at without it.
+    failed: AtomicBool,
+    /// Told when a sync ended, in whatever way.
+    ended: Event,
+}
+
+impl GroupSync {
+    /// Whether one failed.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether a sync is under way.
+    pub fn is_running(&self) -> bool {
+        self.state.lock().is_running
+    }
+
+    /// Syncs begun so far.
+    pub fn count(&self) -> u64 {
+        self.state.lock().begun
+    }
+
+    /// Resolves when a sync that began after the call has ended. `lead` does one, and says whether it went well.
+    ///
+    /// # Errors
+    /// [`SyncFailed`].
+    pub async fn wait(&self, lead: impl AsyncFn() -> bool) -> Result<(), SyncFailed> {
+        let wanted = self.state.lock().begun + 1;
+        loop {
+            let ended = {
+                let mut state = self.state.lock();
+                if self.has_failed() {
+                    return Err(SyncFailed);
+                }
+                if state.done >= wanted {
+                    return Ok(());
+                }
+                if state.is_running {
+                    Some(self.ended.listen())
+                } else {
+                    state.is_running = true;
+                    state.begun += 1;
+                    None
+                }
+            };
+            match ended {
+                Some(ended) => ended.await,
+                None => {
+                    let mut run = Run { shared: self, is_well: None };
+                    run.is_well = Some(lead().await);
+                }
+            }
+        }
+    }
+}
+
+/// A sync under way.
+struct Run<'a> {
+    shared: &'a GroupSync,
+    /// Whether it ended well; `None`: it was given up.
+    is_well: Option<bool>,
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.is_running = false;
+        match self.is_well {
+            Some(true) => state.done = state.begun,
+            Some(false) => self.shared.failed.store(true, Ordering::Release),
+            None => {}
+        }
+        drop(state);
+        self.shared.ended.notify(usize::MAX);
+    }
+}

@@ -1,0 +1,124 @@
+//! What requests that changed something were answered: kept in the records of their slots, so that whoever asks again is told the
+//! same by another life of the server (docs/log.md).
+//!
+//! # Invariants
+//! * An answer is in the batch that makes its effect durable, and in no earlier one.
+//! * Attributes in it are those of that moment, whatever has become of the inode since.
+//!
+//! What is good for one life of a server (filekey, slot, ticket) is in no record: the file is bound anew.
+
+use super::operation::Operation;
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::rpc::Rights;
+use serde::{Deserialize, Serialize};
+
+/// An answer. The order of the variants and of their fields is the disk format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It was done.
+    Done,
+    /// This is the inode.
+    Attr(Attr),
+    /// The same of a change of length, of which the length itself may not be durable: whoever tells it again restores that.
+    Length(Attr),
+    /// This is the file, and it is open.
+    Opened {
+        /// As it was.
+        attr: Attr,
+        /// For what it is open.
+        rights: Rights,
+    },
+    /// A write.
+    Written {
+        /// Where its bytes went.
+        offset: u64,
+        /// How many.
+        len: u32,
+        /// The file's length then.
+        size: u64,
+        /// Its change counter then.
+        change: u64,
+    },
+    /// A copy.
+    Copied {
+        /// Bytes.
+        len: u64,
+        /// The target's change counter then.
+        change: u64,
+    },
+}
+
+impl Answer {
+    /// The answer to whoever asked for an operation, if its batch says that it was done. `attr` is what it gives, `opens` what
+    /// the request opens the file for.
+    pub(super) fn to(operation: &Operation<'_>, attr: Option<Attr>, opens: Option<Rights>) -> Self {
+        use Operation::{Create, CreateNameless, Link, Make, SetAttr};
+        match (operation, attr, opens) {
+            (Create { .. } | CreateNameless { .. } | SetAttr { .. }, Some(attr), Some(rights)) => {
+                Self::Opened { attr, rights }
+            }
+            (SetAttr { set, commit: Some(commit), .. }, Some(attr), None)
+                if set.size.is_some_and(|size| size != commit.size) =>
+            {
+                Self::Length(attr)
+            }
+            (
+                Make { .. } | Create { .. } | CreateNameless { .. } | Link { .. } | SetAttr { .. },
+                Some(attr),
+                None,
+            ) => Self::Attr(attr),
+            _ => Self::Done,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::{self, SlotRecord};
+    use super::*;
+    use cuttlefs_common::attr::{FileKind, InodeFlags, Timestamp};
+    use cuttlefs_common::ids::InodeNo;
+
+    #[test]
+    fn golden_bytes() {
+        let time = |secs| Timestamp { secs, nanos: 1 };
+        let attr = Attr {
+            ino: InodeNo(5),
+            kind: FileKind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 2,
+            gid: 3,
+            rdev: 4,
+            size: 300,
+            allocated_bytes: 4096,
+            atime: time(6),
+            mtime: time(-7),
+            ctime: time(8),
+            btime: time(9),
+            change: 10,
+            flags: InodeFlags::APPEND_ONLY,
+        };
+        // ino, kind, mode, nlink, uid, gid, rdev, size, allocated, times (zigzag seconds, nanoseconds), change, marks
+        let attr_bytes: &[u8] =
+            &[5, 0, 0xa4, 3, 1, 2, 3, 4, 0xac, 2, 0x80, 0x20, 12, 1, 13, 1, 16, 1, 18, 1, 10, 2];
+        let answers: [(Answer, &[&[u8]]); 6] = [
+            (Answer::Done, &[&[0]]),
+            (Answer::Attr(attr), &[&[1], attr_bytes]),
+            (Answer::Length(attr), &[&[2], attr_bytes]),
+            (
+                Answer::Opened { attr, rights: Rights { read: true, write: false } },
+                &[&[3], attr_bytes, &[1, 0]],
+            ),
+            (Answer::Written { offset: 300, len: 9, size: 309, change: 7 }, &[&[4, 0xac, 2, 9, 0xb5, 2, 7]]),
+            (Answer::Copied { len: 300, change: 7 }, &[&[5, 0xac, 2, 7]]),
+        ];
+        for (answer, bytes) in answers {
+            // The version, and the request's number.
+            let bytes = [&[1, 0x80, 1], &bytes.concat()[..]].concat();
+            let in_slot = SlotRecord { seq: 128, answer };
+            assert_eq!(record::encode(&in_slot), bytes, "{answer:?}");
+            assert_eq!(record::parse(&bytes), Ok(in_slot));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What a start makes of the log's files.
+//!
+//! # How it works
+//! All whole records of the log's life are collected, from `tail-*` and `direct-*`, and sorted by number. Those behind the checkpoint, up
+//! to the first gap, are put into overlays. Then one of two:
+//! * The files are *as a process leaves them*: all of these records are in `tail-*`, those of one file behind those of the other, and nothing
+//!   is behind the gap. Then the store goes on where that process was: the same life, the same files, and the same layers, those of the
+//!   file that it had turned from as the one that a checkpoint is made of. So a start behind a kill writes nothing.
+//! * They are not: the power failed. Then all of it goes into a checkpoint, and the log is begun anew, with another life.
+//!
+//! # Why going on is right
+//! A number is given out again only if no whole record has it, in any of the files: what a kill cut off is written over where it lies, and
+//! can never become whole. A power loss may leave whole records behind a gap; then another life begins, and nobody reads them again. So in
+//! one life one number is one batch. What is promised of numbers, files and checkpoints (`tail`, `direct`) holds over a start as it
+//! does between two checkpoints.
+//!
+//! # Failure
+//! What was durable and is not there any more is an error: see the table in `tail`.
+//!
+//! # Bound
+//! The files' bytes (128 MiB), and the overlays.
+
+use super::direct;
+use super::logged::{self, LogError};
+use super::overlay::{Overlay, Records};
+use super::tail::{self, FILES, HEADER_BYTES, Left, Record};
+use crate::meta::record::RecordError;
+use std::io;
+use std::path::Path;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Replay {
+    /// Number of the last batch there is, in the checkpoint or behind it.
+    pub last: u64,
+    /// Behind the checkpoint.
+    pub batches: u64,
+    /// What a checkpoint was being made of, and its last batch.
+    pub frozen: Option<(Overlay, u64)>,
+    /// The others.
+    pub active: Overlay,
+    /// Where the log goes on; none: it is to be begun anew behind a checkpoint of all there is.
+    pub left: Option<Left>,
+}
+
+/// A record, and where it was found.
+struct Found<'a> {
+    number: u64,
+    batch: &'a [u8],
+    /// Which of `tail-*`; others are `direct-*`.
+    file: usize,
+    /// Behind it.
+    end: u64,
+}
+
+fn read_tail(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
+    match std::fs::read(directory.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read,
+    }
+}
+
+/// Reads the files of `directory`, whose checkpoint has all batches up to `applied`.
+///
+/// # Errors
+/// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
+pub fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
+    let tails = [read_tail(directory, FILES[0])?, read_tail(directory, FILES[1])?];
+    if let Some(found) = tails.iter().find_map(|bytes| tail::other_version_of(bytes)) {
+        return Err(LogError::Version { found, known: tail::VERSION });
+    }
+    let lives = tails.each_ref().map(|bytes| tail::life_of(bytes));
+    let Some(any) = lives[0].or(lives[1]) else { return Ok(Replay { last: applied, ..Replay::default() }) };
+    let direct = direct::read(directory)?;
+    let in_tails = tails.iter().enumerate().flat_map(|(file, bytes)| {
+        let records = tail::records(lives[file].unwrap_or(any), bytes);
+        records.into_iter().map(move |(end, record)| (file, end, record))
+    });
+    let in_direct = direct.iter().flat_map(|bytes| direct::records(any, bytes));
+    let in_direct = in_direct.map(|record| (FILES.len(), 0, record));
+    let (mut found, mut durable) = (Vec::new(), 0);
+    for (file, end, Record { persistent, batch }) in in_tails.chain(in_direct) {
+        durable = durable.max(persistent);
+        let number = logged::number(batch)?;
+        // Most of a file may be what the checkpoint has.
+        if number > applied {
+            found.push(Found { number, batch, file, end: end as u64 });
+        }
+    }
+    let (found, last, has_gap) = without_gap(found, applied);
+    if durable > last {
+        return Err(LogError::Damaged { missing: last + 1, durable });
+    }
+    let (frozen, active) =
+        found.split_at(found.iter().position(|next| next.file != found[0].file).unwrap_or(0));
+    let left = (!has_gap).then(|| left(&tails, lives, frozen, active)).flatten();
+    let mut replay = Replay { last, batches: found.len() as u64, left, ..Replay::default() };
+    if let Some(turned) = frozen.last().filter(|_| replay.left.is_some()) {
+        replay.frozen = Some((Overlay::of(records_of(frozen)?), turned.number));
+        replay.active = Overlay::of(records_of(active)?);
+    } else {
+        replay.active = Overlay::of(records_of(&found)?);
+    }
+    Ok(replay)
+}
+
+/// What batches make, in two threads.
+fn records_of(batches: &[Found<'_>]) -> Result<Records, RecordError> {
+    let (older, newer) = batches.split_at(batches.len() / 2);
+    let (mut records, mut later) = std::thread::scope(|scope| {
+        let newer = scope.spawn(|| put(newer));
+        let older = put(older);
+        let newer = newer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, RecordError>((older?, newer?))
+    })?;
+    records.append(&mut later);
+    Ok(records)
+}
+
+fn put(batches: &[Found<'_>]) -> Result<Records, RecordError> {
+    let mut records = Records::new();
+    for found in batches {
+        for change in logged::changes(found.batch)? {
+            let (key, value) = change?;
+            records.insert(key.into(), value.map(Into::into));
+        }
+    }
+    Ok(records)
+}
+
+/// Those that follow `applied` up to a gap, in order and once each, the last number, and whether there is a gap.
+fn without_gap(mut found: Vec<Found<'_>>, applied: u64) -> (Vec<Found<'_>>, u64, bool) {
+    found.sort_by_key(|found| found.number);
+    // A copy of a record: one of a direct write, or in the contents of a file, for bytes of a torn one are looked through.
+    found.dedup_by_key(|found| found.number);
+    let is_next = |(next, found): (u64, &Found<'_>)| found.number == next;
+    let len = (applied + 1..).zip(&found).take_while(|pair| is_next(*pair)).count();
+    let (last, gap) = (applied + len as u64, found.get(len));
+    if let Some(Found { number, .. }) = gap {
+        tracing::warn!(
+            expected = last + 1,
+            found = number,
+            "metadata's log has a gap; what follows it was never durable"
+        );
+    }
+    let has_gap = gap.is_some();
+    found.truncate(len);
+    (found, last, has_gap)
+}
+
+/// Where to go on, if these are all records, those of one file and then those of the other.
+fn left(
+    tails: &[Vec<u8>; 2],
+    lives: [Option<u64>; 2],
+    frozen: &[Found<'_>],
+    active: &[Found<'_>],
+) -> Option<Left> {
+    let [Some(life), Some(other)] = lives else { return None };
+    let file_of = |found: &[Found<'_>]| found.last().map(|last| (last.file, last.end));
+    let is_one = |found: &[Found<'_>]| found.iter().all(|next| next.file == found[0].file);
+    let is_left = life == other && is_one(frozen) && is_one(active);
+    let mut lens = [HEADER_BYTES as u64; 2];
+    for (file, end) in file_of(frozen).into_iter().chain(file_of(active)) {
+        // None of `direct-*`.
+        *lens.get_mut(file)? = end;
+    }
+    let current = file_of(active).map_or(0, |(file, _)| file);
+    let filled = tails.each_ref().map(|bytes| bytes.len() as u64);
+    is_left.then_some(Left { life, current, lens, filled })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{self, DIRECT, LIFE, TAILS};
+    use super::*;
+    use crate::meta::store::Batch;
+
+    fn whole(number: u64) -> Vec<u8> {
+        let mut batch = Batch::default();
+        batch.put([number as u8], vec![7; 40]);
+        made::record(LIFE, 0, number, &batch)
+    }
+
+    /// What is found of files with these batches, behind a checkpoint of the first two.
+    fn found(files: [(&str, &[u64]); 2]) -> Replay {
+        let directory = tempfile::tempdir().expect("directory");
+        for (name, numbers) in files {
+            let records: Vec<_> = numbers.iter().map(|number| whole(*number)).collect();
+            let bytes =
+                if DIRECT.contains(&name) { made::direct(&records) } else { made::tail(LIFE, &records) };
+            std::fs::write(directory.path().join(name), bytes).expect("write");
+        }
+        read(directory.path(), 2).expect("replays")
+    }
+
+    fn keys(overlay: &Overlay) -> Vec<u8> {
+        let mut keys = Vec::new();
+        let visited = overlay.visit(|key, _| {
+            keys.push(key[0]);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        visited.map_or_else(|never| match never {}, |()| keys)
+    }
+
+    /// The file that is not gone on in is written over with the next turn: a checkpoint has to have all that it says by then.
+    #[test]
+    fn what_no_checkpoint_has_of_the_file_that_was_turned_from_is_a_layer_of_its_own() {
+        for [older, newer] in [[0, 1], [1, 0]] {
+            let replay = found([(TAILS[older], &[3, 4]), (TAILS[newer], &[5, 6])]);
+            let (frozen, turned) = replay.frozen.expect("a checkpoint is to be made of it");
+            assert_eq!((keys(&frozen), turned, keys(&replay.active)), (vec![3, 4], 4, vec![5, 6]));
+            let left = replay.left.expect("it is as a process leaves it");
+            assert_eq!((left.current, replay.last, replay.batches), (newer, 6, 4));
+            // Nothing of one that the checkpoint has: it may be written over.
+            let replay = found([(TAILS[older], &[1, 2]), (TAILS[newer], &[3, 4])]);
+            assert!(replay.frozen.is_none() && keys(&replay.active) == [3, 4]);
+            assert_eq!(replay.left.expect("as a process leaves it").current, newer);
+        }
+        // All goes into one checkpoint, behind which the log is begun anew.
+        let replay = found([(TAILS[0], &[3, 4]), (DIRECT[0], &[5])]);
+        assert!(replay.frozen.is_none() && replay.left.is_none() && keys(&replay.active) == [3, 4, 5]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Marks in memory: the twin of the metadata's log, for tests and simulation, with what a crash leaves of them.
+
+use super::marks::MarkStore;
+use crate::pool::disk::LocalFuture;
+use cuttlefs_common::world::Random;
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+
+type Flushed = async_channel::Sender<bool>;
+
+#[derive(Debug, Default)]
+struct Kept {
+    durable: BTreeSet<u64>,
+    /// Batches that are not durable, oldest first.
+    batches: VecDeque<(Vec<u64>, bool)>,
+    /// Batches since the start, and of these the durable ones.
+    put: u64,
+    flushed: u64,
+    flushes: u64,
+    fails: bool,
+    /// Flushes wait for `step`.
+    is_late: bool,
+    /// What a flush covers, and who waits for it.
+    waiting: VecDeque<(u64, Flushed)>,
+}
+
+impl Kept {
+    fn flush(&mut self, up_to: u64) -> bool {
+        if self.fails {
+            return false;
+        }
+        self.flushes += 1;
+        while self.flushed < up_to {
+            let batch = self.batches.pop_front().expect("a batch that was put");
+            apply(&mut self.durable, &batch);
+            self.flushed += 1;
+        }
+        true
+    }
+}
+
+fn apply(marks: &mut BTreeSet<u64>, (regions, marked): &(Vec<u64>, bool)) {
+    match marked {
+        true => marks.extend(regions),
+        false => marks.retain(|region| !regions.contains(region)),
+    }
+}
+
+/// Marks in memory.
+#[derive(Debug, Default)]
+pub struct MemoryMarks {
+    kept: Mutex<Kept>,
+}
+
+impl MemoryMarks {
+    /// What is marked.
+    pub fn marked(&self) -> BTreeSet<u64> {
+        self.possible().pop().expect("one state at least")
+    }
+
+    /// What a power loss may leave marked: what is durable, then with each batch behind it.
+    pub fn possible(&self) -> Vec<BTreeSet<u64>> {
+        let kept = self.kept.lock();
+        let mut states = vec![kept.durable.clone()];
+        for batch in &kept.batches {
+            let mut next = states.last().expect("the first").clone();
+            apply(&mut next, batch);
+            states.push(next);
+        }
+        states
+    }
+
+    /// Power is lost: some of what is not durable is gone.
+    pub fn crash(&self, random: &dyn Random) {
+        let mut states = self.possible();
+        let durable = states.swap_remove((random.next_u64() % states.len() as u64) as usize);
+        *self.kept.lock() = Kept { durable, ..Kept::default() };
+    }
+
+    /// From now on nothing can be put or flushed, or again.
+    pub fn fail(&self, fails: bool) {
+        self.kept.lock().fails = fails;
+    }
+
+    /// From now on flushes wait for `step`, or not; what waited is given up.
+    pub fn be_late(&self, is_late: bool) {
+        let mut kept = self.kept.lock();
+        kept.is_late = is_late;
+        kept.waiting.clear();
+    }
+
+    /// Flushes that wait.
+    pub fn waiting(&self) -> usize {
+        self.kept.lock().waiting.len()
+    }
+
+    /// Flushes that were done.
+    pub fn flushes(&self) -> u64 {
+        self.kept.lock().flushes
+    }
+
+    /// Does the first flush that waits; `false` if there is none.
+    pub fn step(&self) -> bool {
+        let mut kept = self.kept.lock();
+        let Some((up_to, done)) = kept.waiting.pop_front() else { return false };
+        let is_well = kept.flush(up_to);
+        drop(kept);
+        // Who waited may have gone.
+        let _ = done.try_send(is_well);
+        true
+    }
+}
+
+impl MarkStore for MemoryMarks {
+    fn put_marks(&self, regions: &[u64], marked: bool) -> io::Result<()> {
+        let mut kept = self.kept.lock();
+        if kept.fails {
+            return Err(io::Error::other("no batch can be put"));
+        }
+        kept.batches.push_back((regions.to_vec(), marked));
+        kept.put += 1;
+        Ok(())
+    }
+
+    fn flush_marks(&self) -> LocalFuture<'static, io::Result<()>> {
+        let (done, wait) = async_channel::bounded(1);
+        let mut kept = self.kept.lock();
+        let up_to = kept.put;
+        if kept.is_late {
+            kept.waiting.push_back((up_to, done));
+        } else {
+            let is_well = kept.flush(up_to);
+            let _ = done.try_send(is_well);
+        }
+        Box::pin(async move {
+            match wait.recv().await {
+                Ok(true) => Ok(()),
+                _ => Err(io::Error::other("marks could not be flushed")),
+            }
+        })
+    }
+}
