@@ -318,6 +318,23 @@ fn where_a_file_was_made_longer_nobody_restores_what_was_there_before() {
 }
 
 #[test]
+fn space_that_was_reserved_behind_a_punch_stays_the_files() {
+    for power in [false, true] {
+        let world = World::new(CONFIG);
+        let user = User::new(&world);
+        user.write(0, &[b'.'; 20_000]);
+        assert_eq!(user.fsync(), Ok(()));
+        user.allocate(4096, 40_000, Allocate::PunchHole);
+        user.allocate(0, 49_152, Allocate::Reserve { keep_size: true });
+        kill(&world, power);
+        user.come_back();
+        let attr = user.volume.get_attr(&CALLER, user.ino).expect("attributes");
+        assert_eq!((attr.size, attr.allocated_bytes), (20_000, 49_152), "power lost: {power}");
+        assert_eq!(user.all()[4096..], [0; 20_000 - 4096]);
+    }
+}
+
+#[test]
 fn what_two_clients_restore_stands_in_the_order_it_was_answered() {
     for first in [0, 1] {
         let world = World::new(CONFIG);

@@ -227,16 +227,18 @@ impl Server {
     }
 
     /// Keeps that a client has a session.
-    pub fn remember(&self, client: ClientId) -> Result<(), Status> {
-        self.meta.execute(Caller::default(), &Operation::PutClient { client }, &|_| true).map(|_| ())
+    pub fn remember(&self, session: &Session) -> Result<(), Status> {
+        let put = Operation::PutClient { client: session.client(), owner: session.peer().key().clone() };
+        self.meta.execute(Caller::default(), &put, &|_| true).map(|_| ())
     }
 
     /// These clients' sessions have ended, and they may come back. Who has been away for longest is forgotten for it.
-    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) {
-        let is_away = |client: &ClientId| self.sessions.of(*client).is_none();
-        let away: Vec<ClientId> = clients.into_iter().filter(is_away).collect();
-        let forgotten = self.sessions.note_absent(away.iter().copied());
-        self.end_sessions(away);
+    pub fn note_absent(&self, sessions: &[Arc<Session>]) {
+        let is_away = |session: &&Arc<Session>| self.sessions.of(session.client()).is_none();
+        let away: Vec<&Arc<Session>> = sessions.iter().filter(is_away).collect();
+        let known = away.iter().map(|session| (session.client(), session.peer().key().clone()));
+        let forgotten = self.sessions.note_absent(known);
+        self.end_sessions(away.iter().map(|session| session.client()));
         self.forget(&forgotten);
     }
 

@@ -25,19 +25,6 @@ pub enum PeerIdentity {
     },
 }
 
-impl PeerIdentity {
-    /// Whether two connections are of the same user, as far as links prove that. A user may have many processes; an
-    /// address proves nothing, and may change.
-    pub fn is_same_user(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Local(one), Self::Local(other)) => one.uid == other.uid,
-            (Self::Remote(_), Self::Remote(_)) => true,
-            (Self::Key { name, .. }, Self::Key { name: other, .. }) => name == other,
-            _ => false,
-        }
-    }
-}
-
 /// A process of this machine, as the kernel saw it when it connected (`SO_PEERCRED`, `SO_PEERGROUPS`).
 ///
 /// Users and groups are those of this process's user namespace; the kernel shows one that is not mapped here as the
@@ -87,24 +74,5 @@ mod tests {
         let address = "[::1]:80".parse().expect("an address");
         assert_eq!(PeerIdentity::Remote(address).to_string(), "[::1]:80");
         assert_eq!(PeerIdentity::Key { name: "box".into(), address }.to_string(), "key box ([::1]:80)");
-    }
-
-    #[test]
-    fn a_user_is_known_by_what_is_proven() {
-        let address: [SocketAddr; 2] =
-            ["[::1]:80", "10.0.0.1:9"].map(|text| text.parse().expect("an address"));
-        let local =
-            |uid, pid| PeerIdentity::Local(LocalPeer { uid, pid: NonZeroI32::new(pid), ..LocalPeer::root() });
-        let key = |name: &str, address| PeerIdentity::Key { name: name.into(), address };
-        let kinds = [local(1, 1), local(2, 1), key("a", address[0]), key("b", address[0])];
-        for (index, one) in kinds.iter().enumerate() {
-            for (other_index, other) in kinds.iter().enumerate() {
-                assert_eq!(one.is_same_user(other), index == other_index, "{one} {other}");
-            }
-            assert!(!one.is_same_user(&PeerIdentity::Remote(address[0])));
-        }
-        assert!(local(1, 1).is_same_user(&local(1, 2)), "another process");
-        assert!(key("a", address[0]).is_same_user(&key("a", address[1])), "from elsewhere");
-        assert!(PeerIdentity::Remote(address[0]).is_same_user(&PeerIdentity::Remote(address[1])));
     }
 }

@@ -1,11 +1,12 @@
 //! Who a share counts against: what is the same for all connections of one peer.
 
 use super::peer::{LocalPeer, PeerIdentity};
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 /// Whoever is at the other end, as far as bounds care.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerKey {
     /// A user of this machine.
     User(u32),
@@ -22,6 +23,12 @@ impl PeerKey {
     /// Whether it is root or whoever runs the server.
     pub fn is_administrator(&self, server_euid: u32) -> bool {
         matches!(self, Self::User(uid) if *uid == 0 || *uid == server_euid)
+    }
+
+    /// Whether both are of one user, as far as links prove that. A user may have many processes; an address proves nothing, and may
+    /// change.
+    pub fn is_same_user(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Machine(_), Self::Machine(_))) || self == other
     }
 
     fn of_address(address: IpAddr) -> Self {
@@ -67,5 +74,17 @@ mod tests {
         assert!(local(1).is_administrator(7) && !local(1).is_administrator(8));
         assert!(PeerKey::User(0).is_administrator(8));
         assert!(!remote("127.0.0.1:1").is_administrator(0));
+    }
+    #[test]
+    fn a_user_is_known_by_what_is_proven() {
+        let machine = |last| PeerKey::Machine([10, 0, 0, last].into());
+        let key = |name: &str| PeerKey::Key(name.into());
+        let kinds = [PeerKey::User(1), PeerKey::User(2), key("a"), key("b"), machine(1)];
+        for (index, one) in kinds.iter().enumerate() {
+            for (other_index, other) in kinds.iter().enumerate() {
+                assert_eq!(one.is_same_user(other), index == other_index, "{one:?} {other:?}");
+            }
+        }
+        assert!(machine(1).is_same_user(&machine(2)), "an address may change");
     }
 }

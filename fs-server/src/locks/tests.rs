@@ -1,8 +1,9 @@
 use super::table::Table;
 use super::*;
+use crate::meta::ClientRecord;
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::locks::{LOCK_END, LockMode};
-use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
+use cuttlefs_common::rdma::{PeerIdentity, PeerKey};
 use cuttlefs_common::rpc::SETTLED_LOCKS_MAX;
 use cuttlefs_common::world::{ManualClock, SeededRandom};
 use proptest::prelude::*;
@@ -234,22 +235,12 @@ fn waits_are_looked_at_only_when_what_they_wait_for_goes() {
 #[test]
 fn an_ended_session_gets_no_locks() {
     let clock = Arc::new(ManualClock::default());
-    let sessions = crate::session::Sessions::new(
-        clock,
-        Arc::new(SeededRandom::new(1)),
-        Duration::from_secs(10),
-        &[(ClientId(1), true)],
-    );
+    let before = vec![(ClientId(1), ClientRecord { has_session: true, owner: PeerKey::User(0) })];
+    let random = Arc::new(SeededRandom::new(1));
+    let (sessions, _) = crate::session::Sessions::new(clock, random, Duration::from_secs(10), before);
     let locks = Locks::new(sessions.is_grace_period());
-    let (session, _) = sessions
-        .attach(
-            ClientId(1),
-            PeerIdentity::Local(LocalPeer::root()),
-            &crate::session::root_peer(),
-            "a",
-            InodeNo::ROOT,
-        )
-        .expect("attach");
+    let attached = sessions.attach(ClientId(1), &crate::session::root_peer(), "a", InodeNo::ROOT);
+    let (session, _) = attached.expect("attach");
     let wanted = lock(1, LockRange::WHOLE, Exclusive);
     assert!(sessions.may_reclaim(ClientId(1)) && !sessions.may_reclaim(ClientId(2)));
     assert_eq!(locks.reclaim(&session, INO, &wanted, true), Ok(true));
@@ -262,15 +253,8 @@ fn an_ended_session_gets_no_locks() {
     assert_eq!(locks.reclaim(&session, INO, &wanted, true).map(|_| Asked::Granted), expired);
     assert_eq!(locks.figures(), LockFigures::default());
     assert!(futures_lite::future::block_on(locks.settled(&session)).is_empty());
-    let (other, _) = sessions
-        .attach(
-            ClientId(1),
-            PeerIdentity::Local(LocalPeer::root()),
-            &crate::session::root_peer(),
-            "a",
-            InodeNo::ROOT,
-        )
-        .expect("attach");
+    let (other, _) =
+        sessions.attach(ClientId(1), &crate::session::root_peer(), "a", InodeNo::ROOT).expect("attach");
     locks.stop();
     assert!(
         futures_lite::future::block_on(locks.settled(&other)).is_empty(),

@@ -12,7 +12,7 @@
 //! | `O ino:8` | orphan |
 //! | `T ino:8` | a cut that is not finished: what lies from its page on is on its way out |
 //! | `W region:8` | pages of this region of the pool may be overwritten in place (`marks`); nothing in it |
-//! | `C client:16` | a client that has a session; nothing in it |
+//! | `C client:16` | a client that is not forgotten: whose it is, and whether it has a session |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
 //!
@@ -207,11 +207,6 @@ pub fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
     let (len, rest) = key.get(9..)?.split_first()?;
     let (piece, name) = rest.split_last()?;
     (name.len() == usize::from(*len)).then_some((InodeNo(parse_u64(key.get(1..9)?)?), name, *piece))
-}
-
-/// Whether a `C` key is a client's session, and not one of its slots.
-pub fn is_session(key: &[u8]) -> bool {
-    key.len() == 17
 }
 
 /// Client of a `C` key.

@@ -7,7 +7,7 @@ use super::metadata::Meta;
 use super::name::Cookie;
 use super::operation::RequestId;
 use super::page_map::PartVisitor;
-use super::record::{InodeRecord, RecordError};
+use super::record::{self, ClientRecord, InodeRecord, RecordError};
 use super::store::Direction;
 use super::view::ExtentVisitor;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, FileKind};
@@ -236,21 +236,23 @@ impl Meta {
         Ok(slot.filter(|slot| slot.seq == request.seq).map(|slot| slot.answer))
     }
 
-    /// Clients that have not been forgotten, and whether they have a session.
+    /// Clients that have not been forgotten. `None`: one of its requests came to its end when it was; nobody comes back for that.
     ///
     /// # Errors
     /// `Io`.
-    pub fn clients(&self) -> Result<Vec<(ClientId, bool)>, Status> {
-        let mut clients: Vec<(ClientId, bool)> = Vec::new();
+    pub fn clients(&self) -> Result<Vec<(ClientId, Option<ClientRecord>)>, Status> {
+        let mut clients: Vec<(ClientId, Option<ClientRecord>)> = Vec::new();
         let range = key::all(key::tag::CLIENT);
         self.stored()
-            .scan(&range.from, &range.to, Direction::Forward, &mut |key, _| {
+            .scan(&range.from, &range.to, Direction::Forward, &mut |key, value| {
                 let malformed = || MetaError::record(key)(RecordError::Malformed);
-                clients.push((key::parse_client(key).ok_or_else(malformed)?, key::is_session(key)));
+                let client = key::parse_client(key).ok_or_else(malformed)?;
+                let record = || record::parse(value).map_err(MetaError::record(key));
+                clients.push((client, if key::is_slot(key) { None } else { Some(record()?) }));
                 Ok(true)
             })
             .map_err(|e| self.fail("clients", e))?;
-        // A session's key comes before those of its slots.
+        // A client's key comes before those of its slots.
         clients.dedup_by_key(|(client, _)| *client);
         Ok(clients)
     }

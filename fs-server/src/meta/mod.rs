@@ -72,7 +72,9 @@ pub use operation::{
 pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
 pub use paths::paths;
 pub use problem::{Detail, Problem, ProblemKind};
-pub use record::{FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord};
+pub use record::{
+    ClientRecord, FORMAT_VERSION, InodeRecord, PassFigures, RecordError, ScrubRecord, SlotRecord,
+};
 pub use repair::repair;
 
 pub use store::{

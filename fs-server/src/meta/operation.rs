@@ -5,6 +5,7 @@ use super::climbs::Climbs;
 use super::written::ClientChange;
 use cuttlefs_common::attr::{Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::{NewNode, RenameMode, Rights, XattrMode};
 use std::borrow::Cow;
@@ -280,8 +281,10 @@ pub enum Operation<'a> {
     },
     /// Keeps that a client has a session: after a restart it may come back for what it had open.
     PutClient {
-        /// Whose.
+        /// Which.
         client: ClientId,
+        /// Whose it is.
+        owner: PeerKey,
     },
     /// A client's session is over and it has nothing open any more. Which of its requests were done is still kept.
     EndSession {

@@ -9,13 +9,14 @@ use super::written::Written;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE_U64, PoolPage};
 use cuttlefs_common::name;
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
 
 /// First byte of every value. Another number means another format.
 pub const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
 
 /// Why a value is not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,7 +170,7 @@ pub struct XattrHead<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A symlink's target, an orphan's mark (empty), a session, an image of a page.
+/// A symlink's target, an orphan's mark (empty), an image of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BytesRecord<'a> {
     /// The bytes.
@@ -188,6 +189,15 @@ pub struct SuperRecord {
     pub hash_key: HashKey,
     /// When it was made.
     pub created: Timestamp,
+}
+
+/// A client that is not forgotten.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientRecord {
+    /// Whether it has a session: after a restart it may come back for what it had open.
+    pub has_session: bool,
+    /// Whose it is: nobody else takes its place.
+    pub owner: PeerKey,
 }
 
 /// The last request of a slot that changed something.
@@ -351,6 +361,10 @@ mod tests {
             ExtentRecord { pool_page: PoolPage(300), len_pages: 2, state: ExtentState::Unwritten },
             &[1, 0xac, 2, 2, 1],
         );
+        golden(ClientRecord { has_session: true, owner: PeerKey::User(300) }, &[1, 1, 0, 0xac, 2]);
+        let machine = PeerKey::Machine([10, 0, 0, 1].into());
+        golden(ClientRecord { has_session: false, owner: machine }, &[1, 0, 1, 0, 10, 0, 0, 1]);
+        golden(ClientRecord { has_session: true, owner: PeerKey::Key("k".into()) }, &[1, 1, 2, 1, b'k']);
         golden(CounterRecord(128), &[1, 0x80, 1]);
         let current = PassFigures { pages: 128, rotten: 2, healed: 3, unreadable: 4 };
         let last = Some(PassFigures { pages: 5, rotten: 6, healed: 7, unreadable: 8 });

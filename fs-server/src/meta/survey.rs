@@ -9,7 +9,7 @@ use super::key::{self, tag};
 use super::name::HashKey;
 use super::page_map::{NO_PAGES, PART_PAGES, PageMap, PartBits, PartKey};
 use super::problem::{Detail, Problem, ProblemKind};
-use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord};
+use super::record::{self, BytesRecord, ClientRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord};
 use super::store::{Direction, Store, StoreError};
 use super::view::View;
 use crate::acl::Acl;
@@ -380,7 +380,7 @@ impl Surveyor<'_> {
 
     fn clients(&mut self) -> Result<(), StoreError> {
         self.each(tag::CLIENT, &mut |_, key, value| match key.len() {
-            17 => record::parse::<BytesRecord<'_>>(value).map(drop),
+            17 => record::parse::<ClientRecord>(value).map(drop),
             19 => record::parse::<SlotRecord>(value).map(drop),
             _ => Err(RecordError::Malformed),
         })

@@ -3,10 +3,12 @@
 use super::error::MetaError;
 use super::key::{self, KeyRange, tag};
 use super::name::{Cookie, HashKey};
-use super::record::{self, BytesRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord, XattrHead};
+use super::record::{
+    self, BytesRecord, ClientRecord, ExtentRecord, InodeRecord, RecordError, SlotRecord, XattrHead,
+};
 use super::store::{Direction, Store};
 use cuttlefs_common::attr::FileKind;
-use cuttlefs_common::ids::{FilePage, InodeNo};
+use cuttlefs_common::ids::{ClientId, FilePage, InodeNo};
 use cuttlefs_common::region::Extent;
 
 /// A directory entry as found.
@@ -76,6 +78,15 @@ impl<'a> View<'a> {
             return Ok(None);
         };
         record::parse(&value).map(Some).map_err(MetaError::record(key))
+    }
+
+    /// What is known of a client.
+    pub fn client(&self, client: ClientId) -> Result<Option<ClientRecord>, MetaError> {
+        let key = key::client(client);
+        let Some(value) = self.store.get(&key)? else {
+            return Ok(None);
+        };
+        record::parse(&value).map(Some).map_err(MetaError::record(&key))
     }
 
     /// The raw bucket of a hash.

@@ -7,7 +7,7 @@
 //! | ReadDir | read on the directory; without search on it, it is told names and kinds, and no number that leads anywhere |
 //! | GetAttr, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
 //! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |
-//! | Open | read, write as asked; write to cut it |
+//! | Open | read, write as asked, of a file that is opened for neither both; write to cut it |
 //! | Create | of a name that is there: as Open; else search and write on the directory |
 //! | CreateNameless | search and write on the directory |
 //! | Make | search and write on the directory; root for devices |
@@ -40,10 +40,12 @@ impl Judge<'_> {
     /// # Errors
     /// `Denied`.
     pub fn check_rights(&self, attr: &Attr, rights: Rights) -> Result<(), Status> {
-        if rights.read {
+        // As open(2) has it with an access mode of 3. It gives no bytes, but a lock and where bytes are.
+        let for_neither = !rights.read && !rights.write && attr.kind != FileKind::Directory;
+        if rights.read || for_neither {
             self.check(attr, Need::Read)?;
         }
-        if rights.write {
+        if rights.write || for_neither {
             self.check(attr, Need::Write)?;
         }
         Ok(())

@@ -6,7 +6,7 @@ use cuttlefs_common::locks::{LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
     MAX_INLINE_BYTES, MAX_TRANSFER_BYTES, NewNode, Payload, RECLAIM_FILES_MAX, RECLAIM_LOCKS_MAX, Request,
-    Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    RequestHeader, Restored, SLOTS_PER_SESSION, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
 use cuttlefs_common::status::Status;
 
@@ -51,7 +51,18 @@ pub fn must_run_once(request: &Request<'_>) -> bool {
         )
 }
 
-/// Checks names, sizes and offsets.
+/// What chown(2) takes for "leave it": no user and no group.
+const NOBODY: u32 = u32::MAX;
+
+/// Checks whom a request says it is for.
+///
+/// # Errors
+/// `Invalid`.
+pub fn check_caller(header: &RequestHeader) -> Result<(), Status> {
+    if header.uid == NOBODY || header.gid == NOBODY { Err(Status::Invalid) } else { Ok(()) }
+}
+
+/// Checks names, sizes, owners and offsets.
 ///
 /// # Errors
 /// The status POSIX gives for the first thing that is wrong.
@@ -111,6 +122,9 @@ pub fn check(request: &Request<'_>) -> Result<(), Status> {
         Request::Seek { offset, .. } if *offset > MAX_FILE_SIZE => return Err(Status::NoSuchOffset),
         Request::SetAttr { set, .. } if set.size.is_some_and(|size| size > MAX_FILE_SIZE) => {
             return Err(Status::TooLarge);
+        }
+        Request::SetAttr { set, .. } if set.uid == Some(NOBODY) || set.gid == Some(NOBODY) => {
+            return Err(Status::Invalid);
         }
         Request::Close { filekeys } if filekeys.len() > CLOSES_MAX => return Err(Status::Invalid),
         Request::SetLock { lock, .. } | Request::TestLock { lock, .. } => {
@@ -183,7 +197,7 @@ fn check_xattr_name(name: &[u8]) -> Result<(), Status> {
 mod tests {
     use super::*;
     use cuttlefs_common::attr::SetAttr;
-    use cuttlefs_common::ids::{FileKey, InodeNo, SlotIndex};
+    use cuttlefs_common::ids::{FileKey, InodeNo, SlotIndex, TraceId};
     use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, WaitId};
     use cuttlefs_common::region::PageSet;
     use cuttlefs_common::rpc::{Allocate, ReclaimLock, Sink, Unanswered};
@@ -222,6 +236,22 @@ mod tests {
         assert_eq!(check(&Request::SetAttr { ino: InodeNo::ROOT, set }), Err(Status::TooLarge));
         let punch = Request::Allocate { filekey: FileKey(1), offset: 0, len: 0, how: Allocate::PunchHole };
         assert_eq!(check(&punch), Err(Status::Invalid));
+    }
+
+    #[test]
+    fn nobody_owns_nothing() {
+        let set = |uid, gid| {
+            check(&Request::SetAttr { ino: InodeNo(5), set: SetAttr { uid, gid, ..SetAttr::default() } })
+        };
+        assert_eq!(set(Some(u32::MAX - 1), Some(0)), Ok(()));
+        assert_eq!(set(Some(u32::MAX), None), Err(Status::Invalid));
+        assert_eq!(set(None, Some(u32::MAX)), Err(Status::Invalid));
+        let caller = |uid, gid| {
+            let (slot, trace) = (SlotIndex(0), TraceId(0));
+            check_caller(&RequestHeader { slot, seq: 1, trace, uid, gid, umask: 0, drops_privileges: false })
+        };
+        assert_eq!(caller(u32::MAX - 1, 0), Ok(()));
+        assert_eq!((caller(u32::MAX, 0), caller(0, u32::MAX)), (Err(Status::Invalid), Err(Status::Invalid)));
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             for session in &gone {
                 task.server.revoke(session).await;
             }
-            task.server.note_absent(gone.iter().map(|session| session.client()));
+            task.server.note_absent(&gone);
         }
     });
     let task = context.clone();

@@ -367,11 +367,15 @@ fn build(
     }
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
-    let sessions = Sessions::new(clock.clone(), random.clone(), options.lease, &before);
+    // Of some only a request was left that came to its end when they had said good-bye.
+    let left = before.iter().filter(|(_, record)| record.is_none()).map(|(client, _)| *client);
+    let mut forgotten: Vec<ClientId> = left.collect();
+    let before = before.into_iter().filter_map(|(client, record)| Some((client, record?))).collect();
+    let (sessions, too_many) = Sessions::new(clock.clone(), random.clone(), options.lease, before);
+    forgotten.extend(too_many);
     if meta.clean_predecessor().is_none() {
         sessions.gather();
     }
-    let forgotten = sessions.note_absent([]);
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());
     if sessions.is_grace_period() {

@@ -31,24 +31,25 @@
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
 
+mod absent;
 mod slot;
 
+pub use absent::MAX_ABSENT;
 pub use slot::{Admission, Slot};
 
+use crate::meta::ClientRecord;
 use crate::shares::{Peer, Resource, Taken};
+use absent::Absent;
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
-use cuttlefs_common::rdma::{PeerIdentity, RegionOwner};
+use cuttlefs_common::rdma::{PeerKey, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// Clients without a session whose last requests are remembered; beyond that, who went first is forgotten.
-pub const MAX_ABSENT: usize = 1024;
 
 /// How long a server that was killed waits for clients to connect again that may hold answered changes. They try every second;
 /// a handshake, and a busy machine, take the rest.
@@ -84,8 +85,6 @@ fn is_shown(character: char) -> bool {
 pub struct Session {
     number: RegionOwner,
     client: ClientId,
-    /// Who made it.
-    peer: PeerIdentity,
     label: String,
     root: InodeNo,
     slots: Vec<Mutex<Slot>>,
@@ -123,11 +122,6 @@ impl Session {
     /// The client's identity.
     pub fn client(&self) -> ClientId {
         self.client
-    }
-
-    /// Whether a connection with this peer may be one of the session's.
-    pub fn is_of(&self, peer: &PeerIdentity) -> bool {
-        self.peer.is_same_user(peer)
     }
 
     /// Host and mount point, for people.
@@ -201,8 +195,8 @@ impl Session {
 /// All sessions of a server.
 pub struct Sessions {
     by_client: Mutex<BTreeMap<ClientId, Arc<Session>>>,
-    /// Who went first is in front. Taken after `by_client`.
-    absent: Mutex<VecDeque<ClientId>>,
+    /// Taken after `by_client`.
+    absent: Mutex<Absent>,
     /// Clients of the server before this one that may have files to reclaim.
     recovering: Mutex<BTreeSet<ClientId>>,
     /// Monotonic milliseconds when they are no longer waited for. Relaxed, as what follows: a look that comes late changes nothing.
@@ -222,20 +216,21 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions yet. `before`: the clients that are not forgotten, and whether they had a session with the server
-    /// before this one.
+    /// No sessions yet. `before`: the clients that are not forgotten. Also gives those to be forgotten now.
     pub fn new(
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
         lease: Duration,
-        before: &[(ClientId, bool)],
-    ) -> Self {
-        Self {
+        before: Vec<(ClientId, ClientRecord)>,
+    ) -> (Self, Vec<ClientId>) {
+        let had_session = |(client, record): &(ClientId, ClientRecord)| record.has_session.then_some(*client);
+        let recovering = before.iter().filter_map(had_session).collect();
+        let mut absent = Absent::default();
+        let forgotten = absent.extend(before.into_iter().map(|(client, record)| (client, record.owner)));
+        let sessions = Self {
             by_client: Mutex::default(),
-            absent: Mutex::new(before.iter().map(|(client, _)| *client).collect()),
-            recovering: Mutex::new(
-                before.iter().filter(|(_, had_session)| *had_session).map(|(client, _)| *client).collect(),
-            ),
+            absent: Mutex::new(absent),
+            recovering: Mutex::new(recovering),
             grace_until_ms: AtomicU64::new((clock.monotonic() + lease).as_millis() as u64),
             ticked_ms: AtomicU64::new(clock.monotonic().as_millis() as u64),
             gathering: AtomicBool::new(false),
@@ -244,7 +239,8 @@ impl Sessions {
             clock,
             random,
             lease,
-        }
+        };
+        (sessions, forgotten)
     }
 
     /// Whether there is still somebody to wait for before an unlinked file may be freed.
@@ -356,37 +352,38 @@ impl Sessions {
     }
 
     /// The client's session and whether it is a new one, which counts against the peer's share. Whose secret the client's id
-    /// was made of, he has proven by saying it; whoever made the session is to be the same user, too. A client keeps the root
-    /// it first attached with.
+    /// was made of, he has proven by saying it; whose the client was before, with a session or without, is to be the same user, too.
+    /// A client keeps the root it first attached with.
     ///
     /// # Errors
     /// `Denied` to another user, `Busy` beyond the share.
     pub fn attach(
         &self,
         client: ClientId,
-        peer: PeerIdentity,
-        share: &Arc<Peer>,
+        peer: &Arc<Peer>,
         label: &str,
         root: InodeNo,
     ) -> Result<(Arc<Session>, bool), Status> {
         let mut by_client = self.by_client.lock();
-        if let Some(session) = by_client.get(&client) {
-            if !session.is_of(&peer) {
-                tracing::warn!(?peer, owner = ?session.peer, "refusing a connection: its session is another user's");
-                return Err(Status::Denied);
-            }
+        let mut absent = self.absent.lock();
+        let session = by_client.get(&client);
+        let owner = session.map(|session| session.peer().key()).or_else(|| absent.owner(client));
+        if let Some(owner) = owner.filter(|owner| !owner.is_same_user(peer.key())) {
+            tracing::warn!(peer = ?peer.key(), ?owner, "refusing a connection: its session is another user's");
+            return Err(Status::Denied);
+        }
+        if let Some(session) = session {
             session.touch(self.clock.monotonic());
             return Ok((session.clone(), false));
         }
         let label = clean_label(label);
-        let place = share.take(Resource::Sessions).map_err(|full| {
-            tracing::warn!(%label, ?peer, %full, "refusing a client");
+        let place = peer.take(Resource::Sessions).map_err(|full| {
+            tracing::warn!(%label, peer = ?peer.key(), %full, "refusing a client");
             Status::Busy
         })?;
         let session = Arc::new(Session {
             number: RegionOwner(self.random.next_u64() | 1),
             client,
-            peer,
             label,
             root,
             slots: (0..SLOTS_PER_SESSION).map(|_| Mutex::new(Slot::default())).collect(),
@@ -398,7 +395,7 @@ impl Sessions {
         });
         session.touch(self.clock.monotonic());
         by_client.insert(client, session.clone());
-        self.absent.lock().retain(|known| *known != client);
+        absent.remove(client);
         tracing::info!(label = %session.label, "client attached");
         Ok((session, true))
     }
@@ -449,11 +446,8 @@ impl Sessions {
     }
 
     /// These clients are away and may come back. Gives those to be forgotten for it.
-    pub fn note_absent(&self, clients: impl IntoIterator<Item = ClientId>) -> Vec<ClientId> {
-        let mut absent = self.absent.lock();
-        absent.extend(clients);
-        let many = absent.len().saturating_sub(MAX_ABSENT);
-        absent.drain(..many).collect()
+    pub fn note_absent(&self, clients: impl IntoIterator<Item = (ClientId, PeerKey)>) -> Vec<ClientId> {
+        self.absent.lock().extend(clients)
     }
 
     /// All sessions, for status.
@@ -465,7 +459,8 @@ impl Sessions {
 /// A peer for tests that need one.
 #[cfg(test)]
 pub(crate) fn root_peer() -> Arc<Peer> {
-    let root = cuttlefs_common::rdma::LocalPeer::root();
+    use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
+    let root = LocalPeer::root();
     crate::shares::Shares::new(1).peer(&PeerIdentity::Local(root))
 }
 
@@ -473,16 +468,21 @@ pub(crate) fn root_peer() -> Arc<Peer> {
 mod tests {
     use super::*;
     use crate::shares::Shares;
-    use cuttlefs_common::rdma::LocalPeer;
+    use cuttlefs_common::rdma::{LocalPeer, PeerIdentity};
     use cuttlefs_common::world::{ManualClock, SeededRandom};
     use std::num::NonZeroI32;
 
-    fn user(uid: u32, pid: i32) -> PeerIdentity {
-        PeerIdentity::Local(LocalPeer { uid, gid: uid, groups: Arc::default(), pid: NonZeroI32::new(pid) })
+    fn user(uid: u32) -> Arc<Peer> {
+        let pid = NonZeroI32::new(1);
+        Shares::new(1).peer(&PeerIdentity::Local(LocalPeer { uid, gid: uid, groups: Arc::default(), pid }))
+    }
+
+    fn of_root(client: u128, has_session: bool) -> (ClientId, ClientRecord) {
+        (ClientId(client), ClientRecord { has_session, owner: PeerKey::User(0) })
     }
 
     fn sessions(clock: &Arc<ManualClock>) -> Sessions {
-        Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &[])
+        Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), Vec::new()).0
     }
 
     #[test]
@@ -500,10 +500,8 @@ mod tests {
     fn a_client_has_one_session_until_its_lease_runs_out() {
         let clock = Arc::new(ManualClock::default());
         let sessions = sessions(&clock);
-        let first =
-            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
-        let again =
-            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let first = sessions.attach(ClientId(7), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let again = sessions.attach(ClientId(7), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         assert_eq!(first.number(), again.number());
         pass(&clock, &sessions, 9);
         sessions.note_request(&first).expect("alive");
@@ -512,37 +510,41 @@ mod tests {
         clock.advance(Duration::from_secs(2));
         assert_eq!(sessions.expire().len(), 1);
         assert_eq!(sessions.note_request(&first), Err(Status::SessionExpired));
-        let new =
-            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let new = sessions.attach(ClientId(7), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         assert_ne!(first.number(), new.number());
     }
 
     #[test]
     fn a_session_is_its_users() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
-        let join = |peer| {
-            sessions.attach(ClientId(7), peer, &root_peer(), "a", InodeNo::ROOT).map(|(_, is_new)| is_new)
+        let join = |peer: &Arc<Peer>| {
+            sessions.attach(ClientId(7), peer, "a", InodeNo::ROOT).map(|(session, is_new)| (is_new, session))
         };
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
-        assert_eq!(join(user(7, 1)), Ok(true));
-        assert_eq!(join(user(7, 2)), Ok(false), "another process of the user");
-        assert_eq!(join(user(8, 1)), Err(Status::Denied));
-        assert_eq!(join(PeerIdentity::Remote(address)), Err(Status::Denied));
+        let remote = PeerIdentity::Remote(std::net::SocketAddr::from(([127, 0, 0, 1], 9)));
+        let others = [user(8), Shares::new(1).peer(&remote)];
+        let is_refused = || others.iter().all(|other| join(other).err() == Some(Status::Denied));
+        let session = join(&user(7)).expect("attach").1;
+        assert!(!join(&user(7)).expect("another connection").0);
+        assert!(is_refused());
+        sessions.end(&session);
+        assert_eq!(sessions.note_absent([(ClientId(7), PeerKey::User(7))]), []);
+        assert!(is_refused(), "it may come back for its answers");
+        assert!(join(&user(7)).expect("back").0);
     }
 
     #[test]
     fn the_grace_period_ends_with_the_last_who_came_back_or_with_the_lease() {
         let clock = Arc::new(ManualClock::default());
         let sessions = || {
-            let before = [(ClientId(1), true), (ClientId(2), true), (ClientId(4), false)];
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before)
+            let before = vec![of_root(1, true), of_root(2, true), of_root(4, false)];
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0
         };
         let all_back = sessions();
         all_back.recovered(ClientId(1));
         all_back.recovered(ClientId(3));
         assert!(all_back.is_grace_period());
         let (session, is_new) =
-            all_back.attach(ClientId(2), user(7, 1), &root_peer(), "b", InodeNo::ROOT).expect("attach");
+            all_back.attach(ClientId(2), &root_peer(), "b", InodeNo::ROOT).expect("attach");
         assert!(is_new && all_back.is_grace_period(), "it may have more to reclaim");
         all_back.end(&session);
         assert!(!all_back.is_grace_period());
@@ -558,12 +560,12 @@ mod tests {
     #[test]
     fn clients_that_come_back_are_waited_for_and_others_a_moment() {
         let clock = Arc::new(ManualClock::default());
-        let before = [(ClientId(1), true), (ClientId(2), true)];
+        let before = vec![of_root(1, true), of_root(2, true)];
         let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
         assert!(!sessions.is_gathering(), "all that was answered is durable");
         sessions.gather();
-        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
         let (session, _) = join().expect("attach");
         session.note_connection(true);
         pass(&clock, &sessions, 4);
@@ -578,10 +580,10 @@ mod tests {
     fn who_is_here_and_is_never_done_holds_nobody_up_for_long() {
         let clock = Arc::new(ManualClock::default());
         let lease = Duration::from_secs(60);
-        let before = [(ClientId(1), true)];
-        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, &before);
+        let before = vec![of_root(1, true)];
+        let sessions = Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), lease, before).0;
         sessions.gather();
-        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
         join().expect("attach").0.note_connection(true);
         pass(&clock, &sessions, 9);
         assert!(sessions.is_gathering());
@@ -592,11 +594,11 @@ mod tests {
     #[test]
     fn a_client_that_is_gone_again_is_not_waited_for() {
         let clock = Arc::new(ManualClock::default());
-        let before = [(ClientId(1), true)];
+        let before = vec![of_root(1, true)];
         let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
         sessions.gather();
-        let join = || sessions.attach(ClientId(1), user(7, 1), &root_peer(), "a", InodeNo::ROOT);
+        let join = || sessions.attach(ClientId(1), &root_peer(), "a", InodeNo::ROOT);
         let (session, _) = join().expect("attach");
         session.note_connection(true);
         session.note_connection(false);
@@ -617,10 +619,10 @@ mod tests {
     #[test]
     fn a_server_that_stood_still_ends_nobody_and_no_grace_period() {
         let clock = Arc::new(ManualClock::default());
-        let before = [(ClientId(1), true)];
+        let before = vec![of_root(1, true)];
         let sessions =
-            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), &before);
-        sessions.attach(ClientId(2), user(2, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach");
+            Sessions::new(clock.clone(), Arc::new(SeededRandom::new(1)), Duration::from_secs(10), before).0;
+        sessions.attach(ClientId(2), &root_peer(), "a", InodeNo::ROOT).expect("attach");
         pass(&clock, &sessions, 8);
         clock.advance(Duration::from_secs(1000));
         assert!(sessions.is_grace_period(), "before anything else is done");
@@ -633,22 +635,9 @@ mod tests {
     }
 
     #[test]
-    fn who_is_away_the_longest_is_forgotten_first() {
-        let sessions = sessions(&Arc::new(ManualClock::default()));
-        let clients = || (0..MAX_ABSENT as u128).map(ClientId);
-        assert_eq!(sessions.note_absent(clients()), []);
-        sessions.attach(ClientId(0), user(7, 1), &root_peer(), "back", InodeNo::ROOT).expect("attach");
-        assert_eq!(sessions.note_absent([ClientId(5000)]), []);
-        assert_eq!(sessions.note_absent([ClientId(5001)]), [ClientId(1)]);
-        assert_eq!(sessions.note_absent([ClientId(5002), ClientId(5003)]), [ClientId(2), ClientId(3)]);
-        assert_eq!(sessions.note_absent([]), []);
-    }
-
-    #[test]
     fn who_reclaims_and_closes_without_end_is_not_remembered_without_end() {
         let sessions = sessions(&Arc::new(ManualClock::default()));
-        let session =
-            sessions.attach(ClientId(7), user(7, 1), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
+        let session = sessions.attach(ClientId(7), &root_peer(), "a", InodeNo::ROOT).expect("attach").0;
         let stays = FileKey(1);
         for round in 0..100u64 {
             let opened = (0..256).map(|key| FileKey(2 + round * 256 + key));
@@ -667,11 +656,10 @@ mod tests {
         let peer = shares.peer(&address(1));
         let share = Resource::Sessions.bound().share;
         for client in 0..share as u128 {
-            sessions.attach(ClientId(client), address(1), &peer, "x", InodeNo::ROOT).expect("room");
+            sessions.attach(ClientId(client), &peer, "x", InodeNo::ROOT).expect("room");
         }
-        let one_more = |peer: &Arc<Peer>| {
-            sessions.attach(ClientId(u128::MAX), address(1), peer, "x", InodeNo::ROOT).err()
-        };
+        let one_more =
+            |peer: &Arc<Peer>| sessions.attach(ClientId(u128::MAX), peer, "x", InodeNo::ROOT).err();
         assert_eq!(one_more(&peer), Some(Status::Busy));
         let other = shares.peer(&address(2));
         assert_eq!(one_more(&other), None);

@@ -74,8 +74,11 @@ pub async fn restore(
     let _alone = file.changes.write().await;
     file.usable()?;
     let ino = file.ino();
+    // Space that was taken has the counter of the change before it, which was the same client's or is older, and goes over that.
+    let is_reserve = matches!(what, Restored::Allocate { how: Allocate::Reserve { .. }, .. });
+    let as_if = ClientChange { change: by.change + u64::from(is_reserve), ..by };
     let judge = |range| {
-        regions.newer.judge(ino, (by, peer), range, || {
+        regions.newer.judge(ino, (as_if, peer), range, || {
             let mut written = regions.meta.written(ino)?;
             written.cover(file.state().contents);
             Ok(written)

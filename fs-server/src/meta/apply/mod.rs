@@ -17,7 +17,7 @@ use super::draft::{Applied, Draft};
 use super::error::MetaError;
 use super::key;
 use super::operation::{ApplyContext, Operation, Outcome};
-use super::record::{self, BytesRecord, InodeRecord};
+use super::record::{self, ClientRecord, InodeRecord};
 use super::view::View;
 
 /// Works out what `operation` does to what `view` shows.
@@ -53,12 +53,16 @@ pub fn apply(
         Operation::RemoveXattr { ino, name } => attributes::remove_xattr(d, context, *ino, name),
         Operation::CommitData { commits, stamps } => data::commit_data(d, commits, stamps),
         Operation::ReapOrphan { ino, below } => data::reap_orphan(d, context, *ino, *below),
-        Operation::PutClient { client } => {
-            d.batch.put(key::client(*client), record::encode(&BytesRecord { bytes: b"" }));
+        Operation::PutClient { client, owner } => {
+            let record = ClientRecord { has_session: true, owner: owner.clone() };
+            d.batch.put(key::client(*client), record::encode(&record));
             Ok(Outcome::default())
         }
         Operation::EndSession { client } => {
-            d.batch.remove(key::client(*client));
+            if let Some(record) = d.view.client(*client)? {
+                let record = ClientRecord { has_session: false, ..record };
+                d.batch.put(key::client(*client), record::encode(&record));
+            }
             Ok(Outcome::default())
         }
         Operation::RemoveClient { client } => {

@@ -1,5 +1,6 @@
 //! Restarts and crashes: what is there afterwards, and which numbers are never used again.
 
+use super::super::record::ClientRecord;
 use super::super::{
     Answer, Batch, Caller, DataCommit, DoneRequest, FORMAT_VERSION, HashKey, MemoryStore, Meta, MetaError,
     NoteData, Operation, RequestId, Store, check,
@@ -9,6 +10,7 @@ use super::{HASH_KEY, ROOT_USER, USER, World, format};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{ClientId, InodeNo, SlotIndex};
 use cuttlefs_common::life::{End, Event, Life};
+use cuttlefs_common::rdma::PeerKey;
 use cuttlefs_common::rpc::{NewNode, RenameMode, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{SeededRandom, SystemClock};
@@ -197,15 +199,24 @@ fn a_request_is_remembered_with_what_it_did() {
     assert_eq!(world.meta.answer_to(request(3, 41)), Ok(None), "it was answered, or 42 had not come");
     assert_eq!(world.meta.answer_to(request(3, 43)), Ok(None));
     assert_eq!(world.meta.answer_to(request(4, 1)), Ok(None));
-    world.run(&Operation::PutClient { client: ClientId(7) }).expect("kept");
-    world.run(&Operation::PutClient { client: ClientId(8) }).expect("kept");
-    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), true), (ClientId(8), true)]));
+    for client in [ClientId(7), ClientId(8)] {
+        world.run(&Operation::PutClient { client, owner: PeerKey::User(3) }).expect("kept");
+    }
+    let known =
+        |client, has_session| (ClientId(client), Some(ClientRecord { has_session, owner: PeerKey::User(3) }));
+    assert_eq!(world.meta.clients(), Ok(vec![known(7, true), known(8, true)]));
     world.run(&Operation::EndSession { client: ClientId(7) }).expect("ended");
-    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), false), (ClientId(8), true)]));
+    assert_eq!(world.meta.clients(), Ok(vec![known(7, false), known(8, true)]));
     assert_eq!(world.meta.answer_to(request(3, 42)), Ok(Some(done)), "it may still ask again");
     world.run(&Operation::RemoveClient { client: ClientId(7) }).expect("forgotten");
     assert_eq!(world.meta.answer_to(request(3, 42)), Ok(None));
-    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(8), true)]));
+    assert_eq!(world.meta.clients(), Ok(vec![known(8, true)]));
+    // Under way when its client said good-bye.
+    let late = Caller { request: Some(request(3, 44)), ..USER };
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let late = world.meta.execute(late, &Operation::SetAttr { ino: made.ino, set, commit: None }, &|_| false);
+    late.expect("chmod");
+    assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), None), known(8, true)]));
 }
 
 #[test]

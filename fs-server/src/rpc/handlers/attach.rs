@@ -36,9 +36,9 @@ pub fn attach(
         server.meta.lookup(parent, name)
     })?;
     let client = secret.client();
-    let (session, is_new) = server.sessions.attach(client, peer, connection.peer(), label, root)?;
+    let (session, is_new) = server.sessions.attach(client, connection.peer(), label, root)?;
     if is_new {
-        server.remember(client)?;
+        server.remember(&session)?;
     }
     let read_only = grant.read_only;
     if !connection.attach(&session, grant) {

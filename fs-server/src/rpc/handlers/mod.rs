@@ -103,6 +103,7 @@ pub async fn run(
     mut request: Request<'_>,
     effect: &Effect,
 ) -> Result<Body, Status> {
+    admit::check_caller(header)?;
     admit::check(&request)?;
     let grant = connection.grant().ok_or(Status::SessionExpired)?;
     if grant.read_only && admit::is_mutation(&request) {
