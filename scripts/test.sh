@@ -137,8 +137,8 @@ mounts      240 quick
 inodes      240 quick
 fio-verify  480 full
 soak        240 full
-crash-points 300 quick once
-attack      300 quick once
+crash-points 600 quick once
+attack      480 quick once
 memory      480 full
 kill        480 full
 kill-ack    480 full once

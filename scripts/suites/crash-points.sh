@@ -5,7 +5,7 @@
 source "$(dirname "$0")/lib.sh"
 suite_begin crash-points "${1:-shm}"
 needs_server
-images=${CUTTLEFS_CRASH_IMAGES:-900}
+images=${CUTTLEFS_CRASH_IMAGES:-300}
 seed=${CUTTLEFS_CRASH_SEED:-$((RANDOM * 32768 + RANDOM))}
 # Records that something was found in; they are what a finding is looked at with.
 kept=${CUTTLEFS_CRASH_KEEP:-$CARGO_TARGET_DIR/test-logs}
@@ -14,8 +14,10 @@ mkdir -p "$kept" || exit 1
 scratch=$WORK
 [[ -w /dev/shm ]] && scratch=/dev/shm
 
-# Each run works for a while and looks at so many crashes of it; a long form is many runs, from seeds one after another.
-per_run=300
+# Each run works for a while and looks at so many crashes of it, with as many kills in a row as its number says, modulo three; a
+# long form is many runs, from seeds one after another. An image takes a tenth of a second on a quiet machine, half of one on a busy one.
+per_run=$((images / 3 < 300 ? images / 3 : 300))
+((per_run > 0)) || per_run=1
 recordfs() {
     RUST_BACKTRACE=0 "$CUTTLEFS_BIN/cuttlefs-recordfs" run --server "$CUTTLEFS_BIN/cuttlefsd" \
         --scratch "$scratch" --keep "$kept" "$@"

@@ -9,7 +9,7 @@ suite_begin fsx "${1:-shm}"
 start_server 256M 8M
 mount_fs
 
-operations=${CUTTLEFS_FSX_OPS:-100000}
+operations=${CUTTLEFS_FSX_OPS:-50000}
 seed=${CUTTLEFS_FSX_SEED:-$RANDOM$RANDOM}
 say "fsx: seed $seed"
 

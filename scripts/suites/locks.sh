@@ -27,7 +27,7 @@ check "waiting: promptness, signals, deadlocks, a mount full of waiters" program
 counting() {
     local file=count.$1 paths=() i pid
     for i in 1 2 3; do paths+=("$MNT/$file" "$OTHER/$file"); done
-    programs_beside count "$1" "${paths[@]}" 40 &
+    programs_beside count "$1" "${paths[@]}" 200 &
     pid=$!
     sleep 0.3
     kill_server
@@ -36,6 +36,7 @@ counting() {
 }
 check "six processes count under fcntl, the server is killed" counting fcntl
 check "six processes count under flock, the server is killed" counting flock
+check "six processes count under locks of open files, the server is killed" counting ofd
 
 # A lock that is held over two kills: nobody else gets it meanwhile, nobody sees an error.
 held_over_kills() {

@@ -522,18 +522,20 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         reply: ReplyEmpty,
     ) {
         let _span = request!("setlk", req, ino = ino.0, fh = fh.0, start = start, end = end, kind = typ);
-        let space = match kind {
-            LockKind::Flock => LockSpace::Whole,
-            LockKind::Posix => LockSpace::Ranges,
+        let (space, owner) = match kind {
+            // An open file description's. The kernel names it by its address, which the next one may have before the release of
+            // the one before is read.
+            LockKind::Flock => (LockSpace::Whole, LockOwner(fh.0)),
+            LockKind::Posix => (LockSpace::Ranges, lock_owner),
         };
         if typ == libc::F_UNLCK {
             let Some(range) = convert::lock_range(start, end) else {
                 return reply.error(Errno::EINVAL);
             };
-            let owner = convert::lock_owner(lock_owner);
+            let owner = convert::lock_owner(owner);
             return reply_done(self.volume.unlock(&caller(req), handle(fh), space, owner, range), reply);
         }
-        let Some(lock) = convert::lock(space, lock_owner, start, end, typ, pid) else {
+        let Some(lock) = convert::lock(space, owner, start, end, typ, pid) else {
             return reply.error(Errno::EINVAL);
         };
         let waiter = LockRequest::new(ino, &self.cache, reply);

@@ -14,6 +14,8 @@
 //! * What is noted is of the session that the table is of. An answer of an older session is not noted: its server is gone, and
 //!   what came of it was not reclaimed, so the request is made once more.
 //! * Locks of a file are given up before it is closed.
+//! * Of one owner's locks of a file one request is under way ([`OwnLocks::turn`]). The kernel names who locks through an open file
+//!   description (`F_OFD_SETLK`) by its address: the next one may have it while the locks of the one before are given up.
 //! * What a request under way gives up, or makes a shared one of, is not reclaimed: the server that was killed may have done it,
 //!   and given the lock to others, who reclaim it.
 //! * Bytes that were written before a lock is given up are durable at the server by then: no kill of it has them written
@@ -70,6 +72,7 @@ impl Session {
         waiter: Arc<dyn LockWaiter>,
     ) {
         let owned = Owned { ino: file.ino(), space: lock.space, owner: lock.owner };
+        let _turn = self.locks.turn(owned);
         if self.locks.take_lost(owned) {
             let _told = waiter.answer(Err(FsError::Server(Status::Io)));
             return;
@@ -168,6 +171,12 @@ impl Session {
         range: LockRange,
     ) -> Result<(), FsError> {
         let owned = Owned { ino, space, owner };
+        let _turn = self.locks.turn(owned);
+        self.unlock_in_turn(caller, owned, range)
+    }
+
+    fn unlock_in_turn(&self, caller: &Caller, owned: Owned, range: LockRange) -> Result<(), FsError> {
+        let Owned { ino, space, owner } = owned;
         let lost = self.locks.take_lost(owned);
         self.sync_for_next_holder(caller, ino);
         loop {
@@ -232,7 +241,8 @@ impl Session {
     pub(crate) fn release_owner(&self, ino: InodeNo, owner: LockOwner) {
         let owned = Owned { ino, space: LockSpace::Ranges, owner };
         if self.locks.is_known(owned) {
-            self.release(&[owned]);
+            let _turn = self.locks.turn(owned);
+            self.release(owned);
         }
     }
 
@@ -240,18 +250,23 @@ impl Session {
     /// fcntl's of open file descriptions, of which the kernel tells nothing more.
     pub(crate) fn release_handle(&self, handle: Handle) {
         if let Some(owned) = self.locks.begin_release(handle) {
-            self.release(&owned);
+            for owned in owned {
+                let _turn = self.locks.turn(owned);
+                // Else the next one of this name has taken them over meanwhile.
+                if self.locks.is_through(owned, handle) {
+                    self.release(owned);
+                }
+            }
             self.locks.end_release();
         }
     }
 
-    fn release(&self, released: &[Owned]) {
-        let caller = self.own_caller();
-        for &Owned { ino, space, owner } in released {
-            match self.unlock(&caller, ino, space, owner, LockRange::WHOLE) {
-                // A lost lock was warned of when it was lost; a mount that ends gives all of them up.
-                Ok(()) | Err(FsError::ShutDown | FsError::Server(Status::Io)) => {}
-                Err(error) => tracing::warn!(%ino, %error, "locks of a closed file could not be given up"),
+    fn release(&self, owned: Owned) {
+        match self.unlock_in_turn(&self.own_caller(), owned, LockRange::WHOLE) {
+            // A lost lock was warned of when it was lost; a mount that ends gives all of them up.
+            Ok(()) | Err(FsError::ShutDown | FsError::Server(Status::Io)) => {}
+            Err(error) => {
+                tracing::warn!(ino = %owned.ino, %error, "locks of a closed file could not be given up");
             }
         }
     }

@@ -81,6 +81,8 @@ struct State {
     held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
     /// The open file each owner used last: with its end go locks the kernel says nothing more of.
     through: HashMap<Owned, Through>,
+    /// Whose locks a request is under way about.
+    busy: HashSet<Owned>,
     lost: HashSet<Owned>,
     waits: BTreeMap<WaitId, Wait>,
     next_wait: u64,
@@ -156,7 +158,7 @@ impl State {
 #[derive(Default)]
 pub(in crate::session) struct OwnLocks {
     state: Mutex<State>,
-    /// Told when somebody begins to wait, when a close has given its locks up, and at the end.
+    /// Told when somebody begins to wait, when a close has given its locks up, when a turn ends, and at the end.
     changed: Condvar,
     /// Whether there was ever a lock: mounts without any look at nothing more when a file is closed. Relaxed: a
     /// process that closes a file has had the answer to its lock before.
@@ -164,7 +166,34 @@ pub(in crate::session) struct OwnLocks {
     threads: super::waiting::Started,
 }
 
+/// While it is there, no other request about these locks is under way.
+#[must_use]
+pub(super) struct Turn<'l> {
+    locks: &'l OwnLocks,
+    owned: Owned,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.locks.state().busy.remove(&self.owned);
+        self.locks.changed.notify_all();
+    }
+}
+
 impl OwnLocks {
+    /// Waits for the end of what is under way about these locks.
+    pub(super) fn turn(&self, owned: Owned) -> Turn<'_> {
+        let mut state = self.state();
+        self.changed.wait_while(&mut state, |state| state.busy.contains(&owned));
+        state.busy.insert(owned);
+        Turn { locks: self, owned }
+    }
+
+    /// Whether this open file is the one these locks were taken through last.
+    pub(super) fn is_through(&self, owned: Owned, handle: Handle) -> bool {
+        self.state().through.get(&owned).is_some_and(|through| through.handle == handle)
+    }
+
     /// Whether the threads for waits are there; they are to be after this.
     pub(super) fn threads_started(&self) -> bool {
         self.threads.begin()
