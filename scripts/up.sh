@@ -12,7 +12,8 @@ source "$(dirname "$0")/env.sh"
 mount_point=$1
 shift
 "$ROOT/scripts/setup.sh"
-say "building"
-cargo build --release --locked --quiet --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client
+say "building; the first time takes minutes"
+cargo build --release --locked --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client
+say "the programs are in $CUTTLEFS_BIN; to have them in PATH: export PATH=\$PATH:$CUTTLEFS_BIN"
 # It makes the mount point, and does not look into one that hangs, as mkdir(1) would.
 exec "$CUTTLEFS_BIN/cuttlefs" up "$mount_point" "$@" --foreground

@@ -167,10 +167,27 @@ fn what_cannot_be_checked_has_a_code_of_its_own() {
     let held = pool::open(&dir).expect("open");
     let busy = cuttlefsd(&["fsck", "--pool", name]);
     assert_eq!(busy.status.code(), Some(8));
-    assert!(String::from_utf8_lossy(&busy.stderr).contains("in use"), "{busy:?}");
+    let who = format!("in use by process {}", std::process::id());
+    assert!(String::from_utf8_lossy(&busy.stderr).contains(&who), "{busy:?}");
     drop(held);
     let text = cuttlefsd(&["fsck", "--pool", name]);
     assert!(String::from_utf8_lossy(&text.stdout).ends_with("clean\n"), "{text:?}");
+}
+
+#[test]
+fn copies_of_metadata_that_a_killed_fsck_left_are_removed_and_others_stay() {
+    let (base, dir) = pool();
+    let scratch = base.path().join("scratch");
+    // No process has the first number: they end at 4,194,304.
+    let (left, own) = ("cuttlefs-fsck-4294967", format!("cuttlefs-fsck-{}", std::process::id()));
+    for name in [left, &own, "cuttlefs-fsck-mine"] {
+        fs::create_dir_all(scratch.join(name).join("below")).expect("made");
+    }
+    assert_eq!(fsck(&dir, &["--scratch", scratch.to_str().expect("a name")]).0, 0);
+    let names = fs::read_dir(&scratch).expect("lists").map(|entry| entry.expect("an entry").file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().expect("a name")).collect();
+    names.sort();
+    assert_eq!(names, [own.as_str(), "cuttlefs-fsck-mine"]);
 }
 
 #[test]

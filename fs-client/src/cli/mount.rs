@@ -109,6 +109,7 @@ fn run_here(backend: &dyn Backend, args: &MountArgs, reporter: &Reporter) -> any
         mount: ProcessId::own()?,
         server: None,
         pool: None,
+        memory: None,
         lost: None,
     };
     state.save()?;

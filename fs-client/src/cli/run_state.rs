@@ -39,6 +39,9 @@ pub(super) struct RunState {
     pub server: Option<ProcessId>,
     /// That server's pool.
     pub pool: Option<PathBuf>,
+    /// Bytes of memory that server was given.
+    #[serde(default)]
+    pub memory: Option<u64>,
     /// The mount has ended, and this was lost with it.
     #[serde(default)]
     pub lost: Option<String>,
@@ -293,6 +296,7 @@ mod tests {
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
+            memory: None,
             lost: None,
         };
         assert_eq!(RunState::load(dir.path()).expect("load"), None);
@@ -319,6 +323,7 @@ mod tests {
             mount: ProcessId { pid: 1, start_ticks: 2 },
             server: None,
             pool: None,
+            memory: None,
             lost: None,
         };
         let after = RunState { mount: ProcessId { pid: 1, start_ticks: 3 }, ..before.clone() };

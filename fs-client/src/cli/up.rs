@@ -25,6 +25,7 @@ use cuttlefs_common::size::ByteSize;
 use std::path::{Path, PathBuf};
 
 const DEFAULT_POOL: &str = "cuttlefs-data";
+const DEFAULT_MEMORY: ByteSize = ByteSize(1 << 30);
 
 /// Arguments of `up`.
 #[derive(Args)]
@@ -44,9 +45,9 @@ pub(super) struct UpArgs {
     /// Size of a new pool, taken from the disk at once [default: 8G]
     #[arg(long)]
     size: Option<ByteSize>,
-    /// DRAM for file data, never exceeded; less than the machine has
-    #[arg(long, default_value = "1G")]
-    memory: ByteSize,
+    /// DRAM for file data, never exceeded; less than the machine has [default: 1G, or what the server that has died had]
+    #[arg(long)]
+    memory: Option<ByteSize>,
     /// Mount options, separated by commas; see `cuttlefs mount --help`
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -76,12 +77,10 @@ pub(super) fn run(backend: &dyn Backend, args: UpArgs) -> anyhow::Result<()> {
             (made, mountpoint::prepare(&args.mountpoint, options.nonempty)?, Some(pool))
         }
     };
-    let mut arguments = vec![
-        "up".into(),
-        mountpoint.clone().into_os_string(),
-        "--memory".into(),
-        args.memory.0.to_string().into(),
-    ];
+    let mut arguments = vec!["up".into(), mountpoint.clone().into_os_string()];
+    if let Some(memory) = args.memory {
+        arguments.extend(["--memory".into(), memory.0.to_string().into()]);
+    }
     if let Some(pool) = pool {
         let pool = std::path::absolute(pool).context("cannot resolve the pool's path")?;
         arguments.extend(["--pool".into(), pool.into_os_string()]);
@@ -117,7 +116,8 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
         return Err(error);
     }
     made_pool.keep();
-    let server = ServerProcess::start(backend, &pool, args.memory, reporter)?;
+    let memory = args.memory.unwrap_or(DEFAULT_MEMORY);
+    let server = ServerProcess::start(backend, &pool, memory, reporter)?;
     let served = match ServedMount::start(backend, server.endpoint(), &mountpoint, &options, reporter) {
         Ok(served) => served,
         Err(error) => {
@@ -133,6 +133,7 @@ fn run_here(backend: &dyn Backend, args: &UpArgs, reporter: &Reporter) -> anyhow
         mount: ProcessId::own()?,
         server: Some(server.id()),
         pool: Some(pool.clone()),
+        memory: Some(memory.0),
         lost: None,
     };
     let ready = format!(
@@ -202,8 +203,9 @@ fn revive(
     if let Some(size) = args.size {
         check_size(&pool, size)?;
     }
-    let server = ServerProcess::start(backend, &pool, args.memory, reporter)?;
-    let state = RunState { server: Some(server.id()), ..state };
+    let memory = args.memory.or(state.memory.map(ByteSize)).unwrap_or(DEFAULT_MEMORY);
+    let server = ServerProcess::start(backend, &pool, memory, reporter)?;
+    let state = RunState { server: Some(server.id()), memory: Some(memory.0), ..state };
     let kept = state.save().and_then(|()| match state.mount.find()? {
         Some(_) => Ok(()),
         None => bail!("the mount at {place} has ended meanwhile; try again"),
@@ -214,7 +216,7 @@ fn revive(
         return Err(error);
     }
     Ok(format!(
-        "the server of {place} had ended and runs again (process {}); the mount goes on",
+        "the server of {place} had ended and runs again (process {}, --memory {memory}); the mount goes on",
         server.id().pid
     ))
 }

@@ -617,7 +617,7 @@ impl Session {
 
     fn note_back(&self) {
         if self.away.lock().take().is_some() {
-            tracing::info!(endpoint = %self.options.endpoint, "server is back");
+            tracing::warn!(endpoint = %self.options.endpoint, "server is back; operations go on");
         }
     }
 }

@@ -131,6 +131,21 @@ fn records(
     Ok(survey)
 }
 
+/// Before the number of the process whose scratch directory it is.
+const SCRATCH_PREFIX: &str = "cuttlefs-fsck-";
+
+/// Removes scratch directories of processes that were killed.
+fn remove_left(base: &Path) {
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH_PREFIX)?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another user's is not ours to remove.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// A scratch directory; it goes with this.
 struct Scratch(PathBuf);
 
@@ -150,7 +165,8 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
         (opened.meta_dir(), None)
     } else {
         let base = options.scratch.clone().unwrap_or_else(std::env::temp_dir);
-        let path = base.join(format!("cuttlefs-fsck-{}", std::process::id()));
+        remove_left(&base);
+        let path = base.join(format!("{SCRATCH_PREFIX}{}", std::process::id()));
         let copied = fs::create_dir_all(&path).map(|()| Scratch(path.clone())).and_then(|scratch| {
             copy(&opened.meta_dir(), &path)?;
             Ok(scratch)

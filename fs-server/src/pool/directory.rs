@@ -262,7 +262,7 @@ fn check_place(
 /// Takes the lock of a pool's directory.
 pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
     let path = dir.join(LOCK_FILE);
-    let mut file = OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
@@ -271,10 +271,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, PoolError> {
         .open(&path)
         .map_err(at("open", &path))?;
     if !flock(&file, &path, DIRECTORY_PATIENCE)? {
-        let mut text = String::new();
-        let read = (&mut file).take(32).read_to_string(&mut text);
-        let pid = read.ok().and_then(|_| text.trim().parse().ok());
-        return Err(PoolError::InUse { path: dir.to_owned(), pid });
+        return Err(in_use(dir, &file));
     }
     // Only for the message above: the lock is what counts, so the number need not be durable, nor even be there. In place and of
     // one length, it needs no space on a full disk but the first time.
@@ -290,9 +287,17 @@ fn lock_quietly(dir: &Path) -> Result<File, PoolError> {
     // Who formatted the pool made it.
     let file = File::open(&path).map_err(at("open", &path))?;
     if !flock(&file, &path, DIRECTORY_PATIENCE)? {
-        return Err(PoolError::InUse { path: dir.to_owned(), pid: None });
+        return Err(in_use(dir, &file));
     }
     Ok(file)
+}
+
+/// Somebody else has the lock; the last one who may write says in its file who he is.
+fn in_use(dir: &Path, lock: &File) -> PoolError {
+    let mut text = String::new();
+    let read = lock.take(32).read_to_string(&mut text);
+    let pid = read.ok().and_then(|_| text.trim().parse().ok());
+    PoolError::InUse { path: dir.to_owned(), pid }
 }
 
 /// Whether the file is now locked by this process.

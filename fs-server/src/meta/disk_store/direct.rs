@@ -35,6 +35,7 @@
 //! | a write finds no space (a file that was copied with holes, a file system that never writes over) | the files are given up until the next start; the thread syncs |
 //! | any other | final, as that of a sync |
 
+use super::logged::{self, LogError};
 use super::space::Space;
 use super::tail;
 use crate::meta::store::DirectSync;
@@ -212,10 +213,9 @@ impl Direct {
 /// The bytes of both files, as far as they are there.
 ///
 /// # Errors
-/// [`io::Error`].
-pub fn read(directory: &Path) -> io::Result<Vec<Vec<u8>>> {
-    let found = FILES.into_iter().map(|name| std::fs::read(directory.join(name)));
-    found.filter(|read| !read.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound)).collect()
+/// [`LogError`].
+pub fn read(directory: &Path) -> Result<Vec<Vec<u8>>, LogError> {
+    FILES.into_iter().map(|name| logged::read(directory, name, FILE_BYTES)).collect()
 }
 
 /// All whole records of a life in a file. Behind one that is not whole nothing of its sync was ever answered.

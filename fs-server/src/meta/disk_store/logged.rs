@@ -3,7 +3,9 @@
 use crate::meta::record::{self, RecordError};
 use crate::meta::store::Batch;
 use serde::Serialize;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 
 /// Why the log cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -21,9 +23,24 @@ pub enum LogError {
         /// This server's.
         known: &'static str,
     },
-    /// A file.
-    #[error("meta/tail-*: {0}")]
-    File(#[from] io::Error),
+    /// A file of the log.
+    #[error("meta/{name}: {source}")]
+    File {
+        /// Its name.
+        name: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file that the log cannot have made so long.
+    #[error(
+        "meta/{name} has more than {most} bytes, which the log never has; something else wrote it. Restore the pool from a copy"
+    )]
+    TooLong {
+        /// Its name.
+        name: &'static str,
+        /// Bytes a file of the log has at most.
+        most: u64,
+    },
     /// A batch that was durable is not there any more.
     #[error(
         "batch {missing} is damaged in meta/tail-*, and all up to batch {durable} were durable, so acknowledged changes of \
@@ -36,6 +53,22 @@ pub enum LogError {
         /// The last that was durable.
         durable: u64,
     },
+}
+
+/// The bytes of a file of the log, which has `most` at most; none if it is not there.
+///
+/// # Errors
+/// [`LogError::File`], [`LogError::TooLong`].
+pub fn read(directory: &Path, name: &'static str, most: u64) -> Result<Vec<u8>, LogError> {
+    let in_file = |source| LogError::File { name, source };
+    let file = match File::open(directory.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened.map_err(in_file)?,
+    };
+    let len = file.metadata().map_err(in_file)?.len();
+    let mut bytes = Vec::with_capacity(len.min(most) as usize);
+    file.take(most + 1).read_to_end(&mut bytes).map_err(in_file)?;
+    if bytes.len() as u64 > most { Err(LogError::TooLong { name, most }) } else { Ok(bytes) }
 }
 
 /// A record's key, and its value; none: it is removed.

@@ -18,14 +18,13 @@
 //! What was durable and is not there any more is an error: see the table in `tail`.
 //!
 //! # Bound
-//! The files' bytes (128 MiB), and the overlays.
+//! The files' bytes (128 MiB; a longer file than any log can be is refused), and the overlays.
 
 use super::direct;
 use super::logged::{self, LogError};
 use super::overlay::{Overlay, Records};
-use super::tail::{self, FILES, HEADER_BYTES, Left, Record};
+use super::tail::{self, FILE_MOST_BYTES, FILES, HEADER_BYTES, Left, Record};
 use crate::meta::record::RecordError;
-use std::io;
 use std::path::Path;
 
 /// What was found.
@@ -53,19 +52,13 @@ struct Found<'a> {
     end: u64,
 }
 
-fn read_tail(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
-    match std::fs::read(directory.join(name)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        read => read,
-    }
-}
-
 /// Reads the files of `directory`, whose checkpoint has all batches up to `applied`.
 ///
 /// # Errors
 /// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
 pub fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
-    let tails = [read_tail(directory, FILES[0])?, read_tail(directory, FILES[1])?];
+    let [first, second] = FILES.map(|name| logged::read(directory, name, FILE_MOST_BYTES));
+    let tails = [first?, second?];
     if let Some(found) = tails.iter().find_map(|bytes| tail::other_version_of(bytes)) {
         return Err(LogError::Version { found, known: tail::VERSION });
     }

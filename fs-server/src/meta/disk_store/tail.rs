@@ -56,6 +56,8 @@ pub const VERSION: &str = "05";
 /// What all versions begin with; two digits follow.
 const FAMILY: &[u8] = b"CFTAIL";
 pub const HEADER_BYTES: usize = 24;
+/// No file is as long: commits stop at 64 MiB of both, and no batch has as much again.
+pub const FILE_MOST_BYTES: u64 = 256 << 20;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
 /// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.

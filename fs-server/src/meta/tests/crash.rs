@@ -214,7 +214,7 @@ fn a_request_is_remembered_with_what_it_did() {
     // Under way when its client said good-bye.
     let late = Caller { request: Some(request(3, 44)), ..USER };
     let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-    let late = world.meta.execute(late, &Operation::SetAttr { ino: made.ino, set, commit: None }, &|_| false);
+    let late = world.meta.execute(late, &Operation::SetAttr { ino: ROOT, set, commit: None }, &|_| false);
     late.expect("chmod");
     assert_eq!(world.meta.clients(), Ok(vec![(ClientId(7), None), known(8, true)]));
 }

@@ -1,6 +1,7 @@
 //! The log's files: appended to, turned, torn, rotten.
 
 use super::*;
+use crate::meta::disk_store::direct;
 use crate::meta::disk_store::logged::{self, LogError};
 use crate::meta::disk_store::replay::{self, Replay};
 use crate::meta::store::Batch;
@@ -328,3 +329,24 @@ fn golden_bytes() {
 // Computed by another implementation.
 const HEADER_CRC: u32 = 0x6200_6160;
 const RECORD_CRC: u32 = 0xdfdf_640d;
+
+#[test]
+fn a_file_that_is_no_logs_is_not_read_whole() {
+    for (name, most) in [("tail-1", FILE_MOST_BYTES), ("direct-0", direct::FILE_BYTES)] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = dir.path();
+        append(&mut begun(at), 1);
+        let file = std::fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(at.join(name))
+            .expect("there");
+        file.set_len(4 << 30).expect("sparse");
+        let refused = replay::read(at, 0).expect_err("too long");
+        assert!(
+            matches!(refused, LogError::TooLong { name: found, most: known } if (found, known) == (name, most))
+        );
+        assert!(refused.to_string().starts_with(&format!("meta/{name} has more than")), "{refused}");
+    }
+}
