@@ -345,6 +345,35 @@ fn locks_are_for_files_that_are_open_for_them() {
     assert_eq!(held, Ok(vec![false]), "what is not open is not locked");
 }
 
+#[test]
+fn a_file_is_opened_for_neither_by_who_may_do_both() {
+    if !is_root() {
+        return;
+    }
+    let ground = Ground::new(vec![ExportRule::default()]);
+    let (owner, stranger) = (Person::new(people::OWNER), Person::new(people::STRANGER));
+    let (mut owner, mut stranger) = (ground.peer(&owner), ground.peer(&stranger));
+    let neither = Rights { read: false, write: false };
+    let opens = |peer: &mut RawPeer, ino| {
+        let open = Request::Open { ino, rights: neither, truncate: false, nameless: false };
+        let create =
+            |parent| Request::Create { parent, name: b"f", mode: 0, exclusive: false, rights: neither };
+        let opened = |reply: Reply<'_>| assert!(matches!(reply, Reply::Opened(_)));
+        let by_number = peer.call(&open, opened);
+        let parent =
+            peer.attr(&Request::Lookup { parent: peer.root, name: b"open" }).expect("searchable").ino;
+        assert_eq!(peer.call(&create(parent), opened), by_number);
+        by_number
+    };
+    let open = owner.attr(&Request::Lookup { parent: owner.root, name: b"open" }).expect("searchable").ino;
+    let of_owner = owner.attr(&create(open, b"f", 0o644)).expect("everybody may").ino;
+    let open =
+        stranger.attr(&Request::Lookup { parent: stranger.root, name: b"open" }).expect("searchable").ino;
+    let of_stranger = stranger.attr(&Request::Lookup { parent: open, name: b"f" }).expect("searchable").ino;
+    assert_eq!(opens(&mut owner, of_owner), Ok(()));
+    assert_eq!(opens(&mut stranger, of_stranger), Err(Status::Denied), "it may read and not write");
+}
+
 /// Each user by the first rule that is for it.
 #[test]
 fn rules_say_who_may_what() {

@@ -530,6 +530,16 @@ mod tests {
         assert_eq!(sessions.note_absent([(ClientId(7), PeerKey::User(7))]), []);
         assert!(is_refused(), "it may come back for its answers");
         assert!(join(&user(7)).expect("back").0);
+        let random = Arc::new(SeededRandom::new(2));
+        let before = vec![of_root(7, true)];
+        let (next, _) =
+            Sessions::new(Arc::new(ManualClock::default()), random, Duration::from_secs(10), before);
+        let join = |peer: &Arc<Peer>| next.attach(ClientId(7), peer, "a", InodeNo::ROOT).err();
+        assert_eq!(
+            [join(&user(7)), join(&root_peer())],
+            [Some(Status::Denied), None],
+            "nor behind a restart"
+        );
     }
 
     #[test]
