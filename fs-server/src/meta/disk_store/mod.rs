@@ -70,7 +70,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tail::Tail;
 use tally::Tally;
 
@@ -313,11 +313,14 @@ impl Shared {
     fn redo(&self) -> Result<Option<Frozen>, StoreError> {
         let mut last = self.last.lock();
         let mut layers = self.layers.write();
+        let began = Instant::now();
         let replay = replay::read(&self.path, last.batch).map_err(|e| backend("read the log", e))?;
         last.batch = replay.last;
         if replay.batches > 0 {
             tracing::info!(
                 batches = replay.batches,
+                bytes = replay.bytes,
+                ms = began.elapsed().as_millis(),
                 "metadata: read what the log has and the checkpoint has not"
             );
         }

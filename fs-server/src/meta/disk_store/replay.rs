@@ -34,6 +34,8 @@ pub struct Replay {
     pub last: u64,
     /// Behind the checkpoint.
     pub batches: u64,
+    /// Of these.
+    pub bytes: u64,
     /// What a checkpoint was being made of, and its last batch.
     pub frozen: Option<(Overlay, u64)>,
     /// The others.
@@ -87,7 +89,8 @@ pub fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     let (frozen, active) =
         found.split_at(found.iter().position(|next| next.file != found[0].file).unwrap_or(0));
     let left = (!has_gap).then(|| left(&tails, lives, frozen, active)).flatten();
-    let mut replay = Replay { last, batches: found.len() as u64, left, ..Replay::default() };
+    let bytes = found.iter().map(|found| found.batch.len() as u64).sum();
+    let mut replay = Replay { last, batches: found.len() as u64, bytes, left, ..Replay::default() };
     if let Some(turned) = frozen.last().filter(|_| replay.left.is_some()) {
         replay.frozen = Some((Overlay::of(records_of(frozen)?), turned.number));
         replay.active = Overlay::of(records_of(active)?);
