@@ -21,7 +21,7 @@ impl<S: Site> Walk<S> {
     }
 
     /// The same of a client that cuts a file. Where a server dies with that, what is reserved past the new end stays if only
-    /// unsynced writes had made the file longer (docs/ARCHITECTURE.md, "What is durable when"): so those are synced, too.
+    /// unsynced writes had made the file longer (docs/recovery.md, "What is durable when"): so those are synced, too.
     pub fn hand_over_cut(&mut self, ino: InodeNo, client: usize, size: u64) {
         self.hand_over_synced_if(ino, client, |node| node.reserves_past(size));
     }

@@ -1,6 +1,6 @@
 //! Which pool pages are free.
 //!
-//! A page is free, used, or quarantined (docs/ARCHITECTURE.md, "Who may use a page"). At start the used ones are those that
+//! A page is free, used, or quarantined (docs/pages.md, "Who may use a page"). At start the used ones are those that
 //! extents name, as the metadata's map of pages tells.
 //!
 //! # How it works

@@ -1,4 +1,4 @@
-//! Block locks: who may change a pool page's bytes or place (the page protocol in docs/ARCHITECTURE.md).
+//! Block locks: who may change a pool page's bytes or place (the page protocol in docs/pages.md).
 //!
 //! A fixed array of async mutexes, hashed by pool page. Two pages may share a lock; that costs time only.
 //!

@@ -1,4 +1,4 @@
-//! Residency changes: the rows of the page protocol's table (docs/ARCHITECTURE.md), one function each.
+//! Residency changes: the rows of the page protocol's table (docs/pages.md), one function each.
 //!
 //! Owns nothing; moves entries, frames and the dirty count together so that they cannot disagree. Every changing
 //! function wants the page's block lock; the entry's own assertion (two writers of one page) backs that.

@@ -6,7 +6,7 @@
 //!
 //! # Failure
 //! A start that fails part-way stops what it had started. After a kill at any instruction the next start finds a
-//! prefix of the metadata's batches; see "What is durable when" in docs/ARCHITECTURE.md.
+//! prefix of the metadata's batches; see "What is durable when" in docs/recovery.md.
 
 mod acceptor;
 mod background;

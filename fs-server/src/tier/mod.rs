@@ -1,7 +1,7 @@
 //! Tiering IO: moves file bytes between requests, frames and SSD (DESIGN sections 3 and 4; TeRM section 4.3).
 //!
 //! Functions here are the operations on a file's contents. Each takes the shared `Regions`, the worker's own
-//! [`Disk`](crate::pool::Disk) and the file, and follows the page protocol of docs/ARCHITECTURE.md. None replaces a
+//! [`Disk`](crate::pool::Disk) and the file, and follows the page protocol of docs/pages.md. None replaces a
 //! page on the critical path: with a free frame a page becomes resident, without one it goes past the frames.
 //!
 //! The futures must be driven to completion (see `region`).

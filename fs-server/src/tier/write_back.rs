@@ -1,4 +1,4 @@
-//! Write-back: makes file contents durable, in groups (docs/ARCHITECTURE.md, "What is durable when").
+//! Write-back: makes file contents durable, in groups (docs/recovery.md, "What is durable when").
 //!
 //! # The four steps of a group
 //! 1. dirty frames to SSD;

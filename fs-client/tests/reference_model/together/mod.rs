@@ -233,7 +233,7 @@ fn promised(kind: Kind, batch: &Batch, clients: usize, places: &Places) -> Vec<(
     for (client, op) in &batch.ops {
         let client = client % clients;
         let files = op.contents(client, places);
-        // A page whose unsynced bytes are all zeroed by it may be a hole behind a death (docs/ARCHITECTURE.md).
+        // A page whose unsynced bytes are all zeroed by it may be a hole behind a death (docs/recovery.md).
         if kind == Kind::Names && op.punches_within_a_page() {
             continue;
         }

@@ -8,7 +8,7 @@
 //! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
 //! * With the records, in the same commit, goes what can be told from them and must not be counted at each start: `Tally`, and
 //!   which pages extents name (`page_map`). Both are moved on by the old and the new value of each record that is written, so
-//!   whatever checkpoint is found after a crash, they are those of its records (docs/ARCHITECTURE.md, "Who may use a page").
+//!   whatever checkpoint is found after a crash, they are those of its records (docs/pages.md, "Who may use a page").
 //!
 //! # A file that is mostly empty
 //! redb gives back little of what deleted records left, and its own way to make a file smaller, `compact`, commits in one sync

@@ -1,7 +1,7 @@
 //! Checksums of pool pages: a CRC32C a page, verified by every read from SSD.
 //!
 //! Owns the sums and the marks of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with
-//! them: what is above it reads and writes pages as ever. docs/ARCHITECTURE.md, "Checksums", has the crash cases.
+//! them: what is above it reads and writes pages as ever. docs/pages.md, "Checksums", has the crash cases.
 //!
 //! # A page's sum
 //! | value | stands for |
