@@ -805,7 +805,7 @@ fn up_in_the_foreground_stops_its_server() {
 fn up_starts_a_server_that_died_again() {
     let place = Place::new();
     let (mnt, pool) = (&place.mnt_text(), &place.pool_text());
-    succeeds(&["up", mnt, "--pool", pool]);
+    succeeds(&["up", mnt, "--pool", pool, "--memory", "24M"]);
     let mount = mount_pid(mnt);
     std::fs::write(place.mnt().join("f"), "stays").expect("write");
     let kill_server = || {
@@ -821,7 +821,7 @@ fn up_starts_a_server_that_died_again() {
     let revive = |old: i32| {
         let said = succeeds(&["up", mnt, "--pool", pool]);
         let server = place.server_pid();
-        assert!(said.contains(&format!("runs again (process {server})")), "{said}");
+        assert!(said.contains(&format!("runs again (process {server}, --memory 24M)")), "{said}");
         assert!(server != old && runs(server) && mount_pid(mnt) == mount, "the mount is the same");
         server
     };

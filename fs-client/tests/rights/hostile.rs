@@ -175,7 +175,7 @@ fn who_says_it_is_root_is_not() {
     let stranger = Person::new(people::STRANGER);
     let mut peer = ground.peer(&stranger);
     let top = peer.root;
-    for said in [(0, 0), (people::OWNER.uid, people::OWNER.gid), (u32::MAX, u32::MAX)] {
+    for said in [(0, 0), (people::OWNER.uid, people::OWNER.gid), (u32::MAX - 1, u32::MAX - 1)] {
         peer.said = said;
         assert_eq!(peer.attr(&create(top, b"rootme", 0o4755)), Err(Status::Denied));
         let open = peer.attr(&Request::Lookup { parent: top, name: b"open" }).expect("searchable").ino;
@@ -192,6 +192,8 @@ fn who_says_it_is_root_is_not() {
         }
         peer.call(&Request::Unlink { parent: open, name }, |_| ()).expect("its own");
     }
+    peer.said = (u32::MAX, u32::MAX);
+    assert_eq!(peer.attr(&create(top, b"rootme", 0o4755)), Err(Status::Invalid), "no user at all");
 }
 
 /// `found/poc_squash.py`: the root of a client that is squashed says it is somebody else.
