@@ -10,7 +10,9 @@ use cuttlefs_client::file::volume::{FsError, OpenHow, Volume};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr, Timestamp};
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::sim::{Cut, Translation};
-use cuttlefs_common::rpc::{Allocate, NewNode, Payload, RenameMode, Reply, Request, Rights, XattrMode};
+use cuttlefs_common::rpc::{
+    Allocate, NewNode, OpenBy, Payload, RenameMode, Reply, Request, Rights, XattrMode,
+};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::server::Server;
 use std::cell::{Cell, RefCell};
@@ -77,7 +79,7 @@ struct Site {
 }
 
 fn open_key(volume: &RemoteVolume, ino: InodeNo) -> Result<FileKey, FsError> {
-    let open = || Request::Open { ino, rights: RIGHTS, truncate: false, nameless: true };
+    let open = || Request::Open { ino, rights: RIGHTS, truncate: false, by: OpenBy::Number };
     volume.session().call(&CALLER, open, |reply| match reply {
         Reply::Opened(opened) => Ok(opened.filekey),
         other => panic!("{other:?}"),
@@ -272,7 +274,12 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "open and truncate",
-            |site| Request::Open { ino: site.f, rights: RIGHTS, truncate: true, nameless: false },
+            |site| Request::Open {
+                ino: site.f,
+                rights: RIGHTS,
+                truncate: true,
+                by: OpenBy::Name { told: 0 },
+            },
             write_f,
             unlink_f,
         ),

@@ -7,7 +7,7 @@ use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rdma::sim::Translation;
 use cuttlefs_common::region::PageSet;
-use cuttlefs_common::rpc::{NewNode, RenameMode, Reply, Request, Rights, Sink};
+use cuttlefs_common::rpc::{NewNode, OpenBy, RenameMode, Reply, Request, Rights, Sink};
 use cuttlefs_common::status::Status;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -266,7 +266,7 @@ fn a_short_fetch_of_pages_apart_brings_those_pages() {
         volume.write(&CALLER, file.handle, 0, &bytes).expect("write");
         let session = volume.session();
         let rights = Rights { read: true, write: false };
-        let open = || Request::Open { ino: attr.ino, rights, truncate: false, nameless: false };
+        let open = || Request::Open { ino: attr.ino, rights, truncate: false, by: OpenBy::Name { told: 0 } };
         let take = |reply: Reply<'_>| match reply {
             Reply::Opened(opened) => Ok(opened.filekey),
             other => panic!("{other:?}"),

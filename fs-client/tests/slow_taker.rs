@@ -12,7 +12,8 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    HEADER_LEN, MAX_MESSAGE_BYTES, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret, Sink,
+    HEADER_LEN, MAX_MESSAGE_BYTES, OpenBy, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret,
+    Sink,
 };
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::region::Hotspots;
@@ -133,7 +134,7 @@ fn a_client_that_takes_no_replies_gets_all_of_them_later() {
     raw.send(0, 0, &Request::Attach { secret: SessionSecret([77; 16]), label: "raw", subtree: b"" });
     raw.answer();
     let rights = Rights { read: true, write: false };
-    raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false, nameless: false });
+    raw.send(0, 1, &Request::Open { ino: attr.ino, rights, truncate: false, by: OpenBy::Name { told: 0 } });
     let (_, message) = raw.answer();
     let Ok(Reply::Opened(opened)) = Reply::parse(&message[HEADER_LEN..]) else { panic!("not opened") };
     // Page 1 of each is not wanted: what is fetched is moved together.

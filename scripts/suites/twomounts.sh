@@ -113,6 +113,59 @@ PYTHON
 }
 check "a name that is removed or given away elsewhere leads to no file that was there" opened_by_old_names
 
+# Nor does one that another mount has moved away: what is opened, cut or appended to by the old name is not what was moved. Who has it open
+# himself can open it again, and a file of two names by the one that is left.
+opened_by_moved_names() {
+    python3 - "$MNT" "$OTHER" <<'PYTHON'
+import ctypes, os, sys
+here, other = sys.argv[1:]
+def write(path, what):
+    with open(path, "w") as file:
+        file.write(what)
+def read(path):
+    with open(path) as file:
+        return file.read()
+exchange = lambda one, two: ctypes.CDLL(None).renameat2(-100, one.encode(), -100, two.encode(), 2)
+for number in range(20):
+    old, new = f"tmp.{number}", f"published.{number}"
+    write(f"{other}/{old}", "published")
+    assert os.stat(f"{here}/{old}").st_size == 9
+    if number % 5 == 4:
+        write(f"{other}/{new}", "second")
+        assert exchange(f"{other}/{old}", f"{other}/{new}") == 0
+        assert read(f"{here}/{old}") == "second", "exchanged"
+        continue
+    os.rename(f"{other}/{old}", f"{other}/{new}")
+    if number % 5 == 3:
+        try:
+            read(f"{here}/{old}")
+            sys.exit("moved away, and read by its old name")
+        except FileNotFoundError:
+            continue
+    flags = (os.O_CREAT, os.O_CREAT | os.O_TRUNC, os.O_CREAT | os.O_APPEND)[number % 5]
+    fd = os.open(f"{here}/{old}", os.O_WRONLY | flags)
+    os.write(fd, b"mine")
+    os.close(fd)
+    assert read(f"{other}/{new}") == "published", f"flags {flags:o}: written through a name that was moved away"
+    assert read(f"{here}/{old}") == "mine"
+write(f"{here}/held", "held")
+held = os.open(f"{here}/held", os.O_RDWR)
+os.rename(f"{other}/held", f"{other}/moved")
+again = os.open(f"/proc/self/fd/{held}", os.O_RDWR)
+assert os.pread(again, 10, 0) == b"held"
+write(f"{here}/one", "both")
+os.link(f"{here}/one", f"{here}/two")
+os.unlink(f"{other}/one")
+assert read(f"{here}/two") == "both"
+for number in range(5):
+    os.rename(f"{here}/two", f"{here}/three")
+    assert read(f"{here}/three") == "both", "moved here"
+    os.rename(f"{here}/three", f"{here}/two")
+    assert read(f"{here}/two") == "both", "and back"
+PYTHON
+}
+check "a name that was moved elsewhere leads to no file that it led to" opened_by_moved_names
+
 names() {
     mkdir "$MNT/dir" && touch "$MNT/dir/a" "$MNT/dir/b" || return 1
     sleep "$CACHE_LIFE_S"

@@ -7,6 +7,7 @@ mod read;
 mod read_buffers;
 mod remote;
 mod seen;
+mod told_names;
 pub mod volume;
 
 pub use handles::HandleTable;

@@ -5,6 +5,7 @@
 use super::handles::{HandleState, HandleTable};
 use super::open_file::OpenFile;
 use super::read;
+use super::told_names::ToldNames;
 use super::volume::{
     Caller, Condition, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow,
     Written,
@@ -15,8 +16,8 @@ use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
 use cuttlefs_common::rpc::{
-    Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, RenameMode, Reply, Request, Rights,
-    SeekFor, Space, SyncScope, XattrMode,
+    Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, OpenBy, RenameMode, Reply, Request,
+    Rights, SeekFor, Space, SyncScope, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ const READDIR_BYTES: u32 = 48 * 1024;
 pub struct RemoteVolume {
     session: Arc<Session>,
     handles: HandleTable,
+    names: ToldNames,
 }
 
 fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
@@ -62,9 +64,14 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 }
 
 impl RemoteVolume {
+    /// What a name means, from the reply to a request that named it.
+    fn told(&self, reply: Reply<'_>) -> Result<Attr, FsError> {
+        attr(reply).inspect(|attr| self.names.told(attr))
+    }
+
     /// The volume of a connected session.
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, handles: HandleTable::default() }
+        Self { session, handles: HandleTable::default(), names: ToldNames::default() }
     }
 
     /// The open file of a handle, for what goes through it.
@@ -264,7 +271,7 @@ impl Volume for RemoteVolume {
         if name != b".." {
             check_name(name)?;
         }
-        self.session.call(caller, || Request::Lookup { parent, name }, attr)
+        self.session.call(caller, || Request::Lookup { parent, name }, |reply| self.told(reply))
     }
 
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
@@ -299,7 +306,7 @@ impl Volume for RemoteVolume {
     ) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Make { parent, name, node, mode };
-        self.session.call(caller, build, attr)
+        self.session.call(caller, build, |reply| self.told(reply))
     }
 
     fn create(
@@ -315,6 +322,7 @@ impl Volume for RemoteVolume {
         let rights = rights(&how);
         let build = || Request::Create { parent, name, mode, exclusive, rights };
         let made = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
+        self.names.told(&made.0);
         Ok((made.0, self.opened(made, how)))
     }
 
@@ -334,7 +342,7 @@ impl Volume for RemoteVolume {
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Link { ino, parent, name };
-        self.session.call(caller, build, attr)
+        self.session.call(caller, build, |reply| self.told(reply))
     }
 
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
@@ -358,7 +366,8 @@ impl Volume for RemoteVolume {
     ) -> Result<(), FsError> {
         check_name(name)?;
         check_name(new_name)?;
-        self.session.call(caller, || Request::Rename { parent, name, new_parent, new_name, mode }, done)
+        let build = || Request::Rename { parent, name, new_parent, new_name, mode };
+        self.session.call(caller, build, |reply| self.told(reply)).map(drop)
     }
 
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
@@ -368,7 +377,8 @@ impl Volume for RemoteVolume {
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
-        let build = || Request::Open { ino, rights, truncate: how.truncate, nameless: how.nameless };
+        let by = if how.nameless { OpenBy::Number } else { OpenBy::Name { told: self.names.of(ino) } };
+        let build = || Request::Open { ino, rights, truncate: how.truncate, by };
         let take = |reply: Reply<'_>| self.open_file(reply, rights);
         let ((attr, file), session) = self.session.call_noting_session(caller, build, take)?;
         if let Some(room) = room {
@@ -446,7 +456,7 @@ impl Volume for RemoteVolume {
 
     fn open_directory(&self, caller: &Caller, ino: InodeNo) -> Result<Handle, FsError> {
         let rights = Rights::default();
-        let build = || Request::Open { ino, rights, truncate: false, nameless: true };
+        let build = || Request::Open { ino, rights, truncate: false, by: OpenBy::Number };
         let (_, file) = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
         Ok(self.insert_handle(file, OpenHow::default()))
     }
@@ -474,6 +484,7 @@ impl Volume for RemoteVolume {
                     return unexpected(reply);
                 };
                 for entry in &entries {
+                    entry.attr.iter().for_each(|attr| self.names.told(attr));
                     if !take(entry) {
                         return Ok(None);
                     }

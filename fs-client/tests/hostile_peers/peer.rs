@@ -6,8 +6,8 @@ use cuttlefs_common::rdma::soft::tcp::frame::{
 };
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    HEADER_LEN, Payload, RemoteBuffer, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret,
-    Sink,
+    HEADER_LEN, OpenBy, Payload, RemoteBuffer, Reply, ReplyHeader, Request, RequestHeader, Rights,
+    SessionSecret, Sink,
 };
 use cuttlefs_common::status::Status;
 use rustix::net::RecvFlags;
@@ -116,7 +116,7 @@ impl Peer {
     pub fn open(&mut self, name: &[u8]) -> FileKey {
         let ino = self.look_up(name);
         let rights = Rights { read: true, write: true };
-        self.send(0, 2, &Request::Open { ino, rights, truncate: false, nameless: false });
+        self.send(0, 2, &Request::Open { ino, rights, truncate: false, by: OpenBy::Name { told: 0 } });
         let (header, body) = self.answer().expect("an answer");
         assert_eq!(header.result, Ok(()));
         let Ok(Reply::Opened(opened)) = Reply::parse(&body) else { panic!("not opened") };

@@ -6,7 +6,7 @@ use super::is_root;
 use super::people::{self, Person};
 use cuttlefs_client::file::volume::{Handle, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
-use cuttlefs_common::rpc::{OpenTicket, Opened, Reclaim, Reply, Request, Rights, SessionSecret};
+use cuttlefs_common::rpc::{OpenBy, OpenTicket, Opened, Reclaim, Reply, Request, Rights, SessionSecret};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::rights::ExportRule;
 
@@ -91,7 +91,7 @@ fn only_what_was_open_is_reclaimed() {
     let (secret, shown): (_, Opened) = owner.does(|| {
         let mut peer = RawPeer::attach(&endpoint, id).expect("attached");
         let (secret, shown) = (lookup(&mut peer, b"secret"), lookup(&mut peer, b"shown"));
-        let open = |ino, rights| Request::Open { ino, rights, truncate: false, nameless: false };
+        let open = |ino, rights| Request::Open { ino, rights, truncate: false, by: OpenBy::Name { told: 0 } };
         assert_eq!(peer.call(&open(secret, read_only), opened), Err(Status::Denied));
         (secret, peer.call(&open(shown, read_only), opened).expect("everybody may read it"))
     });
@@ -156,7 +156,8 @@ fn a_number_is_of_use_to_its_own_user_and_a_read_only_export_gives_no_handle_to_
         let own = peer.attr(&Request::Lookup { parent: peer.root, name: b"f" }).expect("searchable").ino;
         assert_ne!(own, told);
         assert_eq!(peer.attr(&Request::GetAttr { ino: told }).map(|_| ()), Err(Status::Stale));
-        let open = |ino, truncate| Request::Open { ino, rights: read_write, truncate, nameless: false };
+        let open =
+            |ino, truncate| Request::Open { ino, rights: read_write, truncate, by: OpenBy::Name { told: 0 } };
         assert_eq!(peer.call(&open(told, false), |_| ()), Err(Status::Stale));
         // Cutting an empty file takes its set-id bits, too.
         assert_eq!(peer.call(&open(own, true), |_| ()), Ok(()));
@@ -194,7 +195,8 @@ fn a_number_of_another_request_opens_nothing() {
     let used = owner.does(|| {
         let mut peer = RawPeer::attach(&endpoint, id).expect("attached");
         let ino = peer.attr(&Request::Lookup { parent: peer.root, name: b"f" }).expect("searchable").ino;
-        let denied = peer.call(&Request::Open { ino, rights, truncate: false, nameless: false }, |_| ());
+        let denied =
+            peer.call(&Request::Open { ino, rights, truncate: false, by: OpenBy::Name { told: 0 } }, |_| ());
         assert_eq!(denied, Err(Status::Denied), "it may be written and not read");
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         peer.attr(&Request::SetAttr { ino, set }).expect("it may be written");

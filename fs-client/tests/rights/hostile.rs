@@ -15,8 +15,8 @@ use cuttlefs_common::rdma::{
     QueuePair, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use cuttlefs_common::rpc::{
-    HEADER_LEN, MAX_MESSAGE_BYTES, NewNode, Payload, ReclaimLock, Reply, ReplyHeader, Request, RequestHeader,
-    Rights, SessionSecret,
+    HEADER_LEN, MAX_MESSAGE_BYTES, NewNode, OpenBy, Payload, ReclaimLock, Reply, ReplyHeader, Request,
+    RequestHeader, Rights, SessionSecret,
 };
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::SystemRandom;
@@ -241,7 +241,7 @@ fn numbers_that_nobody_told_lead_nowhere() {
     for ino in (2..300).map(InodeNo).chain([secret]) {
         for request in [
             Request::GetAttr { ino },
-            Request::Open { ino, rights: everything, truncate: true, nameless: false },
+            Request::Open { ino, rights: everything, truncate: true, by: OpenBy::Name { told: 0 } },
             Request::Lookup { parent: ino, name: b"secret" },
             Request::Link { ino, parent: peer.root, name: b"mine" },
         ] {
@@ -263,7 +263,7 @@ fn numbers_that_nobody_told_lead_nowhere() {
             .expect("readable");
         assert_eq!(attr, None);
         assert_eq!(peer.call(&Request::GetAttr { ino }, |_| ()), Err(Status::Stale));
-        let open = Request::Open { ino, rights: everything, truncate: false, nameless: false };
+        let open = Request::Open { ino, rights: everything, truncate: false, by: OpenBy::Name { told: 0 } };
         assert_eq!(peer.call(&open, |_| ()), Err(Status::Stale));
     }
     assert_eq!(peer.call(&Request::Lookup { parent: listed, name: b"inside" }, |_| ()), Err(Status::Denied));
@@ -318,13 +318,14 @@ fn locks_are_for_files_that_are_open_for_them() {
     let open = peer.attr(&Request::Lookup { parent: peer.root, name: b"open" }).expect("searchable").ino;
     let ino = peer.attr(&create(open, b"f", 0o444)).expect("everybody may").ino;
     let read_only = Rights { read: true, write: false };
-    let filekey =
-        peer.call(&Request::Open { ino, rights: read_only, truncate: false, nameless: false }, |reply| {
-            match reply {
+    let filekey = peer
+        .call(
+            &Request::Open { ino, rights: read_only, truncate: false, by: OpenBy::Name { told: 0 } },
+            |reply| match reply {
                 Reply::Opened(opened) => opened.filekey,
                 other => panic!("{other:?}"),
-            }
-        })
+            },
+        )
         .expect("readable");
     let lock = |space, mode| {
         let (owner, range) = (LockOwner(1), LockRange::WHOLE);
@@ -357,7 +358,7 @@ fn a_file_is_opened_for_neither_by_who_may_do_both() {
     let (mut owner, mut stranger) = (ground.peer(&owner), ground.peer(&stranger));
     let neither = Rights { read: false, write: false };
     let opens = |peer: &mut RawPeer, ino| {
-        let open = Request::Open { ino, rights: neither, truncate: false, nameless: false };
+        let open = Request::Open { ino, rights: neither, truncate: false, by: OpenBy::Name { told: 0 } };
         let create =
             |parent| Request::Create { parent, name: b"f", mode: 0, exclusive: false, rights: neither };
         let opened = |reply: Reply<'_>| assert!(matches!(reply, Reply::Opened(_)));
@@ -425,6 +426,6 @@ fn rules_say_who_may_what() {
     assert_eq!(squashed.attr(&create(open.ino, b"h", 0o600)).expect("everybody may").uid, people::OWNER.uid);
     let before = squashed.attr(&Request::Lookup { parent: open.ino, name: b"f" }).expect("searchable");
     let rights = Rights { read: true, write: false };
-    let read = Request::Open { ino: before.ino, rights, truncate: false, nameless: false };
+    let read = Request::Open { ino: before.ino, rights, truncate: false, by: OpenBy::Name { told: 0 } };
     assert_eq!(squashed.call(&read, |_| ()), Err(Status::Denied), "the stranger's");
 }

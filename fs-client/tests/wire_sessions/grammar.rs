@@ -6,8 +6,8 @@ use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request,
-    Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply,
+    Request, Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
 };
 use std::collections::HashMap;
 
@@ -232,7 +232,7 @@ impl Grammar<'_> {
                 ino: self.ino(),
                 rights: self.rights(),
                 truncate: dice.chance(10),
-                nameless: dice.chance(50),
+                by: if dice.chance(50) { OpenBy::Number } else { OpenBy::Name { told: dice.edge() } },
             },
             Kind::Close => Request::Close { filekeys: self.some(20, || self.filekey()) },
             Kind::Layout => Request::Layout {

@@ -10,7 +10,9 @@ use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
 use cuttlefs_common::region::{MagicPattern, PageSet};
-use cuttlefs_common::rpc::{Opened, Payload, Reply, Request, Rights, SessionSecret, Sink, TestedLock};
+use cuttlefs_common::rpc::{
+    OpenBy, Opened, Payload, Reply, Request, Rights, SessionSecret, Sink, TestedLock,
+};
 use cuttlefs_common::status::Status;
 use std::path::PathBuf;
 
@@ -61,8 +63,12 @@ pub fn look_up(
 
 fn opened(asking: &mut Asking, root: InodeNo, trace: u64, oracle: &mut Oracle) -> Opened {
     let ino = look_up(asking, root, b"victim", trace, oracle);
-    let open =
-        Request::Open { ino, rights: Rights { read: true, write: true }, truncate: false, nameless: false };
+    let open = Request::Open {
+        ino,
+        rights: Rights { read: true, write: true },
+        truncate: false,
+        by: OpenBy::Name { told: 0 },
+    };
     let take = |reply: Reply<'_>| match reply {
         Reply::Opened(opened) => opened,
         other => panic!("{other:?}"),

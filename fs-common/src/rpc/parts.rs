@@ -26,6 +26,18 @@ pub struct Rights {
     pub write: bool,
 }
 
+/// What leads to a file that is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenBy {
+    /// Its number: also if no name leads to it any more.
+    Number,
+    /// A name that somebody remembers. He must not get what others have removed, or moved: `Stale` if it has lost a name since.
+    Name {
+        /// The file's change counter when the name was looked up; 0: that is not known.
+        told: u64,
+    },
+}
+
 /// Bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Payload<'a> {

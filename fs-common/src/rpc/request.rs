@@ -5,8 +5,8 @@
 
 use super::body::{self, BodyError};
 use super::parts::{
-    Allocate, NewNode, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Restored, Rights, SeekFor,
-    Sink, SyncScope, Unanswered, XattrMode,
+    Allocate, NewNode, OpenBy, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Restored, Rights,
+    SeekFor, Sink, SyncScope, Unanswered, XattrMode,
 };
 use super::session_secret::SessionSecret;
 use crate::attr::SetAttr;
@@ -139,8 +139,8 @@ pub enum Request<'a> {
         rights: Rights,
         /// Cut to length 0 (`O_TRUNC`).
         truncate: bool,
-        /// Also if no name leads to it any more. Whoever opens by a name that he remembers must not get what others have removed.
-        nameless: bool,
+        /// What leads to it.
+        by: OpenBy,
     },
     /// Closes files: filekeys end.
     Close {

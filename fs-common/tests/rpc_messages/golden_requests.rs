@@ -10,7 +10,7 @@ use cuttlefs_common::ids::{FileKey, FilePage, InodeNo, Rkey, SlotIndex};
 use cuttlefs_common::locks::{LOCK_END, Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
-    Allocate, NewNode, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request,
+    Allocate, NewNode, OpenBy, OpenTicket, Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Request,
     Restored, Rights, SeekFor, SessionSecret, Sink, SyncScope, Unanswered, XattrMode,
 };
 
@@ -194,8 +194,17 @@ fn files() -> Vec<(Request<'static>, Vec<u8>)> {
     let allocate = |how| Request::Allocate { filekey: FileKey(6), offset: 1, len: 2, how };
     vec![
         (
-            Request::Open { ino: InodeNo(9), rights: READ_ONLY, truncate: false, nameless: true },
-            vec![15, 9, 1, 0, 0, 1],
+            Request::Open { ino: InodeNo(9), rights: READ_ONLY, truncate: false, by: OpenBy::Number },
+            vec![15, 9, 1, 0, 0, 0],
+        ),
+        (
+            Request::Open {
+                ino: InodeNo(9),
+                rights: READ_ONLY,
+                truncate: true,
+                by: OpenBy::Name { told: 300 },
+            },
+            vec![15, 9, 1, 0, 1, 1, 0xac, 2],
         ),
         (
             Request::Close { filekeys: vec![FileKey(6), FileKey(u64::from(u32::MAX))] },

@@ -7,9 +7,9 @@ use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey,
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
-    Allocate, Attached, BlockingLock, DirEntry, Layout, NewNode, OneSidedReads, OpenTicket, Opened, Payload,
-    Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored, Rights, Sampling, SeekFor,
-    SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
+    Allocate, Attached, BlockingLock, DirEntry, Layout, NewNode, OneSidedReads, OpenBy, OpenTicket, Opened,
+    Payload, Reclaim, ReclaimLock, RemoteBuffer, RenameMode, Reply, Request, Restored, Rights, Sampling,
+    SeekFor, SessionSecret, SettledLock, Sink, Space, SyncScope, TestedLock, Unanswered, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use proptest::collection::vec;
@@ -264,8 +264,11 @@ pub fn request() -> impl Strategy<Value = Request<'static>> {
         (ino(), any::<(u64, u32, bool)>())
             .prop_map(|(ino, (cookie, max_bytes, plus))| Request::ReadDir { ino, cookie, max_bytes, plus })
             .boxed(),
-        (ino(), rights(), any::<(bool, bool)>())
-            .prop_map(|(ino, rights, (truncate, nameless))| Request::Open { ino, rights, truncate, nameless })
+        (ino(), rights(), any::<(bool, Option<u64>)>())
+            .prop_map(|(ino, rights, (truncate, told))| {
+                let by = told.map_or(OpenBy::Number, |told| OpenBy::Name { told });
+                Request::Open { ino, rights, truncate, by }
+            })
             .boxed(),
         vec(filekey(), 0..20).prop_map(|filekeys| Request::Close { filekeys }).boxed(),
         (filekey(), any::<(u64, u32)>())

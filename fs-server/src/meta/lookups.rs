@@ -21,6 +21,14 @@ use cuttlefs_common::status::Status;
 const LOOKUP_TRIES: usize = 8;
 
 impl Meta {
+    /// Whether an inode has lost a name since its change counter was `told`.
+    ///
+    /// # Errors
+    /// `Stale` if it is gone, `Io`.
+    pub fn has_lost_a_name(&self, ino: InodeNo, told: u64) -> Result<bool, Status> {
+        self.inode(ino).map(|record| record.name_lost > told).map_err(|error| self.fail("open", error))
+    }
+
     pub(super) fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         // Held over the load: see `live`.
         let shard = self.live.read(ino);

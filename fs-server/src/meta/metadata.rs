@@ -157,6 +157,7 @@ impl Meta {
             xattrs: 0,
             flags: InodeFlags::default(),
             written: Written::default(),
+            name_lost: 0,
         };
         let superblock = SuperRecord {
             format_version: FORMAT_VERSION,

@@ -69,6 +69,8 @@ pub struct InodeRecord {
     pub flags: InodeFlags,
     /// Of a regular file: what of its contents is durable.
     pub written: Written,
+    /// The change that took a name from it last, its only one or one of several; 0: none did.
+    pub name_lost: u64,
 }
 
 impl InodeRecord {
@@ -341,6 +343,7 @@ mod tests {
             xattrs: 14,
             flags: InodeFlags::ACCESS_ACL,
             written,
+            name_lost: 18,
         }
     }
 
@@ -354,7 +357,8 @@ mod tests {
             16, 1, 17, 1, 20, 1, 22, 1, // times: zigzag seconds, nanoseconds
             12, 13, 14, // change, parent, xattrs
             0x80, 2, // marks
-            15, 1, 16, 17, 0, 0, 0, 0, // written: until, cut, nothing restored
+            15, 1, 16, 17, 0, 0, 0, 0,  // written: until, cut, nothing restored
+            18, // the last change that took a name
         ];
         golden(inode(), &bytes);
         golden(

@@ -170,6 +170,7 @@ impl Repairer<'_> {
             xattrs: 0,
             flags: InodeFlags::default(),
             written: Written::default(),
+            name_lost: 0,
         }
     }
 

@@ -63,7 +63,7 @@ impl Judge<'_> {
             Request::Lookup { parent, name: _ } => self.directory(*parent).map(|_| ()),
             Request::ReadDir { ino, .. } => self.check_inode(*ino, Need::Read),
             Request::GetXattr { ino, name } => self.read_xattr(*ino, name),
-            Request::Open { ino, rights, truncate, nameless: _ } => {
+            Request::Open { ino, rights, truncate, by: _ } => {
                 let write = rights.write || *truncate;
                 self.check_rights(&self.meta.attr(*ino)?, Rights { read: rights.read, write })
             }

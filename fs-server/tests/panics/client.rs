@@ -10,7 +10,7 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::region::{PageSet, divide};
 use cuttlefs_common::rpc::{
-    MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, Payload, Reply, ReplyHeader, Request, RequestHeader, Rights,
+    MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, OpenBy, Payload, Reply, ReplyHeader, Request, RequestHeader, Rights,
     SessionSecret, Sink,
 };
 use cuttlefs_common::status::Status;
@@ -113,9 +113,11 @@ impl Client {
 
     fn open(&mut self, ino: InodeNo) -> FileKey {
         let rights = Rights { read: true, write: true };
-        self.call(&Request::Open { ino, rights, truncate: false, nameless: false }, |reply| match reply {
-            Reply::Opened(opened) => opened.filekey,
-            other => panic!("{other:?}"),
+        self.call(&Request::Open { ino, rights, truncate: false, by: OpenBy::Name { told: 0 } }, |reply| {
+            match reply {
+                Reply::Opened(opened) => opened.filekey,
+                other => panic!("{other:?}"),
+            }
         })
         .expect("opened")
     }

@@ -18,7 +18,7 @@
 //!   description (`F_OFD_SETLK`) by its address: the next one may have it while the locks of the one before are given up.
 //! * What a request under way gives up, or makes a shared one of, is not reclaimed: the server that was killed may have done it,
 //!   and given the lock to others, who reclaim it.
-//! * Bytes that were written before a lock is given up are durable at the server by then: no kill of it has them written
+//! * Bytes that were written before a lock is given up, or becomes a shared one, are durable at the server by then: no kill of it has them written
 //!   again over what the next holder writes.
 //!
 //! # Failure
@@ -35,7 +35,7 @@ use crate::file::OpenFile;
 use crate::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::{
     BlockingLock, RECLAIM_LOCKS_MAX, Reply, Request, SettledLock, SyncScope, TestedLock,
 };
@@ -76,6 +76,10 @@ impl Session {
         if self.locks.take_lost(owned) {
             let _told = waiter.answer(Err(FsError::Server(Status::Io)));
             return;
+        }
+        if lock.mode == LockMode::Shared && self.locks.is_known(owned) {
+            // Others may share it from then on.
+            self.sync_for_next_holder(caller, owned.ino);
         }
         let id = self.locks.begin(Wait {
             file: file.clone(),

@@ -106,6 +106,7 @@ fn new_record(
         xattrs: 0,
         flags: InodeFlags::default(),
         written: Written::default(),
+        name_lost: 0,
     })
 }
 
@@ -262,6 +263,7 @@ fn drop_name(
         // A directory has one name; its other links are its own `.` and its children's `..`.
         record.nlink = if record.is_directory() { 0 } else { record.nlink.saturating_sub(1) };
         touch_inode(record, context);
+        record.name_lost = record.change;
     })?;
     if record.nlink == 0 {
         data::lose(draft, context, ino, &record, outcome)?;
@@ -408,5 +410,6 @@ fn arrive(
             record.parent = parent;
         }
         touch_inode(record, context);
+        record.name_lost = record.change;
     })
 }

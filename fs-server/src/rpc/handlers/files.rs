@@ -7,7 +7,7 @@ use crate::shares::Resource;
 use crate::tier;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
-use cuttlefs_common::rpc::{Opened, Reply, Rights, Space};
+use cuttlefs_common::rpc::{OpenBy, Opened, Reply, Rights, Space};
 use cuttlefs_common::status::Status;
 
 /// Extents in one layout reply at most; as many as fit a message with the largest varints.
@@ -110,11 +110,13 @@ pub(super) async fn open(
     ino: InodeNo,
     rights: Rights,
     truncate: bool,
-    nameless: bool,
+    by: OpenBy,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
     let attr = server.meta.attr(ino)?;
-    if attr.nlink == 0 && !nameless {
+    if let OpenBy::Name { told } = by
+        && (attr.nlink == 0 || told != 0 && server.meta.has_lost_a_name(ino, told)?)
+    {
         return Err(Status::Stale);
     }
     check_marks(&attr, rights, truncate)?;

@@ -150,9 +150,7 @@ pub async fn run(
         Request::ReadDir { ino, cookie, max_bytes, plus } => {
             names::read_dir(&call, ino, cookie, max_bytes, plus).await
         }
-        Request::Open { ino, rights, truncate, nameless } => {
-            files::open(&call, ino, rights, truncate, nameless).await
-        }
+        Request::Open { ino, rights, truncate, by } => files::open(&call, ino, rights, truncate, by).await,
         Request::Close { filekeys } => files::close(&call, &filekeys).await,
         Request::Layout { filekey, first_page, max_extents } => {
             files::layout(&call, filekey, first_page, max_extents)

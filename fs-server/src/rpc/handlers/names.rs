@@ -125,8 +125,9 @@ pub(super) async fn rename(
         Err(Status::Busy) => move_far(call, &operation, parent, new_parent, mode).await,
         outcome => outcome,
     }?;
+    let moved = outcome.attr.ok_or(Status::Io)?;
     call.context.server.settle(outcome).await;
-    done()
+    body(&Reply::Attr(moved))
 }
 
 /// Moves a directory to one that is far from the root: the way there is climbed first, one at a time on a worker, and peers take
