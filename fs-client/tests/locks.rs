@@ -13,6 +13,7 @@ use cuttlefs_common::status::Status;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use world::contents;
 use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
 
@@ -138,6 +139,24 @@ fn closing_gives_locks_up() {
         one.volume.release(one.handle);
         assert_eq!(two.try_lock(space), HELD, "the end of an open file ends the locks taken through it");
         assert_eq!(held(world), 1);
+    });
+}
+
+#[test]
+fn what_was_written_under_a_lock_that_becomes_shared_stays_without_its_writer() {
+    both(|world, space| {
+        let (one, two) = (User::new(world), User::new(world));
+        assert_eq!(one.try_lock(space), HELD);
+        one.volume.write(&CALLER, one.handle, 0, b"for readers").expect("write");
+        assert_eq!(one.ask_for(LockMode::Shared, space, OWNER, false).answer(), HELD);
+        assert_eq!(two.ask_for(LockMode::Shared, space, OWNER, false).answer(), HELD);
+        // The writer dies with the server.
+        kill(world);
+        for _ in 0..LEASE.as_secs() + 1 {
+            world.pass(Duration::from_secs(1));
+            two.heartbeat();
+        }
+        assert_eq!(contents::read(&two.volume, two.handle, 0, 100).expect("read"), b"for readers");
     });
 }
 

@@ -41,14 +41,14 @@ impl Kind {
         use Kind as K;
         use Reply as R;
         match self {
-            K::Heartbeat | K::Detach | K::Recovered | K::ShareCounters | K::Unlink | K::Rmdir | K::Rename => {
+            K::Heartbeat | K::Detach | K::Recovered | K::ShareCounters | K::Unlink | K::Rmdir => {
                 matches!(reply, R::Done)
             }
             K::Close | K::Sync | K::SetXattr | K::RemoveXattr | K::Unlock => matches!(reply, R::Done),
             K::CancelLock => matches!(reply, R::Done | R::Settled(_)),
             K::Attach => matches!(reply, R::Attached(_)),
             K::Reclaim => matches!(reply, R::Reclaimed(_)),
-            K::Lookup | K::GetAttr | K::SetAttr | K::Make | K::Link | K::Allocate => {
+            K::Lookup | K::GetAttr | K::SetAttr | K::Make | K::Link | K::Rename | K::Allocate => {
                 matches!(reply, R::Attr(_))
             }
             K::SetLock => matches!(reply, R::Attr(_) | R::Queued),

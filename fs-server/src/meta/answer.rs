@@ -52,7 +52,7 @@ impl Answer {
     /// The answer to whoever asked for an operation, if its batch says that it was done. `attr` is what it gives, `opens` what
     /// the request opens the file for.
     pub(super) fn to(operation: &Operation<'_>, attr: Option<Attr>, opens: Option<Rights>) -> Self {
-        use Operation::{Create, CreateNameless, Link, Make, SetAttr};
+        use Operation::{Create, CreateNameless, Link, Make, Rename, SetAttr};
         match (operation, attr, opens) {
             (Create { .. } | CreateNameless { .. } | SetAttr { .. }, Some(attr), Some(rights)) => {
                 Self::Opened { attr, rights }
@@ -63,7 +63,12 @@ impl Answer {
                 Self::Length(attr)
             }
             (
-                Make { .. } | Create { .. } | CreateNameless { .. } | Link { .. } | SetAttr { .. },
+                Make { .. }
+                | Create { .. }
+                | CreateNameless { .. }
+                | Link { .. }
+                | Rename { .. }
+                | SetAttr { .. },
                 Some(attr),
                 None,
             ) => Self::Attr(attr),
