@@ -374,6 +374,10 @@ impl Volume for RemoteVolume {
         self.session.call(caller, || Request::ReadLink { ino }, bytes)
     }
 
+    fn name_is_fresh(&self, ino: InodeNo) {
+        self.names.forget(ino);
+    }
+
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
         let rights = rights(&how);
         let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;

@@ -37,4 +37,9 @@ impl ToldNames {
     pub(crate) fn of(&self, ino: InodeNo) -> u64 {
         self.told.lock().get(&ino).copied().unwrap_or(0)
     }
+
+    /// Whatever becomes of its names now, the next open is of what was looked up.
+    pub(crate) fn forget(&self, ino: InodeNo) {
+        self.told.lock().remove(&ino);
+    }
 }

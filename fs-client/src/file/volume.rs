@@ -210,6 +210,8 @@ pub trait Volume: Send + Sync + 'static {
     ) -> Result<(), FsError>;
     /// Reads a symlink.
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError>;
+    /// A name was looked up right now, and meant this file: the next open of it is by that name.
+    fn name_is_fresh(&self, _ino: InodeNo) {}
     /// Opens a file.
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError>;
     /// Reads up to `len` bytes and hands them to `take` once; fewer only at the end of the file. The slice lives

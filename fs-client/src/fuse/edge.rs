@@ -35,7 +35,7 @@ use super::kernel::{
 use super::kernel_cache::KernelCache;
 use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
-use super::nameless::NamelessOpens;
+use super::nameless::{NamelessOpens, Opening};
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::root::Remembered;
 use super::settings::FuseSettings;
@@ -340,7 +340,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
-        let nameless = self.nameless_opens.is_asked_again(req.pid(), self.ino(ino));
+        let opening = self.nameless_opens.opening(req.pid(), self.ino(ino));
+        let nameless = opening == Opening::Again;
+        if opening == Opening::LookedUp {
+            self.volume.name_is_fresh(self.ino(ino));
+        }
         let how = OpenHow { nameless, ..convert::open_how(flags.0) };
         match self.volume.open(&caller(req), self.ino(ino), how) {
             Ok(opened) => {

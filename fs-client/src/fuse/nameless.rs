@@ -3,7 +3,8 @@
 //! The kernel keeps names for as long as entries may be cached, and opens what a name led to by its inode. If somebody else removed
 //! that name, or put another file in its place, the inode may still be there, for whoever has it open: to open it
 //! would read, or roll back, what others have done away with. So such an open is refused with `ESTALE`, upon which the kernel looks the name up
-//! afresh, once, and opens what it finds.
+//! afresh, once, and opens what it finds. The same goes for a file that others have moved away. What was looked up afresh right now is opened
+//! though somebody moves it between the two, as on any file system: otherwise who moves files all the time would have opens fail.
 //!
 //! A file can be opened without a name, too, through `/proc/PID/fd`. The kernel then has no name to look up, and the same thread asks to
 //! open the same inode again at once. That is how the two are told apart: who was refused, and asks again, gets it.
@@ -21,17 +22,32 @@ const MOST: usize = 1024;
 /// without a name.
 const UNKNOWN: u32 = 0;
 
-/// By thread, the inode that it was refused last.
+/// How a thread comes to open an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// By a name that the kernel may have remembered.
+    First,
+    /// It was refused an open just now, and has looked a name up since.
+    LookedUp,
+    /// It was refused this inode just now, and asks again without looking a name up.
+    Again,
+}
+
+/// By thread, the inode that it was refused last; none: it has looked a name up since.
 #[derive(Debug, Default)]
 pub(super) struct NamelessOpens {
-    refused: Mutex<HashMap<u32, InodeNo>>,
+    refused: Mutex<HashMap<u32, Option<InodeNo>>>,
 }
 
 impl NamelessOpens {
-    /// A thread asks to open an inode. `true`: it was refused that just now, and asks again without looking a name up.
-    pub(super) fn is_asked_again(&self, thread: u32, ino: InodeNo) -> bool {
+    /// A thread asks to open an inode.
+    pub(super) fn opening(&self, thread: u32, ino: InodeNo) -> Opening {
         let mut refused = self.refused.lock();
-        !refused.is_empty() && refused.remove(&thread) == Some(ino)
+        match if refused.is_empty() { None } else { refused.remove(&thread) } {
+            Some(None) => Opening::LookedUp,
+            Some(Some(known)) if known == ino => Opening::Again,
+            _ => Opening::First,
+        }
     }
 
     /// It was refused.
@@ -43,14 +59,14 @@ impl NamelessOpens {
         if refused.len() >= MOST {
             refused.clear();
         }
-        refused.insert(thread, ino);
+        refused.insert(thread, Some(ino));
     }
 
     /// The thread looks a name up: what it opens next is what that leads to.
     pub(super) fn note_lookup(&self, thread: u32) {
         let mut refused = self.refused.lock();
-        if !refused.is_empty() {
-            refused.remove(&thread);
+        if let Some(known) = refused.get_mut(&thread) {
+            *known = None;
         }
     }
 }
@@ -63,19 +79,23 @@ mod tests {
     fn only_the_same_inode_is_asked_again_at_once_by_the_same_thread() {
         let opens = NamelessOpens::default();
         let (one, other) = (InodeNo(7), InodeNo(8));
-        assert!(!opens.is_asked_again(1, one));
+        assert_eq!(opens.opening(1, one), Opening::First);
         opens.note_refused(1, one);
-        assert!(!opens.is_asked_again(2, one), "another thread");
-        assert!(opens.is_asked_again(1, one));
-        assert!(!opens.is_asked_again(1, one), "that was answered");
+        assert_eq!(opens.opening(2, one), Opening::First, "another thread");
+        assert_eq!(opens.opening(1, one), Opening::Again);
+        assert_eq!(opens.opening(1, one), Opening::First, "that was answered");
         opens.note_refused(1, one);
-        assert!(!opens.is_asked_again(1, other), "another file");
-        assert!(!opens.is_asked_again(1, one), "not at once");
+        assert_eq!(opens.opening(1, other), Opening::First, "another file");
+        assert_eq!(opens.opening(1, one), Opening::First, "not at once");
         opens.note_refused(1, one);
         opens.note_lookup(1);
-        assert!(!opens.is_asked_again(1, one), "it came by a name");
+        opens.note_lookup(1);
+        assert_eq!(opens.opening(1, one), Opening::LookedUp, "it came by a name");
+        assert_eq!(opens.opening(1, one), Opening::First);
+        opens.note_lookup(1);
+        assert_eq!(opens.opening(1, one), Opening::First, "it was refused nothing");
         opens.note_refused(UNKNOWN, one);
-        assert!(!opens.is_asked_again(UNKNOWN, one), "it may be another thread");
+        assert_eq!(opens.opening(UNKNOWN, one), Opening::First, "it may be another thread");
         for thread in 1..=1 + MOST as u32 {
             opens.note_refused(thread, one);
         }
