@@ -166,6 +166,33 @@ PYTHON
 }
 check "a name that was moved elsewhere leads to no file that it led to" opened_by_moved_names
 
+# Who opens a file that others move to and fro all the time, and give further names, gets it or is told that it is not there.
+moved_to_and_fro() {
+    python3 - "$MNT" "$OTHER" <<'PYTHON'
+import os, sys, time
+here, other = sys.argv[1:]
+open(f"{here}/to", "w").close()
+end = time.monotonic() + 2
+if os.fork() == 0:
+    while time.monotonic() < end:
+        os.rename(f"{here}/to", f"{here}/fro")
+        os.rename(f"{here}/fro", f"{here}/to")
+        os.link(f"{here}/to", f"{here}/third")
+        os.unlink(f"{here}/third")
+    os._exit(0)
+opened = 0
+while time.monotonic() < end:
+    try:
+        os.close(os.open(f"{other}/to", os.O_RDWR))
+        opened += 1
+    except FileNotFoundError:
+        pass
+os.wait()
+assert opened > 100, f"{opened} opens"
+PYTHON
+}
+check "a file that is moved to and fro elsewhere is opened, or is not there" moved_to_and_fro
+
 names() {
     mkdir "$MNT/dir" && touch "$MNT/dir/a" "$MNT/dir/b" || return 1
     sleep "$CACHE_LIFE_S"

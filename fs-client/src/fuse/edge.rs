@@ -208,12 +208,13 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = request!("lookup", req, parent = parent.0, name = ?name);
-        self.nameless_opens.note_lookup(req.pid());
         if name == "." {
             // A file handle is resolved: the kernel has forgotten everything about the inode but its number.
             return self.reply_entry(self.volume.get_attr(&caller(req), self.ino(parent)), reply);
         }
-        match self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes()) {
+        let found = self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes());
+        self.nameless_opens.note_lookup(req.pid(), found.as_ref().ok().map(|attr| (attr.ino, attr.kind)));
+        match found {
             Err(FsError::Server(Status::NotFound)) if !self.settings.negative_cache.is_zero() => {
                 // An entry with inode number 0 is ENOENT with a lifetime.
                 let ttl = &self.settings.negative_cache;

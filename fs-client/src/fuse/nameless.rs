@@ -12,6 +12,7 @@
 //! # Bound
 //! [`MOST`] threads; beyond that all are forgotten, which refuses opens through `/proc` that were under way.
 
+use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -33,10 +34,21 @@ pub(super) enum Opening {
     Again,
 }
 
-/// By thread, the inode that it was refused last; none: it has looked a name up since.
+/// What a thread that was refused an open has done since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Since {
+    /// Nothing; it was refused this.
+    Refused(InodeNo),
+    /// Directories were looked up, on the way to what it opens.
+    Walks,
+    /// Then this.
+    Found(InodeNo),
+}
+
+/// By thread.
 #[derive(Debug, Default)]
 pub(super) struct NamelessOpens {
-    refused: Mutex<HashMap<u32, Option<InodeNo>>>,
+    refused: Mutex<HashMap<u32, Since>>,
 }
 
 impl NamelessOpens {
@@ -44,8 +56,8 @@ impl NamelessOpens {
     pub(super) fn opening(&self, thread: u32, ino: InodeNo) -> Opening {
         let mut refused = self.refused.lock();
         match if refused.is_empty() { None } else { refused.remove(&thread) } {
-            Some(None) => Opening::LookedUp,
-            Some(Some(known)) if known == ino => Opening::Again,
+            Some(Since::Found(known)) if known == ino => Opening::LookedUp,
+            Some(Since::Refused(known)) if known == ino => Opening::Again,
             _ => Opening::First,
         }
     }
@@ -59,14 +71,21 @@ impl NamelessOpens {
         if refused.len() >= MOST {
             refused.clear();
         }
-        refused.insert(thread, Some(ino));
+        refused.insert(thread, Since::Refused(ino));
     }
 
-    /// The thread looks a name up: what it opens next is what that leads to.
-    pub(super) fn note_lookup(&self, thread: u32) {
+    /// The thread has looked a name up, and found this, or nothing.
+    pub(super) fn note_lookup(&self, thread: u32, found: Option<(InodeNo, FileKind)>) {
         let mut refused = self.refused.lock();
-        if let Some(known) = refused.get_mut(&thread) {
-            *known = None;
+        match (refused.get_mut(&thread), found) {
+            (None, _) => {}
+            (Some(since @ (Since::Refused(_) | Since::Walks)), Some((ino, kind))) => {
+                *since = if kind == FileKind::Directory { Since::Walks } else { Since::Found(ino) };
+            }
+            // There is nothing to open, or it goes another way now.
+            (Some(_), _) => {
+                refused.remove(&thread);
+            }
         }
     }
 }
@@ -87,12 +106,23 @@ mod tests {
         opens.note_refused(1, one);
         assert_eq!(opens.opening(1, other), Opening::First, "another file");
         assert_eq!(opens.opening(1, one), Opening::First, "not at once");
-        opens.note_refused(1, one);
-        opens.note_lookup(1);
-        opens.note_lookup(1);
-        assert_eq!(opens.opening(1, one), Opening::LookedUp, "it came by a name");
-        assert_eq!(opens.opening(1, one), Opening::First);
-        opens.note_lookup(1);
+        let (directory, file) = (Some((other, FileKind::Directory)), Some((one, FileKind::File)));
+        let after = |lookups: &[Option<(InodeNo, FileKind)>]| {
+            opens.note_refused(1, one);
+            lookups.iter().for_each(|found| opens.note_lookup(1, *found));
+            (opens.opening(1, one), opens.opening(1, one))
+        };
+        assert_eq!(
+            after(&[directory, directory, file]),
+            (Opening::LookedUp, Opening::First),
+            "it came by a name"
+        );
+        assert_eq!(after(&[file]), (Opening::LookedUp, Opening::First));
+        assert_eq!(after(&[Some((other, FileKind::File))]), (Opening::First, Opening::First), "another file");
+        assert_eq!(after(&[directory]), (Opening::First, Opening::First));
+        assert_eq!(after(&[directory, None, file]), (Opening::First, Opening::First), "it found nothing");
+        assert_eq!(after(&[file, file]), (Opening::First, Opening::First), "it goes another way");
+        opens.note_lookup(1, file);
         assert_eq!(opens.opening(1, one), Opening::First, "it was refused nothing");
         opens.note_refused(UNKNOWN, one);
         assert_eq!(opens.opening(UNKNOWN, one), Opening::First, "it may be another thread");
