@@ -10,8 +10,8 @@ use cuttlefs_common::rdma::{
 };
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::durable::{
-    Executed, Kind, MESSAGE_LEN, Message, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError,
-    Service, Settings, Wants,
+    Kind, MESSAGE_LEN, Message, Receiver, ReceiverOptions, Request, RingStore, Sender, SenderError, Service,
+    Settings, Wants,
 };
 use std::collections::HashSet;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Service for Notes {
         body.first().copied().unwrap_or(0).into()
     }
 
-    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> Executed {
+    fn execute(&self, request: &Request<'_>, answer: &mut Vec<u8>) -> u32 {
         let Request { client, log, lsn, body, .. } = *request;
         assert_eq!(client, CLIENT);
         let mut state = self.state.lock().expect("no panic");
@@ -53,7 +53,7 @@ impl Service for Notes {
             state.done.push(body.to_vec());
         }
         answer.extend(body.iter().rev());
-        Executed::Done(body.len() as u32)
+        body.len() as u32
     }
 }
 
@@ -354,8 +354,7 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
             cq.wait(Duration::from_millis(20));
         }
         let (ring, log, past) = (region.rkey(), LogId(7), (LogId(0), LogSeq(0)));
-        let (device, done) = (LogDeviceKind::PmemEmulated, 0);
-        let welcome = Message::Welcome { ring, log, past, device, slow: false, done };
+        let welcome = Message::Welcome { ring, log, past, device: LogDeviceKind::PmemEmulated };
         region.memory().write(MESSAGE_LEN, &welcome.encode());
         region.memory().write(2 * MESSAGE_LEN, &Message::Refused.encode());
         let send = |index: usize| {

@@ -8,7 +8,7 @@
 use super::core::Common;
 use super::kind::Kind;
 use super::rings::OpenRing;
-use super::service::{Executed, Request};
+use super::service::Request;
 use super::wire::{
     ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, MESSAGE_LEN, Message, open_envelope,
 };
@@ -44,7 +44,7 @@ const PASSING_MAX: usize = 64;
 const PLAIN: u64 = u64::MAX;
 
 /// A request that was taken and not executed yet.
-pub struct Work {
+pub(super) struct Work {
     pub(super) connection: Arc<Connection>,
     lsn: LogSeq,
     seq: u64,
@@ -53,24 +53,18 @@ pub struct Work {
     answer_slot: Option<u16>,
 }
 
-impl std::fmt::Debug for Work {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work").field("lsn", &self.lsn).field("seq", &self.seq).finish_non_exhaustive()
-    }
-}
-
 impl Work {
     /// What is to be done.
-    pub fn request(&self) -> Request<'_> {
+    pub(super) fn request(&self) -> Request<'_> {
         let Connection { client, log, .. } = *self.connection;
         Request { client, log, lsn: self.lsn, seq: self.seq, body: &self.data[ENVELOPE_LEN..] }
     }
 
     /// It was executed: answers, if an answer was asked for.
-    pub fn finish(self, executed: Executed, answer: &[u8]) {
+    pub(super) fn finish(self, status: u32, answer: &[u8]) {
         let Self { connection, lsn, answer_slot, .. } = self;
         let answer = &answer[..answer.len().min(connection.answer_max())];
-        if let Err(reason) = connection.executed(lsn, executed, answer_slot, answer) {
+        if let Err(reason) = connection.executed(lsn, status, answer_slot, answer) {
             connection.give_up(&reason);
         }
     }
@@ -192,11 +186,7 @@ impl Connection {
         let past = state.reader.checkpoint().past;
         let ring = self.ring.rkey();
         let mut said = self.said.lock();
-        said.slow = self.common.service.holds_back(self.client);
-        self.slowed.fetch_add(u64::from(said.slow), Ordering::Relaxed);
-        let (device, slow) = (self.device.kind(), said.slow);
-        let done = self.common.service.last_done(self.client);
-        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device, slow, done })
+        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device: self.device.kind() })
     }
 
     fn post_slots(&self, state: &mut State, upto: u64) -> Result<(), PostError> {
@@ -252,9 +242,8 @@ impl Connection {
                 }
                 _ => range.push(place),
             }
-            let (Envelope { answer_slot, passing }, body) =
+            let (Envelope { answer_slot, passing }, _) =
                 open_envelope(&data).map_err(|error| error.to_string())?;
-            self.common.service.check(self.client, body)?;
             if answer_slot.is_some_and(|slot| u32::from(slot) >= self.answers.slots) {
                 return Err(format!("request {lsn} wants its answer in a slot that is not there"));
             }
@@ -324,56 +313,35 @@ impl Connection {
         Ok(())
     }
 
-    /// A request was executed: answers. Where nothing has to settle first, moves the head past everything that was.
+    /// A request was executed: answers, and moves the head past everything that was. A ring of persistent memory moves it at
+    /// once, one on a synced file once for many records.
     fn executed(
         &self,
         lsn: LogSeq,
-        how: Executed,
+        status: u32,
         answer_slot: Option<u16>,
         body: &[u8],
     ) -> Result<(), String> {
-        let Common { service, options, settling, .. } = &*self.common;
         self.common.executed.fetch_add(1, Ordering::Relaxed);
-        // Asked before the answer goes out, which lets the sender post one more.
-        let held = service.holds_back(self.client);
         let backlog = self.backlog.fetch_sub(1, Ordering::AcqRel) - 1;
         let mut state = self.state.lock();
         let at = state.taken.partition_point(|progress| progress.lsn < lsn);
-        let status = match how {
-            Executed::Done(status) => {
-                if let Some(progress) = state.taken.get_mut(at) {
-                    progress.executed |= progress.lsn == lsn;
-                }
-                status
-            }
-            // The head does not pass it.
-            Executed::Kept(status) => {
-                self.common.kept.fetch_add(1, Ordering::Relaxed);
-                status
-            }
-        };
+        if let Some(progress) = state.taken.get_mut(at) {
+            progress.executed |= progress.lsn == lsn;
+        }
         if let Some((end, next)) = finished(&state) {
             let by_lines = state.reader.persistence().by_cache_lines();
-            let part = if by_lines && !options.settles { 1 } else { state.reader.geometry().capacity() / 8 };
+            let part = if by_lines { 1 } else { state.reader.geometry().capacity() / 8 };
             let before = state.reader.checkpoint();
             if end - before.position >= part || next.0 - before.lsn.0 >= RECORDS_PER_HEAD {
-                if options.settles {
-                    settling.is_due();
-                } else {
-                    self.advance(&mut state, end, next)?;
-                }
+                self.advance(&mut state, end, next)?;
             }
         }
         let mut said = self.said.lock();
         let head = *state.reader.checkpoint();
         said.head = (head.position, head.lsn);
-        if held && !said.slow {
-            // Ahead of the answer, so that the sender hears it first.
-            said.slow = true;
-            self.slowed.fetch_add(1, Ordering::Relaxed);
-            self.notice(&mut said).map_err(|error| error.to_string())?;
-        }
-        let resumes = said.slow && self.is_caught_up(backlog, held);
+        let slow_beyond = self.common.options.slow_beyond;
+        let resumes = said.slow && backlog <= slow_beyond - slow_beyond / RESUME_PART;
         said.slow &= !resumes;
         if let Some(slot) = answer_slot {
             self.answer(&state, slot, lsn, status, body).map_err(|error| error.to_string())?;
@@ -383,11 +351,6 @@ impl Connection {
             self.notice(&mut said).map_err(|error| error.to_string())?;
         }
         Ok(())
-    }
-
-    fn is_caught_up(&self, backlog: usize, held: bool) -> bool {
-        let slow_beyond = self.common.options.slow_beyond;
-        !held && backlog <= slow_beyond - slow_beyond / RESUME_PART
     }
 
     /// Whether the sender is far behind in what it knows of the head.
@@ -411,37 +374,6 @@ impl Connection {
             self.post_slots(state, upto).map_err(|error| error.to_string())?;
         }
         Ok(())
-    }
-
-    /// Up to where everything was executed, if that is past the head.
-    pub(super) fn finished(&self) -> Option<(u64, LogSeq)> {
-        finished(&self.state.lock())
-    }
-
-    /// What `finished` said is durable: moves the head and tells the sender.
-    pub(super) fn advance_to(&self, (end, next): (u64, LogSeq)) -> Result<(), String> {
-        let mut state = self.state.lock();
-        self.advance(&mut state, end, next)?;
-        let mut said = self.said.lock();
-        let head = *state.reader.checkpoint();
-        said.head = (head.position, head.lsn);
-        if self.is_untold(&state, &said) && !self.broken.load(Ordering::Acquire) {
-            self.notice(&mut said).map_err(|error| error.to_string())?;
-        }
-        Ok(())
-    }
-
-    /// Lets a sender go on that was held back, if it may by now.
-    pub(super) fn look_again(&self) {
-        if !self.said.lock().slow || self.common.service.holds_back(self.client) {
-            return;
-        }
-        let mut said = self.said.lock();
-        if said.slow && self.is_caught_up(self.backlog.load(Ordering::Acquire), false) {
-            said.slow = false;
-            // It may be gone already.
-            let _ = self.notice(&mut said);
-        }
     }
 
     /// Whether the sender was told to slow down.

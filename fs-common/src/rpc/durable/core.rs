@@ -1,11 +1,8 @@
 //! What a receiver does, in pieces that threads run (`receiver`): welcomes senders, takes
-//! records, does the receiver's part of RFlush before anything is executed, executes or hands over, lets rings go.
-//!
-//! What waits for others is async: connections that are still in use, what a found ring holds, settling. A thread blocks on
-//! it.
+//! records, does the receiver's part of RFlush before anything is executed, executes or hands over.
 //!
 //! # Invariants
-//! * A ring is opened or let go by one at a time (`opening`), after its connection before has ended and everything taken from
+//! * A ring is opened by one at a time (`opening`), after its connection before has ended and everything taken from
 //!   that was executed.
 //! * A place is held by who said hello, or may still do so: who says nothing for `ReceiverOptions::hello_wait` is closed. By
 //!   then everything that came in that time has been taken: nobody is closed whose hello waits unread.
@@ -13,8 +10,7 @@
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, ReceiverOptions};
 use super::rings::RingStore;
-use super::service::{SenderIdentity, Service};
-use super::settler::Settling;
+use super::service::Service;
 use super::wire::{MESSAGE_LEN, Message};
 use crate::ids::{ClientId, QpNumber};
 use crate::memory::SharedMemory;
@@ -85,10 +81,8 @@ pub(super) struct Taking {
 pub(super) struct Common {
     pub(super) service: Arc<dyn Service>,
     pub(super) options: ReceiverOptions,
-    pub(super) settling: Settling,
     pub(super) executed: AtomicU64,
     pub(super) recovered: AtomicU64,
-    pub(super) kept: AtomicU64,
 }
 
 /// A receiver without anybody to run it.
@@ -100,8 +94,8 @@ pub(super) struct Core {
     pub(super) known: Mutex<HashMap<QpNumber, Known>>,
     /// Connections that ended and may have requests with executors. Pruned when another ends.
     pub(super) leaving: Mutex<Vec<Arc<Connection>>>,
-    /// Held while a ring is let go and opened: for a hello, and for `retire`.
-    pub(super) opening: async_lock::Mutex<()>,
+    /// Held while a ring is taken from its connection before, and opened.
+    opening: Mutex<()>,
     /// To executors; none: who takes a request executes it.
     pub(super) feeds: Vec<Feed<Work>>,
     pub(super) stopping: AtomicBool,
@@ -121,14 +115,7 @@ impl Core {
         options: ReceiverOptions,
         feeds: Vec<Feed<Work>>,
     ) -> Result<Self, RdmaError> {
-        let common = Common {
-            service,
-            options,
-            settling: Settling::default(),
-            executed: AtomicU64::new(0),
-            recovered: AtomicU64::new(0),
-            kept: AtomicU64::new(0),
-        };
+        let common = Common { service, options, executed: AtomicU64::new(0), recovered: AtomicU64::new(0) };
         Ok(Self {
             pd: device.alloc_pd(),
             cq: device.create_cq(QUEUE_DEPTH)?,
@@ -136,7 +123,7 @@ impl Core {
             common: Arc::new(common),
             known: Mutex::default(),
             leaving: Mutex::default(),
-            opening: async_lock::Mutex::new(()),
+            opening: Mutex::default(),
             feeds,
             stopping: AtomicBool::new(false),
             slowed: AtomicU64::new(0),
@@ -145,7 +132,7 @@ impl Core {
         })
     }
 
-    /// Those who said hello.
+    /// Those who said hello, in the order in which they came.
     pub(super) fn welcomed(&self) -> Vec<Arc<Connection>> {
         let known = self.known.lock();
         let welcomed = known.values().filter_map(|known| match known {
@@ -242,7 +229,7 @@ impl Core {
     /// Executes what was taken, or gives it to who does.
     fn hand_over(&self, work: &mut Vec<Work>, answer: &mut Vec<u8>) {
         let service = &self.common.service;
-        for item in work.drain(..).filter_map(|item| service.take_over(item)) {
+        for item in work.drain(..) {
             if self.feeds.is_empty() {
                 self.execute(item, answer);
             } else {
@@ -291,8 +278,8 @@ impl Core {
     }
 
     /// Opens the sender's ring and says welcome, or refuses.
-    pub(super) async fn greet(&self, Hello { qp, region }: Hello) {
-        match self.open(&qp, &region).await {
+    pub(super) fn greet(&self, Hello { qp, region }: Hello) {
+        match self.open(&qp, &region) {
             Ok(connection) => {
                 if let Err(error) = connection.welcome() {
                     connection.give_up(&error.to_string());
@@ -313,7 +300,7 @@ impl Core {
         }
     }
 
-    async fn open(
+    fn open(
         &self,
         qp: &Arc<dyn QueuePair>,
         region: &Arc<dyn MemoryRegion>,
@@ -321,8 +308,7 @@ impl Core {
         let mut bytes = [0; MESSAGE_LEN];
         region.memory().read(0, &mut bytes);
         let hello = Message::parse(&bytes).map_err(|error| error.to_string())?;
-        let Message::Hello { client, secret, capacity, stride, answers, slots, slot_len, kind } = hello
-        else {
+        let Message::Hello { client, capacity, stride, answers, slots, slot_len, kind } = hello else {
             return Err("the first message is no hello".to_owned());
         };
         if slot_len > SLOT_MAX || u64::from(slot_len) * u64::from(slots) > ANSWERS_MAX_BYTES {
@@ -334,10 +320,10 @@ impl Core {
             return Err("that ring is not for that kind of RPC".to_owned());
         }
         let Common { service, executed, recovered, .. } = &*self.common;
-        let _alone = self.opening.lock().await;
-        service.admit(&SenderIdentity { client, secret }, &qp.peer())?;
-        self.retire(client).await;
-        let opened = self.store.open(client, geometry, &**service).await;
+        let _alone = self.opening.lock();
+        service.admit(client, &qp.peer())?;
+        self.end_connections(client);
+        let opened = self.store.open(client, geometry, &**service);
         let (ring, found) = opened.map_err(|error| error.to_string())?;
         executed.fetch_add(found, Ordering::Relaxed);
         recovered.fetch_add(found, Ordering::Relaxed);
@@ -356,8 +342,8 @@ impl Core {
         }
     }
 
-    /// A sender's connection: ended, and its requests executed; its ring is let go. Under `opening`.
-    pub(super) async fn retire(&self, client: ClientId) {
+    /// A client's connections: ended, and their requests executed; nobody uses its ring any more. Under `opening`.
+    fn end_connections(&self, client: ClientId) {
         let old: Vec<_> = {
             let mut known = self.known.lock();
             let of_client = |known: &Known| matches!(known, Known::Welcomed(old) if old.client == client);
@@ -386,7 +372,7 @@ impl Core {
 
     pub(super) fn execute(&self, work: Work, answer: &mut Vec<u8>) {
         answer.clear();
-        let executed = self.common.service.execute(&work.request(), answer);
-        work.finish(executed, answer);
+        let status = self.common.service.execute(&work.request(), answer);
+        work.finish(status, answer);
     }
 }

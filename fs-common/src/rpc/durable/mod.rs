@@ -14,9 +14,8 @@
 //!
 //! # The parts
 //! `Sender` posts requests, waits for persistence and for answers, and resumes after a broken connection; `Receiver`
-//! takes records in order, executes them through a `Service`, answers, checkpoints (`settler`: once for many, after
-//! making durable what was executed). `wire` is what they say besides, `rings` the receiver's rings, one file a client,
-//! and their recovery.
+//! takes records in order, executes them through a `Service`, answers, checkpoints. `wire` is what they say besides, `rings`
+//! the receiver's rings, one file a client, and their recovery.
 //!
 //! # Invariants
 //! * A request whose persistence was reported is executed, also if the receiver dies the next moment, without being sent
@@ -38,13 +37,11 @@ mod rings;
 mod sender;
 mod sender_link;
 mod service;
-mod settler;
 mod wire;
 
-pub use connection::Work;
 pub use kind::{Kind, Settings};
 pub use receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, Receiver, ReceiverFigures, ReceiverOptions};
-pub use rings::{FoundRing, RingStore, RingStoreError};
+pub use rings::{RingStore, RingStoreError};
 pub use sender::{Resumed, Sender, SenderError, SenderFigures, Ticket, Wants};
-pub use service::{Executed, Request, SenderIdentity, Service, ServiceFuture};
+pub use service::{Request, Service};
 pub use wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, MESSAGE_LEN, Message, MessageError};

@@ -4,8 +4,7 @@
 //! * `acceptor`: link handshakes.
 //! * `poller`: completions. It welcomes senders, closes those who say nothing, takes records, and does the receiver's part of
 //!   RFlush before anything is executed. With no executors it also executes, which saves light requests a change of threads.
-//! * `executors`: one queue each; a request goes to the queue of its lane, unless the service takes it over.
-//! * `settler`, where the service settles: moves the heads of all rings, once for many requests; ends connections.
+//! * `executors`: one queue each; a request goes to the queue of its lane.
 //!
 //! What they do is in `core`.
 //!
@@ -16,16 +15,12 @@ use super::connection::Work;
 use super::core::{Common, Core, Known, Taking};
 use super::rings::RingStore;
 use super::service::Service;
-use super::settler::WhenRetired;
-use crate::ids::ClientId;
 use crate::panic_ends;
 use crate::rdma::{Device, Endpoint, HELLO_WAIT, Listener, RdmaError};
 use crate::world::Clock;
 use crossbeam::channel::{Receiver as Queue, unbounded};
-use futures_lite::future::block_on;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -45,15 +40,13 @@ pub struct ReceiverOptions {
     pub executors: usize,
     /// Requests of one sender taken and not executed, beyond which it is told to slow down.
     pub slow_beyond: usize,
-    /// Heads move only behind `Service::settle`, for many requests at once.
-    pub settles: bool,
     /// How long who connected may take to say hello.
     pub hello_wait: Duration,
 }
 
 impl Default for ReceiverOptions {
     fn default() -> Self {
-        Self { executors: 0, slow_beyond: 32, settles: false, hello_wait: HELLO_WAIT }
+        Self { executors: 0, slow_beyond: 32, hello_wait: HELLO_WAIT }
     }
 }
 
@@ -66,8 +59,6 @@ pub struct ReceiverFigures {
     pub recovered: u64,
     /// Times senders were told to slow down.
     pub slowed: u64,
-    /// Requests that could not be done and are kept.
-    pub kept: u64,
     /// Senders that are connected.
     pub senders: usize,
     /// Peers that connected, said nothing, and were closed for that.
@@ -81,7 +72,7 @@ pub struct ReceiverFigures {
 /// A receiver that runs.
 pub struct Receiver {
     core: Arc<Core>,
-    listeners: Vec<Arc<dyn Listener>>,
+    listener: Arc<dyn Listener>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -98,47 +89,22 @@ impl Receiver {
         options: ReceiverOptions,
     ) -> Result<Self, RdmaError> {
         let recovered =
-            block_on(store.recover(&*service)).map_err(|error| RdmaError::Unsupported(error.to_string()))?;
-        let receiver = Self::serve(device, std::slice::from_ref(endpoint), store, service, options)?;
-        receiver.core.common.executed.fetch_add(recovered, Ordering::Relaxed);
-        receiver.core.common.recovered.fetch_add(recovered, Ordering::Relaxed);
-        Ok(receiver)
-    }
-
-    /// Begins to listen, on rings that hold nothing any more.
-    ///
-    /// # Errors
-    /// A device, an endpoint or a thread that is not to be had.
-    pub fn serve(
-        device: &dyn Device,
-        endpoints: &[Endpoint],
-        store: RingStore,
-        service: Arc<dyn Service>,
-        options: ReceiverOptions,
-    ) -> Result<Self, RdmaError> {
+            store.recover(&*service).map_err(|error| RdmaError::Unsupported(error.to_string()))?;
         let (feeds, queues): (Vec<_>, Vec<_>) = (0..options.executors).map(|_| unbounded()).unzip();
-        let mut receiver = Self::listening(Core::new(device, store, service, options, feeds)?, endpoints)?;
-        for listening in receiver.listeners.clone() {
-            let running = receiver.core.clone();
-            receiver.spawn("durable-accept", move || running.accept(&*listening))?;
-        }
+        let core = Core::new(device, store, service, options, feeds)?;
+        core.common.executed.fetch_add(recovered, Ordering::Relaxed);
+        core.common.recovered.fetch_add(recovered, Ordering::Relaxed);
+        let listener: Arc<dyn Listener> = Arc::from(core.pd.listen(endpoint)?);
+        let mut receiver = Self { core: Arc::new(core), listener: listener.clone(), threads: Vec::new() };
+        let running = receiver.core.clone();
+        receiver.spawn("durable-accept", move || running.accept(&*listener))?;
         let running = receiver.core.clone();
         receiver.spawn("durable-poll", move || running.poll())?;
-        if options.settles {
-            let running = receiver.core.clone();
-            receiver.spawn("durable-settle", move || running.settle())?;
-        }
         for (index, queue) in queues.into_iter().enumerate() {
             let running = receiver.core.clone();
             receiver.spawn(&format!("durable-exec-{index}"), move || running.work(&queue))?;
         }
         Ok(receiver)
-    }
-
-    fn listening(core: Core, endpoints: &[Endpoint]) -> Result<Self, RdmaError> {
-        let listeners = endpoints.iter().map(|endpoint| core.pd.listen(endpoint).map(Arc::from));
-        let listeners = listeners.collect::<Result<Vec<Arc<dyn Listener>>, _>>()?;
-        Ok(Self { core: Arc::new(core), listeners, threads: Vec::new() })
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), RdmaError> {
@@ -149,58 +115,20 @@ impl Receiver {
         Ok(())
     }
 
-    /// Where it listens, first of all.
+    /// Where it listens.
     pub fn endpoint(&self) -> Endpoint {
-        self.listeners[0].endpoint()
-    }
-
-    /// Where it listens, in the order asked for.
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        self.listeners.iter().map(|listener| listener.endpoint()).collect()
-    }
-
-    /// Ends a client's connection, executes what its ring holds, and begins a new life of the ring; with `forget` the
-    /// ring goes. `done` is called on another thread, with `true` when that is so; otherwise the ring keeps what it
-    /// holds for the next start. For services that settle.
-    pub fn retire(&self, client: ClientId, forget: bool, done: Box<dyn FnOnce(bool) + Send>) {
-        assert!(self.core.common.options.settles, "only a receiver that settles has a thread for it");
-        let done: WhenRetired = done;
-        self.core.common.settling.retire(client, forget, done);
-    }
-
-    /// A clean end: what every ring holds is executed and its head moved. For services that settle.
-    pub fn finish(self) {
-        self.listeners.iter().for_each(|listener| listener.close());
-        // A hello that is being answered may add one; one that comes later is for the service to refuse.
-        drop(block_on(self.core.opening.lock()));
-        let clients: Vec<_> = {
-            let welcomed = self.core.welcomed().into_iter().map(|connection| connection.client);
-            let left: Vec<_> = self.core.leaving.lock().iter().map(|left| left.client).collect();
-            welcomed.chain(left).collect()
-        };
-        let (give, take) = mpsc::channel();
-        for client in &clients {
-            let give = give.clone();
-            let done = move |_| {
-                // Nobody takes it only if this thread is gone.
-                let _ = give.send(());
-            };
-            self.retire(*client, false, Box::new(done));
-        }
-        drop(give);
-        while take.recv().is_ok() {}
+        self.listener.endpoint()
     }
 
     /// What it has done.
     pub fn figures(&self) -> ReceiverFigures {
         let welcomed = self.core.welcomed();
         let of_living = welcomed.iter().map(|connection| connection.slowed.load(Ordering::Relaxed));
-        let Common { executed, recovered, kept, .. } = &*self.core.common;
+        let Common { executed, recovered, .. } = &*self.core.common;
         ReceiverFigures {
             executed: executed.load(Ordering::Relaxed),
             recovered: recovered.load(Ordering::Relaxed),
             slowed: self.core.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
-            kept: kept.load(Ordering::Relaxed),
             senders: welcomed.len(),
             silent: self.core.silent.load(Ordering::Relaxed),
             slow_senders: welcomed.iter().filter(|connection| connection.is_slowed()).count(),
@@ -213,8 +141,7 @@ impl Drop for Receiver {
     /// Stops at once, as a crash would but for the request being executed: what the rings hold stays there.
     fn drop(&mut self) {
         self.core.stopping.store(true, Ordering::Release);
-        self.core.common.settling.stop();
-        self.listeners.iter().for_each(|listener| listener.close());
+        self.listener.close();
         let known = std::mem::take(&mut *self.core.known.lock());
         known.values().for_each(Known::close);
         drop(known);
@@ -245,7 +172,7 @@ impl Core {
         let mut look_at = self.clock.monotonic();
         while !self.stopping.load(Ordering::Acquire) {
             panic_ends::plant("durable-poll");
-            let greet = &mut |hello| block_on(self.greet(hello));
+            let greet = &mut |hello| self.greet(hello);
             let now = self.clock.monotonic();
             let taken = self.take_some(&mut taking, COMPLETIONS_AT_ONCE, greet);
             if taken < COMPLETIONS_AT_ONCE && now >= look_at {

@@ -69,16 +69,4 @@ impl RingFiles {
         }
         Ok(device)
     }
-
-    /// Removes a client's ring, if there is one.
-    ///
-    /// # Errors
-    /// The place.
-    pub(super) fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
-        let path = self.path(client);
-        match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(&path)(source)),
-            _ => Ok(()),
-        }
-    }
 }

@@ -8,17 +8,14 @@
 //! has to decide.
 
 use super::ring_place::RingFiles;
-use super::service::{Executed, Request, Service};
+use super::service::{Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
-use crate::memory::SharedMemory;
-use crate::persist::CacheLines;
 use crate::persist::{LogDevice, LogDeviceError, LogDeviceKind, SyncFailed};
 use crate::redo::LogId;
 use crate::redo::ring::{Geometry, RECORDS_AT, Recovered, Recovery, RingError, RingReader};
 use crate::world::{Random, SystemRandom};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Largest ring a client may ask for.
 const RING_MAX_BYTES: u64 = 256 << 20;
@@ -53,17 +50,6 @@ pub enum RingStoreError {
     /// The log device failed.
     #[error(transparent)]
     Sync(#[from] SyncFailed),
-    /// What a ring holds cannot be done.
-    #[error("{path}: request {lsn} cannot be executed; it is kept")]
-    Kept {
-        /// Which file.
-        path: PathBuf,
-        /// The first of them.
-        lsn: LogSeq,
-    },
-    /// What was executed is not durable.
-    #[error("what rings held was executed and cannot be made durable: {0}")]
-    Unsettled(String),
 }
 
 /// Where rings are and what they lie on.
@@ -85,68 +71,29 @@ enum Opened {
 }
 
 /// A ring as it was left, with what may not have been executed.
-pub struct FoundRing {
+struct FoundRing {
     path: PathBuf,
     ring: OpenRing,
     recovered: Recovered,
 }
 
 impl FoundRing {
-    /// Whose it is.
-    pub fn client(&self) -> ClientId {
-        self.recovered.client
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What it holds, in order. What is no request is left out.
-    pub fn requests(&self) -> impl Iterator<Item = Request<'_>> {
-        let Recovered { client, log, records, .. } = &self.recovered;
-        records.iter().filter_map(|taken| {
-            let (_, body) = open_envelope(&taken.data).ok()?;
-            Some(Request { client: *client, log: *log, lsn: taken.lsn, seq: taken.seq, body })
-        })
-    }
-
-    /// Everything it holds was executed, durably: begins a new life.
-    ///
-    /// # Errors
-    /// [`RingStoreError::Sync`].
-    pub fn executed(self) -> Result<(), RingStoreError> {
-        self.renew().map(drop)
-    }
-
-    fn renew(self) -> Result<OpenRing, RingStoreError> {
-        let Self { mut ring, recovered, path } = self;
-        if let Some(last) = recovered.records.last() {
-            ring.reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
-            let executed = recovered.records.len();
-            tracing::info!(path = %path.display(), executed, end = ?recovered.end, "recovered a ring");
-        }
-        ring.reader.renew(new_life(), recovered.client)?;
-        Ok(ring)
-    }
-
-    async fn execute(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
-        let mut kept = None;
-        // Also what is behind one that is kept: the service must know what it owes.
-        for request in self.requests() {
-            let lsn = request.lsn;
-            if let Executed::Kept(_) = service.execute_found(request).await {
-                kept.get_or_insert(lsn);
+    /// Executes what it holds, in order, and begins a new life of it. Gives how much that was.
+    fn execute(self, service: &dyn Service) -> Result<(OpenRing, u64), RingStoreError> {
+        let Self { mut ring, recovered: Recovered { client, log, records, end }, path } = self;
+        for taken in &records {
+            // What is no request was never acknowledged as one.
+            if let Ok((_, body)) = open_envelope(&taken.data) {
+                let request = Request { client, log, lsn: taken.lsn, seq: taken.seq, body };
+                service.execute(&request, &mut Vec::new());
             }
         }
-        if let Some(lsn) = kept {
-            return Err(RingStoreError::Kept { path: self.path.clone(), lsn });
+        if let Some(last) = records.last() {
+            ring.reader.checkpoint_to(last.end, LogSeq(last.lsn.0 + 1))?;
+            tracing::info!(path = %path.display(), executed = records.len(), ?end, "recovered a ring");
         }
-        let executed = self.recovered.records.len() as u64;
-        if executed > 0 {
-            service.settle().await.map_err(RingStoreError::Unsettled)?;
-        }
-        Ok(executed)
+        ring.reader.renew(new_life(), client)?;
+        Ok((ring, records.len() as u64))
     }
 }
 
@@ -169,103 +116,21 @@ impl RingStore {
     ///
     /// # Errors
     /// The first ring that cannot be recovered; those before it are.
-    pub async fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
-        let mut executed = 0;
-        for client in self.clients()? {
-            executed += self.let_go(client, service, false).await?;
-        }
-        Ok(executed)
-    }
-
-    /// Whose rings there are.
-    ///
-    /// # Errors
-    /// The directory.
-    pub fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
+    pub(super) fn recover(&self, service: &dyn Service) -> Result<u64, RingStoreError> {
         let mut clients = self.place.clients()?;
         clients.sort_unstable();
-        Ok(clients)
-    }
-
-    /// A ring as it was left; `None` if there is none, or if nothing was ever in it.
-    ///
-    /// # Errors
-    /// A ring that cannot be read; it stays as it is.
-    pub fn found(&self, client: ClientId) -> Result<Option<FoundRing>, RingStoreError> {
-        let Some(len) = self.place.len_bytes(client)? else { return Ok(None) };
-        let path = self.place.path(client);
-        match self.open_as(client, geometry_of(&path, len)?)? {
-            Opened::Fresh(_) => Ok(None),
-            Opened::Found(found) => Ok(Some(found)),
-        }
-    }
-
-    /// Executes what a client's ring holds; with `forget` the ring is removed then. Returns how much that was.
-    ///
-    /// # Errors
-    /// It cannot be read or executed; it is kept.
-    pub(super) async fn let_go(
-        &self,
-        client: ClientId,
-        service: &dyn Service,
-        forget: bool,
-    ) -> Result<u64, RingStoreError> {
         let mut executed = 0;
-        if let Some(found) = self.found(client)? {
-            executed = found.execute(service).await?;
-            found.executed()?;
-        }
-        if forget {
-            self.remove(client)?;
+        for client in clients {
+            let Some(len) = self.place.len_bytes(client)? else { continue };
+            if let Opened::Found(found) = self.open_as(client, geometry_of(&self.place.path(client), len)?)? {
+                executed += found.execute(service)?.1;
+            }
         }
         Ok(executed)
-    }
-
-    /// Removes a client's ring: it holds nothing and its client is gone for good.
-    ///
-    /// # Errors
-    /// The directory.
-    pub fn remove(&self, client: ClientId) -> Result<(), RingStoreError> {
-        self.place.remove(client)
-    }
-
-    /// How many requests the rings in a directory hold. Changes nothing.
-    ///
-    /// # Errors
-    /// The first ring that cannot be read.
-    pub fn look(directory: &Path) -> Result<u64, RingStoreError> {
-        let files = RingFiles { directory: directory.to_owned(), kind: None };
-        if !directory.exists() {
-            if !directory.is_symlink() {
-                return Ok(0);
-            }
-            // What is not mounted may hold something.
-            let source = std::io::ErrorKind::NotFound.into();
-            return Err(RingStoreError::Directory { path: directory.to_owned(), source });
-        }
-        let mut held = 0;
-        for client in files.clients()? {
-            let path = files.path(client);
-            let failed = |source| RingStoreError::Directory { path: path.clone(), source };
-            let len = std::fs::metadata(&path).map_err(failed)?.len();
-            let geometry = geometry_of(&path, len)?;
-            let bytes = std::fs::read(&path).map_err(failed)?;
-            // A copy: opening writes where there never was a ring.
-            let len = geometry.memory_len().max(bytes.len());
-            let memory = Arc::new(SharedMemory::new("ring", len).map_err(failed)?);
-            memory.write(0, &bytes);
-            let life = new_life();
-            let recovery = RingReader::open(memory, Arc::new(CacheLines), geometry, life, client)
-                .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;
-            if let Recovery::Found(_, recovered) = recovery {
-                held += recovered.records.len() as u64;
-            }
-        }
-        Ok(held)
     }
 
     /// A client's ring, with nothing left in it that has not been executed, and how much that was.
-    pub(super) async fn open(
+    pub(super) fn open(
         &self,
         client: ClientId,
         geometry: Geometry,
@@ -280,10 +145,7 @@ impl RingStore {
         }
         let (ring, executed) = match self.open_as(client, geometry)? {
             Opened::Fresh(ring) => (ring, 0),
-            Opened::Found(found) => {
-                let executed = found.execute(service).await?;
-                (found.renew()?, executed)
-            }
+            Opened::Found(found) => found.execute(service)?,
         };
         if ring.reader.geometry() == geometry {
             return Ok((ring, executed));

@@ -16,9 +16,8 @@
 
 use super::kind::Settings;
 use super::sender_link::{Buffers, Dialling, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
-use super::service::SenderIdentity;
 use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
-use crate::ids::{LogSeq, Rkey, SlotIndex};
+use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
     Capabilities, Device, Endpoint, LinkKind, Placement, RdmaError, Remote, SendOp, SendWr, Sge, WrId,
@@ -143,13 +142,12 @@ struct Sent {
 pub struct Sender {
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
-    who: SenderIdentity,
+    client: ClientId,
     settings: Settings,
     buffers: Buffers,
     link: Link,
     ring: Rkey,
     log_device: LogDeviceKind,
-    last_done: u64,
     regions: Registered,
     writer: RingWriter,
     persistent: LogSeq,
@@ -185,21 +183,7 @@ impl Sender {
     pub fn connect(
         device: Arc<dyn Device>,
         endpoint: &Endpoint,
-        who: impl Into<SenderIdentity>,
-        settings: Settings,
-    ) -> Result<Self, SenderError> {
-        Self::connect_by(Arc::new(SystemClock::new()), device, endpoint, who, settings)
-    }
-
-    /// As `connect`; patience is measured by `clock`.
-    ///
-    /// # Errors
-    /// [`SenderError`].
-    pub fn connect_by(
-        clock: Arc<dyn Clock>,
-        device: Arc<dyn Device>,
-        endpoint: &Endpoint,
-        who: impl Into<SenderIdentity>,
+        client: ClientId,
         settings: Settings,
     ) -> Result<Self, SenderError> {
         let capabilities: Capabilities = device.capabilities();
@@ -218,22 +202,21 @@ impl Sender {
             endpoint: "a sender".to_owned(),
             source,
         })?;
-        let who = who.into();
-        let dialling = Dialling { device: &*device, clock: &*clock, who };
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let dialling = Dialling { device: &*device, clock: &*clock, client };
         let (link, welcomed, regions) = Link::connect(dialling, endpoint, &settings, geometry, &buffers)?;
         let mut sender = Self {
             device,
             clock,
-            who,
+            client,
             buffers,
             link,
             ring: welcomed.ring,
             log_device: welcomed.device,
-            last_done: welcomed.done,
             regions,
             writer: RingWriter::new(geometry, welcomed.log),
             persistent: LogSeq(0),
-            slow: welcomed.slow,
+            slow: false,
             sent: VecDeque::new(),
             again: VecDeque::new(),
             last: 0,
@@ -265,29 +248,6 @@ impl Sender {
     /// Which link carries it.
     pub fn link(&self) -> LinkKind {
         self.link.qp.link()
-    }
-
-    /// Counts on from `last`, the number of the newest request of a sender before this one. Services may tell requests
-    /// by their numbers; nothing has been posted yet.
-    pub fn count_from(&mut self, last: u64) {
-        assert_eq!(self.figures.posted, 0, "requests were posted already");
-        self.last = last;
-    }
-
-    /// The number of the last request that was executed when this connection was made, if the receiver's service knows;
-    /// what is after it never will be unless it is posted again.
-    pub fn last_done(&self) -> u64 {
-        self.last_done
-    }
-
-    /// Whether the receiver asked to slow down: `post` would wait.
-    ///
-    /// # Errors
-    /// [`SenderError`].
-    pub fn is_slowed(&mut self) -> Result<bool, SenderError> {
-        self.check_resumed()?;
-        self.take_events(Duration::ZERO)?;
-        Ok(self.slow)
     }
 
     /// What it has done.
@@ -329,7 +289,7 @@ impl Sender {
         let record = Record {
             kind: RecordKind::Request,
             lsn: LogSeq(0),
-            client: self.who.client,
+            client: self.client,
             slot: SlotIndex(0),
             seq: ticket.0,
             data: &self.data,
@@ -587,14 +547,14 @@ impl Sender {
     pub fn resume(&mut self, endpoint: &Endpoint) -> Result<Resumed, SenderError> {
         self.link.qp.close();
         let geometry = self.writer.geometry();
-        let dialling = Dialling { device: &*self.device, clock: &*self.clock, who: self.who };
+        let dialling = Dialling { device: &*self.device, clock: &*self.clock, client: self.client };
         let (link, welcomed, regions) =
             Link::connect(dialling, endpoint, &self.settings, geometry, &self.buffers)?;
         let mut resumed = Resumed { kept: self.take_back(welcomed.past)?, resent: 0 };
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
-        (self.log_device, self.last_done) = (welcomed.device, welcomed.done);
+        self.log_device = welcomed.device;
         self.writer = RingWriter::new(geometry, welcomed.log);
-        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), welcomed.slow, false);
+        (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
         self.batch.clear();
         self.passing.clear();
         // Whatever is sent again is made persistent.

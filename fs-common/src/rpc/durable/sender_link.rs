@@ -2,9 +2,8 @@
 
 use super::kind::Settings;
 use super::sender::SenderError;
-use super::service::SenderIdentity;
 use super::wire::{ANSWER_HEADER_LEN, MESSAGE_LEN, Message};
-use crate::ids::{LogSeq, Rkey};
+use crate::ids::{ClientId, LogSeq, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
@@ -36,9 +35,6 @@ pub(super) struct Welcomed {
     pub(super) log: LogId,
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
-    pub(super) slow: bool,
-    /// Number of the last request that was executed, if the service knows.
-    pub(super) done: u64,
     /// What came right behind it.
     pub(super) behind: Vec<Event>,
 }
@@ -90,13 +86,13 @@ pub(super) enum Event {
 pub(super) struct Dialling<'d> {
     pub(super) device: &'d dyn Device,
     pub(super) clock: &'d dyn Clock,
-    pub(super) who: SenderIdentity,
+    pub(super) client: ClientId,
 }
 
 impl Link {
     /// Connects and says hello; returns once welcomed, with the mirror's and the answers' registrations.
     pub(super) fn connect(
-        Dialling { device, clock, who }: Dialling<'_>,
+        Dialling { device, clock, client }: Dialling<'_>,
         endpoint: &Endpoint,
         settings: &Settings,
         geometry: Geometry,
@@ -118,8 +114,7 @@ impl Link {
         let connected = pd.connect(endpoint, options)?;
         let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };
         let hello = Message::Hello {
-            client: who.client,
-            secret: who.secret,
+            client,
             capacity: geometry.capacity(),
             stride: geometry.stride(),
             answers: answers.rkey(),
@@ -139,8 +134,8 @@ impl Link {
             let progress = link.progress(Duration::from_millis(20), &mut events);
             let first = (!events.is_empty()).then(|| events.remove(0));
             match first {
-                Some(Event::Notice(Message::Welcome { ring, log, past, device, slow, done })) => {
-                    let welcomed = Welcomed { ring, log, past, device, slow, done, behind: events };
+                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
+                    let welcomed = Welcomed { ring, log, past, device, behind: events };
                     return Ok((link, welcomed, [mirror, answers]));
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),

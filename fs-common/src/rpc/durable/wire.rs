@@ -1,4 +1,4 @@
-//! What sender and receiver say besides records: messages of 96 bytes, answers, and the envelope of a request.
+//! What sender and receiver say besides records: messages of 64 bytes, answers, and the envelope of a request.
 //!
 //! | offset | bytes | field   | hello (1) | welcome (2) | notice (3) |
 //! |-------:|------:|---------|-----------|-------------|------------|
@@ -12,10 +12,7 @@
 //! | 48     | 4     | rkey    | answers | ring | |
 //! | 52     | 4     | fourth  | answer slots | 0 welcome, 1 refused | 1: slow down |
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
-//! | 60     | 4     | sixth   | RPC kind | 1: slow down | |
-//! | 64     | 8     | seventh | | last request done | |
-//! | 72     | 16    | secret  | what proves who, where the service asks | | |
-//! | 88     | 8     | reserved | zero in all |||
+//! | 60     | 4     | sixth   | RPC kind | | |
 //!
 //! An answer is written into a slot of the sender's with the slot's number as immediate:
 //!
@@ -34,12 +31,11 @@ use super::kind::Kind;
 use crate::ids::{ClientId, LogSeq, Rkey};
 use crate::persist::LogDeviceKind;
 use crate::redo::LogId;
-use crate::rpc::{SESSION_SECRET_LEN, SessionSecret};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a message.
-pub const MESSAGE_LEN: usize = 96;
+pub const MESSAGE_LEN: usize = 64;
 /// Bytes before an answer's body.
 pub const ANSWER_HEADER_LEN: usize = 32;
 /// Bytes before a request's body.
@@ -47,8 +43,7 @@ pub const ENVELOPE_LEN: usize = 8;
 /// Most answer slots.
 pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
-/// 1: the first. 2: a welcome may ask to slow down. 3: it says which request was done last. 4: secrets.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
@@ -68,8 +63,6 @@ pub enum Message {
     Hello {
         /// Who.
         client: ClientId,
-        /// What proves it.
-        secret: SessionSecret,
         /// The ring it wants.
         capacity: u64,
         /// Its stride.
@@ -93,10 +86,6 @@ pub enum Message {
         past: (LogId, LogSeq),
         /// What it lies on.
         device: LogDeviceKind,
-        /// Post nothing for now.
-        slow: bool,
-        /// The sender's own number of its last request that was executed, if the service knows; else 0.
-        done: u64,
     },
     /// The receiver has none.
     Refused,
@@ -141,9 +130,6 @@ struct Raw {
     fourth: U32,
     fifth: U32,
     sixth: U32,
-    seventh: U64,
-    secret: [u8; SESSION_SECRET_LEN],
-    reserved: [u8; 8],
 }
 const _: () = assert!(size_of::<Raw>() == MESSAGE_LEN);
 
@@ -162,21 +148,18 @@ impl Message {
         raw.magic = MAGIC;
         raw.version = VERSION.into();
         match *self {
-            Self::Hello { client, secret, capacity, stride, answers, slots, slot_len, kind } => {
+            Self::Hello { client, capacity, stride, answers, slots, slot_len, kind } => {
                 raw.kind = 1.into();
                 raw.client = client.0.into();
-                raw.secret = secret.0;
                 (raw.first, raw.second) = (capacity.into(), stride.into());
                 raw.rkey = answers.0.into();
                 (raw.fourth, raw.fifth, raw.sixth) = (slots.into(), slot_len.into(), kind.number().into());
             }
-            Self::Welcome { ring, log, past, device, slow, done } => {
+            Self::Welcome { ring, log, past, device } => {
                 raw.kind = 2.into();
                 (raw.first, raw.second, raw.third) = (log.0.into(), past.0.0.into(), past.1.0.into());
                 raw.rkey = ring.0.into();
                 raw.fifth = device_number(device).into();
-                raw.sixth = u32::from(slow).into();
-                raw.seventh = done.into();
             }
             Self::Refused => {
                 raw.kind = 2.into();
@@ -206,7 +189,6 @@ impl Message {
         let message = match (raw.kind.get(), raw.fourth.get()) {
             (1, slots) => Self::Hello {
                 client: ClientId(raw.client.get()),
-                secret: SessionSecret(raw.secret),
                 capacity: raw.first.get(),
                 stride: raw.second.get(),
                 answers: Rkey(raw.rkey.get()),
@@ -228,8 +210,6 @@ impl Message {
                     3 => LogDeviceKind::File,
                     _ => return Err(MessageError::Field("log device")),
                 },
-                slow: raw.sixth.get() == 1,
-                done: raw.seventh.get(),
             },
             (2, 1) => Self::Refused,
             (3, slow @ 0..=1) => Self::Notice {
@@ -316,7 +296,7 @@ mod tests {
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> [u8; MESSAGE_LEN] {
         let mut bytes = [0; MESSAGE_LEN];
-        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 4, 0, kind, 0]);
+        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 5, 0, kind, 0]);
         for (at, value) in fields {
             bytes[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -327,7 +307,6 @@ mod tests {
     fn golden_bytes() {
         let hello = Message::Hello {
             client: ClientId(0x0102),
-            secret: SessionSecret([0x5e; SESSION_SECRET_LEN]),
             capacity: 0x0304,
             stride: 5,
             answers: Rkey(0x0a0b),
@@ -340,8 +319,6 @@ mod tests {
             log: LogId(0x0102),
             past: (LogId(3), LogSeq(4)),
             device: LogDeviceKind::PmemEmulated,
-            slow: true,
-            done: 0x0809,
         };
         let notice = Message::Notice { persistent: LogSeq(1), head: 2, head_lsn: LogSeq(3), slow: true };
         let rkey: (usize, &[u8]) = (48, &[0x0b, 0x0a]);
@@ -350,33 +327,19 @@ mod tests {
                 hello,
                 golden(
                     1,
-                    &[
-                        (8, &[2, 1]),
-                        (24, &[4, 3]),
-                        (32, &[5]),
-                        rkey,
-                        (52, &[6]),
-                        (56, &[8, 7]),
-                        (60, &[2]),
-                        (72, &[0x5e; 16]),
-                    ],
+                    &[(8, &[2, 1]), (24, &[4, 3]), (32, &[5]), rkey, (52, &[6]), (56, &[8, 7]), (60, &[2])],
                 ),
             ),
-            (
-                welcome,
-                golden(
-                    2,
-                    &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2]), (60, &[1]), (64, &[9, 8])],
-                ),
-            ),
+            (welcome, golden(2, &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2])])),
             (Message::Refused, golden(2, &[(52, &[1])])),
             (notice, golden(3, &[(24, &[1]), (32, &[2]), (40, &[3]), (52, &[1])])),
         ] {
             assert_eq!(message.encode(), bytes, "{message:?}");
             assert_eq!(Message::parse(&bytes), Ok(message));
             let mut crooked = bytes;
-            crooked[95] = 1;
-            assert_eq!(Message::parse(&crooked), Err(MessageError::Field("reserved")));
+            // No kind has a number of its own there and an id besides.
+            crooked[if matches!(message, Message::Hello { .. }) { 40 } else { 8 }] = 1;
+            assert_eq!(Message::parse(&crooked), Err(MessageError::Field("reserved")), "{message:?}");
             crooked[4] = 9;
             assert_eq!(Message::parse(&crooked), Err(MessageError::Version(9)));
         }

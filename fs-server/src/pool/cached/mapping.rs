@@ -10,10 +10,9 @@
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::racing_copy;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 /// Pages one `mincore` call is asked about.
 const PAGES_A_LOOK: usize = 256;
@@ -21,49 +20,39 @@ const PAGES_A_LOOK: usize = 256;
 /// The pool pages of one data file, mapped.
 #[derive(Debug)]
 pub(super) struct FileMapping {
-    base: NonNull<u8>,
-    len: usize,
+    map: MmapRaw,
 }
-
-// SAFETY: the mapping is owned by this value; every access is an opaque copy.
-unsafe impl Send for FileMapping {}
-// SAFETY: as above: concurrent access through `&self` is what the copies are made for.
-unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
     /// Maps `len` bytes of the file from `file_offset` on.
     pub(super) fn new(file: BorrowedFd<'_>, file_offset: u64, len: usize) -> io::Result<Self> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, file_offset)?
-        };
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
-        let mapping = Self { base, len };
+        let map = MmapOptions::new().offset(file_offset).len(len).map_raw(file.as_raw_fd())?;
         // A fault is to read its page, not the 32 around it: accesses are random, and what readahead brings in would
         // pass for hits of the policy, or push out pages that are. The price, since Linux 6.3: accesses through the mapping
         // no longer count as recent use (`vma_has_recency`), so pages leave about in order of arrival.
-        // SAFETY: the range is this mapping, and the advice changes no byte of it.
-        unsafe { rustix::mm::madvise(mapping.base.as_ptr().cast(), len, Advice::Random)? };
-        Ok(mapping)
+        map.advise(Advice::Random)?;
+        Ok(Self { map })
     }
 
     fn check(&self, at: usize, len: usize) {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "access past the mapped data file");
+        assert!(
+            at.checked_add(len).is_some_and(|end| end <= self.map.len()),
+            "access past the mapped data file"
+        );
     }
 
     /// Copies bytes out; pages that are not there fault, and the caller waits.
     pub(super) fn read(&self, at: usize, out: &mut [u8]) {
         self.check(at, out.len());
         // SAFETY: the range was just checked, `out` is exclusively ours; a racing writer gives torn bytes.
-        unsafe { racing_copy(self.base.as_ptr().add(at), out.as_mut_ptr(), out.len()) }
+        unsafe { racing_copy(self.map.as_mut_ptr().add(at), out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies bytes in; pages that are not there fault, and the caller waits.
     pub(super) fn write(&self, at: usize, bytes: &[u8]) {
         self.check(at, bytes.len());
         // SAFETY: the range was just checked and is mapped writable; a racing reader gets torn bytes.
-        unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
+        unsafe { racing_copy(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) }
     }
 
     /// Whether all pages of a range are in memory now. The kernel may take one away the moment after.
@@ -76,7 +65,7 @@ impl FileMapping {
             let count = (end - first).div_ceil(PAGE_SIZE).min(PAGES_A_LOOK);
             // SAFETY: the pages lie in this mapping (its length is whole pages), and `pages` has a byte for each.
             let looked = unsafe {
-                libc::mincore(self.base.as_ptr().add(first).cast(), count * PAGE_SIZE, pages.as_mut_ptr())
+                libc::mincore(self.map.as_mut_ptr().add(first).cast(), count * PAGE_SIZE, pages.as_mut_ptr())
             };
             // Nothing known is as if it were absent: a thread that may block finds out.
             if looked != 0 || pages[..count].iter().any(|page| page & 1 == 0) {
@@ -94,13 +83,5 @@ impl FileMapping {
         for page in (first..at + len).step_by(PAGE_SIZE) {
             self.read(page, &mut byte);
         }
-    }
-}
-
-impl Drop for FileMapping {
-    fn drop(&mut self) {
-        // SAFETY: base and length are of the one mapping this value owns; nothing borrows from it.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok());
     }
 }
