@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
 # Figures that are named are made anew, others stay.
-# Takes about half an hour and wants the machine for itself.
-# usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [FIGURE...]     8 to 15, octopus, kv, ram, links
+# Takes about six hours with five rounds (each figure tells what is left) and wants the machine for itself.
+# usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
 source "$(dirname "$0")/env.sh"
 cd "$ROOT" || exit 1
@@ -11,10 +11,11 @@ set -uo pipefail
 size=1G
 seconds=3
 warmup=4
+rounds=5
 figures=()
 while (($#)); do
     case $1 in
-        --size | --seconds | --warmup)
+        --size | --seconds | --warmup | --rounds)
             declare "${1#--}=$2"
             shift
             ;;
@@ -25,8 +26,10 @@ while (($#)); do
 done
 ((${#figures[@]})) || figures=(links 8 9 10 11 12 13 14 15 octopus kv ram)
 
+# Programs are of this tree: built now, so that the commit on each page is theirs.
+cargo build --release --workspace --bins --quiet || die "the programs do not build"
+commit=$(git describe --always --dirty)
 bench=$CUTTLEFS_BIN/cuttlefs
-[[ -x $bench ]] || die "no $bench; build it: cargo build --release"
 out=docs/term
 work=$(mktemp -d /var/tmp/cft-term.XXXX) || exit 1
 loop=
@@ -58,7 +61,7 @@ run() {
         echo "# $title"
         echo
         # shellcheck disable=SC2016
-        printf '`cuttlefs %s`\n\n```\n' "${*//$loop/DEVICE}"
+        printf '`cuttlefs %s`, commit %s, %s\n\n```\n' "${*//$loop/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
     } >"$out/$name.md"
     if "$bench" "$@" --scratch "$work" --out "$work/out" 2>"$work/progress" | grep -v '^written:' >"$work/table"; then
         cat "$work/table"
@@ -81,23 +84,25 @@ run() {
     fi
 }
 
-common=(--size "$size" --seconds "$seconds" --warmup "$warmup")
+common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds")
 for figure in "${figures[@]}"; do
     case $figure in
         links)
-            run link-tcp "4 KiB reads over tcp, settled" bench region --size "$size" --warmup 15 --seconds 8 --policy pin,term,term-units,hotspot,odp,odp-hardware,rpc --dram 50
-            run link-shm "4 KiB reads over shm, settled" bench region --size "$size" --warmup 15 --seconds 8 --policy pin,term,term-units,rpc --dram 50 --link shm
+            run link-tcp "4 KiB reads over tcp, settled" bench region --size "$size" --warmup 15 --seconds 8 --rounds "$rounds" --policy pin,term,term-units,hotspot,odp,odp-hardware,rpc --dram 50
+            run link-shm "4 KiB reads over shm, settled" bench region --size "$size" --warmup 15 --seconds 8 --rounds "$rounds" --policy pin,term,term-units,rpc --dram 50 --link shm
             ;;
         ram)
             ram_device || die "a loop device over a tmpfs needs root"
-            run ram "A RAM-backed block device in place of the SSD" bench region --size "$size" --warmup 12 --seconds 6 --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
+            run ram "A RAM-backed block device in place of the SSD" bench region --size "$size" --warmup 12 --seconds 6 --rounds "$rounds" --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
             ;;
         15)
             ram_device || die "a loop device over a tmpfs needs root"
             run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
             ;;
-        octopus) run figure-16 "Figure 16: Octopus" bench octopus --seconds "$seconds" --warmup "$warmup" ;;
-        kv) run figure-17 "Figure 17: a key-value table" bench kv --seconds "$seconds" --warmup "$warmup" ;;
+        # Half a minute on either side of the change.
+        11) run figure-11 "Figure 11" bench region --size "$size" --warmup "$warmup" --rounds "$rounds" --figure 11 ;;
+        octopus) run figure-16 "Figure 16: Octopus" bench octopus --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
+        kv) run figure-17 "Figure 17: a key-value table" bench kv --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
         *) run "figure-$figure" "Figure $figure" bench region "${common[@]}" --figure "$figure" ;;
     esac
 done
@@ -105,8 +110,7 @@ done
 {
     echo "# Data larger than memory, as the TeRM paper measures it"
     echo
-    echo "Made by \`scripts/measure-term.sh\`; what the figures mean stands in [benchmarks.md](benchmarks.md)."
-    echo "Machine: $(nproc) cores, $(awk '/MemTotal/ {printf "%d GiB", $2 / 1048576}' /proc/meminfo), kernel $(uname -r), $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD)."
+    echo "Made by \`scripts/measure-term.sh\`; what the figures mean stands in [benchmarks.md](benchmarks.md). Each page says of which commit, day and machine it is."
     echo
     for name in link-tcp link-shm ram figure-{8,9,10,11,12,13,14,15,16,17}; do
         [[ -e $out/$name.md ]] && echo "* [$(sed -n '1s/^# //p' "$out/$name.md")](term/$name.md)"
