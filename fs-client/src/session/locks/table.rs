@@ -1,7 +1,7 @@
 //! The table of a mount's locks: what it holds, through which open files, who waits, and what was lost.
 
-use crate::file::OpenFile;
-use crate::file::volume::{Handle, LockWaiter};
+use super::LockWaiter;
+use crate::session::ServerOpen;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::ReclaimLock;
@@ -28,8 +28,7 @@ pub(super) struct Owned {
 /// Somebody who asked for a lock.
 #[derive(Clone)]
 pub(super) struct Wait {
-    pub(super) file: Arc<OpenFile>,
-    pub(super) handle: Handle,
+    pub(super) file: Arc<ServerOpen>,
     pub(super) lock: Lock,
     pub(super) blocking: bool,
     pub(super) waiter: Arc<dyn LockWaiter>,
@@ -51,11 +50,11 @@ pub(super) struct Before {
     /// The session it was held in.
     session: u64,
     held: Vec<HeldLock<LockOwner>>,
-    through: Option<Through>,
+    through: Option<Arc<ServerOpen>>,
 }
 
 /// What a new session is asked for again.
-pub(super) type AskedFor = (WaitId, Arc<OpenFile>, Lock, bool);
+pub(super) type AskedFor = (WaitId, Arc<ServerOpen>, Lock, bool);
 
 /// Whether an answer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,20 +66,13 @@ pub(super) enum Noted {
     Outdated,
 }
 
-/// An open file that locks were taken through.
-#[derive(Clone, Debug)]
-struct Through {
-    handle: Handle,
-    file: Arc<OpenFile>,
-}
-
 #[derive(Default)]
 struct State {
     /// Whose server knows what is here.
     session: u64,
     held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
     /// The open file each owner used last: with its end go locks the kernel says nothing more of.
-    through: HashMap<Owned, Through>,
+    through: HashMap<Owned, Arc<ServerOpen>>,
     /// Whose locks a request is under way about.
     busy: HashSet<Owned>,
     lost: HashSet<Owned>,
@@ -190,8 +182,8 @@ impl OwnLocks {
     }
 
     /// Whether this open file is the one these locks were taken through last.
-    pub(super) fn is_through(&self, owned: Owned, handle: Handle) -> bool {
-        self.state().through.get(&owned).is_some_and(|through| through.handle == handle)
+    pub(super) fn is_through(&self, owned: Owned, file: &ServerOpen) -> bool {
+        self.state().through.get(&owned).is_some_and(|through| through.number() == file.number())
     }
 
     /// Whether the threads for waits are there; they are to be after this.
@@ -260,7 +252,7 @@ impl OwnLocks {
         };
         let Lock { space, owner: holder, range, mode, pid } = wait.lock;
         state.held.entry((wait.file.ino(), space)).or_default().set(HeldLock { holder, range, mode, pid });
-        state.through.insert(wait.owned(), Through { handle: wait.handle, file: wait.file.clone() });
+        state.through.insert(wait.owned(), wait.file.clone());
         (Noted::Done, Some(wait))
     }
 
@@ -299,7 +291,7 @@ impl OwnLocks {
     }
 
     /// The file of a wait.
-    pub(super) fn file_of(&self, id: WaitId) -> Option<Arc<OpenFile>> {
+    pub(super) fn file_of(&self, id: WaitId) -> Option<Arc<ServerOpen>> {
         self.state().waits.get(&id).map(|wait| wait.file.clone())
     }
 
@@ -314,12 +306,12 @@ impl OwnLocks {
     }
 
     /// An open file ends: the owners whose locks go with it. `None`: there are none. Else `end_release` follows.
-    pub(super) fn begin_release(&self, handle: Handle) -> Option<Vec<Owned>> {
+    pub(super) fn begin_release(&self, file: &ServerOpen) -> Option<Vec<Owned>> {
         if !self.used.load(Ordering::Relaxed) {
             return None;
         }
         let mut state = self.state();
-        let through = state.through.iter().filter(|(_, used)| used.handle == handle);
+        let through = state.through.iter().filter(|(_, through)| through.number() == file.number());
         let owned: Vec<Owned> = through.map(|(owned, _)| *owned).collect();
         if owned.is_empty() {
             return None;
@@ -372,7 +364,7 @@ impl OwnLocks {
     }
 
     /// The server did not give this lock back. Gives the open file it was taken through: nothing more goes through that.
-    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<OpenFile>> {
+    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<ServerOpen>> {
         tracing::warn!(%ino, pid = lock.pid, first = lock.range.first, last = lock.range.last,
             "a lock is lost: the server had ended this mount's session");
         let owned = Owned { ino: *ino, space: lock.space, owner: lock.owner };
@@ -384,7 +376,7 @@ impl OwnLocks {
         if let Some(through) = &through {
             state.through.insert(owned, through.clone());
         }
-        through.map(|through| through.file)
+        through
     }
 
     /// Those who wait, in the order they came.
@@ -440,170 +432,4 @@ impl OwnLocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::file::OpenFiles;
-    use crate::file::volume::{FsError, GrantedLock};
-    use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
-    use cuttlefs_common::ids::FileKey;
-    use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
-    use std::time::Instant;
-
-    const OWNER: LockOwner = LockOwner(7);
-    const INO: InodeNo = InodeNo(9);
-    const OWNED: Owned = Owned { ino: INO, space: LockSpace::Ranges, owner: OWNER };
-
-    struct Nobody;
-
-    impl LockWaiter for Nobody {
-        fn is_interrupted(&self) -> bool {
-            false
-        }
-
-        fn answer(&self, _: Result<GrantedLock, FsError>) -> bool {
-            true
-        }
-    }
-
-    fn begin(locks: &OwnLocks, handle: u64) -> WaitId {
-        ask(locks, handle, LockMode::Exclusive)
-    }
-
-    fn ask(locks: &OwnLocks, handle: u64, mode: LockMode) -> WaitId {
-        ask_in(locks, handle, mode, LockSpace::Ranges)
-    }
-
-    fn ask_in(locks: &OwnLocks, handle: u64, mode: LockMode, space: LockSpace) -> WaitId {
-        let time = Timestamp::default();
-        let attr = Attr {
-            ino: INO,
-            kind: FileKind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            allocated_bytes: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            change: 0,
-            flags: InodeFlags::default(),
-        };
-        let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
-        let range = LockRange { first: 10, last: 19 };
-        let lock = Lock { space, owner: OWNER, range, mode, pid: 1 };
-        let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });
-        let (waiter, before) = (Arc::new(Nobody), Before::default());
-        locks.begin(Wait {
-            file,
-            handle: Handle(handle),
-            lock,
-            blocking: true,
-            waiter,
-            queued: false,
-            before,
-        })
-    }
-
-    #[test]
-    fn answers_of_a_session_that_is_over_do_not_count() {
-        let locks = OwnLocks::default();
-        assert_eq!(locks.begin_session(1).0, []);
-        let id = begin(&locks, 1);
-        // Its server was replaced before the answer was noted: the one who asked does so again, nobody else for him.
-        assert!(locks.begin_session(2).1.is_empty());
-        assert_eq!(locks.queued(id, 1), Noted::Outdated);
-        assert_eq!(locks.granted(id, 1).0, Noted::Outdated);
-        assert!(!locks.is_known(OWNED));
-        // Once it is known to be waited for, the next server is asked again.
-        assert_eq!(locks.queued(id, 2), Noted::Done);
-        assert_eq!(locks.begin_session(3).1.len(), 1);
-        let (noted, told) = locks.granted(id, 3);
-        assert!(noted == Noted::Done && told.is_some() && locks.granted(id, 3).1.is_none());
-        // And what is held is reclaimed; also where it was given up at a server that is gone.
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Outdated);
-        assert_eq!(locks.begin_session(4).0.len(), 1);
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 4), Noted::Done);
-        assert_eq!(locks.begin_session(5).0, []);
-    }
-
-    #[test]
-    fn what_a_request_under_way_makes_less_is_not_reclaimed() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 0).1.is_some());
-        let reclaimed =
-            |session| locks.begin_session(session).0.iter().map(|held| held.lock).collect::<Vec<_>>();
-        let whole = reclaimed(0);
-        // A part is being given up.
-        let before = locks.give_up(OWNED, LockRange { first: 12, last: 13 });
-        let ranges: Vec<_> = reclaimed(0).iter().map(|lock| (lock.range.first, lock.range.last)).collect();
-        assert_eq!(ranges, [(10, 11), (14, 19)]);
-        locks.keep(OWNED, before);
-        assert_eq!(reclaimed(0), whole, "the server refused");
-        // All of it, and the server that would have refused is gone.
-        let before = locks.give_up(OWNED, LockRange::WHOLE);
-        assert_eq!((reclaimed(1), locks.is_known(OWNED)), (vec![], false));
-        locks.keep(OWNED, before);
-        assert_eq!(reclaimed(1), []);
-        // It is to be shared.
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 1).1.is_some());
-        let shared = ask(&locks, 1, LockMode::Shared);
-        assert_eq!(reclaimed(1)[0].mode, LockMode::Shared);
-        assert!(locks.forget(shared).is_some());
-        assert_eq!(reclaimed(1)[0].mode, LockMode::Exclusive, "the server refused");
-    }
-
-    #[test]
-    fn locks_go_with_the_open_file_they_were_taken_through() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.begin_release(Handle(1)).is_none(), "nothing is held yet");
-        assert!(locks.granted(id, 0).1.is_some());
-        assert!(locks.begin_release(Handle(2)).is_none());
-        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..OWNED };
-        assert!(!locks.wait_for_release(other, locks.released()), "no close is under way");
-        let released = locks.released();
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 0), Noted::Done);
-        locks.end_release();
-        assert!(locks.wait_for_release(other, released), "one has ended since");
-        assert!(!locks.wait_for_release(other, locks.released()) && locks.begin_release(Handle(1)).is_none());
-    }
-
-    #[test]
-    fn who_is_refused_waits_for_a_close_that_no_thread_has_begun_with() {
-        let locks = OwnLocks::default();
-        let id = ask_in(&locks, 1, LockMode::Exclusive, LockSpace::Whole);
-        assert!(locks.granted(id, 0).1.is_some());
-        let held = Owned { space: LockSpace::Whole, ..OWNED };
-        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..held };
-        let (released, began) = (locks.released(), Instant::now());
-        assert!(!locks.wait_for_release(other, released) && began.elapsed() >= UNREAD_PATIENCE);
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![held]));
-        assert_eq!(locks.cleared(held, LockRange::WHOLE, 0), Noted::Done);
-        locks.end_release();
-        assert!(locks.wait_for_release(other, released), "it has ended since");
-        assert!(!locks.wait_for_release(other, locks.released()), "nobody of this mount holds any");
-    }
-
-    #[test]
-    fn a_lost_lock_is_told_of_once_and_goes_with_its_file() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 0).1.is_some());
-        let (held, _) = locks.begin_session(1);
-        locks.lose(&held[0]);
-        assert_eq!(locks.begin_session(2).0, []);
-        assert!(locks.is_known(OWNED));
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
-        assert!(locks.take_lost(OWNED) && !locks.take_lost(OWNED));
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Done);
-        locks.end_release();
-        assert!(!locks.is_known(OWNED));
-    }
-}
+mod tests;

@@ -25,11 +25,12 @@
 mod room;
 
 use super::losses::Losses;
-use crate::file::volume::UnsyncedChanges;
+use crate::transport::DataBuffer;
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::rpc::{Allocate, Payload, Restored};
 use parking_lot::{Condvar, Mutex};
 pub(crate) use room::Room;
+pub use room::{UNSYNCED_BYTES_LEAST, unsynced_bytes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,6 +41,28 @@ const CHANGES_MAX: usize = 8192;
 const ENTRY_BYTES: usize = 2 * size_of::<Kept>() + 32;
 /// What a file costs beside its entries, about: its place among the files, and a list's first room.
 const FILE_BYTES: usize = 4 * size_of::<Kept>() + 64;
+
+/// What is to be restored, as a request tells it; many bytes are pulled from `buffer`.
+pub(super) fn in_message<'b>(what: Restored<&'b [u8]>, buffer: &DataBuffer) -> Restored<Payload<'b>> {
+    what.map(|bytes| buffer.payload(bytes))
+}
+
+/// Changes of contents that no sync has covered: the server may still lose them, and the mount has the copy that survives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnsyncedChanges {
+    /// Files that have some.
+    pub files: u64,
+    /// Written bytes.
+    pub bytes: u64,
+}
+
+impl std::fmt::Display for UnsyncedChanges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bytes, files) = (self.bytes, self.files);
+        let plural = |number, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+        write!(f, "{} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
+    }
+}
 
 /// What was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +95,16 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// What the server is to restore.
+    pub(super) fn restored(&self) -> Restored<&[u8]> {
+        let offset = self.offset;
+        match &self.what {
+            What::Bytes(bytes) => Restored::Bytes { offset, bytes },
+            What::End => Restored::End(offset),
+            What::Allocate { len, how } => Restored::Allocate { offset, len: *len, how: *how },
+        }
+    }
+
     fn bytes(&self) -> usize {
         match &self.what {
             What::Bytes(bytes) => bytes.len(),
