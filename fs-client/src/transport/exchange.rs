@@ -57,32 +57,17 @@ impl Lane {
         request: &Request<'_>,
         Place { slot, seq }: Place,
     ) -> Result<Result<ReplyHeader, Status>, Broken> {
-        let mut body = [0u8; 512];
-        // Most requests are small; only names and inline data need the large buffer.
-        let spill;
-        let (header_room, encoded): (usize, &[u8]) = match request.encode(&mut body) {
-            Ok(len) => (len, &body[..len]),
-            Err(_) => {
-                let mut large = vec![0u8; MESSAGE - HEADER_LEN];
-                match request.encode(&mut large) {
-                    Ok(len) => {
-                        large.truncate(len);
-                        spill = large;
-                        (len, &spill)
-                    }
-                    Err(_) => return Ok(Err(Status::ValueTooLarge)),
-                }
-            }
+        let memory = self.region.memory();
+        let Ok(body_len) = request.encode_into(memory, HEADER_LEN, MESSAGE - HEADER_LEN) else {
+            return Ok(Err(Status::ValueTooLarge));
         };
         let &Caller { uid, gid, umask, drops_privileges, trace } = caller;
         let header = RequestHeader { slot, seq, trace, uid, gid, umask, drops_privileges };
-        let memory = self.region.memory();
-        memory.write(0, &header.encode(header_room as u32));
-        memory.write(HEADER_LEN, encoded);
+        memory.write(0, &header.encode(body_len as u32));
         let send = SendWr {
             wr_id: SEND_ID,
             op: SendOp::Send,
-            local: self.region.sge(0, (HEADER_LEN + encoded.len()) as u32),
+            local: self.region.sge(0, (HEADER_LEN + body_len) as u32),
             signaled: false,
         };
         self.post(&[send])?;
