@@ -24,6 +24,7 @@
 //! # Failure
 //! While the server is away everybody waits, and so does who asked for a lock without waiting for others.
 
+mod held;
 mod table;
 mod waiter;
 mod waiting;
@@ -40,9 +41,10 @@ use cuttlefs_common::rpc::{
     BlockingLock, RECLAIM_LOCKS_MAX, Reply, Request, SettledLock, SyncScope, TestedLock,
 };
 use cuttlefs_common::status::Status;
+use held::{Before, Owned};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use table::{Before, Noted, Owned, RELEASE_PATIENCE, Wait};
+use table::{Noted, RELEASE_PATIENCE, Wait};
 
 /// How often it is asked what is in the way of a lock while the server cannot say.
 const ASK_AGAIN: Duration = Duration::from_millis(20);

@@ -1,12 +1,13 @@
 //! The table of a mount's locks: what it holds, through which open files, who waits, and what was lost.
 
 use super::LockWaiter;
+use super::held::{Before, Held, Owned};
 use crate::session::ServerOpen;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::ReclaimLock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,14 +17,6 @@ pub(super) const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long it is waited for a close that the kernel has told of and no thread has begun with yet: who closed the file went on at
 /// once, and what he asked for then may be read by a thread that runs before the one with the close does.
 const UNREAD_PATIENCE: Duration = Duration::from_millis(30);
-
-/// What one owner has locked of one file, in one space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Owned {
-    pub(super) ino: InodeNo,
-    pub(super) space: LockSpace,
-    pub(super) owner: LockOwner,
-}
 
 /// Somebody who asked for a lock.
 #[derive(Clone)]
@@ -44,15 +37,6 @@ impl Wait {
     }
 }
 
-/// What an owner had of a range before a request that makes it less was sent.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Before {
-    /// The session it was held in.
-    session: u64,
-    held: Vec<HeldLock<LockOwner>>,
-    through: Option<Arc<ServerOpen>>,
-}
-
 /// What a new session is asked for again.
 pub(super) type AskedFor = (WaitId, Arc<ServerOpen>, Lock, bool);
 
@@ -68,11 +52,7 @@ pub(super) enum Noted {
 
 #[derive(Default)]
 struct State {
-    /// Whose server knows what is here.
-    session: u64,
-    held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
-    /// The open file each owner used last: with its end go locks the kernel says nothing more of.
-    through: HashMap<Owned, Arc<ServerOpen>>,
+    own: Held,
     /// Whose locks a request is under way about.
     busy: HashSet<Owned>,
     lost: HashSet<Owned>,
@@ -90,59 +70,8 @@ struct State {
 }
 
 impl State {
-    /// Takes out what an owner has of a range.
-    fn take(&mut self, owned: Owned, range: LockRange) -> Before {
-        let Owned { ino, space, owner } = owned;
-        let list = self.held.get(&(ino, space));
-        let overlapping = list.into_iter().flat_map(|list| list.own(owner, range));
-        let clip = |held: &HeldLock<LockOwner>| {
-            let range =
-                LockRange { first: held.range.first.max(range.first), last: held.range.last.min(range.last) };
-            HeldLock { range, ..*held }
-        };
-        let held = overlapping.map(clip).collect();
-        let through = self.through.get(&owned).cloned();
-        self.clear(owned, range);
-        Before { session: self.session, held, through }
-    }
-
-    /// The request did not do that after all.
-    fn put_back(&mut self, owned: Owned, before: Before) {
-        // A server that has followed did not hear of it.
-        if before.session == self.session && !before.held.is_empty() {
-            let list = self.held.entry((owned.ino, owned.space)).or_default();
-            for held in before.held {
-                list.set(held);
-            }
-            if let Some(through) = before.through {
-                self.through.insert(owned, through);
-            }
-        }
-    }
-
-    /// Whether this mount has locks on the file that nobody gives up but the close of an open file.
-    fn others_go_with_a_close(&self, Owned { ino, space, owner }: Owned) -> bool {
-        let held = self.held.get(&(ino, space)).filter(|_| space == LockSpace::Whole);
-        held.is_some_and(|list| list.iter().any(|held| held.holder != owner))
-    }
-
     fn is_known(&self, owned: Owned) -> bool {
-        self.through.contains_key(&owned) || self.lost.contains(&owned)
-    }
-
-    fn clear(&mut self, Owned { ino, space, owner }: Owned, range: LockRange) {
-        let Some(list) = self.held.get_mut(&(ino, space)) else {
-            // What it was taken through is kept for a lock that was lost.
-            self.through.remove(&Owned { ino, space, owner });
-            return;
-        };
-        list.clear(owner, range);
-        if !list.iter().any(|held| held.holder == owner) {
-            self.through.remove(&Owned { ino, space, owner });
-        }
-        if list.is_empty() {
-            self.held.remove(&(ino, space));
-        }
+        self.own.through.contains_key(&owned) || self.lost.contains(&owned)
     }
 }
 
@@ -183,7 +112,7 @@ impl OwnLocks {
 
     /// Whether this open file is the one these locks were taken through last.
     pub(super) fn is_through(&self, owned: Owned, file: &ServerOpen) -> bool {
-        self.state().through.get(&owned).is_some_and(|through| through.number() == file.number())
+        self.state().own.through.get(&owned).is_some_and(|through| through.number() == file.number())
     }
 
     /// Whether the threads for waits are there; they are to be after this.
@@ -201,23 +130,22 @@ impl OwnLocks {
         let mut state = self.state();
         if wait.lock.space == LockSpace::Whole {
             // flock(2) gives up what it converts; the server does the same.
-            let held = state.held.get(&(wait.file.ino(), LockSpace::Whole));
+            let held = state.own.list(wait.file.ino(), LockSpace::Whole);
             if !held.is_some_and(|list| list.holds(wait.lock.owner, LockRange::WHOLE, wait.lock.mode)) {
-                state.clear(wait.owned(), LockRange::WHOLE);
+                state.own.clear(wait.owned(), LockRange::WHOLE);
             }
         }
         let Lock { space, owner: holder, range, mode, pid } = wait.lock;
-        let list = state.held.get(&(wait.file.ino(), space));
+        let list = state.own.list(wait.file.ino(), space);
         if mode == LockMode::Shared && list.is_some_and(|list| list.holds(holder, range, LockMode::Exclusive))
         {
             // It is granted at once, and others may share it before this mount hears of that: should the server be killed, only
             // what is asked for is reclaimed.
             let owned = wait.owned();
-            let before = state.take(owned, range);
-            let list = state.held.entry((owned.ino, space)).or_default();
-            list.set(HeldLock { holder, range, mode, pid });
+            let before = state.own.take(owned, range);
+            state.own.set(owned, HeldLock { holder, range, mode, pid });
             if let Some(through) = before.through.clone() {
-                state.through.insert(owned, through);
+                state.own.through.insert(owned, through);
             }
             wait.before = before;
         }
@@ -230,7 +158,7 @@ impl OwnLocks {
     /// The server says that it has to be waited for.
     pub(super) fn queued(&self, id: WaitId, session: u64) -> Noted {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return Noted::Outdated;
         }
         // If it is not there its end was told before this.
@@ -244,15 +172,15 @@ impl OwnLocks {
     /// The lock is held. Gives who is to be told.
     pub(super) fn granted(&self, id: WaitId, session: u64) -> (Noted, Option<Wait>) {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return (Noted::Outdated, None);
         }
         let Some(wait) = state.waits.remove(&id) else {
             return (Noted::Done, None);
         };
-        let Lock { space, owner: holder, range, mode, pid } = wait.lock;
-        state.held.entry((wait.file.ino(), space)).or_default().set(HeldLock { holder, range, mode, pid });
-        state.through.insert(wait.owned(), wait.file.clone());
+        let Lock { owner: holder, range, mode, pid, .. } = wait.lock;
+        state.own.set(wait.owned(), HeldLock { holder, range, mode, pid });
+        state.own.through.insert(wait.owned(), wait.file.clone());
         (Noted::Done, Some(wait))
     }
 
@@ -260,34 +188,34 @@ impl OwnLocks {
     pub(super) fn forget(&self, id: WaitId) -> Option<Wait> {
         let mut state = self.state();
         let mut wait = state.waits.remove(&id)?;
-        state.put_back(wait.owned(), std::mem::take(&mut wait.before));
+        state.own.put_back(wait.owned(), std::mem::take(&mut wait.before));
         Some(wait)
     }
 
     /// A server is asked to give locks up. It may do so, and give them to others, and be killed before it answers: from here on
     /// they are not reclaimed. Gives what is to be noted again should it refuse.
     pub(super) fn give_up(&self, owned: Owned, range: LockRange) -> Before {
-        self.state().take(owned, range)
+        self.state().own.take(owned, range)
     }
 
     /// It has refused.
     pub(super) fn keep(&self, owned: Owned, before: Before) {
-        self.state().put_back(owned, before);
+        self.state().own.put_back(owned, before);
     }
 
     /// Locks were given up.
     pub(super) fn cleared(&self, owned: Owned, range: LockRange, session: u64) -> Noted {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return Noted::Outdated;
         }
-        state.clear(owned, range);
+        state.own.clear(owned, range);
         Noted::Done
     }
 
     /// Whether the table is of this session.
     pub(super) fn is_of(&self, session: u64) -> bool {
-        self.state().session == session
+        self.state().own.session == session
     }
 
     /// The file of a wait.
@@ -311,7 +239,7 @@ impl OwnLocks {
             return None;
         }
         let mut state = self.state();
-        let through = state.through.iter().filter(|(_, through)| through.number() == file.number());
+        let through = state.own.through.iter().filter(|(_, through)| through.number() == file.number());
         let owned: Vec<Owned> = through.map(|(owned, _)| *owned).collect();
         if owned.is_empty() {
             return None;
@@ -337,7 +265,7 @@ impl OwnLocks {
     pub(super) fn wait_for_release(&self, refused: Owned, released: u64) -> bool {
         let mut state = self.state();
         let patience = match state.releasing {
-            0 if state.others_go_with_a_close(refused) => UNREAD_PATIENCE,
+            0 if state.own.others_go_with_a_close(refused) => UNREAD_PATIENCE,
             0 => Duration::ZERO,
             _ => RELEASE_PATIENCE,
         };
@@ -349,7 +277,7 @@ impl OwnLocks {
     /// From now on the table is of this session: what is to be reclaimed there, and asked for again.
     pub(super) fn begin_session(&self, session: u64) -> (Vec<ReclaimLock>, Vec<AskedFor>) {
         let mut state = self.state();
-        state.session = session;
+        state.own.session = session;
         let reclaimed = |(&(ino, space), list): (&(InodeNo, LockSpace), &LockList<LockOwner>)| {
             let lock = |held: &HeldLock<LockOwner>| {
                 let HeldLock { holder: owner, range, mode, pid } = *held;
@@ -357,7 +285,7 @@ impl OwnLocks {
             };
             list.iter().map(lock).collect::<Vec<_>>()
         };
-        let held = state.held.iter().flat_map(reclaimed).collect();
+        let held = state.own.lists.iter().flat_map(reclaimed).collect();
         let queued = state.waits.iter().filter(|(_, wait)| wait.queued);
         let waits = queued.map(|(id, wait)| (*id, wait.file.clone(), wait.lock, wait.blocking)).collect();
         (held, waits)
@@ -371,10 +299,10 @@ impl OwnLocks {
         let mut state = self.state();
         // As long as the open file is, or until the owner hears of it.
         state.lost.insert(owned);
-        let through = state.through.get(&owned).cloned();
-        state.clear(owned, lock.range);
+        let through = state.own.through.get(&owned).cloned();
+        state.own.clear(owned, lock.range);
         if let Some(through) = &through {
-            state.through.insert(owned, through.clone());
+            state.own.through.insert(owned, through.clone());
         }
         through
     }
