@@ -1,6 +1,7 @@
 //! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
 //!
-//! A read goes `fuse` -> `file` -> `region` (plan) -> `onesided` -> `sparse`; see `docs/ARCHITECTURE.md`.
+//! Each imports only what stands before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
+//! `cli`; `tests/layers.rs` holds them to it. A read goes down that way: see `docs/ARCHITECTURE.md`.
 
 // They panic where nobody reads; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -13,8 +14,7 @@ pub mod deadline;
 pub mod file;
 /// The FUSE edge.
 pub mod fuse;
-mod onesided;
-mod region;
-/// Connections, slots, retransmission and recovery.
+mod read;
+/// What a mount is, and holds, at its server.
 pub mod session;
-mod sparse;
+mod transport;

@@ -1,8 +1,9 @@
 //! The table of handles: from the number the kernel knows to the open file and how it was opened.
 
-use super::open_file::OpenFile;
-use super::volume::{FsError, Handle, OpenHow};
-use crate::session::LossesTold;
+use super::volume::{Handle, OpenHow};
+use crate::read::CachedRegion;
+use crate::session::{LossesTold, ServerOpen};
+use crate::transport::FsError;
 use parking_lot::RwLock;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,10 +13,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// One open(2).
 #[derive(Debug)]
 pub(crate) struct HandleState {
-    pub(crate) file: Arc<OpenFile>,
+    /// What is cached of the file, and through that the file as it is open at the server.
+    pub(crate) region: Arc<CachedRegion>,
     pub(crate) how: OpenHow,
     /// What it was told of lost bytes.
     pub(crate) losses_told: LossesTold,
+}
+
+impl HandleState {
+    /// The file at the server.
+    pub(crate) fn file(&self) -> &Arc<ServerOpen> {
+        self.region.open()
+    }
 }
 
 /// Handles of all mounts of this process, so that a number means one open for good.
@@ -28,7 +37,7 @@ thread_local! {
 
 /// All handles of a mount. Bounded by the kernel, which opens no more files than its own limits allow.
 #[derive(Debug, Default)]
-pub struct HandleTable {
+pub(crate) struct HandleTable {
     handles: RwLock<HashMap<Handle, Arc<HandleState>>>,
 }
 
@@ -57,6 +66,11 @@ impl HandleTable {
             };
             look(state)
         })
+    }
+
+    /// What is cached of all open files.
+    pub(crate) fn regions(&self) -> Vec<Arc<CachedRegion>> {
+        self.handles.read().values().map(|state| state.region.clone()).collect()
     }
 
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<HandleState>> {

@@ -1,17 +1,13 @@
-//! POSIX semantics of a mount, without FUSE types: what a handle is, what may be cached, how a read and a write go.
+//! POSIX semantics of a mount, without FUSE types: what a handle is, what may be cached, how a write goes.
+//!
+//! [`volume`] is what the FUSE edge knows; `remote` is that over a session. Nothing here is retried: the session does that below.
 
+mod figures;
 mod handles;
-pub mod interrupt;
-mod open_file;
-mod read;
-mod read_buffers;
+mod idle_memory;
 mod remote;
-mod seen;
 mod told_names;
 pub mod volume;
+mod write;
 
-pub use handles::HandleTable;
-pub(crate) use open_file::{OpenFile, OpenFiles};
-pub(crate) use read_buffers::ReadBuffers;
 pub use remote::RemoteVolume;
-pub(crate) use seen::SeenChanges;

@@ -2,15 +2,15 @@
 //! acknowledged before they are executed. A request says after which of those it comes; one that does not say comes
 //! after all.
 
+use super::figures::figures;
 use super::handles::{HandleState, HandleTable};
-use super::open_file::OpenFile;
-use super::read;
+use super::idle_memory::IdleMemory;
 use super::told_names::ToldNames;
 use super::volume::{
-    Caller, Condition, FsError, Handle, LockWaiter, OpenFile as OpenedFile, OpenHow, Volume, WriteHow,
-    Written,
+    Caller, Condition, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
 };
-use crate::session::{DataBuffer, LaneGuard, Session};
+use crate::read::{BitmapPulls, CachedRegion, CountSharing, Reads};
+use crate::session::{ServerOpen, Session, Task};
 use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
@@ -27,17 +27,18 @@ const READDIR_BYTES: u32 = 48 * 1024;
 
 /// A mounted volume on a server.
 pub struct RemoteVolume {
-    session: Arc<Session>,
-    handles: HandleTable,
+    pub(super) session: Arc<Session>,
+    handles: Arc<HandleTable>,
+    reads: Arc<Reads>,
     names: ToldNames,
 }
 
-fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
+pub(super) fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
     tracing::error!("the server's reply does not belong to the request");
     Err(FsError::Server(Status::Malformed))
 }
 
-fn done(reply: Reply<'_>) -> Result<(), FsError> {
+pub(super) fn done(reply: Reply<'_>) -> Result<(), FsError> {
     match reply {
         Reply::Done => Ok(()),
         other => unexpected(other),
@@ -69,9 +70,17 @@ impl RemoteVolume {
         attr(reply).inspect(|attr| self.names.told(attr))
     }
 
-    /// The volume of a connected session.
+    /// The volume of a connected session, which it starts.
     pub fn new(session: Arc<Session>) -> Self {
-        Self { session, handles: HandleTable::default(), names: ToldNames::default() }
+        let (handles, reads) = (Arc::new(HandleTable::default()), Arc::new(Reads::default()));
+        let open = handles.clone();
+        let tasks: [Box<dyn Task>; 3] = [
+            Box::new(CountSharing::default()),
+            Box::new(BitmapPulls::new(reads.clone(), Box::new(move || open.regions()))),
+            Box::new(IdleMemory::new(reads.clone())),
+        ];
+        session.start(tasks.into());
+        Self { session, handles, reads, names: ToldNames::default() }
     }
 
     /// The open file of a handle, for what goes through it.
@@ -80,7 +89,7 @@ impl RemoteVolume {
     /// `Io` if a lock that was taken through it was lost.
     fn unfenced(&self, handle: Handle) -> Result<Arc<HandleState>, FsError> {
         let state = self.handles.get(handle)?;
-        if state.file.is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(state) }
+        if state.file().is_fenced() { Err(FsError::Server(Status::Io)) } else { Ok(state) }
     }
 
     /// The session underneath, for figures.
@@ -89,172 +98,27 @@ impl RemoteVolume {
     }
 
     /// The file that an answer opens: recoveries know of it from now on.
-    fn open_file(&self, reply: Reply<'_>, rights: Rights) -> Result<(Attr, Arc<OpenFile>), FsError> {
+    fn open_file(&self, reply: Reply<'_>, rights: Rights) -> Result<(Attr, Arc<ServerOpen>), FsError> {
         let Reply::Opened(opened) = reply else { return unexpected(reply) };
-        Ok((opened.attr, self.session.open_files().add(&opened, rights)))
+        Ok((opened.attr, self.session.opens().add(&opened, rights)))
     }
 
-    fn opened(&self, (attr, file): (Attr, Arc<OpenFile>), how: OpenHow) -> OpenedFile {
+    fn opened(&self, (attr, file): (Attr, Arc<ServerOpen>), how: OpenHow) -> OpenFile {
         let change = attr.change;
         let keep_cache = self.session.seen().opened(attr.ino, change);
-        self.session.open_files().forget_written(|| self.session.unsynced().files());
-        OpenedFile { handle: self.insert_handle(file, how), keep_cache, change }
+        self.session.opens().forget_written(|| self.session.unsynced().files());
+        OpenFile { handle: self.insert_handle(file, how), keep_cache, change }
     }
 
-    fn insert_handle(&self, file: Arc<OpenFile>, how: OpenHow) -> Handle {
+    fn insert_handle(&self, file: Arc<ServerOpen>, how: OpenHow) -> Handle {
         let losses_told = self.session.unsynced().losses().before_open(file.ino());
-        self.handles.insert(HandleState { file, how, losses_told })
-    }
-
-    /// Writes all of `bytes` through an open file, in parts that fit a request.
-    fn write_through(
-        &self,
-        caller: &Caller,
-        state: &HandleState,
-        offset: u64,
-        bytes: &[u8],
-        how: WriteHow,
-    ) -> Result<Written, FsError> {
-        let (mut written, mut all_durable) = (0, true);
-        let mut first = Some(offset);
-        for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
-            match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
-                Ok((at, len, durable)) => {
-                    if written == 0 {
-                        first = at;
-                    }
-                    written += len;
-                    all_durable &= durable;
-                }
-                // What is written is written: POSIX wants the short count, the next write gets the error.
-                Err(_) if written > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        if how.sync && !all_durable {
-            let ino = state.file.ino();
-            self.sync(caller, state, SyncScope::InodeContents(ino))?;
-        }
-        Ok(Written { offset: first, len: written })
-    }
-
-    /// Writes; gives where the bytes went, if that is known, how many, and whether they are durable.
-    fn write_once(
-        &self,
-        caller: &Caller,
-        state: &HandleState,
-        offset: u64,
-        append: bool,
-        bytes: &[u8],
-    ) -> Result<(Option<u64>, u32, bool), FsError> {
-        let file = &state.file;
-        // Of what is answered a copy is kept.
-        let room = self.session.room_for(bytes.len())?;
-        let mut lane = self.session.borrow_lane()?;
-        let epoch = self.session.recovered_epoch();
-        let (at, len, change) =
-            unless_fenced(file, self.send_write(&mut lane, caller, file, offset, append, bytes))?;
-        let session = lane.session_number();
-        drop(lane);
-        let bytes = &bytes[..len as usize];
-        if self.session.recovered_since(epoch)
-            || !self.session.unsynced().note(room, session, file.ino(), at, bytes, change)
-        {
-            // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
-            // the counter is of what that one had stored.
-            self.session.settle_write(caller, file, (at, bytes), change, session)?;
-            return Ok((Some(at), len, true));
-        }
-        Ok((Some(at), len, false))
-    }
-
-    /// Sends a write; gives where the bytes went, how many, and the file's change counter.
-    fn send_write(
-        &self,
-        lane: &mut LaneGuard<'_>,
-        caller: &Caller,
-        file: &OpenFile,
-        offset: u64,
-        append: bool,
-        bytes: &[u8],
-    ) -> Result<(u64, u32, u64), FsError> {
-        let take = |reply: Reply<'_>| match reply {
-            Reply::Written { offset, len, change, .. } => {
-                if len > 0 {
-                    self.session.seen().changed_by_us(file.ino(), change);
-                }
-                Ok((offset, len.min(bytes.len() as u32), change))
-            }
-            other => unexpected(other),
-        };
-        // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
-        let build = |buffer: &DataBuffer| Request::Write {
-            filekey: file.filekey(),
-            offset,
-            append,
-            payload: buffer.payload(bytes),
-        };
-        lane.call(caller, build, |reply, _| take(reply))
-    }
-
-    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
-    fn copy_here(
-        &self,
-        caller: &Caller,
-        from: Handle,
-        from_offset: u64,
-        to: &HandleState,
-        to_offset: u64,
-        len: u32,
-    ) -> Result<u64, FsError> {
-        let mut bytes = Vec::with_capacity(len as usize);
-        self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
-        if bytes.is_empty() {
-            return Ok(0);
-        }
-        let how = WriteHow { append: false, sync: to.how.sync };
-        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
-    }
-
-    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
-    /// server that is lost before that is told to copy again.
-    fn copy_there<'r>(
-        &self,
-        caller: &Caller,
-        target: InodeNo,
-        build: impl Fn() -> Request<'r>,
-    ) -> Result<u64, FsError> {
-        let take = |reply: Reply<'_>| match reply {
-            Reply::Copied { len, .. } => Ok(len),
-            other => unexpected(other),
-        };
-        let copy = || self.session.call_noting_session(caller, &build, take);
-        let (copied, copied_by) = copy()?;
-        if copied == 0 || self.session.unsynced().answers_are_durable() {
-            return Ok(copied);
-        }
-        self.session.sync_where_done(caller, target, (copied, copied_by), copy)
-    }
-
-    fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {
-        let ino = state.file.ino();
-        self.sync_kept(caller, ino, scope)?;
-        let lost = self.session.unsynced().losses().tell(ino, &state.losses_told);
-        if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
-    }
-
-    /// After it nothing is to be written again that was written before. What was lost is for an fsync to tell.
-    fn sync_kept(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
-        let unsynced = self.session.unsynced();
-        let mark = unsynced.mark();
-        self.session.call(caller, || Request::Sync(scope), done)?;
-        unsynced.synced(Some(ino), mark);
-        Ok(())
+        let region = Arc::new(CachedRegion::new(file));
+        self.handles.insert(HandleState { region, how, losses_told })
     }
 }
 
 /// What came of a request through an open file: one that was fenced meanwhile named no file.
-fn unless_fenced<T>(file: &OpenFile, result: Result<T, FsError>) -> Result<T, FsError> {
+pub(super) fn unless_fenced<T>(file: &ServerOpen, result: Result<T, FsError>) -> Result<T, FsError> {
     result.map_err(|error| if file.is_fenced() { FsError::Server(Status::Io) } else { error })
 }
 
@@ -317,7 +181,7 @@ impl Volume for RemoteVolume {
         mode: u16,
         exclusive: bool,
         how: OpenHow,
-    ) -> Result<(Attr, OpenedFile), FsError> {
+    ) -> Result<(Attr, OpenFile), FsError> {
         check_name(name)?;
         let rights = rights(&how);
         let build = || Request::Create { parent, name, mode, exclusive, rights };
@@ -332,7 +196,7 @@ impl Volume for RemoteVolume {
         parent: InodeNo,
         mode: u16,
         how: OpenHow,
-    ) -> Result<(Attr, OpenedFile), FsError> {
+    ) -> Result<(Attr, OpenFile), FsError> {
         let rights = rights(&how);
         let build = || Request::CreateNameless { parent, mode, rights };
         let made = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
@@ -378,7 +242,7 @@ impl Volume for RemoteVolume {
         self.names.forget(ino);
     }
 
-    fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenedFile, FsError> {
+    fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError> {
         let rights = rights(&how);
         let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
         let by = if how.nameless { OpenBy::Number } else { OpenBy::Name { told: self.names.of(ino) } };
@@ -406,13 +270,13 @@ impl Volume for RemoteVolume {
     ) -> Result<(), FsError> {
         let room = MAX_FILE_SIZE.saturating_sub(offset);
         let len = u64::from(len.min(MAX_TRANSFER_BYTES)).min(room) as usize;
-        self.session.read_buffers().lend(len, |buffer| {
+        self.reads.buffers.lend(len, |buffer| {
             let read = |state: &HandleState| {
-                if state.file.is_fenced() {
+                if state.file().is_fenced() {
                     return Err(FsError::Server(Status::Io));
                 }
-                let got = read::read(&self.session, caller, &state.file, offset, &mut *buffer);
-                unless_fenced(&state.file, got)
+                let got = self.reads.read(&self.session, caller, &state.region, offset, &mut *buffer);
+                unless_fenced(state.file(), got)
             };
             let got = self.handles.with(handle, read)?;
             take(&buffer[..got]);
@@ -440,7 +304,7 @@ impl Volume for RemoteVolume {
 
     fn fsync(&self, caller: &Caller, handle: Handle, contents_only: bool) -> Result<(), FsError> {
         let state = self.unfenced(handle)?;
-        let ino = state.file.ino();
+        let ino = state.file().ino();
         let scope = if contents_only { SyncScope::InodeContents(ino) } else { SyncScope::Inode(ino) };
         self.sync(caller, &state, scope)
     }
@@ -451,7 +315,7 @@ impl Volume for RemoteVolume {
 
     fn flush(&self, handle: Handle, closer: LockOwner) -> Result<(), FsError> {
         let state = self.handles.get(handle)?;
-        let ino = state.file.ino();
+        let ino = state.file().ino();
         self.session.release_owner(ino, closer);
         // Any process that was given the handle closes it, and may not care: the next fsync tells it all the same.
         let lost = state.how.write && self.session.unsynced().losses().are_untold(ino, &state.losses_told);
@@ -467,8 +331,8 @@ impl Volume for RemoteVolume {
 
     fn release(&self, handle: Handle) {
         if let Some(state) = self.handles.remove(handle) {
-            self.session.release_handle(handle);
-            self.session.close(state.file.clone());
+            self.session.release_open(state.file());
+            self.session.close(state.file().clone());
         }
     }
 
@@ -546,8 +410,8 @@ impl Volume for RemoteVolume {
     ) -> Result<(), FsError> {
         let state = self.unfenced(handle)?;
         let room = self.session.room_for(0)?;
-        let build = || Request::Allocate { filekey: state.file.filekey(), offset, len, how };
-        let ino = state.file.ino();
+        let build = || Request::Allocate { filekey: state.file().filekey(), offset, len, how };
+        let ino = state.file().ino();
         let (attr, session) = self.session.call_noting_session(caller, build, attr)?;
         self.session.unsynced().note_allocate(room, session, ino, (offset, len), how, attr.change);
         Ok(())
@@ -555,7 +419,7 @@ impl Volume for RemoteVolume {
 
     fn seek(&self, caller: &Caller, handle: Handle, offset: u64, seek: SeekFor) -> Result<u64, FsError> {
         let state = self.handles.get(handle)?;
-        let build = || Request::Seek { filekey: state.file.filekey(), offset, seek };
+        let build = || Request::Seek { filekey: state.file().filekey(), offset, seek };
         self.session.call(caller, build, |reply| match reply {
             Reply::Offset(offset) => Ok(offset),
             other => unexpected(other),
@@ -575,29 +439,29 @@ impl Volume for RemoteVolume {
         if !source.how.read || !to.how.write {
             return Err(FsError::Server(Status::Denied));
         }
-        let ino = source.file.ino();
+        let ino = source.file().ino();
         // Done again, a copy behind its own source's end would find more.
         let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
         let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));
-        if ino == to.file.ino() && from_offset < to_end && to_offset < from_end {
+        if ino == to.file().ino() && from_offset < to_end && to_offset < from_end {
             return Err(FsError::Server(Status::Invalid));
         }
         if len <= u64::from(MAX_TRANSFER_BYTES) {
             // It ends in a write, which who had the file open before may do whatever its marks are; a copy is none.
-            let marks = self.get_attr(caller, to.file.ino())?.flags;
+            let marks = self.get_attr(caller, to.file().ino())?.flags;
             if marks.has(InodeFlags::IMMUTABLE) || marks.has(InodeFlags::APPEND_ONLY) {
                 return Err(FsError::Server(Status::NotPermitted));
             }
             return self.copy_here(caller, from, from_offset, &to, to_offset, len as u32);
         }
         let build = || Request::CopyRange {
-            from: source.file.filekey(),
+            from: source.file().filekey(),
             from_offset,
-            to: to.file.filekey(),
+            to: to.file().filekey(),
             to_offset,
             len,
         };
-        self.copy_there(caller, to.file.ino(), build)
+        self.copy_there(caller, to.file().ino(), build)
     }
 
     fn has_locks(&self) -> bool {
@@ -613,7 +477,7 @@ impl Volume for RemoteVolume {
         waiter: Arc<dyn LockWaiter>,
     ) {
         match self.unfenced(handle) {
-            Ok(state) => self.session.set_lock(caller, handle, &state.file, lock, blocking, waiter),
+            Ok(state) => self.session.set_lock(caller, state.file(), lock, blocking, waiter),
             Err(error) => {
                 let _told = waiter.answer(Err(error));
             }
@@ -632,7 +496,7 @@ impl Volume for RemoteVolume {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        let ino = self.handles.get(handle)?.file.ino();
+        let ino = self.handles.get(handle)?.file().ino();
         self.session.unlock(caller, ino, space, owner, range)
     }
 
@@ -643,14 +507,11 @@ impl Volume for RemoteVolume {
         lock: Lock,
     ) -> Result<Option<BlockingLock>, FsError> {
         let state = self.unfenced(handle)?;
-        unless_fenced(&state.file, self.session.test_lock(caller, &state.file, lock))
+        unless_fenced(state.file(), self.session.test_lock(caller, state.file(), lock))
     }
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
-        let mut figures = self.session.counters.figures().to_vec();
-        figures.push(("unsynced_bound_bytes", self.session.unsynced().bound() as u64));
-        figures.push(("memory_bound_bytes", self.session.memory_bound_bytes()));
-        figures
+        figures(&self.session, &self.reads)
     }
 
     fn condition(&self) -> Condition {

@@ -3,58 +3,20 @@
 //! Every method blocks its caller until the answer is there; while the server is away it waits and resumes
 //! (DESIGN section 8). Methods may be called from many threads at once.
 
+pub use crate::session::{Condition, GrantedLock, LockWaiter, UnsyncedChanges};
+pub use crate::transport::{Away, Caller, FsError};
 use cuttlefs_common::attr::{Attr, SetAttr};
-use cuttlefs_common::ids::{InodeNo, TraceId};
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::rpc::{
     Allocate, BlockingLock, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode,
 };
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Who asks, and the id that joins the logs.
-#[derive(Clone, Copy, Debug)]
-pub struct Caller {
-    /// User of the calling process.
-    pub uid: u32,
-    /// Group of the calling process.
-    pub gid: u32,
-    /// Permission bits that what it makes does not get, where no default ACL says otherwise.
-    pub umask: u16,
-    /// A change of contents takes set-id bits and capabilities from the file: it may not keep them.
-    pub drops_privileges: bool,
-    /// Id of the FUSE request.
-    pub trace: TraceId,
-}
-
-impl Caller {
-    /// Somebody without a umask who may keep privileges of files that he writes.
-    pub const fn new(uid: u32, gid: u32, trace: TraceId) -> Self {
-        Self { uid, gid, umask: 0, drops_privileges: false, trace }
-    }
-}
 
 /// Names an open file or directory of this mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
-
-/// Why an operation failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FsError {
-    /// The server said so.
-    #[error(transparent)]
-    Server(#[from] Status),
-    /// The handle is not open.
-    #[error("bad handle")]
-    BadHandle,
-    /// The mount is ending, or the session was ended for good.
-    #[error("the mount is shutting down")]
-    ShutDown,
-    /// Who asked does not want to wait any more, and nothing was done.
-    #[error("who asked does not wait any more")]
-    Interrupted,
-}
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,59 +62,6 @@ pub struct OpenFile {
     pub keep_cache: bool,
     /// The file's change counter when it was opened: attributes with an older one are not to be used any more.
     pub change: u64,
-}
-
-/// A lock that was granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GrantedLock {
-    /// Somebody else may have changed the file since this mount looked at it: what is cached of its bytes is not what the
-    /// holder of the lock is to read.
-    pub is_stale: bool,
-}
-
-/// Who asked for a lock. He may be answered long after the call that asked, from any thread.
-pub trait LockWaiter: Send + Sync {
-    /// Whether he does not want to wait any more; once he does not, [`Volume::lock_waits_interrupted`] is called.
-    fn is_interrupted(&self) -> bool;
-    /// The lock is held, or it will not be. Called once; must not wait for the volume. `false`: he has been told something
-    /// else, and a lock is to be given up again.
-    #[must_use]
-    fn answer(&self, result: Result<GrantedLock, FsError>) -> bool;
-}
-
-/// Changes of contents that no sync has covered: the server may still lose them, and the mount has the copy that survives it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnsyncedChanges {
-    /// Files that have some.
-    pub files: u64,
-    /// Written bytes.
-    pub bytes: u64,
-}
-
-impl std::fmt::Display for UnsyncedChanges {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (bytes, files) = (self.bytes, self.files);
-        let plural = |number, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
-        write!(f, "{} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
-    }
-}
-
-/// A server does not answer, or refuses this mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Away {
-    /// For how long.
-    pub time: Duration,
-    /// What the last attempt to connect came to.
-    pub because: String,
-}
-
-/// How a mount stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Condition {
-    /// `None`: the server answers, as far as is known.
-    pub away: Option<Away>,
-    /// What would be lost if the mount ended while the server is away.
-    pub unsynced: UnsyncedChanges,
 }
 
 /// A mounted cuttlefs volume.

@@ -13,8 +13,8 @@
 
 use super::Session;
 use super::unsynced::Room;
-use crate::file::interrupt;
-use crate::file::volume::FsError;
+use crate::transport::FsError;
+use crate::transport::interrupt;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{Request, SyncScope};
@@ -66,7 +66,7 @@ impl Session {
         if let Some(room) = self.unsynced.reserve(bytes) {
             return Ok(room);
         }
-        self.counters.unsynced_waits.fetch_add(1, Ordering::Relaxed);
+        self.unsynced_waits.fetch_add(1, Ordering::Relaxed);
         loop {
             if self.is_shut_down() {
                 return Err(FsError::ShutDown);

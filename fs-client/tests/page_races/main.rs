@@ -60,7 +60,7 @@ fn race(hotspots: Hotspots) {
     let figures = site.regions().figures();
     println!("{figures:?}");
     for client in &clients {
-        println!("{:?}", client.session().counters.figures());
+        println!("{:?}", client.figures());
     }
     // A run in which nothing raced tested nothing.
     let counts = figures.counts;

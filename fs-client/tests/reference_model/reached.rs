@@ -1,8 +1,5 @@
 //! What walks came across: whether they are about anything.
 
-use cuttlefs_client::session::ClientCounters;
-use std::sync::atomic::Ordering::Relaxed;
-
 /// What a walk came across.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
@@ -14,9 +11,11 @@ pub struct Reached {
 
 impl Reached {
     /// What a client counted.
-    pub fn add(&mut self, counters: &ClientCounters) {
-        self.magic_hits += counters.magic_hits.load(Relaxed);
-        self.onesided_reads += counters.onesided_reads.get();
-        self.reconnects += counters.reconnects.load(Relaxed);
+    pub fn add(&mut self, figures: &[(&str, u64)]) {
+        let figure =
+            |name: &str| figures.iter().find(|(known, _)| *known == name).expect("a figure of that name").1;
+        self.magic_hits += figure("magic_hits");
+        self.onesided_reads += figure("onesided_reads");
+        self.reconnects += figure("reconnects");
     }
 }

@@ -746,7 +746,7 @@ impl<S: Site> Walk<S> {
         self.compare();
         let mut reached = self.reached;
         for index in 0..self.site.clients() {
-            reached.add(&self.site.client(index).session().counters);
+            reached.add(&self.site.client(index).figures());
         }
         reached
     }

@@ -115,8 +115,7 @@ pub fn read(volume: &RemoteVolume, handle: Handle, offset: u64, len: u32) -> Res
 
 /// One of a client's figures.
 pub fn figure(volume: &RemoteVolume, name: &str) -> u64 {
-    let figures = volume.session().counters.figures();
-    figures.into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
+    volume.figures().into_iter().find(|(found, _)| *found == name).expect("a figure of that name").1
 }
 
 /// Tries again and again; fails if it does not come true in time.

@@ -12,6 +12,7 @@ use super::session_secret::SessionSecret;
 use crate::attr::SetAttr;
 use crate::ids::{FileKey, FilePage, InodeNo};
 use crate::locks::{Lock, LockOwner, LockRange, LockSpace, WaitId};
+use crate::memory::SharedMemory;
 use crate::region::PageSet;
 use serde::{Deserialize, Serialize};
 
@@ -335,6 +336,14 @@ impl<'a> Request<'a> {
     /// `TooLarge` if `out` is too short.
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, BodyError> {
         body::encode(self, out)
+    }
+
+    /// As `encode`, into memory that it is sent from: from `offset` on, at most `room` bytes.
+    ///
+    /// # Errors
+    /// `TooLarge` if it has not enough room; what is there then is a part of it.
+    pub fn encode_into(&self, memory: &SharedMemory, offset: usize, room: usize) -> Result<usize, BodyError> {
+        body::encode_into(self, memory, offset, room)
     }
 
     /// Parses a body; all of it must be used.

@@ -12,7 +12,7 @@ use super::reply::{
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use super::requests::{Answer, Connection};
-use crate::file::interrupt;
+use crate::transport::interrupt;
 use cuttlefs_common::attr::Timestamp;
 use std::path::Path;
 use std::sync::Arc;

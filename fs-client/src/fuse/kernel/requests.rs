@@ -4,7 +4,7 @@
 //! another thread reads it before the request is noted: then the interrupt is kept and found by the request.
 
 use super::abi::{OUT_HEADER_LEN, opcode};
-use crate::file::interrupt::Interruptible;
+use crate::transport::interrupt::Interruptible;
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;

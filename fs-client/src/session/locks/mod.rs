@@ -24,15 +24,16 @@
 //! # Failure
 //! While the server is away everybody waits, and so does who asked for a lock without waiting for others.
 
+mod held;
 mod table;
+mod waiter;
 mod waiting;
 
 pub(super) use table::OwnLocks;
+pub use waiter::{GrantedLock, LockWaiter};
 
-use super::Session;
-use super::lane::Lane;
-use crate::file::OpenFile;
-use crate::file::volume::{Caller, FsError, GrantedLock, Handle, LockWaiter};
+use super::{ServerOpen, Session};
+use crate::transport::{Caller, FsError, Lane};
 use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
@@ -40,9 +41,10 @@ use cuttlefs_common::rpc::{
     BlockingLock, RECLAIM_LOCKS_MAX, Reply, Request, SettledLock, SyncScope, TestedLock,
 };
 use cuttlefs_common::status::Status;
+use held::{Before, Owned};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use table::{Before, Noted, Owned, RELEASE_PATIENCE, Wait};
+use table::{Noted, RELEASE_PATIENCE, Wait};
 
 /// How often it is asked what is in the way of a lock while the server cannot say.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -65,8 +67,7 @@ impl Session {
     pub(crate) fn set_lock(
         self: &Arc<Self>,
         caller: &Caller,
-        handle: Handle,
-        file: &Arc<OpenFile>,
+        file: &Arc<ServerOpen>,
         lock: Lock,
         blocking: bool,
         waiter: Arc<dyn LockWaiter>,
@@ -83,7 +84,6 @@ impl Session {
         }
         let id = self.locks.begin(Wait {
             file: file.clone(),
-            handle,
             lock,
             blocking,
             waiter,
@@ -107,7 +107,7 @@ impl Session {
         &self,
         caller: &Caller,
         id: WaitId,
-        file: &Arc<OpenFile>,
+        file: &Arc<ServerOpen>,
         lock: Lock,
         blocking: bool,
     ) -> Result<bool, FsError> {
@@ -223,7 +223,7 @@ impl Session {
     pub(crate) fn test_lock(
         &self,
         caller: &Caller,
-        file: &OpenFile,
+        file: &ServerOpen,
         lock: Lock,
     ) -> Result<Option<BlockingLock>, FsError> {
         loop {
@@ -236,7 +236,7 @@ impl Session {
                 TestedLock::Free => return Ok(None),
                 TestedLock::Blocked(held) => return Ok(Some(held)),
                 TestedLock::Unknown if self.is_shut_down() => return Err(FsError::ShutDown),
-                TestedLock::Unknown => self.pause(ASK_AGAIN),
+                TestedLock::Unknown => self.link.pause(ASK_AGAIN),
             }
         }
     }
@@ -252,12 +252,12 @@ impl Session {
 
     /// The last descriptor of an open file is closed: the locks that went with it are given up. Those are flock's and
     /// fcntl's of open file descriptions, of which the kernel tells nothing more.
-    pub(crate) fn release_handle(&self, handle: Handle) {
-        if let Some(owned) = self.locks.begin_release(handle) {
+    pub(crate) fn release_open(&self, file: &ServerOpen) {
+        if let Some(owned) = self.locks.begin_release(file) {
             for owned in owned {
                 let _turn = self.locks.turn(owned);
                 // Else the next one of this name has taken them over meanwhile.
-                if self.locks.is_through(owned, handle) {
+                if self.locks.is_through(owned, file) {
                     self.release(owned);
                 }
             }
@@ -286,7 +286,7 @@ impl Session {
         let (held, waits) = self.locks.begin_session(session);
         for batch in held.chunks(RECLAIM_LOCKS_MAX) {
             let request = Request::ReclaimLocks { locks: batch.to_vec() };
-            let reclaimed = match lane.call_recovering(self, &request, seq)? {
+            let reclaimed = match lane.call_recovering(&self.link, &request, seq)? {
                 Ok(body) => match Reply::parse(body) {
                     Ok(Reply::LocksReclaimed(reclaimed)) => reclaimed,
                     _ => return None,
@@ -305,7 +305,7 @@ impl Session {
         }
         for (id, file, lock, blocking) in waits {
             let request = Request::SetLock { filekey: file.filekey(), lock, wait: id, blocking };
-            match lane.call_recovering(self, &request, seq)? {
+            match lane.call_recovering(&self.link, &request, seq)? {
                 Ok(body) => match Reply::parse(body) {
                     Ok(Reply::Queued) => {}
                     Ok(Reply::Attr(attr)) => {

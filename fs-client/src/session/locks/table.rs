@@ -1,12 +1,13 @@
 //! The table of a mount's locks: what it holds, through which open files, who waits, and what was lost.
 
-use crate::file::OpenFile;
-use crate::file::volume::{Handle, LockWaiter};
+use super::LockWaiter;
+use super::held::{Before, Held, Owned};
+use crate::session::ServerOpen;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{HeldLock, Lock, LockList, LockMode, LockOwner, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::ReclaimLock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,19 +18,10 @@ pub(super) const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// once, and what he asked for then may be read by a thread that runs before the one with the close does.
 const UNREAD_PATIENCE: Duration = Duration::from_millis(30);
 
-/// What one owner has locked of one file, in one space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Owned {
-    pub(super) ino: InodeNo,
-    pub(super) space: LockSpace,
-    pub(super) owner: LockOwner,
-}
-
 /// Somebody who asked for a lock.
 #[derive(Clone)]
 pub(super) struct Wait {
-    pub(super) file: Arc<OpenFile>,
-    pub(super) handle: Handle,
+    pub(super) file: Arc<ServerOpen>,
     pub(super) lock: Lock,
     pub(super) blocking: bool,
     pub(super) waiter: Arc<dyn LockWaiter>,
@@ -45,17 +37,8 @@ impl Wait {
     }
 }
 
-/// What an owner had of a range before a request that makes it less was sent.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Before {
-    /// The session it was held in.
-    session: u64,
-    held: Vec<HeldLock<LockOwner>>,
-    through: Option<Through>,
-}
-
 /// What a new session is asked for again.
-pub(super) type AskedFor = (WaitId, Arc<OpenFile>, Lock, bool);
+pub(super) type AskedFor = (WaitId, Arc<ServerOpen>, Lock, bool);
 
 /// Whether an answer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,20 +50,9 @@ pub(super) enum Noted {
     Outdated,
 }
 
-/// An open file that locks were taken through.
-#[derive(Clone, Debug)]
-struct Through {
-    handle: Handle,
-    file: Arc<OpenFile>,
-}
-
 #[derive(Default)]
 struct State {
-    /// Whose server knows what is here.
-    session: u64,
-    held: HashMap<(InodeNo, LockSpace), LockList<LockOwner>>,
-    /// The open file each owner used last: with its end go locks the kernel says nothing more of.
-    through: HashMap<Owned, Through>,
+    own: Held,
     /// Whose locks a request is under way about.
     busy: HashSet<Owned>,
     lost: HashSet<Owned>,
@@ -98,59 +70,8 @@ struct State {
 }
 
 impl State {
-    /// Takes out what an owner has of a range.
-    fn take(&mut self, owned: Owned, range: LockRange) -> Before {
-        let Owned { ino, space, owner } = owned;
-        let list = self.held.get(&(ino, space));
-        let overlapping = list.into_iter().flat_map(|list| list.own(owner, range));
-        let clip = |held: &HeldLock<LockOwner>| {
-            let range =
-                LockRange { first: held.range.first.max(range.first), last: held.range.last.min(range.last) };
-            HeldLock { range, ..*held }
-        };
-        let held = overlapping.map(clip).collect();
-        let through = self.through.get(&owned).cloned();
-        self.clear(owned, range);
-        Before { session: self.session, held, through }
-    }
-
-    /// The request did not do that after all.
-    fn put_back(&mut self, owned: Owned, before: Before) {
-        // A server that has followed did not hear of it.
-        if before.session == self.session && !before.held.is_empty() {
-            let list = self.held.entry((owned.ino, owned.space)).or_default();
-            for held in before.held {
-                list.set(held);
-            }
-            if let Some(through) = before.through {
-                self.through.insert(owned, through);
-            }
-        }
-    }
-
-    /// Whether this mount has locks on the file that nobody gives up but the close of an open file.
-    fn others_go_with_a_close(&self, Owned { ino, space, owner }: Owned) -> bool {
-        let held = self.held.get(&(ino, space)).filter(|_| space == LockSpace::Whole);
-        held.is_some_and(|list| list.iter().any(|held| held.holder != owner))
-    }
-
     fn is_known(&self, owned: Owned) -> bool {
-        self.through.contains_key(&owned) || self.lost.contains(&owned)
-    }
-
-    fn clear(&mut self, Owned { ino, space, owner }: Owned, range: LockRange) {
-        let Some(list) = self.held.get_mut(&(ino, space)) else {
-            // What it was taken through is kept for a lock that was lost.
-            self.through.remove(&Owned { ino, space, owner });
-            return;
-        };
-        list.clear(owner, range);
-        if !list.iter().any(|held| held.holder == owner) {
-            self.through.remove(&Owned { ino, space, owner });
-        }
-        if list.is_empty() {
-            self.held.remove(&(ino, space));
-        }
+        self.own.through.contains_key(&owned) || self.lost.contains(&owned)
     }
 }
 
@@ -190,8 +111,8 @@ impl OwnLocks {
     }
 
     /// Whether this open file is the one these locks were taken through last.
-    pub(super) fn is_through(&self, owned: Owned, handle: Handle) -> bool {
-        self.state().through.get(&owned).is_some_and(|through| through.handle == handle)
+    pub(super) fn is_through(&self, owned: Owned, file: &ServerOpen) -> bool {
+        self.state().own.through.get(&owned).is_some_and(|through| through.number() == file.number())
     }
 
     /// Whether the threads for waits are there; they are to be after this.
@@ -209,23 +130,22 @@ impl OwnLocks {
         let mut state = self.state();
         if wait.lock.space == LockSpace::Whole {
             // flock(2) gives up what it converts; the server does the same.
-            let held = state.held.get(&(wait.file.ino(), LockSpace::Whole));
+            let held = state.own.list(wait.file.ino(), LockSpace::Whole);
             if !held.is_some_and(|list| list.holds(wait.lock.owner, LockRange::WHOLE, wait.lock.mode)) {
-                state.clear(wait.owned(), LockRange::WHOLE);
+                state.own.clear(wait.owned(), LockRange::WHOLE);
             }
         }
         let Lock { space, owner: holder, range, mode, pid } = wait.lock;
-        let list = state.held.get(&(wait.file.ino(), space));
+        let list = state.own.list(wait.file.ino(), space);
         if mode == LockMode::Shared && list.is_some_and(|list| list.holds(holder, range, LockMode::Exclusive))
         {
             // It is granted at once, and others may share it before this mount hears of that: should the server be killed, only
             // what is asked for is reclaimed.
             let owned = wait.owned();
-            let before = state.take(owned, range);
-            let list = state.held.entry((owned.ino, space)).or_default();
-            list.set(HeldLock { holder, range, mode, pid });
+            let before = state.own.take(owned, range);
+            state.own.set(owned, HeldLock { holder, range, mode, pid });
             if let Some(through) = before.through.clone() {
-                state.through.insert(owned, through);
+                state.own.through.insert(owned, through);
             }
             wait.before = before;
         }
@@ -238,7 +158,7 @@ impl OwnLocks {
     /// The server says that it has to be waited for.
     pub(super) fn queued(&self, id: WaitId, session: u64) -> Noted {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return Noted::Outdated;
         }
         // If it is not there its end was told before this.
@@ -252,15 +172,15 @@ impl OwnLocks {
     /// The lock is held. Gives who is to be told.
     pub(super) fn granted(&self, id: WaitId, session: u64) -> (Noted, Option<Wait>) {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return (Noted::Outdated, None);
         }
         let Some(wait) = state.waits.remove(&id) else {
             return (Noted::Done, None);
         };
-        let Lock { space, owner: holder, range, mode, pid } = wait.lock;
-        state.held.entry((wait.file.ino(), space)).or_default().set(HeldLock { holder, range, mode, pid });
-        state.through.insert(wait.owned(), Through { handle: wait.handle, file: wait.file.clone() });
+        let Lock { owner: holder, range, mode, pid, .. } = wait.lock;
+        state.own.set(wait.owned(), HeldLock { holder, range, mode, pid });
+        state.own.through.insert(wait.owned(), wait.file.clone());
         (Noted::Done, Some(wait))
     }
 
@@ -268,38 +188,38 @@ impl OwnLocks {
     pub(super) fn forget(&self, id: WaitId) -> Option<Wait> {
         let mut state = self.state();
         let mut wait = state.waits.remove(&id)?;
-        state.put_back(wait.owned(), std::mem::take(&mut wait.before));
+        state.own.put_back(wait.owned(), std::mem::take(&mut wait.before));
         Some(wait)
     }
 
     /// A server is asked to give locks up. It may do so, and give them to others, and be killed before it answers: from here on
     /// they are not reclaimed. Gives what is to be noted again should it refuse.
     pub(super) fn give_up(&self, owned: Owned, range: LockRange) -> Before {
-        self.state().take(owned, range)
+        self.state().own.take(owned, range)
     }
 
     /// It has refused.
     pub(super) fn keep(&self, owned: Owned, before: Before) {
-        self.state().put_back(owned, before);
+        self.state().own.put_back(owned, before);
     }
 
     /// Locks were given up.
     pub(super) fn cleared(&self, owned: Owned, range: LockRange, session: u64) -> Noted {
         let mut state = self.state();
-        if state.session != session {
+        if state.own.session != session {
             return Noted::Outdated;
         }
-        state.clear(owned, range);
+        state.own.clear(owned, range);
         Noted::Done
     }
 
     /// Whether the table is of this session.
     pub(super) fn is_of(&self, session: u64) -> bool {
-        self.state().session == session
+        self.state().own.session == session
     }
 
     /// The file of a wait.
-    pub(super) fn file_of(&self, id: WaitId) -> Option<Arc<OpenFile>> {
+    pub(super) fn file_of(&self, id: WaitId) -> Option<Arc<ServerOpen>> {
         self.state().waits.get(&id).map(|wait| wait.file.clone())
     }
 
@@ -314,12 +234,12 @@ impl OwnLocks {
     }
 
     /// An open file ends: the owners whose locks go with it. `None`: there are none. Else `end_release` follows.
-    pub(super) fn begin_release(&self, handle: Handle) -> Option<Vec<Owned>> {
+    pub(super) fn begin_release(&self, file: &ServerOpen) -> Option<Vec<Owned>> {
         if !self.used.load(Ordering::Relaxed) {
             return None;
         }
         let mut state = self.state();
-        let through = state.through.iter().filter(|(_, used)| used.handle == handle);
+        let through = state.own.through.iter().filter(|(_, through)| through.number() == file.number());
         let owned: Vec<Owned> = through.map(|(owned, _)| *owned).collect();
         if owned.is_empty() {
             return None;
@@ -345,7 +265,7 @@ impl OwnLocks {
     pub(super) fn wait_for_release(&self, refused: Owned, released: u64) -> bool {
         let mut state = self.state();
         let patience = match state.releasing {
-            0 if state.others_go_with_a_close(refused) => UNREAD_PATIENCE,
+            0 if state.own.others_go_with_a_close(refused) => UNREAD_PATIENCE,
             0 => Duration::ZERO,
             _ => RELEASE_PATIENCE,
         };
@@ -357,7 +277,7 @@ impl OwnLocks {
     /// From now on the table is of this session: what is to be reclaimed there, and asked for again.
     pub(super) fn begin_session(&self, session: u64) -> (Vec<ReclaimLock>, Vec<AskedFor>) {
         let mut state = self.state();
-        state.session = session;
+        state.own.session = session;
         let reclaimed = |(&(ino, space), list): (&(InodeNo, LockSpace), &LockList<LockOwner>)| {
             let lock = |held: &HeldLock<LockOwner>| {
                 let HeldLock { holder: owner, range, mode, pid } = *held;
@@ -365,26 +285,26 @@ impl OwnLocks {
             };
             list.iter().map(lock).collect::<Vec<_>>()
         };
-        let held = state.held.iter().flat_map(reclaimed).collect();
+        let held = state.own.lists.iter().flat_map(reclaimed).collect();
         let queued = state.waits.iter().filter(|(_, wait)| wait.queued);
         let waits = queued.map(|(id, wait)| (*id, wait.file.clone(), wait.lock, wait.blocking)).collect();
         (held, waits)
     }
 
     /// The server did not give this lock back. Gives the open file it was taken through: nothing more goes through that.
-    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<OpenFile>> {
+    pub(super) fn lose(&self, ReclaimLock { ino, lock }: &ReclaimLock) -> Option<Arc<ServerOpen>> {
         tracing::warn!(%ino, pid = lock.pid, first = lock.range.first, last = lock.range.last,
             "a lock is lost: the server had ended this mount's session");
         let owned = Owned { ino: *ino, space: lock.space, owner: lock.owner };
         let mut state = self.state();
         // As long as the open file is, or until the owner hears of it.
         state.lost.insert(owned);
-        let through = state.through.get(&owned).cloned();
-        state.clear(owned, lock.range);
+        let through = state.own.through.get(&owned).cloned();
+        state.own.clear(owned, lock.range);
         if let Some(through) = &through {
-            state.through.insert(owned, through.clone());
+            state.own.through.insert(owned, through.clone());
         }
-        through.map(|through| through.file)
+        through
     }
 
     /// Those who wait, in the order they came.
@@ -440,170 +360,4 @@ impl OwnLocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::file::OpenFiles;
-    use crate::file::volume::{FsError, GrantedLock};
-    use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
-    use cuttlefs_common::ids::FileKey;
-    use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
-    use std::time::Instant;
-
-    const OWNER: LockOwner = LockOwner(7);
-    const INO: InodeNo = InodeNo(9);
-    const OWNED: Owned = Owned { ino: INO, space: LockSpace::Ranges, owner: OWNER };
-
-    struct Nobody;
-
-    impl LockWaiter for Nobody {
-        fn is_interrupted(&self) -> bool {
-            false
-        }
-
-        fn answer(&self, _: Result<GrantedLock, FsError>) -> bool {
-            true
-        }
-    }
-
-    fn begin(locks: &OwnLocks, handle: u64) -> WaitId {
-        ask(locks, handle, LockMode::Exclusive)
-    }
-
-    fn ask(locks: &OwnLocks, handle: u64, mode: LockMode) -> WaitId {
-        ask_in(locks, handle, mode, LockSpace::Ranges)
-    }
-
-    fn ask_in(locks: &OwnLocks, handle: u64, mode: LockMode, space: LockSpace) -> WaitId {
-        let time = Timestamp::default();
-        let attr = Attr {
-            ino: INO,
-            kind: FileKind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            allocated_bytes: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            change: 0,
-            flags: InodeFlags::default(),
-        };
-        let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
-        let range = LockRange { first: 10, last: 19 };
-        let lock = Lock { space, owner: OWNER, range, mode, pid: 1 };
-        let file = OpenFiles::default().add(&opened, Rights { read: true, write: true });
-        let (waiter, before) = (Arc::new(Nobody), Before::default());
-        locks.begin(Wait {
-            file,
-            handle: Handle(handle),
-            lock,
-            blocking: true,
-            waiter,
-            queued: false,
-            before,
-        })
-    }
-
-    #[test]
-    fn answers_of_a_session_that_is_over_do_not_count() {
-        let locks = OwnLocks::default();
-        assert_eq!(locks.begin_session(1).0, []);
-        let id = begin(&locks, 1);
-        // Its server was replaced before the answer was noted: the one who asked does so again, nobody else for him.
-        assert!(locks.begin_session(2).1.is_empty());
-        assert_eq!(locks.queued(id, 1), Noted::Outdated);
-        assert_eq!(locks.granted(id, 1).0, Noted::Outdated);
-        assert!(!locks.is_known(OWNED));
-        // Once it is known to be waited for, the next server is asked again.
-        assert_eq!(locks.queued(id, 2), Noted::Done);
-        assert_eq!(locks.begin_session(3).1.len(), 1);
-        let (noted, told) = locks.granted(id, 3);
-        assert!(noted == Noted::Done && told.is_some() && locks.granted(id, 3).1.is_none());
-        // And what is held is reclaimed; also where it was given up at a server that is gone.
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Outdated);
-        assert_eq!(locks.begin_session(4).0.len(), 1);
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 4), Noted::Done);
-        assert_eq!(locks.begin_session(5).0, []);
-    }
-
-    #[test]
-    fn what_a_request_under_way_makes_less_is_not_reclaimed() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 0).1.is_some());
-        let reclaimed =
-            |session| locks.begin_session(session).0.iter().map(|held| held.lock).collect::<Vec<_>>();
-        let whole = reclaimed(0);
-        // A part is being given up.
-        let before = locks.give_up(OWNED, LockRange { first: 12, last: 13 });
-        let ranges: Vec<_> = reclaimed(0).iter().map(|lock| (lock.range.first, lock.range.last)).collect();
-        assert_eq!(ranges, [(10, 11), (14, 19)]);
-        locks.keep(OWNED, before);
-        assert_eq!(reclaimed(0), whole, "the server refused");
-        // All of it, and the server that would have refused is gone.
-        let before = locks.give_up(OWNED, LockRange::WHOLE);
-        assert_eq!((reclaimed(1), locks.is_known(OWNED)), (vec![], false));
-        locks.keep(OWNED, before);
-        assert_eq!(reclaimed(1), []);
-        // It is to be shared.
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 1).1.is_some());
-        let shared = ask(&locks, 1, LockMode::Shared);
-        assert_eq!(reclaimed(1)[0].mode, LockMode::Shared);
-        assert!(locks.forget(shared).is_some());
-        assert_eq!(reclaimed(1)[0].mode, LockMode::Exclusive, "the server refused");
-    }
-
-    #[test]
-    fn locks_go_with_the_open_file_they_were_taken_through() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.begin_release(Handle(1)).is_none(), "nothing is held yet");
-        assert!(locks.granted(id, 0).1.is_some());
-        assert!(locks.begin_release(Handle(2)).is_none());
-        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..OWNED };
-        assert!(!locks.wait_for_release(other, locks.released()), "no close is under way");
-        let released = locks.released();
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 0), Noted::Done);
-        locks.end_release();
-        assert!(locks.wait_for_release(other, released), "one has ended since");
-        assert!(!locks.wait_for_release(other, locks.released()) && locks.begin_release(Handle(1)).is_none());
-    }
-
-    #[test]
-    fn who_is_refused_waits_for_a_close_that_no_thread_has_begun_with() {
-        let locks = OwnLocks::default();
-        let id = ask_in(&locks, 1, LockMode::Exclusive, LockSpace::Whole);
-        assert!(locks.granted(id, 0).1.is_some());
-        let held = Owned { space: LockSpace::Whole, ..OWNED };
-        let other = Owned { owner: LockOwner(OWNER.0 + 1), ..held };
-        let (released, began) = (locks.released(), Instant::now());
-        assert!(!locks.wait_for_release(other, released) && began.elapsed() >= UNREAD_PATIENCE);
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![held]));
-        assert_eq!(locks.cleared(held, LockRange::WHOLE, 0), Noted::Done);
-        locks.end_release();
-        assert!(locks.wait_for_release(other, released), "it has ended since");
-        assert!(!locks.wait_for_release(other, locks.released()), "nobody of this mount holds any");
-    }
-
-    #[test]
-    fn a_lost_lock_is_told_of_once_and_goes_with_its_file() {
-        let locks = OwnLocks::default();
-        let id = begin(&locks, 1);
-        assert!(locks.granted(id, 0).1.is_some());
-        let (held, _) = locks.begin_session(1);
-        locks.lose(&held[0]);
-        assert_eq!(locks.begin_session(2).0, []);
-        assert!(locks.is_known(OWNED));
-        assert_eq!(locks.begin_release(Handle(1)), Some(vec![OWNED]));
-        assert!(locks.take_lost(OWNED) && !locks.take_lost(OWNED));
-        assert_eq!(locks.cleared(OWNED, LockRange::WHOLE, 2), Noted::Done);
-        locks.end_release();
-        assert!(!locks.is_known(OWNED));
-    }
-}
+mod tests;

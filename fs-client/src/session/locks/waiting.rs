@@ -5,7 +5,7 @@
 //! nobody waits they sleep.
 
 use super::Session;
-use crate::file::volume::FsError;
+use crate::transport::FsError;
 use cuttlefs_common::panic_ends;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -55,7 +55,7 @@ fn ends(weak: &Weak<Session>) {
                 Err(FsError::ShutDown) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the server does not say how waits for locks ended");
-                    session.pause(SLEEP);
+                    session.link.pause(SLEEP);
                 }
             }
         }

@@ -22,14 +22,17 @@
 //!   ends with such a sync: there are only entries of the server's present life.
 //! * What is kept and what there is room for is at most the bound; a change that is larger than it has it alone.
 
+mod kept;
 mod room;
 
 use super::losses::Losses;
-use crate::file::volume::UnsyncedChanges;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::Allocate;
+pub(super) use kept::in_message;
+use kept::{Kept, What};
 use parking_lot::{Condvar, Mutex};
 pub(crate) use room::Room;
+pub use room::{UNSYNCED_BYTES_LEAST, unsynced_bytes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -41,42 +44,20 @@ const ENTRY_BYTES: usize = 2 * size_of::<Kept>() + 32;
 /// What a file costs beside its entries, about: its place among the files, and a list's first room.
 const FILE_BYTES: usize = 4 * size_of::<Kept>() + 64;
 
-/// What was done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// These bytes were written.
-    Bytes(Arc<[u8]>),
-    /// The file was made to end here.
-    End,
-    /// fallocate(2).
-    Allocate {
-        /// Bytes of the range.
-        len: u64,
-        /// What was asked for.
-        how: Allocate,
-    },
+/// Changes of contents that no sync has covered: the server may still lose them, and the mount has the copy that survives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnsyncedChanges {
+    /// Files that have some.
+    pub files: u64,
+    /// Written bytes.
+    pub bytes: u64,
 }
 
-/// A change of a file's contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
-    number: u64,
-    /// The file's change counter when it was answered.
-    pub(crate) change: u64,
-    /// Where.
-    pub(crate) offset: u64,
-    /// What.
-    pub(crate) what: What,
-    /// What it takes of the bound.
-    cost: usize,
-}
-
-impl Kept {
-    fn bytes(&self) -> usize {
-        match &self.what {
-            What::Bytes(bytes) => bytes.len(),
-            What::End | What::Allocate { .. } => 0,
-        }
+impl std::fmt::Display for UnsyncedChanges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bytes, files) = (self.bytes, self.files);
+        let plural = |number, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+        write!(f, "{} in {}", plural(bytes, "unsynced byte"), plural(files, "file"))
     }
 }
 
@@ -342,125 +323,4 @@ impl Unsynced {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const INO: InodeNo = InodeNo(7);
-    const BOUND: usize = 1 << 20;
-
-    fn unsynced() -> Unsynced {
-        let unsynced = Unsynced::new(BOUND);
-        unsynced.begin_session(1, false);
-        unsynced
-    }
-
-    fn note(unsynced: &Unsynced, session: u64, ino: InodeNo, offset: u64, bytes: &[u8], change: u64) -> bool {
-        let room = unsynced.reserve(bytes.len()).expect("room");
-        unsynced.note(room, session, ino, offset, bytes, change)
-    }
-
-    fn ranges(unsynced: &Unsynced) -> Vec<(u64, Vec<u8>)> {
-        unsynced
-            .changes_of(INO)
-            .into_iter()
-            .filter_map(|kept| match kept.what {
-                What::Bytes(bytes) => Some((kept.offset, bytes.to_vec())),
-                _ => None,
-            })
-            .collect()
-    }
-
-    #[test]
-    fn a_sync_frees_what_was_before_it() {
-        let unsynced = unsynced();
-        assert!(note(&unsynced, 1, INO, 0, b"before", 1));
-        let mark = unsynced.mark();
-        assert!(note(&unsynced, 1, INO, 6, b"after", 2));
-        assert!(note(&unsynced, 1, InodeNo(8), 0, b"other", 3));
-        unsynced.synced(Some(INO), mark);
-        assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
-        assert_eq!(unsynced.changes().to_string(), "10 unsynced bytes in 2 files");
-        unsynced.synced(None, unsynced.mark());
-        assert!(unsynced.is_empty());
-        assert_eq!(unsynced.changes(), UnsyncedChanges::default());
-        assert_eq!(unsynced.state.lock().cost, 0);
-    }
-
-    #[test]
-    fn changes_are_kept_whole_and_in_the_order_of_their_counters() {
-        let unsynced = unsynced();
-        let punch = What::Allocate { len: 90, how: Allocate::PunchHole };
-        assert!(note(&unsynced, 1, INO, 2, b"answered late", 3));
-        assert!(note(&unsynced, 1, INO, 0, b"first", 1));
-        unsynced.note_end(unsynced.reserve(0).expect("room"), 1, INO, 4, 4);
-        unsynced.note_allocate(unsynced.reserve(0).expect("room"), 1, INO, (1, 90), Allocate::PunchHole, 5);
-        assert!(note(&unsynced, 1, INO, 0, b"all of it", 2));
-        let kept = unsynced.changes_of(INO).into_iter();
-        let kept: Vec<_> = kept.map(|kept| (kept.change, kept.offset, kept.what)).collect();
-        let written = |bytes: &[u8]| What::Bytes(Arc::from(bytes));
-        assert_eq!(
-            kept,
-            [
-                (1, 0, written(b"first")),
-                (2, 0, written(b"all of it")),
-                (3, 2, written(b"answered late")),
-                (4, 4, What::End),
-                (5, 1, punch),
-            ]
-        );
-        unsynced.synced(None, unsynced.mark());
-        assert_eq!(unsynced.state.lock().cost, 0);
-        // A lost server's answer cannot be made good any more.
-        unsynced.begin_session(2, false);
-        let told = unsynced.losses().before_open(INO);
-        let room = unsynced.reserve(0).expect("room");
-        unsynced.note_allocate(room, 1, INO, (0, 1), Allocate::PunchHole, 100);
-        assert!(unsynced.losses().tell(INO, &told));
-    }
-
-    #[test]
-    fn another_session_s_answer_is_not_taken() {
-        let unsynced = unsynced();
-        unsynced.begin_session(2, false);
-        assert!(!note(&unsynced, 1, INO, 0, b"late", 1));
-        assert!(unsynced.is_empty());
-    }
-
-    #[test]
-    fn what_cannot_be_synced_goes_and_is_told() {
-        let unsynced = unsynced();
-        let told = unsynced.losses().before_open(INO);
-        assert!(note(&unsynced, 1, INO, 0, b"before", 1));
-        let mark = unsynced.mark();
-        assert!(note(&unsynced, 1, INO, 6, b"after", 2));
-        unsynced.give_up(INO, mark);
-        assert_eq!(ranges(&unsynced), [(6, b"after".to_vec())]);
-        assert!(unsynced.losses().tell(INO, &told));
-    }
-
-    #[test]
-    fn the_heaviest_file_has_more_than_half() {
-        let unsynced = unsynced();
-        assert_eq!(unsynced.heaviest(), None);
-        assert!(note(&unsynced, 1, INO, 0, &[1; 100_000], 1));
-        assert_eq!(unsynced.heaviest(), Some(INO));
-        assert!(note(&unsynced, 1, InodeNo(8), 0, &[1; 100_000], 1));
-        assert_eq!(unsynced.heaviest(), None);
-        assert!(note(&unsynced, 1, InodeNo(8), 0, &[1; 10_000], 1));
-        assert_eq!(unsynced.heaviest(), Some(InodeNo(8)));
-    }
-
-    #[test]
-    fn while_a_recovery_is_under_way_nothing_is_taken() {
-        let unsynced = unsynced();
-        unsynced.begin_recovery();
-        assert!(!note(&unsynced, 1, INO, 0, b"recovery may have passed it", 1));
-        unsynced.begin_recovery();
-        unsynced.begin_session(2, true);
-        assert!(note(&unsynced, 2, INO, 0, b"its server cannot lose it", 2));
-        unsynced.begin_recovery();
-        assert!(note(&unsynced, 2, INO, 0, b"nor this", 3), "its server cannot lose it");
-        unsynced.begin_session(3, false);
-        assert!(note(&unsynced, 2, INO, 0, b"nor this", 4) && unsynced.is_empty());
-    }
-}
+mod tests;

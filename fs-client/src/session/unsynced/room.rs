@@ -5,6 +5,20 @@
 use super::{FILE_BYTES, State, Unsynced};
 use std::time::{Duration, Instant};
 
+/// What copies of unsynced changes take at most, of a mount: a part of the machine's memory, within these. What is written faster than
+/// it becomes durable waits when so much is owed. Of 1,000 MiB that are written at once most is taken at memory's speed with 128 MiB.
+pub const UNSYNCED_BYTES_LEAST: usize = 32 << 20;
+const UNSYNCED_BYTES_MOST: usize = 128 << 20;
+const UNSYNCED_PART_OF_MEMORY: u64 = 64;
+
+/// What copies of unsynced changes of a mount may take on this machine.
+pub fn unsynced_bytes() -> usize {
+    let machine = rustix::system::sysinfo();
+    let memory = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
+    let part = usize::try_from(memory / UNSYNCED_PART_OF_MEMORY).unwrap_or(usize::MAX);
+    part.clamp(UNSYNCED_BYTES_LEAST, UNSYNCED_BYTES_MOST)
+}
+
 /// Room for one change. Given back when it is dropped; what the server answers is kept in its place.
 #[must_use]
 #[derive(Debug)]

@@ -6,14 +6,14 @@ use cuttlefs_common::region::{PageSet, divide};
 
 /// Which parts of a request travel how.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(super) struct Plan {
     runs: Vec<(usize, usize)>,
     absent: PageSet,
 }
 
 impl Plan {
     /// Cuts `[offset, offset + len)` by the bitmap.
-    pub(crate) fn new(bitmap: &PageBitmap, offset: u64, len: usize) -> Self {
+    pub(super) fn new(bitmap: &PageBitmap, offset: u64, len: usize) -> Self {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let mut absent = PageSet::none_of_range(offset, len);
         for (index, part) in divide(offset, len).enumerate() {
@@ -30,12 +30,12 @@ impl Plan {
     }
 
     /// Runs to read one-sidedly: (offset in the request, length), in order, not touching each other.
-    pub(crate) fn runs(&self) -> &[(usize, usize)] {
+    pub(super) fn runs(&self) -> &[(usize, usize)] {
         &self.runs
     }
 
     /// Whether the request's page `index` is not read one-sidedly.
-    pub(crate) fn is_absent(&self, index: usize) -> bool {
+    pub(super) fn is_absent(&self, index: usize) -> bool {
         self.absent.contains(index)
     }
 }

@@ -3,28 +3,31 @@
 //! The counters are made when a server asks for them, belong to the attachment, and are shared over the control lane's
 //! connection. A new connection means a new sharing: the server pulls over the one it was told on.
 
-use super::{LaneGuard, Session};
-use crate::file::volume::FsError;
-use cuttlefs_common::rdma::{Access, MemoryRegion};
-use cuttlefs_common::region::{AccessCounters, CountersShape};
+use super::OneSided;
+use crate::session::{Session, SessionLane, Task};
+use crate::transport::FsError;
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE_U64};
+use cuttlefs_common::rdma::MemoryRegion;
+use cuttlefs_common::region::{AccessCounters, CountersShape, divide};
 use cuttlefs_common::rpc::{RemoteBuffer, Request};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What the control thread has shared.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(crate) struct CountSharing {
     /// Registered for as long as it is shared.
     region: Option<Arc<dyn MemoryRegion>>,
     /// Over which connection.
     over: Option<u64>,
 }
 
-impl Sharing {
+impl CountSharing {
     /// Makes and shares the counters unless they are shared over the standing connection already.
     ///
     /// # Errors
     /// As the call's; it is not tried again on this connection.
-    pub(super) fn share(&mut self, session: &Session, lane: &mut LaneGuard<'_>) -> Result<(), FsError> {
+    fn share(&mut self, session: &Session, lane: &mut SessionLane<'_>) -> Result<(), FsError> {
         let Some(connection) = lane.connection_number() else {
             return Ok(());
         };
@@ -49,8 +52,7 @@ impl Sharing {
                 }
             },
         };
-        let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
-        let region = match session.pd.register(counters.memory().clone(), access) {
+        let region = match session.link().register(counters.memory().clone()) {
             Ok(region) => region,
             Err(error) => {
                 tracing::warn!(%error, "counters cannot be registered; the server will not see what is hot");
@@ -70,5 +72,33 @@ impl Sharing {
             let _ = attachment.counting.set(counters);
         }
         Ok(())
+    }
+}
+
+impl Task for CountSharing {
+    fn run(&mut self, session: &Session, lane: &mut SessionLane<'_>) -> Result<Option<Instant>, FsError> {
+        match self.share(session, lane) {
+            Err(FsError::ShutDown) => return Err(FsError::ShutDown),
+            Err(error) => tracing::debug!(%error, "the server does not pull counters"),
+            Ok(()) => {}
+        }
+        // With the next connection: the thread wakes when this one is gone.
+        Ok(None)
+    }
+}
+
+/// Counts the pages a one-sided read brought, for the server, which cannot see it (TeRM section 4.4).
+pub(super) fn count(counters: &AccessCounters, filekey: FileKey, offset: u64, got: &OneSided) {
+    if got.valid_len == 0 {
+        return;
+    }
+    let first_page = offset / PAGE_SIZE_U64;
+    if got.missing.is_empty() {
+        let end_page = (offset + got.valid_len as u64).div_ceil(PAGE_SIZE_U64);
+        return counters.count(filekey, first_page, end_page);
+    }
+    for index in (0..divide(offset, got.valid_len).len()).filter(|index| !got.missing.contains(*index)) {
+        let page = first_page + index as u64;
+        counters.count(filekey, page, page + 1);
     }
 }

@@ -18,16 +18,16 @@ thread_local! {
 
 /// A spread count.
 #[derive(Debug, Default)]
-pub struct SpreadCount([CachePadded<AtomicU64>; LINES]);
+pub(crate) struct SpreadCount([CachePadded<AtomicU64>; LINES]);
 
 impl SpreadCount {
     /// Adds to it.
-    pub fn add(&self, count: u64) {
+    pub(super) fn add(&self, count: u64) {
         self.0[LINE.with(|line| *line)].fetch_add(count, Ordering::Relaxed);
     }
 
     /// What it is at about this moment.
-    pub fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.iter().map(|line| line.load(Ordering::Relaxed)).sum()
     }
 }

@@ -7,14 +7,14 @@
 //! Nothing read is trusted: page numbers, frame numbers and sizes are checked against the windows.
 
 use super::OneSided;
-use crate::region::CachedLayout;
+use super::layout::CachedLayout;
 use crate::session::Windows;
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE};
 use cuttlefs_common::region::{ExtentState, PageSet, divide};
 
 /// Why the tables gave no answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NoAnswer {
+pub(super) enum NoAnswer {
     /// The slot is not (any longer) this file's: ask by RPC.
     SlotGone,
     /// The cached layout is of another generation, or does not reach far enough: ask for it again.
@@ -22,7 +22,7 @@ pub(crate) enum NoAnswer {
 }
 
 /// Reads `[offset, offset + out.len())` of the file in `slot` whose layout is `layout`.
-pub(crate) fn read(
+pub(super) fn read(
     windows: &Windows,
     slot: FileSlot,
     layout: &CachedLayout,

@@ -6,22 +6,22 @@
 use cuttlefs_common::ids::FilePage;
 
 /// Bytes kept a file: enough for 32 GiB. Larger files' tails are read one-sidedly without a look.
-pub(crate) const MAX_BITMAP_BYTES: usize = 1 << 20;
+pub(super) const MAX_BITMAP_BYTES: usize = 1 << 20;
 
 /// Bits as pulled.
 #[derive(Debug, Default)]
-pub(crate) struct PageBitmap {
+pub(super) struct PageBitmap {
     bytes: Vec<u8>,
 }
 
 impl PageBitmap {
     /// A pulled bitmap, from page 0 on.
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self { bytes }
     }
 
     /// Whether the bitmap says that the page is on SSD.
-    pub(crate) fn is_absent(&self, page: FilePage) -> bool {
+    pub(super) fn is_absent(&self, page: FilePage) -> bool {
         let byte = usize::try_from(page.0 / 8).ok().and_then(|index| self.bytes.get(index));
         byte.is_some_and(|byte| byte >> (page.0 % 8) & 1 == 0)
     }

@@ -1,14 +1,15 @@
 //! Target translation: one READ a run of pages, then page division and byte detection (TeRM section 4.2).
 
 use super::OneSided;
-use crate::region::Plan;
-use crate::session::LaneGuard;
+use super::plan::Plan;
+use crate::session::SessionLane;
 use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::rdma::Remote;
 use cuttlefs_common::region::{MagicPattern, PageSet, divide};
 
 /// Reads the pages the plan sends one-sidedly. Without a pattern every page is there. `None`: the link or the target refused; fetch everything.
-pub(crate) fn read(
-    lane: &mut LaneGuard<'_>,
+pub(super) fn read(
+    lane: &mut SessionLane<'_>,
     filekey: FileKey,
     magic: Option<&MagicPattern>,
     plan: &Plan,
@@ -17,7 +18,7 @@ pub(crate) fn read(
 ) -> Option<OneSided> {
     let runs = plan.runs();
     let data = lane.data();
-    let lens = lane.read_file_runs(filekey, offset, runs)?;
+    let lens = lane.read_runs(runs, |start| Remote::File { filekey, offset: offset + start as u64 })?;
     let mut valid_len = out.len();
     for (&(start, len), &got) in runs.iter().zip(&lens) {
         if got > len {

@@ -2,24 +2,24 @@
 //!
 //! It is a hint: every use is validated against the generation in the file table.
 
-use crate::onesided::NoAnswer;
+use super::initiator::NoAnswer;
 use cuttlefs_common::ids::FilePage;
 use cuttlefs_common::region::Extent;
 use cuttlefs_common::rpc::Layout;
 
 /// Extents asked for at once; a file of so many pieces is badly fragmented, and the reply still fits one message.
-pub(crate) const MAX_EXTENTS: u32 = 1024;
+pub(super) const MAX_EXTENTS: u32 = 1024;
 
 /// Extents of one generation, known from `first` until `until`.
 #[derive(Debug)]
-pub(crate) struct CachedLayout {
+pub(super) struct CachedLayout {
     first: FilePage,
     layout: Layout,
 }
 
 impl CachedLayout {
     /// What the server answered to a question about `first` on.
-    pub(crate) fn new(first: FilePage, mut layout: Layout) -> Self {
+    pub(super) fn new(first: FilePage, mut layout: Layout) -> Self {
         // The server sends them in order; a lookup by halves relies on it, so it is made true, not assumed.
         layout.extents.retain(|extent| {
             let ends =
@@ -31,7 +31,7 @@ impl CachedLayout {
     }
 
     /// The generation it belongs to.
-    pub(crate) fn generation(&self) -> u64 {
+    pub(super) fn generation(&self) -> u64 {
         self.layout.generation
     }
 
@@ -39,7 +39,7 @@ impl CachedLayout {
     ///
     /// # Errors
     /// `LayoutStale` if the page lies outside what is known.
-    pub(crate) fn find(&self, page: FilePage) -> Result<Option<&Extent>, NoAnswer> {
+    pub(super) fn find(&self, page: FilePage) -> Result<Option<&Extent>, NoAnswer> {
         if page < self.first || self.layout.known_until.is_some_and(|until| page >= until) {
             return Err(NoAnswer::LayoutStale);
         }

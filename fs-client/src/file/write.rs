@@ -1,0 +1,161 @@
+//! The way of a write, and of what makes it durable.
+//!
+//! A copy of what is written is kept until a sync covers it: whoever writes has room for that before the server is asked, and notes it with
+//! the session that answered.
+
+use super::handles::HandleState;
+use super::remote::{RemoteVolume, done, unexpected, unless_fenced};
+use super::volume::{Caller, FsError, Handle, Volume, WriteHow, Written};
+use crate::session::{ServerOpen, SessionLane};
+use crate::transport::DataBuffer;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Reply, Request, SyncScope};
+use cuttlefs_common::status::Status;
+
+impl RemoteVolume {
+    /// Writes all of `bytes` through an open file, in parts that fit a request.
+    pub(super) fn write_through(
+        &self,
+        caller: &Caller,
+        state: &HandleState,
+        offset: u64,
+        bytes: &[u8],
+        how: WriteHow,
+    ) -> Result<Written, FsError> {
+        let (mut written, mut all_durable) = (0, true);
+        let mut first = Some(offset);
+        for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
+            match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
+                Ok((at, len, durable)) => {
+                    if written == 0 {
+                        first = at;
+                    }
+                    written += len;
+                    all_durable &= durable;
+                }
+                // What is written is written: POSIX wants the short count, the next write gets the error.
+                Err(_) if written > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if how.sync && !all_durable {
+            let ino = state.file().ino();
+            self.sync(caller, state, SyncScope::InodeContents(ino))?;
+        }
+        Ok(Written { offset: first, len: written })
+    }
+
+    /// Writes; gives where the bytes went, if that is known, how many, and whether they are durable.
+    fn write_once(
+        &self,
+        caller: &Caller,
+        state: &HandleState,
+        offset: u64,
+        append: bool,
+        bytes: &[u8],
+    ) -> Result<(Option<u64>, u32, bool), FsError> {
+        let file = state.file();
+        // Of what is answered a copy is kept.
+        let room = self.session.room_for(bytes.len())?;
+        let mut lane = self.session.borrow_lane()?;
+        let epoch = self.session.recovered_epoch();
+        let (at, len, change) =
+            unless_fenced(file, self.send_write(&mut lane, caller, file, offset, append, bytes))?;
+        let session = lane.session_number();
+        drop(lane);
+        let bytes = &bytes[..len as usize];
+        if self.session.recovered_since(epoch)
+            || !self.session.unsynced().note(room, session, file.ino(), at, bytes, change)
+        {
+            // The server that answered was lost before the bytes were noted. Or one before it was, which may have done it: then
+            // the counter is of what that one had stored.
+            self.session.settle_write(caller, file, (at, bytes), change, session)?;
+            return Ok((Some(at), len, true));
+        }
+        Ok((Some(at), len, false))
+    }
+
+    /// Sends a write; gives where the bytes went, how many, and the file's change counter.
+    fn send_write(
+        &self,
+        lane: &mut SessionLane<'_>,
+        caller: &Caller,
+        file: &ServerOpen,
+        offset: u64,
+        append: bool,
+        bytes: &[u8],
+    ) -> Result<(u64, u32, u64), FsError> {
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Written { offset, len, change, .. } => {
+                if len > 0 {
+                    self.session.seen().changed_by_us(file.ino(), change);
+                }
+                Ok((offset, len.min(bytes.len() as u32), change))
+            }
+            other => unexpected(other),
+        };
+        // Again for each attempt: a fetch on another connection may have used the buffer meanwhile.
+        let build = |buffer: &DataBuffer| Request::Write {
+            filekey: file.filekey(),
+            offset,
+            append,
+            payload: buffer.payload(bytes),
+        };
+        lane.call(caller, build, |reply, _| take(reply))
+    }
+
+    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
+    pub(super) fn copy_here(
+        &self,
+        caller: &Caller,
+        from: Handle,
+        from_offset: u64,
+        to: &HandleState,
+        to_offset: u64,
+        len: u32,
+    ) -> Result<u64, FsError> {
+        let mut bytes = Vec::with_capacity(len as usize);
+        self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let how = WriteHow { append: false, sync: to.how.sync };
+        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
+    }
+
+    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
+    /// server that is lost before that is told to copy again.
+    pub(super) fn copy_there<'r>(
+        &self,
+        caller: &Caller,
+        target: InodeNo,
+        build: impl Fn() -> Request<'r>,
+    ) -> Result<u64, FsError> {
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Copied { len, .. } => Ok(len),
+            other => unexpected(other),
+        };
+        let copy = || self.session.call_noting_session(caller, &build, take);
+        let (copied, copied_by) = copy()?;
+        if copied == 0 || self.session.unsynced().answers_are_durable() {
+            return Ok(copied);
+        }
+        self.session.sync_where_done(caller, target, (copied, copied_by), copy)
+    }
+
+    pub(super) fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {
+        let ino = state.file().ino();
+        self.sync_kept(caller, ino, scope)?;
+        let lost = self.session.unsynced().losses().tell(ino, &state.losses_told);
+        if lost { Err(FsError::Server(Status::Io)) } else { Ok(()) }
+    }
+
+    /// After it nothing is to be written again that was written before. What was lost is for an fsync to tell.
+    pub(super) fn sync_kept(&self, caller: &Caller, ino: InodeNo, scope: SyncScope) -> Result<(), FsError> {
+        let unsynced = self.session.unsynced();
+        let mark = unsynced.mark();
+        self.session.call(caller, || Request::Sync(scope), done)?;
+        unsynced.synced(Some(ino), mark);
+        Ok(())
+    }
+}

@@ -1,0 +1,46 @@
+//! Reads: what of a request goes one-sidedly, and how the rest comes.
+//!
+//! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer (DESIGN section 2), for each page
+//! `Filled` or `Missing`: `initiator` follows the server's tables itself, over links that map them; `target` lets the target's NIC engine
+//! do it. The code above them does not know which one ran.
+//!
+//! [`CachedRegion`] is what is remembered of an open file for that: its layout and its page bitmap. Each mount has one [`Reads`]; the session's
+//! control thread pulls bitmaps ([`BitmapPulls`], TeRM section 4.2) and tells each server where one-sided reads are counted ([`CountSharing`],
+//! section 4.4).
+//!
+//! # Invariants
+//! * A layout is used only under the filekey that it was asked for by: what a server before this one told is not looked at any more.
+//! * A page that the read cannot tell to be the file's, untorn, is `Missing`, and is fetched.
+
+mod bitmap;
+mod bitmap_pace;
+mod bitmap_pulls;
+mod buffers;
+mod counters;
+mod counting;
+mod fetch;
+mod initiator;
+mod layout;
+mod plan;
+mod reads;
+mod region;
+mod spread_count;
+mod target;
+
+pub(crate) use bitmap_pulls::BitmapPulls;
+pub(crate) use counting::CountSharing;
+pub(crate) use reads::Reads;
+pub(crate) use region::CachedRegion;
+
+use buffers::ReadBuffers;
+use counters::ReadCounters;
+use cuttlefs_common::region::PageSet;
+
+/// What a one-sided read brought.
+#[derive(Debug, PartialEq, Eq)]
+struct OneSided {
+    /// Bytes of the request that precede the end of the file.
+    valid_len: usize,
+    /// Pages of the request that were not there; all others are in the caller's buffer.
+    missing: PageSet,
+}

@@ -1,0 +1,183 @@
+//! The way of a read: plan, one-sided, fetch.
+
+use super::bitmap::PageBitmap;
+use super::initiator::NoAnswer;
+use super::layout::{CachedLayout, MAX_EXTENTS};
+use super::plan::Plan;
+use super::{CachedRegion, OneSided, ReadBuffers, ReadCounters, counting, initiator, target};
+use crate::session::{Attachment, Session, SessionLane, Windows};
+use crate::transport::{Caller, FsError};
+use cuttlefs_common::ids::{FilePage, PAGE_SIZE_U64};
+use cuttlefs_common::region::{PageSet, divide};
+use cuttlefs_common::rpc::{OneSidedReads, Reply, Request};
+use cuttlefs_common::status::Status;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// How often a read asks for a new layout before it fetches by RPC: a file that is being extended all the time
+/// would otherwise keep its readers asking.
+const LAYOUT_ATTEMPTS: usize = 2;
+
+/// What a mount reads with.
+#[derive(Default)]
+pub(crate) struct Reads {
+    /// Memory for bytes on their way to the kernel.
+    pub(crate) buffers: ReadBuffers,
+    /// Figures.
+    pub(crate) counters: ReadCounters,
+}
+
+impl Reads {
+    /// Reads `[offset, offset + out.len())`; returns how many bytes precede the end of the file.
+    ///
+    /// # Errors
+    /// As the server says.
+    pub(crate) fn read(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        region: &CachedRegion,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, FsError> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        // One-sided reads ask nobody who could wait for them.
+        match self.one_sided(session, caller, region, offset, out)? {
+            Some(got) if got.missing.is_empty() => Ok(got.valid_len),
+            Some(got) => {
+                self.counters.magic_hits.fetch_add(got.missing.count() as u64, Ordering::Relaxed);
+                let mut lane = session.borrow_lane()?;
+                let wanted = &mut out[..got.valid_len];
+                self.fetch(&mut lane, caller, region.open(), offset, &got.missing, wanted)
+            }
+            None => {
+                let everything = PageSet::all(divide(offset, out.len()).len());
+                let mut lane = session.borrow_lane()?;
+                self.fetch(&mut lane, caller, region.open(), offset, &everything, out)
+            }
+        }
+    }
+
+    /// What can be had without the server's CPU, counted; `None`: nothing, fetch it all.
+    fn one_sided(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        region: &CachedRegion,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<Option<OneSided>, FsError> {
+        let Some(attachment) = session.look() else {
+            return Ok(None);
+        };
+        let worth = attachment.attached.one_sided;
+        if worth == OneSidedReads::Off {
+            return Ok(None);
+        }
+        let got = if let Some(windows) = &attachment.windows {
+            self.by_initiator(session, windows, caller, region, offset, out)?
+        } else if session.target_translates_for(&attachment) {
+            self.by_target(session, &attachment, region, offset, out)?
+        } else {
+            None
+        };
+        if let (Some(got), Some(counters)) = (&got, attachment.counting.get()) {
+            counting::count(counters, region.open().filekey(), offset, got);
+        }
+        Ok(got)
+    }
+
+    fn by_target(
+        &self,
+        session: &Session,
+        attachment: &Attachment,
+        region: &CachedRegion,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<Option<OneSided>, FsError> {
+        // The pattern is the server's that the attachment is of: a lane that has moved on to the next one must not be looked
+        // at with it.
+        let belongs = |lane: &SessionLane<'_>| lane.is_attached_to(attachment.attached.session);
+        let is_whole = attachment.attached.one_sided == OneSidedReads::Whole;
+        let plan = if is_whole {
+            Plan::new(&PageBitmap::default(), offset, out.len())
+        } else {
+            region.note_read((offset + out.len() as u64).div_ceil(PAGE_SIZE_U64));
+            region.with_bitmap(|bitmap| Plan::new(bitmap, offset, out.len()))
+        };
+        if plan.runs().is_empty() {
+            return Ok(None);
+        }
+        let mut lane = session.borrow_lane()?;
+        if !belongs(&lane) {
+            return Ok(None);
+        }
+        let magic = (!is_whole).then_some(&attachment.attached.magic);
+        let filekey = region.open().filekey();
+        let Some(got) = target::read(&mut lane, filekey, magic, &plan, offset, out) else {
+            return Ok(None);
+        };
+        self.counters.onesided_reads.add(plan.runs().len() as u64);
+        let promised = |page: usize| !plan.is_absent(page);
+        let pages = divide(offset, got.valid_len).len();
+        if !got.missing.is_empty() && (0..pages).any(|page| got.missing.contains(page) && promised(page)) {
+            self.counters.read_twice.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Some(got))
+    }
+
+    fn by_initiator(
+        &self,
+        session: &Session,
+        windows: &Windows,
+        caller: &Caller,
+        region: &CachedRegion,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<Option<OneSided>, FsError> {
+        let Some(slot) = region.open().slot() else {
+            return Ok(None);
+        };
+        for _ in 0..=LAYOUT_ATTEMPTS {
+            match region.with_layout(|layout| initiator::read(windows, slot, layout, offset, out)) {
+                Some(Ok(got)) => {
+                    self.counters.onesided_reads.add(1);
+                    return Ok(Some(got));
+                }
+                Some(Err(NoAnswer::SlotGone)) => return Ok(None),
+                Some(Err(NoAnswer::LayoutStale)) | None => {}
+            }
+            ask_layout(session, caller, region, FilePage::containing(offset))?;
+        }
+        Ok(None)
+    }
+}
+
+/// Asks for the layout around a page. Small files are asked for whole, so that one answer serves all reads.
+fn ask_layout(
+    session: &Session,
+    caller: &Caller,
+    region: &CachedRegion,
+    page: FilePage,
+) -> Result<(), FsError> {
+    let asked_by = Cell::new(region.open().filekey());
+    let ask = |first_page: FilePage| {
+        let build = || {
+            // A recovery between two attempts changes it.
+            asked_by.set(region.open().filekey());
+            Request::Layout { filekey: asked_by.get(), first_page, max_extents: MAX_EXTENTS }
+        };
+        session.call(caller, build, |reply| match reply {
+            Reply::Layout(layout) => Ok(layout),
+            _ => Err(FsError::Server(Status::Malformed)),
+        })
+    };
+    let mut layout = (FilePage(0), ask(FilePage(0))?);
+    if layout.1.known_until.is_some_and(|until| page >= until) {
+        layout = (page, ask(page)?);
+    }
+    region.set_layout(asked_by.get(), CachedLayout::new(layout.0, layout.1));
+    Ok(())
+}

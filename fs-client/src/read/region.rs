@@ -1,0 +1,109 @@
+//! What is cached of the region of an open file: its layout, and its page bitmap.
+//!
+//! Both are hints. A layout is validated against the file's generation at each use, and belongs to the filekey that it was asked for by: after a
+//! recovery the file has another one, so that no generation of one server is compared with another's. A stale bit of a bitmap costs time.
+
+use super::bitmap::{MAX_BITMAP_BYTES, PageBitmap};
+use super::layout::CachedLayout;
+use crate::session::{ServerOpen, SessionLane};
+use arc_swap::ArcSwapOption;
+use cuttlefs_common::ids::FileKey;
+use cuttlefs_common::rdma::Remote;
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[derive(Debug)]
+struct KnownLayout {
+    asked_by: FileKey,
+    layout: CachedLayout,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct CachedRegion {
+    open: Arc<ServerOpen>,
+    layout: ArcSwapOption<KnownLayout>,
+    bitmap: RwLock<PageBitmap>,
+    /// Read since the last pull: only such files' bitmaps are pulled. Length of the file as last seen, in pages.
+    read_pages: AtomicU64,
+    was_read: AtomicBool,
+}
+
+impl CachedRegion {
+    /// Nothing is known of it yet.
+    pub(crate) fn new(open: Arc<ServerOpen>) -> Self {
+        Self {
+            open,
+            layout: ArcSwapOption::empty(),
+            bitmap: RwLock::default(),
+            read_pages: AtomicU64::new(0),
+            was_read: AtomicBool::new(false),
+        }
+    }
+
+    /// The open file.
+    pub(crate) fn open(&self) -> &Arc<ServerOpen> {
+        &self.open
+    }
+
+    /// Looks at the layout, if it is known.
+    pub(super) fn with_layout<T>(&self, look: impl FnOnce(&CachedLayout) -> T) -> Option<T> {
+        let known = self.layout.load();
+        let known = known.as_ref().filter(|known| known.asked_by == self.open.bound_key());
+        known.map(|known| look(&known.layout))
+    }
+
+    /// Remembers the layout that the server told of the file with this key.
+    pub(super) fn set_layout(&self, asked_by: FileKey, layout: CachedLayout) {
+        self.layout.store(Some(Arc::new(KnownLayout { asked_by, layout })));
+    }
+
+    /// Looks at the bitmap.
+    pub(super) fn with_bitmap<T>(&self, look: impl FnOnce(&PageBitmap) -> T) -> T {
+        look(&self.bitmap.read())
+    }
+
+    /// Notes a read up to `end_page`, so that the bitmap is pulled that far.
+    pub(super) fn note_read(&self, end_page: u64) {
+        self.read_pages.fetch_max(end_page, Ordering::Relaxed);
+        self.was_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Pulls the bitmap one-sidedly if the file was read since the last time; gives how many reads and bytes that took.
+    pub(super) fn pull_bitmap(&self, lane: &mut SessionLane<'_>) -> Pulled {
+        self.open.unless_closing(|| self.pull(lane)).unwrap_or_default()
+    }
+
+    fn pull(&self, lane: &mut SessionLane<'_>) -> Pulled {
+        let mut pulled = Pulled::default();
+        if !self.was_read.swap(false, Ordering::Relaxed) {
+            return pulled;
+        }
+        let pages = self.read_pages.load(Ordering::Relaxed);
+        let wanted = usize::try_from(pages.div_ceil(8)).unwrap_or(usize::MAX).min(MAX_BITMAP_BYTES);
+        let mut bytes = vec![0u8; wanted];
+        let chunk_len = MAX_TRANSFER_BYTES as usize;
+        for (index, chunk) in bytes.chunks_mut(chunk_len).enumerate() {
+            let first_page = (index * chunk_len * 8) as u64;
+            let remote = Remote::Bitmap { filekey: self.open.filekey(), first_page };
+            if lane.read_runs(&[(0, chunk.len())], |_| remote).is_none() {
+                return pulled;
+            }
+            pulled.reads += 1;
+            lane.data().read(0, chunk);
+        }
+        *self.bitmap.write() = PageBitmap::new(bytes);
+        pulled.bytes = wanted as u64;
+        pulled
+    }
+}
+
+/// What it took to pull bitmaps.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pulled {
+    pub(super) reads: u64,
+    /// 0 where it was not pulled.
+    pub(super) bytes: u64,
+}

@@ -1,0 +1,121 @@
+//! A borrowed lane: a request is sent until it is answered.
+
+use super::connect::BACKOFF_FIRST;
+use super::exchange::{Broken, Place};
+use super::lane::Lane;
+use super::{Attach, Caller, DataBuffer, FsError, interrupt};
+use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request};
+use cuttlefs_common::status::Status;
+use parking_lot::MutexGuard;
+
+/// A borrowed lane.
+pub(crate) struct LaneGuard<'s, S> {
+    pub(super) session: &'s S,
+    pub(super) lane: MutexGuard<'s, Lane>,
+}
+
+impl<'s, S: Attach> LaneGuard<'s, S> {
+    pub(super) fn new(session: &'s S, mut lane: MutexGuard<'s, Lane>) -> Self {
+        lane.used = true;
+        Self { session, lane }
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.lane.is_connected()
+    }
+
+    /// Whether its connection is attached to this session: what the attachment says holds for it.
+    pub(crate) fn is_attached_to(&self, session: u64) -> bool {
+        self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
+    }
+
+    pub(crate) fn lane(&mut self) -> &mut Lane {
+        &mut self.lane
+    }
+
+    /// Sends the request that `build` makes until it is answered, and hands the reply to `take`. `build` is called again for each attempt, because a
+    /// recovery changes filekeys; both also get the lane's data buffer.
+    ///
+    /// It ends with `Interrupted` only while nothing was sent. Afterwards the server may have done it: then the number is used up, and the
+    /// lane with it until there is an answer, whoever wants that.
+    pub(crate) fn call<'r, T>(
+        &mut self,
+        caller: &Caller,
+        build: impl Fn(&DataBuffer) -> Request<'r>,
+        take: impl FnOnce(Reply<'_>, &DataBuffer) -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        let link = self.session.link();
+        let buffer = self.data();
+        // Given up behind `_asking`: no recovery comes between an answer that opens a file and the file that is open.
+        let mut _in_session = None;
+        let _asking = link.note_asking(self.lane.slot, self.lane.seq);
+        let mut was_sent = false;
+        loop {
+            if !was_sent && interrupt::is_interrupted() {
+                return Err(FsError::Interrupted);
+            }
+            self.lane.ensure(self.session, !was_sent)?;
+            let request = build(&buffer);
+            was_sent = true;
+            let numbered = !request.needs_no_slot();
+            let place = match numbered {
+                true => Place { slot: self.lane.slot, seq: self.lane.seq },
+                false => Place::NOWHERE,
+            };
+            match self.lane.exchange(link, caller, &request, place) {
+                // Not looked at, so the number stays: the request may have been done before the session ended.
+                Ok(Ok(ReplyHeader { result: Err(Status::SessionExpired), .. })) => self.lane.disconnect(),
+                // Not looked at either: the server is still at the request before, which came to it twice and changed
+                // nothing, so that it runs again. The number must stay, or no later one fits. Not in a tight loop.
+                Ok(Ok(ReplyHeader { result: Err(Status::BadSequence), .. })) => {
+                    tracing::warn!("the server refuses the slot's sequence number; reconnecting");
+                    self.lane.disconnect();
+                    link.pause(BACKOFF_FIRST);
+                }
+                Ok(Ok(header)) => {
+                    if request.opens().is_some() {
+                        _in_session = self.session.hold(self.session_number());
+                        if _in_session.is_none() {
+                            // It came late, and names a file of a session that is over. The next one has another answer, which the
+                            // recovery has asked for.
+                            self.lane.disconnect();
+                            continue;
+                        }
+                    }
+                    self.lane.seq += u64::from(numbered);
+                    match header.result {
+                        Ok(()) => {
+                            let reply = Reply::parse(&self.lane.message[HEADER_LEN..]).map_err(|error| {
+                                tracing::error!(%error, "server sent a reply this client cannot read");
+                                FsError::Server(Status::Io)
+                            })?;
+                            return take(reply, &buffer);
+                        }
+                        Err(status) => return Err(FsError::Server(status)),
+                    }
+                }
+                Ok(Err(status)) => return Err(FsError::Server(status)),
+                Err(Broken::ShutDown) => return Err(FsError::ShutDown),
+                Err(Broken::Disconnected(reason)) => {
+                    self.lane.disconnect();
+                    link.note_failure(self.lane.slot, &reason);
+                }
+            }
+        }
+    }
+
+    /// The session of the standing connection, which is the one that answered the last call.
+    pub(crate) fn session_number(&self) -> u64 {
+        self.lane.connection.as_ref().map_or(0, |connection| connection.session)
+    }
+
+    /// Names the standing connection, if there is one.
+    pub(crate) fn connection_number(&self) -> Option<u64> {
+        self.lane.connection.as_ref().map(|connection| u64::from(connection.qp.number().0))
+    }
+
+    /// The lane's registered data buffer.
+    pub(crate) fn data(&self) -> DataBuffer {
+        self.lane.data()
+    }
+}

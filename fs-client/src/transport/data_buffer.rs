@@ -1,0 +1,38 @@
+//! The part of a lane's memory that carries file bytes.
+
+use super::lane::{DATA_LEN, DATA_OFFSET};
+use cuttlefs_common::rdma::MemoryRegion;
+use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RemoteBuffer};
+use std::sync::Arc;
+
+/// The part of a lane's memory that carries file bytes.
+pub(crate) struct DataBuffer {
+    pub(super) region: Arc<dyn MemoryRegion>,
+}
+
+impl DataBuffer {
+    /// Copies bytes in; they fit, because no request is larger than `MAX_TRANSFER_BYTES`.
+    fn write(&self, bytes: &[u8]) {
+        self.region.memory().write(DATA_OFFSET, bytes);
+    }
+
+    /// Bytes of one request: in the message if they are few, otherwise from here.
+    pub(crate) fn payload<'b>(&self, bytes: &'b [u8]) -> Payload<'b> {
+        if bytes.len() <= MAX_INLINE_BYTES {
+            return Payload::Inline(bytes);
+        }
+        self.write(bytes);
+        Payload::Pull(self.remote(bytes.len() as u32))
+    }
+
+    /// Copies bytes out.
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+        self.region.memory().read(DATA_OFFSET + offset, out);
+    }
+
+    /// What the server needs to reach the first `len` bytes.
+    pub(crate) fn remote(&self, len: u32) -> RemoteBuffer {
+        assert!(len as usize <= DATA_LEN, "transfer larger than the lane's buffer");
+        RemoteBuffer { rkey: self.region.rkey(), offset: DATA_OFFSET as u64, len }
+    }
+}

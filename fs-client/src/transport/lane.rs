@@ -1,0 +1,149 @@
+//! One lane: a queue pair, a session slot and the memory its requests travel through.
+//!
+//! ```text
+//! lane memory:  [ request 64 KiB | 2 receives of 64 KiB | data: 1 MiB + a page ]
+//! ```
+//!
+//! The data part is where large writes are pulled from and where fetches and one-sided reads land.
+
+use super::DataBuffer;
+use cuttlefs_common::ids::{PAGE_SIZE, SlotIndex};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QpState, QueuePair,
+    RdmaError, RecvWr, WrId,
+};
+use cuttlefs_common::rpc::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub(super) const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
+/// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
+pub(super) const RECEIVES: usize = 2;
+pub(super) const DATA_OFFSET: usize = MESSAGE * (1 + RECEIVES);
+pub(super) const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
+/// Memory of a lane.
+pub(crate) const LANE_BYTES: usize = DATA_OFFSET + DATA_LEN;
+/// One-sided reads of one request at most: a request of 1 MiB whose every second page is absent.
+pub(super) const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
+
+/// A connection that stands.
+pub(super) struct Connection {
+    pub(super) qp: Arc<dyn QueuePair>,
+    /// The session it is attached to.
+    pub(super) session: u64,
+}
+
+/// A queue pair with its slot and memory.
+pub(crate) struct Lane {
+    pub(super) slot: SlotIndex,
+    /// Number of the request in flight or the next one. It moves on when the reply is there and stays over
+    /// reconnects: that is what makes a request run once.
+    pub(super) seq: u64,
+    pub(super) cq: Arc<dyn CompletionQueue>,
+    pub(super) region: Arc<dyn MemoryRegion>,
+    pub(super) connection: Option<Connection>,
+    /// Whether it is there: for those who look at a lane that somebody has. Relaxed: a moment late does not matter.
+    pub(super) is_standing: Arc<AtomicBool>,
+    /// A connection was there before.
+    pub(super) was_connected: bool,
+    pub(super) completions: Vec<Completion>,
+    /// The reply being looked at.
+    pub(super) message: Vec<u8>,
+    /// Its memory was used since somebody last looked.
+    pub(super) used: bool,
+    /// What is asked is waited for also when the mount ends: it begins a session, or ends it.
+    pub(super) is_at_door: bool,
+}
+
+impl Lane {
+    pub(super) fn new(
+        slot: SlotIndex,
+        device: &dyn Device,
+        pd: &dyn ProtectionDomain,
+    ) -> Result<Self, RdmaError> {
+        let memory = SharedMemory::new("cuttlefs-lane", LANE_BYTES).map_err(|source| RdmaError::Io {
+            action: "allocate memory for",
+            endpoint: "a lane".to_owned(),
+            source,
+        })?;
+        let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
+        Ok(Self {
+            slot,
+            seq: 1,
+            cq: device.create_cq((MAX_RUNS + RECEIVES + 2) as u32)?,
+            region: pd.register(Arc::new(memory), access)?,
+            connection: None,
+            is_standing: Arc::default(),
+            was_connected: false,
+            completions: Vec::new(),
+            message: Vec::new(),
+            used: false,
+            is_at_door: false,
+        })
+    }
+
+    /// Whether its memory was used since this was last asked.
+    pub(super) fn take_used(&mut self) -> bool {
+        std::mem::take(&mut self.used)
+    }
+
+    /// Gives back the memory that file bytes travel through. Nobody uses the lane.
+    pub(super) fn give_memory_back(&self) {
+        if let Err(error) = self.region.memory().discard(DATA_OFFSET, DATA_LEN) {
+            tracing::debug!(%error, "a lane keeps its memory");
+        }
+    }
+
+    pub(super) fn receive(&self, index: usize) -> RecvWr {
+        RecvWr {
+            wr_id: WrId(index as u64),
+            local: self.region.sge((MESSAGE * (1 + index)) as u64, MAX_MESSAGE_BYTES),
+        }
+    }
+
+    /// Whether a connection stands, as far as this side knows.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.qp.state() == QpState::ReadyToSend)
+    }
+
+    /// Tells whether a connection stands, at any time and without the lane.
+    pub(super) fn standing(&self) -> Arc<AtomicBool> {
+        self.is_standing.clone()
+    }
+
+    /// Whether a connection stands, by what its link has told by now. Nobody uses the lane.
+    pub(super) fn still_stands(&mut self) -> bool {
+        self.cq.take_event();
+        self.idle(Duration::ZERO);
+        self.is_connected()
+    }
+
+    pub(crate) fn disconnect(&mut self) {
+        self.is_standing.store(false, Ordering::Relaxed);
+        if let Some(connection) = self.connection.take() {
+            connection.qp.close();
+        }
+        let mut rest = Vec::new();
+        while self.cq.poll(&mut rest, 64) > 0 {}
+    }
+
+    /// Its memory for bytes of requests.
+    pub(crate) fn data(&self) -> DataBuffer {
+        DataBuffer { region: self.region.clone() }
+    }
+
+    /// Sleeps until something arrives on the idle lane, its connection breaks, or the time is over.
+    pub(crate) fn idle(&mut self, time: Duration) {
+        self.cq.wait(time);
+        self.cq.poll(&mut self.completions, 16);
+        let number = self.connection.as_ref().map(|connection| connection.qp.number());
+        for completion in std::mem::take(&mut self.completions) {
+            if Some(completion.qp) == number {
+                // If that fails the connection is broken, which whoever asks next finds.
+                let _ = self.pass_over(&completion);
+            }
+        }
+    }
+}

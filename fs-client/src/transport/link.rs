@@ -1,0 +1,188 @@
+//! A link: all lanes to one server, and what they share.
+
+use super::away::AwaySince;
+use super::{Caller, Lane};
+use cuttlefs_common::ids::{SlotIndex, TraceId};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{Access, Device, Endpoint, MemoryRegion, ProtectionDomain, RdmaError};
+use cuttlefs_common::rpc::Unanswered;
+use cuttlefs_common::world::Clock;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long an answer may take before it is asked for on another connection. Longer than any but the largest syncs on a
+/// slow disk take, as long as a silent host is noticed by TCP's keepalive.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Figures of a link.
+#[derive(Debug, Default)]
+pub(crate) struct WireCounters {
+    /// Requests answered.
+    pub(crate) rpc_requests: AtomicU64,
+    /// Reconnects.
+    pub(crate) reconnects: AtomicU64,
+}
+
+/// See the module.
+pub(crate) struct Link {
+    device: Arc<dyn Device>,
+    pub(super) pd: Arc<dyn ProtectionDomain>,
+    pub(super) endpoint: Endpoint,
+    /// By what patience is measured.
+    clock: Arc<dyn Clock>,
+    /// Taken for the time of one request. The last ones are lent to no caller.
+    pub(super) lanes: Vec<Mutex<Lane>>,
+    /// How many are.
+    pub(super) callers: usize,
+    /// Which of them have a connection.
+    pub(super) standing: Vec<Arc<AtomicBool>>,
+    /// Round-robin start for threads without a lane of their own.
+    pub(super) next_lane: AtomicU64,
+    /// Of each lane the number of its request that has no answer yet; 0: none. Written by whoever has the lane (release, before
+    /// it sends), read by recovery (acquire): a request that a server has done is seen once that server is known to be gone.
+    asking: Vec<AtomicU64>,
+    shut_down: AtomicBool,
+    /// The session is being ended by this side: that its connections go is no news.
+    pub(super) ending: AtomicBool,
+    /// Wakes pausing reconnects when the mount ends.
+    pause: (Mutex<()>, Condvar),
+    trace: AtomicU64,
+    /// Since when the server is away, and why; logged, and not yet taken back.
+    pub(super) away: Mutex<Option<AwaySince>>,
+    /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
+    answer_patience_ms: AtomicU64,
+    counters: WireCounters,
+}
+
+/// A lane's request without an answer.
+pub(super) struct Asking<'l>(&'l AtomicU64);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl Link {
+    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not.
+    ///
+    /// # Errors
+    /// No memory for them can be had, or registered.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        endpoint: Endpoint,
+        clock: Arc<dyn Clock>,
+        callers: usize,
+        own: usize,
+    ) -> Result<Self, RdmaError> {
+        let pd = device.alloc_pd();
+        let lane = |slot| Lane::new(SlotIndex(slot as u16), device.as_ref(), pd.as_ref());
+        let lanes = (0..callers + own).map(lane).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            asking: lanes.iter().map(|_| AtomicU64::new(0)).collect(),
+            standing: lanes.iter().map(Lane::standing).collect(),
+            lanes: lanes.into_iter().map(Mutex::new).collect(),
+            callers,
+            device,
+            pd,
+            endpoint,
+            clock,
+            next_lane: AtomicU64::new(0),
+            shut_down: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            pause: (Mutex::new(()), Condvar::new()),
+            trace: AtomicU64::new(1),
+            away: Mutex::new(None),
+            answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
+            counters: WireCounters::default(),
+        })
+    }
+
+    /// The lane to connect first: nobody else has it yet.
+    pub(crate) fn first_lane(&self) -> MutexGuard<'_, Lane> {
+        self.lanes[0].lock()
+    }
+
+    /// Figures.
+    pub(crate) fn counters(&self) -> &WireCounters {
+        &self.counters
+    }
+
+    /// Where the server is.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether this side's device can read files by their keys.
+    pub(crate) fn has_file_regions(&self) -> bool {
+        self.device.capabilities().file_regions
+    }
+
+    /// Has a peer reach memory.
+    ///
+    /// # Errors
+    /// The device has no more room for it.
+    pub(crate) fn register(&self, memory: Arc<SharedMemory>) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let access = Access { remote_atomic: false, remote_flush: false, ..Access::ALL };
+        self.pd.register(memory, access)
+    }
+
+    /// A caller of the client's own, for requests no FUSE request stands behind.
+    pub(crate) fn own_caller(&self) -> Caller {
+        Caller::new(0, 0, TraceId(self.trace.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// How long an answer may take before its connection is given up and it is asked for on another one.
+    pub(crate) fn set_answer_patience(&self, patience: Duration) {
+        self.answer_patience_ms.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn answer_patience(&self) -> Duration {
+        Duration::from_millis(self.answer_patience_ms.load(Ordering::Relaxed))
+    }
+
+    /// The time by which patience is measured.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    /// A lane begins to ask; until what this gives is dropped it has no answer.
+    pub(super) fn note_asking(&self, slot: SlotIndex, seq: u64) -> Asking<'_> {
+        let number = &self.asking[usize::from(slot.0)];
+        number.store(seq, Ordering::Release);
+        Asking(number)
+    }
+
+    /// Requests without an answer. Some may not have been sent yet.
+    pub(crate) fn unanswered(&self) -> Vec<Unanswered> {
+        let lanes = (0..).map(SlotIndex).zip(&self.asking);
+        let asked = lanes.map(|(slot, number)| Unanswered { slot, seq: number.load(Ordering::Acquire) });
+        asked.filter(|request| request.seq != 0).collect()
+    }
+
+    /// The mount begins to end: `false` if it has before. Its requests go on.
+    pub(crate) fn begin_end(&self) -> bool {
+        !self.ending.swap(true, Ordering::AcqRel)
+    }
+
+    /// From now on calls that wait fail with `ShutDown`.
+    pub(crate) fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
+        self.pause.1.notify_all();
+    }
+
+    /// Whether the mount is ending.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
+    }
+
+    /// Sleeps, but not past the end of the mount.
+    pub(crate) fn pause(&self, time: Duration) {
+        let mut guard = self.pause.0.lock();
+        if !self.is_shut_down() {
+            self.pause.1.wait_for(&mut guard, time);
+        }
+    }
+}
