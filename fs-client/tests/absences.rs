@@ -25,8 +25,7 @@ const SEEDS: u64 = 300;
 const STEPS: u64 = 60;
 /// Longest file, about: a few pages, so that changes meet.
 const LEN: u64 = 20_000;
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 
 /// What has been done, in the order of the answers.

@@ -25,8 +25,7 @@ use world::contents::{CALLER, pattern, read};
 use world::{Death, World, WorldConfig};
 
 const ROOT: InodeNo = InodeNo::ROOT;
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const RIGHTS: Rights = Rights { read: true, write: true };
 /// Of `f`, durable before anything is asked.
 const LEN: usize = 5_000;

@@ -19,8 +19,7 @@ use tempfile::TempDir;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const ROOT: InodeNo = InodeNo::ROOT;
-const APPEND: OpenHow =
-    OpenHow { read: true, write: true, append: true, truncate: false, sync: false, nameless: false };
+const APPEND: OpenHow = OpenHow { append: true, ..OpenHow::READ_WRITE };
 
 /// A server, a client, and a link between them that is good until told otherwise.
 struct Site {

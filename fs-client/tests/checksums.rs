@@ -19,8 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const PAGE: usize = 4096;
 const PAGES: usize = 100;
 

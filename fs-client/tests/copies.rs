@@ -16,8 +16,7 @@ use world::contents::{CALLER, pattern, read};
 use world::kinds::each_kind;
 use world::{Crash, Death, World};
 
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const ROOT: InodeNo = InodeNo::ROOT;
 
 /// A copy behind its own source's end makes the file longer, so that the same copy again would find more to copy.

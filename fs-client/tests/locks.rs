@@ -18,8 +18,7 @@ use world::waiter::Waiter;
 use world::{Death, LEASE, World, WorldConfig};
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const OWNER: LockOwner = LockOwner(u64::MAX - 5);
 const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];

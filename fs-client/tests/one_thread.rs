@@ -14,8 +14,7 @@ use std::time::Duration;
 use world::contents::{CALLER, pattern, read};
 use world::{World, WorldConfig};
 
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 
 fn config(translation: Translation) -> WorldConfig {
     WorldConfig::new(1, translation, 4096, 64)
@@ -304,11 +303,12 @@ fn a_file_that_no_name_leads_to_is_opened_only_by_who_means_it() {
         for volume in [&holder, &other] {
             // A name that the kernel remembers led there.
             let open = |how| volume.open(&CALLER, attr.ino, how).map(|file| file.handle);
-            assert_eq!(open(READ_WRITE), Err(FsError::Server(Status::Stale)));
-            let cut = OpenHow { truncate: true, ..READ_WRITE };
+            let by_name = OpenHow { told: Some(0), ..READ_WRITE };
+            assert_eq!(open(by_name), Err(FsError::Server(Status::Stale)));
+            let cut = OpenHow { truncate: true, ..by_name };
             assert_eq!(open(cut), Err(FsError::Server(Status::Stale)));
             assert_eq!(read(&holder, held.handle, 0, 10), Ok(b"old".to_vec()), "it was not cut");
-            let again = open(OpenHow { nameless: true, ..READ_WRITE }).expect("it is there");
+            let again = open(READ_WRITE).expect("it is there");
             assert_eq!(read(volume, again, 0, 10), Ok(b"old".to_vec()));
             volume.release(again);
         }

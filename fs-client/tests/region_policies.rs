@@ -18,8 +18,7 @@ use serving::Serve;
 use std::path::Path;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const NAME: &[u8] = b"file";
 /// Two data files, some 500 pages together.

@@ -20,8 +20,7 @@ use std::time::Duration;
 use world::contents::{CALLER, read};
 use world::{Crash, Death, LEASE, World, WorldConfig};
 
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const APPEND: OpenHow = OpenHow { append: true, ..READ_WRITE };
 const CONFIG: WorldConfig = WorldConfig::new(1, Translation::Target, 1024, 64);
 const LOST: Result<(), FsError> = Err(FsError::Server(Status::Io));

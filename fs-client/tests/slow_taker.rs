@@ -24,8 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const PATIENCE: Duration = Duration::from_secs(20);
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Fetches under way at once, each in a slot of its own: more bytes than a ring of the link has.

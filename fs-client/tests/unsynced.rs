@@ -19,8 +19,7 @@ use world::contents::{CALLER, pattern, read};
 use world::kinds::CONFIG;
 use world::{World, WorldConfig};
 
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const EIO: Result<(), FsError> = Err(FsError::Server(Status::Io));
 const PATIENCE: Duration = Duration::from_secs(120);
 

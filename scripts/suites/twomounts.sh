@@ -166,27 +166,89 @@ PYTHON
 }
 check "a name that was moved elsewhere leads to no file that it led to" opened_by_moved_names
 
-# Who opens a file that others move to and fro all the time, and give further names, gets it or is told that it is not there.
+# Whatever became of the file's names before, and whichever of them was looked at: an open by a name gets what has that name now.
+opened_by_one_of_several_names() {
+    python3 - "$MNT" "$OTHER" <<'PYTHON'
+import itertools, os, sys
+here, other = sys.argv[1:]
+def write(path, what):
+    with open(path, "w") as file:
+        file.write(what)
+def read(path):
+    with open(path) as file:
+        return file.read()
+before = {
+    "nothing": lambda a, z: None,
+    "moved away and back": lambda a, z: (os.rename(a, z), os.rename(z, a)),
+    "linked": os.link,
+    "linked and unlinked": lambda a, z: (os.link(a, z), os.unlink(z)),
+    "mode": lambda a, z: os.chmod(a, 0o600),
+}
+def replace(a, new):
+    write(f"{a}.tmp", "new")
+    os.rename(f"{a}.tmp", a)
+then = {"moved": os.rename, "replaced": replace, "removed": lambda a, new: os.unlink(a)}
+wrong = []
+for round, first, look, second, cut in itertools.product(range(3), before, (False, True), then, (False, True)):
+    name = f"several.{round}.{first}.{look}.{second}.{cut}".replace(" ", "-")
+    write(f"{other}/{name}", "old")
+    assert read(f"{here}/{name}") == "old"
+    before[first](f"{other}/{name}", f"{other}/{name}.z")
+    assert read(f"{here}/{name}") == "old"
+    if look:
+        # Another name of the same file is opened, or is not there.
+        try:
+            read(f"{here}/{name}.z")
+        except FileNotFoundError:
+            pass
+    then[second](f"{other}/{name}", f"{other}/{name}.n")
+    if look and first == "linked":
+        assert read(f"{here}/{name}.z") == "old"
+    try:
+        if cut:
+            fd = os.open(f"{here}/{name}", os.O_RDWR | os.O_TRUNC)
+            os.write(fd, b"mine")
+            os.close(fd)
+            kept = [f"{other}/{name}{end}" for end in (".z", ".n") if os.path.exists(f"{other}/{name}{end}")]
+            got = "mine" if second == "replaced" and all(read(path) == "old" for path in kept) else "another file"
+            wanted = "mine"
+        else:
+            got, wanted = read(f"{here}/{name}"), "new"
+    except FileNotFoundError:
+        got = wanted = None
+        assert second != "replaced", name
+    if got != wanted:
+        wrong.append(name)
+assert not wrong, f"{len(wrong)} opens led to a file that had lost the name: {wrong[:5]}"
+PYTHON
+}
+check "a name leads to no file that lost it, whatever its other names are" opened_by_one_of_several_names
+
+# Who opens a file that others move to and fro all the time gets it or is told that it is not there; one that only loses further names is
+# always there.
 moved_to_and_fro() {
     python3 - "$MNT" "$OTHER" <<'PYTHON'
 import os, sys, time
 here, other = sys.argv[1:]
-open(f"{here}/to", "w").close()
+for name in "to", "stays":
+    open(f"{here}/{name}", "w").close()
 end = time.monotonic() + 2
 if os.fork() == 0:
     while time.monotonic() < end:
         os.rename(f"{here}/to", f"{here}/fro")
         os.rename(f"{here}/fro", f"{here}/to")
-        os.link(f"{here}/to", f"{here}/third")
+        os.link(f"{here}/stays", f"{here}/second")
+        os.rename(f"{here}/second", f"{here}/third")
         os.unlink(f"{here}/third")
     os._exit(0)
 opened = 0
 while time.monotonic() < end:
     try:
         os.close(os.open(f"{other}/to", os.O_RDWR))
-        opened += 1
     except FileNotFoundError:
         pass
+    os.close(os.open(f"{other}/stays", os.O_RDWR))
+    opened += 1
 os.wait()
 assert opened > 100, f"{opened} opens"
 PYTHON

@@ -6,7 +6,6 @@ mod figures;
 mod handles;
 mod idle_memory;
 mod remote;
-mod told_names;
 pub mod volume;
 mod write;
 

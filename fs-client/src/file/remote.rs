@@ -5,7 +5,6 @@
 use super::figures::figures;
 use super::handles::{HandleState, HandleTable};
 use super::idle_memory::IdleMemory;
-use super::told_names::ToldNames;
 use super::volume::{
     Caller, Condition, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
 };
@@ -30,7 +29,6 @@ pub struct RemoteVolume {
     pub(super) session: Arc<Session>,
     handles: Arc<HandleTable>,
     reads: Arc<Reads>,
-    names: ToldNames,
 }
 
 pub(super) fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
@@ -65,11 +63,6 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 }
 
 impl RemoteVolume {
-    /// What a name means, from the reply to a request that named it.
-    fn told(&self, reply: Reply<'_>) -> Result<Attr, FsError> {
-        attr(reply).inspect(|attr| self.names.told(attr))
-    }
-
     /// The volume of a connected session, which it starts.
     pub fn new(session: Arc<Session>) -> Self {
         let (handles, reads) = (Arc::new(HandleTable::default()), Arc::new(Reads::default()));
@@ -80,7 +73,7 @@ impl RemoteVolume {
             Box::new(IdleMemory::new(reads.clone())),
         ];
         session.start(tasks.into());
-        Self { session, handles, reads, names: ToldNames::default() }
+        Self { session, handles, reads }
     }
 
     /// The open file of a handle, for what goes through it.
@@ -135,7 +128,7 @@ impl Volume for RemoteVolume {
         if name != b".." {
             check_name(name)?;
         }
-        self.session.call(caller, || Request::Lookup { parent, name }, |reply| self.told(reply))
+        self.session.call(caller, || Request::Lookup { parent, name }, attr)
     }
 
     fn get_attr(&self, caller: &Caller, ino: InodeNo) -> Result<Attr, FsError> {
@@ -170,7 +163,7 @@ impl Volume for RemoteVolume {
     ) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Make { parent, name, node, mode };
-        self.session.call(caller, build, |reply| self.told(reply))
+        self.session.call(caller, build, attr)
     }
 
     fn create(
@@ -186,7 +179,6 @@ impl Volume for RemoteVolume {
         let rights = rights(&how);
         let build = || Request::Create { parent, name, mode, exclusive, rights };
         let made = self.session.call(caller, build, |reply| self.open_file(reply, rights))?;
-        self.names.told(&made.0);
         Ok((made.0, self.opened(made, how)))
     }
 
@@ -206,7 +198,7 @@ impl Volume for RemoteVolume {
     fn link(&self, caller: &Caller, ino: InodeNo, parent: InodeNo, name: &[u8]) -> Result<Attr, FsError> {
         check_name(name)?;
         let build = || Request::Link { ino, parent, name };
-        self.session.call(caller, build, |reply| self.told(reply))
+        self.session.call(caller, build, attr)
     }
 
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError> {
@@ -227,25 +219,21 @@ impl Volume for RemoteVolume {
         new_parent: InodeNo,
         new_name: &[u8],
         mode: RenameMode,
-    ) -> Result<(), FsError> {
+    ) -> Result<Attr, FsError> {
         check_name(name)?;
         check_name(new_name)?;
         let build = || Request::Rename { parent, name, new_parent, new_name, mode };
-        self.session.call(caller, build, |reply| self.told(reply)).map(drop)
+        self.session.call(caller, build, attr)
     }
 
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {
         self.session.call(caller, || Request::ReadLink { ino }, bytes)
     }
 
-    fn name_is_fresh(&self, ino: InodeNo) {
-        self.names.forget(ino);
-    }
-
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError> {
         let rights = rights(&how);
         let room = how.truncate.then(|| self.session.room_for(0)).transpose()?;
-        let by = if how.nameless { OpenBy::Number } else { OpenBy::Name { told: self.names.of(ino) } };
+        let by = how.told.map_or(OpenBy::Number, |told| OpenBy::Name { told });
         let build = || Request::Open { ino, rights, truncate: how.truncate, by };
         let take = |reply: Reply<'_>| self.open_file(reply, rights);
         let ((attr, file), session) = self.session.call_noting_session(caller, build, take)?;
@@ -352,7 +340,6 @@ impl Volume for RemoteVolume {
                     return unexpected(reply);
                 };
                 for entry in &entries {
-                    entry.attr.iter().for_each(|attr| self.names.told(attr));
                     if !take(entry) {
                         return Ok(None);
                     }

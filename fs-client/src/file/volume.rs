@@ -31,8 +31,17 @@ pub struct OpenHow {
     pub truncate: bool,
     /// Every write is durable when it returns (`O_SYNC`, `O_DSYNC`).
     pub sync: bool,
-    /// Also if no name leads to the file any more; else that is `Stale`.
-    pub nameless: bool,
+    /// By a name: the change counter the file had when the name was looked up, 0 where that is not known. The open is `Stale` if the
+    /// file has lost a name since, or has none. `None`: by its number, whatever leads to it.
+    pub told: Option<u64>,
+}
+
+impl OpenHow {
+    /// By number, for reading.
+    pub const READ: Self =
+        Self { read: true, write: false, append: false, truncate: false, sync: false, told: None };
+    /// By number, for both.
+    pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
 }
 
 /// How to write.
@@ -107,7 +116,7 @@ pub trait Volume: Send + Sync + 'static {
     fn unlink(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
     /// Removes an empty directory.
     fn rmdir(&self, caller: &Caller, parent: InodeNo, name: &[u8]) -> Result<(), FsError>;
-    /// Moves a name.
+    /// Moves a name; gives what moved.
     fn rename(
         &self,
         caller: &Caller,
@@ -116,11 +125,9 @@ pub trait Volume: Send + Sync + 'static {
         new_parent: InodeNo,
         new_name: &[u8],
         mode: RenameMode,
-    ) -> Result<(), FsError>;
+    ) -> Result<Attr, FsError>;
     /// Reads a symlink.
     fn read_link(&self, caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError>;
-    /// A name was looked up right now, and meant this file: the next open of it is by that name.
-    fn name_is_fresh(&self, _ino: InodeNo) {}
     /// Opens a file.
     fn open(&self, caller: &Caller, ino: InodeNo, how: OpenHow) -> Result<OpenFile, FsError>;
     /// Reads up to `len` bytes and hands them to `take` once; fewer only at the end of the file. The slice lives

@@ -92,7 +92,7 @@ pub(super) fn open_how(flags: i32) -> OpenHow {
         truncate: flags & libc::O_TRUNC != 0,
         // O_SYNC contains O_DSYNC's bit.
         sync: flags & libc::O_DSYNC != 0,
-        nameless: false,
+        told: None,
     }
 }
 

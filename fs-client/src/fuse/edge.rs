@@ -39,6 +39,7 @@ use super::nameless::{NamelessOpens, Opening};
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::root::Remembered;
 use super::settings::FuseSettings;
+use super::told_names::{NameId, ToldNames};
 use super::xattr_names;
 use super::{convert, directory};
 use crate::file::volume::{Caller, FsError, Handle, OpenFile, OpenHow, Volume, Written};
@@ -46,7 +47,7 @@ use cuttlefs_common::attr::{ACCESS_ACL_XATTR, Attr, SetAttr, Timestamp};
 use cuttlefs_common::ids::{InodeNo, PAGE_SIZE, TraceId};
 use cuttlefs_common::locks::LockSpace;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rpc::{NewNode, Space};
+use cuttlefs_common::rpc::{NewNode, RenameMode, Space};
 use cuttlefs_common::status::Status;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -84,6 +85,7 @@ pub struct CuttleFuse<V: Volume + ?Sized> {
     /// Locks are the volume's; else the kernel keeps them.
     keeps_locks: bool,
     nameless_opens: NamelessOpens,
+    pub(super) names: ToldNames,
     cache: Arc<KernelCache>,
 }
 
@@ -106,6 +108,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
             root: volume.root(),
             volume,
             lacking: Lacking::new(settings.attr_cache),
+            names: ToldNames::new(settings.entry_cache),
             root_attr: Remembered::new(known.0),
             space: Remembered::new(known.1),
             keeps_acls: agreed.contains(InitFlags::FUSE_POSIX_ACL),
@@ -131,7 +134,11 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         reply: ReplyEntry,
     ) {
         let made = self.volume.make(&caller, self.ino(parent), name.as_bytes(), node, mode);
-        self.reply_entry(made, reply);
+        self.reply_entry(self.name(parent, name), made, reply);
+    }
+
+    fn name(&self, parent: INodeNo, name: &OsStr) -> NameId {
+        NameId::new(self.ino(parent), name.as_bytes())
     }
 
     /// Whether an extended attribute of this name can exist here.
@@ -210,7 +217,11 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("lookup", req, parent = parent.0, name = ?name);
         if name == "." {
             // A file handle is resolved: the kernel has forgotten everything about the inode but its number.
-            return self.reply_entry(self.volume.get_attr(&caller(req), self.ino(parent)), reply);
+            return self.reply_entry(
+                self.name(parent, name),
+                self.volume.get_attr(&caller(req), self.ino(parent)),
+                reply,
+            );
         }
         let found = self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes());
         self.nameless_opens.note_lookup(req.pid(), found.as_ref().ok().map(|attr| (attr.ino, attr.kind)));
@@ -220,7 +231,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 let ttl = &self.settings.negative_cache;
                 reply.entry_with_ttls(&Duration::ZERO, ttl, &FileAttr::NONE, GENERATION);
             }
-            found => self.reply_entry(found, reply),
+            found => self.reply_entry(self.name(parent, name), found, reply),
         }
     }
 
@@ -330,23 +341,30 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         };
         let (from, to) = (self.ino(parent), self.ino(newparent));
         let renamed = self.volume.rename(&caller(req), from, name.as_bytes(), to, newname.as_bytes(), mode);
-        reply_done(renamed, reply);
+        if let Ok(attr) = &renamed {
+            let exchanges = mode == RenameMode::Exchange;
+            self.names.moved(self.name(parent, name), self.name(newparent, newname), exchanges, attr);
+        }
+        reply_done(renamed.map(drop), reply);
     }
 
     fn link(&self, req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let _span = request!("link", req, ino = ino.0, parent = newparent.0, name = ?newname);
         let linked = self.volume.link(&caller(req), self.ino(ino), self.ino(newparent), newname.as_bytes());
-        self.reply_entry(linked, reply);
+        self.reply_entry(self.name(newparent, newname), linked, reply);
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
         let opening = self.nameless_opens.opening(req.pid(), self.ino(ino));
-        let nameless = opening == Opening::Again;
-        if opening == Opening::LookedUp {
-            self.volume.name_is_fresh(self.ino(ino));
-        }
-        let how = OpenHow { nameless, ..convert::open_how(flags.0) };
+        let told = match opening {
+            // Without a name, then.
+            Opening::Again => None,
+            // Whatever becomes of the file's names now: this one was looked up right now.
+            Opening::LookedUp => Some(0),
+            Opening::First => Some(self.names.of(self.ino(ino))),
+        };
+        let how = OpenHow { told, ..convert::open_how(flags.0) };
         match self.volume.open(&caller(req), self.ino(ino), how) {
             Ok(opened) => {
                 let (handle, how) = self.opened(self.ino(ino), flags.0, &opened);
@@ -355,7 +373,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 }
             }
             Err(error) => {
-                if !nameless && matches!(error, FsError::Server(Status::Stale)) {
+                if told.is_some() && matches!(error, FsError::Server(Status::Stale)) {
                     self.nameless_opens.note_refused(req.pid(), self.ino(ino));
                 }
                 reply.error(refused(&error));
@@ -376,7 +394,10 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let _span = request!("create", req, parent = parent.0, name = ?name, mode = mode, flags = flags);
         let (mode, how) = (convert::permission_bits(mode), convert::open_how(flags));
         match self.volume.create(&maker(req, umask), self.ino(parent), name.as_bytes(), mode, true, how) {
-            Ok((attr, opened)) => self.reply_created(flags, &attr, &opened, reply),
+            Ok((attr, opened)) => {
+                self.names.told(self.name(parent, name), &attr);
+                self.reply_created(flags, &attr, &opened, reply);
+            }
             // See the module's header: the kernel retries by lookup and open.
             Err(FsError::Server(Status::Exists)) if flags & libc::O_EXCL == 0 => reply.error(Errno::ESTALE),
             Err(error) => reply.error(refused(&error)),
@@ -597,7 +618,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
         let ttl = self.settings.attr_cache.min(self.settings.entry_cache);
         let listed =
             directory::list(&*self.volume, &caller(req), self.ino(ino), offset, true, &mut |entry| {
-                let (attr, is_known) = self.listed_attr(&caller(req), entry);
+                let (attr, is_known) = self.listed_attr(&caller(req), self.ino(ino), entry);
                 let ttl = if is_known { ttl } else { Duration::ZERO };
                 !reply.add(attr.ino, entry.cookie, OsStr::from_bytes(entry.name), &ttl, &attr, GENERATION)
             });

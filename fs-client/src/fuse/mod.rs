@@ -44,6 +44,7 @@ mod reply;
 mod root;
 mod session;
 mod settings;
+mod told_names;
 mod xattr_names;
 
 pub use mount_table::{MountEntry, MountTable, resolve_mountpoint};

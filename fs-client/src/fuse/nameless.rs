@@ -39,9 +39,9 @@ pub(super) enum Opening {
 enum Since {
     /// Nothing; it was refused this.
     Refused(InodeNo),
-    /// Directories were looked up, on the way to what it opens.
+    /// Directories and symlinks were looked up, on the way to what it opens.
     Walks,
-    /// Then this.
+    /// Last of all this.
     Found(InodeNo),
 }
 
@@ -77,15 +77,13 @@ impl NamelessOpens {
     /// The thread has looked a name up, and found this, or nothing.
     pub(super) fn note_lookup(&self, thread: u32, found: Option<(InodeNo, FileKind)>) {
         let mut refused = self.refused.lock();
-        match (refused.get_mut(&thread), found) {
-            (None, _) => {}
-            (Some(since @ (Since::Refused(_) | Since::Walks)), Some((ino, kind))) => {
-                *since = if kind == FileKind::Directory { Since::Walks } else { Since::Found(ino) };
-            }
-            // There is nothing to open, or it goes another way now.
-            (Some(_), _) => {
-                refused.remove(&thread);
-            }
+        let Some(since) = refused.get_mut(&thread) else { return };
+        match found {
+            // The kernel looks a name up twice where it has another meaning than it remembered.
+            Some((ino, FileKind::File)) => *since = Since::Found(ino),
+            Some(_) => *since = Since::Walks,
+            // There is nothing to open.
+            None => drop(refused.remove(&thread)),
         }
     }
 }
@@ -121,7 +119,10 @@ mod tests {
         assert_eq!(after(&[Some((other, FileKind::File))]), (Opening::First, Opening::First), "another file");
         assert_eq!(after(&[directory]), (Opening::First, Opening::First));
         assert_eq!(after(&[directory, None, file]), (Opening::First, Opening::First), "it found nothing");
-        assert_eq!(after(&[file, file]), (Opening::First, Opening::First), "it goes another way");
+        assert_eq!(after(&[file, file]), (Opening::LookedUp, Opening::First), "the kernel looked twice");
+        let symlink = Some((other, FileKind::Symlink));
+        assert_eq!(after(&[symlink, directory, file]), (Opening::LookedUp, Opening::First));
+        assert_eq!(after(&[file, Some((other, FileKind::File))]), (Opening::First, Opening::First));
         opens.note_lookup(1, file);
         assert_eq!(opens.opening(1, one), Opening::First, "it was refused nothing");
         opens.note_refused(UNKNOWN, one);

@@ -2,9 +2,11 @@
 
 use super::edge::CuttleFuse;
 use super::kernel::{Errno, FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
+use super::told_names::NameId;
 use super::{convert, directory, errno};
 use crate::file::volume::{Caller, FsError, Volume};
 use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::DirEntry;
 
 /// Inode numbers are never reused, so every inode is of generation 0.
@@ -24,10 +26,12 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         }
     }
 
-    pub(super) fn reply_entry(&self, result: Result<Attr, FsError>, reply: ReplyEntry) {
+    /// What `name` means.
+    pub(super) fn reply_entry(&self, name: NameId, result: Result<Attr, FsError>, reply: ReplyEntry) {
         match result {
             Ok(attr) => {
                 self.lacking.told(&attr);
+                self.names.told(name, &attr);
                 reply.entry_with_ttls(
                     &self.settings.attr_cache,
                     &self.settings.entry_cache,
@@ -42,7 +46,12 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
     /// Attributes of an entry for readdirplus, and whether they are known. The kernel has one inode number for the name and
     /// for the attributes, so an entry cannot be listed without them (0 would hide the name). Where they may not be known, in a
     /// directory that may be read and not searched, there are the number and the type, for no time.
-    pub(super) fn listed_attr(&self, caller: &Caller, entry: &DirEntry<'_>) -> (FileAttr, bool) {
+    pub(super) fn listed_attr(
+        &self,
+        caller: &Caller,
+        directory: InodeNo,
+        entry: &DirEntry<'_>,
+    ) -> (FileAttr, bool) {
         let bare = || FileAttr {
             ino: convert::to_fuse_ino(self.root, entry.ino),
             kind: convert::to_file_type(entry.kind),
@@ -55,6 +64,7 @@ impl<V: Volume + ?Sized> CuttleFuse<V> {
         let attr = entry.attr.map_or_else(|| self.volume.get_attr(caller, entry.ino).ok(), Some);
         let Some(attr) = attr else { return (bare(), false) };
         self.lacking.told(&attr);
+        self.names.told(NameId::new(directory, entry.name), &attr);
         (convert::to_file_attr(self.root, &attr), true)
     }
 }

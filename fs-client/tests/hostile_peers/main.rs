@@ -30,8 +30,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, trace: TraceId(1), umask: 0, drops_privileges: false };
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 const MIB: usize = 1 << 20;
 
 /// A server, and a client of it that keeps to the rules.

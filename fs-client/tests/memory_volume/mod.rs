@@ -307,8 +307,11 @@ impl Volume for MemoryVolume {
         new_parent: InodeNo,
         new_name: &[u8],
         mode: RenameMode,
-    ) -> Result<(), FsError> {
-        self.enter("rename").tree.rename(caller, parent, name, new_parent, new_name, mode)
+    ) -> Result<Attr, FsError> {
+        let mut held = self.enter("rename");
+        let moved = held.tree.find(parent, name)?.ok_or(Status::NotFound)?;
+        held.tree.rename(caller, parent, name, new_parent, new_name, mode)?;
+        Ok(held.tree.node(moved)?.attr)
     }
 
     fn read_link(&self, _caller: &Caller, ino: InodeNo) -> Result<Vec<u8>, FsError> {

@@ -17,8 +17,7 @@ use cuttlefs_common::life::End;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-const LOOK: OpenHow =
-    OpenHow { read: true, write: false, append: false, truncate: false, sync: false, nameless: true };
+const LOOK: OpenHow = OpenHow::READ;
 /// What a lease and the write-back of what ended with it take.
 const SETTLE_S: u64 = 60;
 

@@ -64,7 +64,7 @@ pub fn open_how(how: How) -> OpenHow {
         append: how.append,
         truncate: how.truncate,
         sync: how.sync,
-        nameless: true,
+        told: None,
     }
 }
 
@@ -301,7 +301,7 @@ impl<S: Site> Walk<S> {
             Step::Rename { parent, name: index, new_parent, new_name, mode } => {
                 let (from, to) = (model.pick(parent), model.pick(new_parent));
                 let (from_name, to_name) = (name(index), name(new_name));
-                let real = status(volume.rename(&CALLER, from, &from_name, to, &to_name, mode));
+                let real = status(volume.rename(&CALLER, from, &from_name, to, &to_name, mode).map(drop));
                 (real, model.rename((from, &from_name), (to, &to_name), mode))
             }
             _ => unreachable!("not about names: {step:?}"),

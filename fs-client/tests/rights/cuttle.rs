@@ -307,7 +307,7 @@ impl Cuttle {
             Op::Rename(from, to, mode) => {
                 let (parent, name) = self.place(from)?;
                 let (new_parent, new_name) = self.place(to)?;
-                volume.rename(caller, parent, name, new_parent, new_name, mode).map(|()| nothing)
+                volume.rename(caller, parent, name, new_parent, new_name, mode).map(|_| nothing)
             }
             Op::Chmod(path, mode) => self.set(path, SetAttr { mode: Some(mode), ..SetAttr::default() }),
             Op::Chown(path, uid, gid) => self.set(path, SetAttr { uid, gid, ..SetAttr::default() }),

@@ -10,8 +10,7 @@ use cuttlefs_common::rpc::{OpenBy, OpenTicket, Opened, Reclaim, Reply, Request, 
 use cuttlefs_common::status::Status;
 use cuttlefs_server::rights::ExportRule;
 
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 
 fn read(cuttle: &Cuttle, handle: Handle) -> Result<Vec<u8>, i32> {
     let mut bytes = Vec::new();

@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const CALLER: Caller = Caller::new(0, 0, TraceId(1));
-pub const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+pub const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 pub const READ: OpenHow = OpenHow { write: false, ..READ_WRITE };
 /// How long a test waits for what must come before it says that it did not.
 pub const PATIENCE: Duration = Duration::from_secs(30);

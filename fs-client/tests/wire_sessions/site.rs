@@ -32,8 +32,7 @@ pub const PLANTED_LEN: usize = 256 << 10;
 const NOTICE: [u8; 16] = *b"for all to read.";
 /// Root, over `shm`.
 pub const ROOT: Caller = Caller::new(0, 0, TraceId(1));
-pub const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+pub const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 
 /// What a server holds for its peers, and a process for a server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,8 +26,7 @@ const SPACES: [LockSpace; 2] = [LockSpace::Ranges, LockSpace::Whole];
 /// back, and time goes on.
 const HOLD: Duration = Duration::from_secs(1);
 const OWNER: LockOwner = LockOwner(5);
-const READ_WRITE: OpenHow =
-    OpenHow { read: true, write: true, append: false, truncate: false, sync: false, nameless: false };
+const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
 
 /// A critical section.
 #[derive(Clone, Copy, Debug)]

@@ -234,7 +234,8 @@ impl Op {
             }
             Self::Rename { from, to, mode } => {
                 let ((parent, name), (new_parent, new_name)) = (places.entry(from), places.entry(to));
-                Answer::Done(status(volume.rename(&CALLER, parent, &name, new_parent, &new_name, mode)))
+                let moved = volume.rename(&CALLER, parent, &name, new_parent, &new_name, mode);
+                Answer::Done(status(moved.map(drop)))
             }
             Self::Lookup { at } => {
                 let (parent, name) = places.entry(at);

@@ -1,0 +1,175 @@
+//! How old the names are that the kernel remembers: of each file the change counter it had when a name was looked up.
+//!
+//! The kernel opens by number what a name meant up to an entry's lifetime ago. Others may have moved the file since, or put another one
+//! under that name: then that open would read, cut or write what has another name by now. So an open says what the kernel was told, and
+//! the server refuses it (`Stale`) if the file has lost a name since. The kernel looks the name up again then.
+//!
+//! An open does not say by which name it came. A file that was told under two names within one lifetime is opened as of the earlier
+//! telling: one of the two may be gone, whatever was seen by looking at the other. Such an open may be refused in vain; the walk behind it
+//! finds the file, and what it finds is opened (`nameless`).
+//!
+//! Directories are not noted: names below them are asked for in them, wherever they are by now.
+
+use cuttlefs_common::attr::{Attr, FileKind};
+use cuttlefs_common::ids::InodeNo;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::time::{Duration, Instant};
+
+/// Files remembered; beyond that all are forgotten, and opened as they were before somebody moved them, for a lifetime.
+const CAPACITY: usize = 65_536;
+/// What is told arrives at the kernel later than it is noted here.
+const LATE: Duration = Duration::from_secs(4);
+
+/// Stands for a directory and a name in it. Two that are alike cost the care for two names, with one in 2^64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NameId(u64);
+
+impl NameId {
+    pub(super) fn new(parent: InodeNo, name: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (parent.0, name).hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// A change counter that counts until then.
+#[derive(Clone, Copy, Debug)]
+struct Telling {
+    change: u64,
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Told {
+    /// The name it was told under last.
+    name: NameId,
+    last: Telling,
+    /// The earliest that counts of what was told under other names.
+    others: Option<Telling>,
+}
+
+/// What was told, by inode.
+#[derive(Debug)]
+pub(super) struct ToldNames {
+    lifetime: Duration,
+    told: Mutex<HashMap<InodeNo, Told>>,
+}
+
+impl ToldNames {
+    /// Entries live so long in the kernel.
+    pub(super) fn new(lifetime: Duration) -> Self {
+        Self { lifetime: lifetime + LATE, told: Mutex::default() }
+    }
+
+    /// The kernel is told that this name means this.
+    pub(super) fn told(&self, name: NameId, attr: &Attr) {
+        self.told_at(Instant::now(), name, attr);
+    }
+
+    fn told_at(&self, now: Instant, name: NameId, attr: &Attr) {
+        if attr.kind != FileKind::File {
+            return;
+        }
+        let last = Telling { change: attr.change, until: now + self.lifetime };
+        let mut told = self.told.lock();
+        let others = told.get(&attr.ino).and_then(|before| {
+            let of_before = (before.name != name).then_some(before.last);
+            let live = [before.others, of_before].into_iter().flatten().filter(|telling| telling.until > now);
+            live.reduce(|a, b| Telling { change: a.change.min(b.change), until: a.until.max(b.until) })
+        });
+        if told.len() >= CAPACITY {
+            told.clear();
+        }
+        told.insert(attr.ino, Told { name, last, others });
+    }
+
+    /// The kernel itself has moved a name: it remembers the file under the new one, and not under the old one any more. If it
+    /// `exchanges`, what had the new one has the old one now.
+    pub(super) fn moved(&self, from: NameId, to: NameId, exchanges: bool, attr: &Attr) {
+        let mut told = self.told.lock();
+        if exchanges {
+            // Rare enough to look at all.
+            told.values_mut().filter(|told| told.name == to).for_each(|told| told.name = from);
+        }
+        if let Some(told) = told.get_mut(&attr.ino).filter(|told| told.name == from) {
+            told.name = to;
+        }
+        drop(told);
+        self.told(to, attr);
+    }
+
+    /// What an open says; 0: nothing is known.
+    pub(super) fn of(&self, ino: InodeNo) -> u64 {
+        self.of_at(Instant::now(), ino)
+    }
+
+    fn of_at(&self, now: Instant, ino: InodeNo) -> u64 {
+        let told = self.told.lock();
+        let Some(told) = told.get(&ino) else { return 0 };
+        let others = told.others.filter(|others| others.until > now);
+        others.map_or(told.last.change, |others| others.change.min(told.last.change))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuttlefs_common::attr::{InodeFlags, Timestamp};
+
+    fn file(change: u64) -> Attr {
+        let epoch = Timestamp { secs: 0, nanos: 0 };
+        Attr {
+            ino: InodeNo(7),
+            kind: FileKind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: epoch,
+            mtime: epoch,
+            ctime: epoch,
+            btime: epoch,
+            change,
+            flags: InodeFlags::default(),
+        }
+    }
+
+    #[test]
+    fn what_counts_is_the_earliest_telling_of_names_that_may_still_be_remembered() {
+        let names = ToldNames::new(Duration::from_secs(1));
+        let (a, b) = (NameId::new(InodeNo(1), b"a"), NameId::new(InodeNo(1), b"b"));
+        assert_ne!(a, NameId::new(InodeNo(2), b"a"));
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let open = |ms| names.of_at(at(ms), InodeNo(7));
+        assert_eq!(open(0), 0, "nothing is known");
+        names.told_at(at(0), a, &file(5));
+        names.told_at(at(100), a, &file(6));
+        assert_eq!(open(100), 6, "the same name, looked up again");
+        names.told_at(at(200), b, &file(9));
+        assert_eq!(open(200), 6, "a may be gone since");
+        names.told_at(at(300), b, &file(10));
+        assert_eq!(open(300), 6, "also if b is looked up again");
+        assert_eq!(open(5_200), 10, "the kernel remembers a no more");
+        names.told_at(at(5_250), a, &file(11));
+        assert_eq!(open(5_260), 10, "b it does");
+    }
+
+    #[test]
+    fn a_name_that_the_kernel_moves_is_one_name() {
+        let names = ToldNames::new(Duration::from_secs(1));
+        let (a, b, c) =
+            (NameId::new(InodeNo(1), b"a"), NameId::new(InodeNo(1), b"b"), NameId::new(InodeNo(2), b"c"));
+        names.told(a, &file(5));
+        names.moved(a, b, false, &file(6));
+        assert_eq!(names.of(InodeNo(7)), 6);
+        names.told(c, &file(7));
+        names.moved(c, a, false, &file(8));
+        assert_eq!(names.of(InodeNo(7)), 6, "b is remembered beside it");
+    }
+}
