@@ -2,10 +2,12 @@
 //!
 //! [`volume`] is what the FUSE edge knows; `remote` is that over a session. Nothing here is retried: the session does that below.
 
+mod copy;
 mod figures;
 mod handles;
 mod idle_memory;
 mod remote;
+mod replies;
 mod told_names;
 pub mod volume;
 mod write;
