@@ -10,7 +10,7 @@
 //!
 //! # The one exception
 //! A database that is opened may be damaged in a way that its library panics on. That is a finding and no broken invariant, and
-//! nothing runs yet: `survive` lets a call panic, in its own thread. (A test's program may look at what crashes
+//! nothing runs yet: `survive` lets a call panic, in its own thread; whoever calls tells what it found. (A test's program may look at what crashes
 //! leave in the same way.)
 
 use std::any::Any;
@@ -26,10 +26,10 @@ thread_local! {
 pub fn install(program: &'static str) {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
         if is_survived() {
             return;
         }
+        tell(panic);
         // Not by tracing: whoever panicked may be in the midst of it.
         let _ = writeln!(
             std::io::stderr(),
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_survived_is_told_and_others_are_not() {
+    fn what_is_survived_is_returned_and_others_are_not() {
         assert!(!is_survived());
         assert_eq!(survive(|| 7).ok(), Some(7));
         let panicked = survive(|| {

@@ -1,10 +1,9 @@
-//! `Volume` over a session: each method is one request, but for reads, which go by `read`, and small writes, which may be
-//! acknowledged before they are executed. A request says after which of those it comes; one that does not say comes
-//! after all.
+//! `Volume` over a session: each method is one request, but for reads (`read`), writes (`write`) and copies (`copy`).
 
 use super::figures::figures;
 use super::handles::{HandleState, HandleTable};
 use super::idle_memory::IdleMemory;
+use super::replies::{attr, bytes, done, unexpected};
 use super::volume::{
     Caller, Condition, FsError, Handle, LockWaiter, OpenFile, OpenHow, Volume, WriteHow, Written,
 };
@@ -29,32 +28,6 @@ pub struct RemoteVolume {
     pub(super) session: Arc<Session>,
     handles: Arc<HandleTable>,
     reads: Arc<Reads>,
-}
-
-pub(super) fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
-    tracing::error!("the server's reply does not belong to the request");
-    Err(FsError::Server(Status::Malformed))
-}
-
-pub(super) fn done(reply: Reply<'_>) -> Result<(), FsError> {
-    match reply {
-        Reply::Done => Ok(()),
-        other => unexpected(other),
-    }
-}
-
-fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
-    match reply {
-        Reply::Attr(attr) => Ok(attr),
-        other => unexpected(other),
-    }
-}
-
-fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
-    match reply {
-        Reply::Bytes(bytes) => Ok(bytes.to_vec()),
-        other => unexpected(other),
-    }
 }
 
 /// Names the server would refuse are refused here: a long one would not even fit a message.
@@ -422,33 +395,8 @@ impl Volume for RemoteVolume {
         to_offset: u64,
         len: u64,
     ) -> Result<u64, FsError> {
-        let (source, to) = (self.unfenced(from)?, self.unfenced(to)?);
-        if !source.how.read || !to.how.write {
-            return Err(FsError::Server(Status::Denied));
-        }
-        let ino = source.file().ino();
-        // Done again, a copy behind its own source's end would find more.
-        let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
-        let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));
-        if ino == to.file().ino() && from_offset < to_end && to_offset < from_end {
-            return Err(FsError::Server(Status::Invalid));
-        }
-        if len <= u64::from(MAX_TRANSFER_BYTES) {
-            // It ends in a write, which who had the file open before may do whatever its marks are; a copy is none.
-            let marks = self.get_attr(caller, to.file().ino())?.flags;
-            if marks.has(InodeFlags::IMMUTABLE) || marks.has(InodeFlags::APPEND_ONLY) {
-                return Err(FsError::Server(Status::NotPermitted));
-            }
-            return self.copy_here(caller, from, from_offset, &to, to_offset, len as u32);
-        }
-        let build = || Request::CopyRange {
-            from: source.file().filekey(),
-            from_offset,
-            to: to.file().filekey(),
-            to_offset,
-            len,
-        };
-        self.copy_there(caller, to.file().ino(), build)
+        let (source, target) = (self.unfenced(from)?, self.unfenced(to)?);
+        self.copy(caller, (from, &source, from_offset), (&target, to_offset), len)
     }
 
     fn has_locks(&self) -> bool {

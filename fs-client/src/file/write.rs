@@ -4,8 +4,9 @@
 //! the session that answered.
 
 use super::handles::HandleState;
-use super::remote::{RemoteVolume, done, unexpected, unless_fenced};
-use super::volume::{Caller, FsError, Handle, Volume, WriteHow, Written};
+use super::remote::{RemoteVolume, unless_fenced};
+use super::replies::{done, unexpected};
+use super::volume::{Caller, FsError, WriteHow, Written};
 use crate::session::{ServerOpen, SessionLane};
 use crate::transport::DataBuffer;
 use cuttlefs_common::ids::InodeNo;
@@ -102,45 +103,6 @@ impl RemoteVolume {
             payload: buffer.payload(bytes),
         };
         lane.call(caller, build, |reply, _| take(reply))
-    }
-
-    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
-    pub(super) fn copy_here(
-        &self,
-        caller: &Caller,
-        from: Handle,
-        from_offset: u64,
-        to: &HandleState,
-        to_offset: u64,
-        len: u32,
-    ) -> Result<u64, FsError> {
-        let mut bytes = Vec::with_capacity(len as usize);
-        self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
-        if bytes.is_empty() {
-            return Ok(0);
-        }
-        let how = WriteHow { append: false, sync: to.how.sync };
-        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
-    }
-
-    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
-    /// server that is lost before that is told to copy again.
-    pub(super) fn copy_there<'r>(
-        &self,
-        caller: &Caller,
-        target: InodeNo,
-        build: impl Fn() -> Request<'r>,
-    ) -> Result<u64, FsError> {
-        let take = |reply: Reply<'_>| match reply {
-            Reply::Copied { len, .. } => Ok(len),
-            other => unexpected(other),
-        };
-        let copy = || self.session.call_noting_session(caller, &build, take);
-        let (copied, copied_by) = copy()?;
-        if copied == 0 || self.session.unsynced().answers_are_durable() {
-            return Ok(copied);
-        }
-        self.session.sync_where_done(caller, target, (copied, copied_by), copy)
     }
 
     pub(super) fn sync(&self, caller: &Caller, state: &HandleState, scope: SyncScope) -> Result<(), FsError> {

@@ -35,7 +35,7 @@ use super::kernel::{
 use super::kernel_cache::KernelCache;
 use super::lacking::{Lack, Lacking};
 use super::lock_wait::LockRequest;
-use super::nameless::{NamelessOpens, Opening};
+use super::nameless::NamelessOpens;
 use super::reply::{GENERATION, refused, reply_done, reply_sized};
 use super::root::Remembered;
 use super::settings::FuseSettings;
@@ -356,14 +356,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _span = request!("open", req, ino = ino.0, flags = flags.0);
-        let opening = self.nameless_opens.opening(req.pid(), self.ino(ino));
-        let told = match opening {
-            // Without a name, then.
-            Opening::Again => None,
-            // Whatever becomes of the file's names now: this one was looked up right now.
-            Opening::LookedUp => Some(0),
-            Opening::First => Some(self.names.of(self.ino(ino))),
-        };
+        let is_trusted = self.nameless_opens.is_trusted(req.pid(), self.ino(ino));
+        let told = (!is_trusted).then(|| self.names.of(self.ino(ino)));
         let how = OpenHow { told, ..convert::open_how(flags.0) };
         match self.volume.open(&caller(req), self.ino(ino), how) {
             Ok(opened) => {
@@ -373,7 +367,7 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
                 }
             }
             Err(error) => {
-                if told.is_some() && matches!(error, FsError::Server(Status::Stale)) {
+                if !is_trusted && matches!(error, FsError::Server(Status::Stale)) {
                     self.nameless_opens.note_refused(req.pid(), self.ino(ino));
                 }
                 reply.error(refused(&error));
@@ -685,7 +679,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = request!("listxattr", req, ino = ino.0, size = size);
-        reply_sized(self.volume.list_xattr(&caller(req), self.ino(ino)), size, reply);
+        let listed = self.volume.list_xattr(&caller(req), self.ino(ino));
+        reply_sized(listed.map(|names| xattr_names::shown_to(req.uid(), names)), size, reply);
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -4,7 +4,7 @@
 //! that name, or put another file in its place, the inode may still be there, for whoever has it open: to open it
 //! would read, or roll back, what others have done away with. So such an open is refused with `ESTALE`, upon which the kernel looks the name up
 //! afresh, once, and opens what it finds. The same goes for a file that others have moved away. What was looked up afresh right now is opened
-//! though somebody moves it between the two, as on any file system: otherwise who moves files all the time would have opens fail.
+//! though somebody moves or removes it between the two, as on any file system: otherwise who moves files all the time would have opens fail.
 //!
 //! A file can be opened without a name, too, through `/proc/PID/fd`. The kernel then has no name to look up, and the same thread asks to
 //! open the same inode again at once. That is how the two are told apart: who was refused, and asks again, gets it.
@@ -22,17 +22,6 @@ const MOST: usize = 1024;
 /// What the kernel says of threads of a container that this process cannot see into. They cannot be told apart, so none of them gets a file
 /// without a name.
 const UNKNOWN: u32 = 0;
-
-/// How a thread comes to open an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Opening {
-    /// By a name that the kernel may have remembered.
-    First,
-    /// It was refused an open just now, and has looked a name up since.
-    LookedUp,
-    /// It was refused this inode just now, and asks again without looking a name up.
-    Again,
-}
 
 /// What a thread that was refused an open has done since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +41,12 @@ pub(super) struct NamelessOpens {
 }
 
 impl NamelessOpens {
-    /// A thread asks to open an inode.
-    pub(super) fn opening(&self, thread: u32, ino: InodeNo) -> Opening {
+    /// A thread asks to open an inode. Whether it gets that whatever its names are: it was refused an open just now, and asks for the same
+    /// again, or for what it has looked up since. Otherwise a name led to it that the kernel may have remembered.
+    pub(super) fn is_trusted(&self, thread: u32, ino: InodeNo) -> bool {
         let mut refused = self.refused.lock();
-        match if refused.is_empty() { None } else { refused.remove(&thread) } {
-            Some(Since::Found(known)) if known == ino => Opening::LookedUp,
-            Some(Since::Refused(known)) if known == ino => Opening::Again,
-            _ => Opening::First,
-        }
+        let since = if refused.is_empty() { None } else { refused.remove(&thread) };
+        matches!(since, Some(Since::Found(known) | Since::Refused(known)) if known == ino)
     }
 
     /// It was refused.
@@ -93,40 +80,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_inode_is_asked_again_at_once_by_the_same_thread() {
+    fn who_was_refused_gets_the_same_or_what_he_looked_up_since_and_once() {
         let opens = NamelessOpens::default();
         let (one, other) = (InodeNo(7), InodeNo(8));
-        assert_eq!(opens.opening(1, one), Opening::First);
+        assert!(!opens.is_trusted(1, one));
         opens.note_refused(1, one);
-        assert_eq!(opens.opening(2, one), Opening::First, "another thread");
-        assert_eq!(opens.opening(1, one), Opening::Again);
-        assert_eq!(opens.opening(1, one), Opening::First, "that was answered");
+        assert!(!opens.is_trusted(2, one), "another thread");
+        assert!(opens.is_trusted(1, one), "asked again");
+        assert!(!opens.is_trusted(1, one), "that was answered");
         opens.note_refused(1, one);
-        assert_eq!(opens.opening(1, other), Opening::First, "another file");
-        assert_eq!(opens.opening(1, one), Opening::First, "not at once");
+        assert!(!opens.is_trusted(1, other), "another file");
+        assert!(!opens.is_trusted(1, one), "not at once");
         let (directory, file) = (Some((other, FileKind::Directory)), Some((one, FileKind::File)));
+        let (symlink, another) = (Some((other, FileKind::Symlink)), Some((other, FileKind::File)));
         let after = |lookups: &[Option<(InodeNo, FileKind)>]| {
             opens.note_refused(1, one);
             lookups.iter().for_each(|found| opens.note_lookup(1, *found));
-            (opens.opening(1, one), opens.opening(1, one))
+            (opens.is_trusted(1, one), opens.is_trusted(1, one))
         };
-        assert_eq!(
-            after(&[directory, directory, file]),
-            (Opening::LookedUp, Opening::First),
-            "it came by a name"
-        );
-        assert_eq!(after(&[file]), (Opening::LookedUp, Opening::First));
-        assert_eq!(after(&[Some((other, FileKind::File))]), (Opening::First, Opening::First), "another file");
-        assert_eq!(after(&[directory]), (Opening::First, Opening::First));
-        assert_eq!(after(&[directory, None, file]), (Opening::First, Opening::First), "it found nothing");
-        assert_eq!(after(&[file, file]), (Opening::LookedUp, Opening::First), "the kernel looked twice");
-        let symlink = Some((other, FileKind::Symlink));
-        assert_eq!(after(&[symlink, directory, file]), (Opening::LookedUp, Opening::First));
-        assert_eq!(after(&[file, Some((other, FileKind::File))]), (Opening::First, Opening::First));
+        assert_eq!(after(&[directory, symlink, directory, file]), (true, false), "it came by a name");
+        assert_eq!(after(&[file, file]), (true, false), "the kernel looked twice");
+        assert_eq!(after(&[file, another]), (false, false), "another file");
+        assert_eq!(after(&[directory]), (false, false));
+        assert_eq!(after(&[directory, None, file]), (false, false), "it found nothing");
         opens.note_lookup(1, file);
-        assert_eq!(opens.opening(1, one), Opening::First, "it was refused nothing");
+        assert!(!opens.is_trusted(1, one), "it was refused nothing");
         opens.note_refused(UNKNOWN, one);
-        assert_eq!(opens.opening(UNKNOWN, one), Opening::First, "it may be another thread");
+        assert!(!opens.is_trusted(UNKNOWN, one), "it may be another thread");
         for thread in 1..=1 + MOST as u32 {
             opens.note_refused(thread, one);
         }

@@ -13,6 +13,16 @@ pub(super) fn is_supported(name: &[u8]) -> bool {
         .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix))
 }
 
+/// The names (each ended by NUL) that a user is shown: `trusted.` is root's, as the kernel has it for its own file systems. Of FUSE's it shows
+/// whatever it is told.
+pub(super) fn shown_to(uid: u32, names: Vec<u8>) -> Vec<u8> {
+    if uid == 0 {
+        return names;
+    }
+    let shown = names.split_inclusive(|byte| *byte == 0).filter(|name| !name.starts_with(b"trusted."));
+    shown.flatten().copied().collect()
+}
+
 /// Whether it is an access control list.
 pub(super) fn is_acl(name: &[u8]) -> bool {
     name == ACCESS_ACL_XATTR || name == DEFAULT_ACL_XATTR
@@ -29,6 +39,14 @@ pub(super) fn lack_of(name: &[u8]) -> Option<Lack> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_alone_is_shown_what_is_trusted() {
+        let all = b"user.a\0trusted.b\0user.trusted.c\0";
+        assert_eq!(shown_to(0, all.to_vec()), all);
+        assert_eq!(shown_to(1, all.to_vec()), b"user.a\0user.trusted.c\0");
+        assert_eq!(shown_to(1, Vec::new()), b"");
+    }
 
     #[test]
     fn namespaces() {

@@ -1,7 +1,7 @@
 //! A mount's session with a server: who it is there, what it holds there, and how it has that again when the server was killed.
 //!
-//! Owns what the server would have to be told again: open files ([`ServerOpens`]), locks ([`locks`]), and copies of changes that no sync
-//! has covered ([`unsynced`]). All lanes of the link share the session, which the secret that was drawn at mount time opens.
+//! Owns what the server would have to be told again: open files (`server_opens`), locks (`locks`), and copies of changes that no sync
+//! has covered (`unsynced`). All lanes of the link share the session, which the secret that was drawn at mount time opens.
 //!
 //! # Invariants
 //! * After the server lost the session (restart, expiry), no request goes out before open files and locks are reclaimed.

@@ -20,6 +20,7 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         Self { session, lane }
     }
 
+    /// Whether its connection stands, as far as this side knows.
     pub(crate) fn is_connected(&self) -> bool {
         self.lane.is_connected()
     }
@@ -29,12 +30,13 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
     }
 
+    /// The lane itself.
     pub(crate) fn lane(&mut self) -> &mut Lane {
         &mut self.lane
     }
 
-    /// Sends the request that `build` makes until it is answered, and hands the reply to `take`. `build` is called again for each attempt, because a
-    /// recovery changes filekeys; both also get the lane's data buffer.
+    /// Sends the request that `build` makes until it is answered, and hands the reply to `take`. `build` is called again for each attempt,
+    /// because a recovery changes what a request has to name; both get the lane's data buffer.
     ///
     /// It ends with `Interrupted` only while nothing was sent. Afterwards the server may have done it: then the number is used up, and the
     /// lane with it until there is an answer, whoever wants that.

@@ -22,6 +22,7 @@ use crate::meta::{
     Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, image_count, paths, repair,
 };
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
+use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock};
 use std::fs;
 use std::io;
@@ -168,6 +169,7 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
         remove_left(&base);
         let path = base.join(format!("{SCRATCH_PREFIX}{}", std::process::id()));
         let copied = fs::create_dir_all(&path).map(|()| Scratch(path.clone())).and_then(|scratch| {
+            check_room(&opened.meta_dir(), &path)?;
             copy(&opened.meta_dir(), &path)?;
             Ok(scratch)
         });
@@ -178,6 +180,29 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
     Ok(store.map(|store| (store, scratch)).map_err(|error| error.to_string()))
 }
 
+/// Whether a copy of `from` fits beside what is in `to`.
+fn check_room(from: &Path, to: &Path) -> io::Result<()> {
+    let needed = file_bytes(from)?;
+    let room = rustix::fs::statvfs(to)?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    if needed > free {
+        let told = format!("the copy would take {}, and {} are free", ByteSize(needed), ByteSize(free));
+        return Err(io::Error::new(io::ErrorKind::StorageFull, told));
+    }
+    Ok(())
+}
+
+/// Lengths of all files below a directory.
+fn file_bytes(directory: &Path) -> io::Result<u64> {
+    let mut bytes = 0u64;
+    for entry in fs::read_dir(directory)? {
+        let (path, found) = entry.and_then(|entry| Ok((entry.path(), entry.metadata()?)))?;
+        let more = if found.is_dir() { file_bytes(&path)? } else { found.len() };
+        bytes = bytes.saturating_add(more);
+    }
+    Ok(bytes)
+}
+
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let (path, entry) = entry.map(|entry| (entry.path(), entry))?;
@@ -185,8 +210,12 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         if entry.file_type()?.is_dir() {
             fs::create_dir_all(&target)?;
             copy(&path, &target)?;
-        } else {
+        } else if entry.file_type()?.is_file() {
             fs::copy(&path, &target)?;
+        } else {
+            // It would be waited for, or has no end.
+            let told = format!("{} is no regular file", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
         }
     }
     Ok(())

@@ -340,7 +340,10 @@ fn open_database(
     builder.set_cache_size(cache_bytes as usize);
     // What it recovers from may be damaged in a way that its blocks' sums do not show.
     let opened = panic_ends::survive(|| builder.create_with_backend(file));
-    let damaged = |_| redb::Error::Corrupted("meta/records; restore the pool from a copy".to_owned());
+    let damaged = |_| {
+        let told = "meta/records contradicts itself; restore the pool from a copy";
+        redb::Error::Corrupted(told.to_owned())
+    };
     opened.map_err(|e| failed("open", damaged(e)))?.map_err(|e| failed("open", e))
 }
 

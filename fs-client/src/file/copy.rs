@@ -1,0 +1,87 @@
+//! How bytes of one file are copied into another: through this client what fits one request, by the server what does not.
+
+use super::handles::HandleState;
+use super::remote::RemoteVolume;
+use super::replies::unexpected;
+use super::volume::{Caller, FsError, Handle, Volume, WriteHow};
+use cuttlefs_common::attr::InodeFlags;
+use cuttlefs_common::ids::InodeNo;
+use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, Reply, Request};
+use cuttlefs_common::status::Status;
+
+impl RemoteVolume {
+    /// Copies up to `len` bytes, each file given with its place; gives how many.
+    pub(super) fn copy(
+        &self,
+        caller: &Caller,
+        (from, source, from_offset): (Handle, &HandleState, u64),
+        (to, to_offset): (&HandleState, u64),
+        len: u64,
+    ) -> Result<u64, FsError> {
+        if !source.how.read || !to.how.write {
+            return Err(FsError::Server(Status::Denied));
+        }
+        let ino = source.file().ino();
+        // Done again, a copy behind its own source's end would find more.
+        let len = len.min(self.get_attr(caller, ino)?.size.saturating_sub(from_offset));
+        let (from_end, to_end) = (from_offset.saturating_add(len), to_offset.saturating_add(len));
+        if ino == to.file().ino() && from_offset < to_end && to_offset < from_end {
+            return Err(FsError::Server(Status::Invalid));
+        }
+        if len <= u64::from(MAX_TRANSFER_BYTES) {
+            // It ends in a write, which who had the file open before may do whatever its marks are; a copy is none.
+            let marks = self.get_attr(caller, to.file().ino())?.flags;
+            if marks.has(InodeFlags::IMMUTABLE) || marks.has(InodeFlags::APPEND_ONLY) {
+                return Err(FsError::Server(Status::NotPermitted));
+            }
+            return self.copy_here(caller, from, from_offset, to, to_offset, len as u32);
+        }
+        let build = || Request::CopyRange {
+            from: source.file().filekey(),
+            from_offset,
+            to: to.file().filekey(),
+            to_offset,
+            len,
+        };
+        self.copy_there(caller, to.file().ino(), build)
+    }
+
+    /// Copies what fits one request through this client: then it is a write as any other, and kept as such.
+    fn copy_here(
+        &self,
+        caller: &Caller,
+        from: Handle,
+        from_offset: u64,
+        to: &HandleState,
+        to_offset: u64,
+        len: u32,
+    ) -> Result<u64, FsError> {
+        let mut bytes = Vec::with_capacity(len as usize);
+        self.read(caller, from, from_offset, len, &mut |read| bytes.extend_from_slice(read))?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let how = WriteHow { append: false, sync: to.how.sync };
+        self.write_through(caller, to, to_offset, &bytes, how).map(|written| u64::from(written.len))
+    }
+
+    /// Has the server copy. There are no bytes here to restore should it be killed, so that the copy is answered when it is durable; a
+    /// server that is lost before that is told to copy again.
+    fn copy_there<'r>(
+        &self,
+        caller: &Caller,
+        target: InodeNo,
+        build: impl Fn() -> Request<'r>,
+    ) -> Result<u64, FsError> {
+        let take = |reply: Reply<'_>| match reply {
+            Reply::Copied { len, .. } => Ok(len),
+            other => unexpected(other),
+        };
+        let copy = || self.session.call_noting_session(caller, &build, take);
+        let (copied, copied_by) = copy()?;
+        if copied == 0 || self.session.unsynced().answers_are_durable() {
+            return Ok(copied);
+        }
+        self.session.sync_where_done(caller, target, (copied, copied_by), copy)
+    }
+}

@@ -1,0 +1,36 @@
+//! What a reply has to be.
+
+use super::volume::FsError;
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::rpc::Reply;
+use cuttlefs_common::status::Status;
+
+/// A reply that does not belong to its request.
+pub(super) fn unexpected<T>(_: Reply<'_>) -> Result<T, FsError> {
+    tracing::error!("the server's reply does not belong to the request");
+    Err(FsError::Server(Status::Malformed))
+}
+
+/// Nothing but that it is done.
+pub(super) fn done(reply: Reply<'_>) -> Result<(), FsError> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => unexpected(other),
+    }
+}
+
+/// Attributes.
+pub(super) fn attr(reply: Reply<'_>) -> Result<Attr, FsError> {
+    match reply {
+        Reply::Attr(attr) => Ok(attr),
+        other => unexpected(other),
+    }
+}
+
+/// Bytes.
+pub(super) fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, FsError> {
+    match reply {
+        Reply::Bytes(bytes) => Ok(bytes.to_vec()),
+        other => unexpected(other),
+    }
+}
