@@ -255,6 +255,87 @@ PYTHON
 }
 check "a file that is moved to and fro elsewhere is opened, or is not there" moved_to_and_fro
 
+# Random names by either mount, one step after the other: an open gets the file that has the name, or says that there is none (a name may be
+# remembered as missing for a second), and nothing else. CUTTLEFS_NAMES_SECONDS: how long; CUTTLEFS_NAMES_SEED repeats one walk.
+random_names() {
+    python3 - "$MNT" "$OTHER" "${CUTTLEFS_NAMES_SECONDS:-10}" "${CUTTLEFS_NAMES_SEED:-$RANDOM$RANDOM}" <<'PYTHON'
+import ctypes, os, random, sys, time
+*mounts, seconds, seed = sys.argv[1:]
+chance = random.Random(int(seed))
+exchange = lambda one, two: ctypes.CDLL(None, use_errno=True).renameat2(-100, one.encode(), -100, two.encode(), 2)
+end, walks = time.monotonic() + float(seconds), 0
+while time.monotonic() < end:
+    walks += 1
+    top = f"names.{walks}"
+    os.makedirs(f"{mounts[0]}/{top}/below")
+    while not os.path.isdir(f"{mounts[1]}/{top}/below"):
+        time.sleep(0.05)
+    names, model, held, told = ["a", "b", "c", "below/a", "below/b"], {}, [], []
+    def opened(mount, name, flags):
+        """The number of what an open gets; 0: nothing."""
+        try:
+            fd = os.open(f"{mount}/{top}/{name}", flags)
+        except FileNotFoundError:
+            return 0
+        got = os.fstat(fd).st_ino
+        assert got == model.get(name), f"walk {walks} of seed {seed}: {told} got {got}, names are {model}"
+        if flags & os.O_TRUNC:
+            os.write(fd, b"mine")
+        held.append(fd)
+        if len(held) > 3:
+            os.close(held.pop(chance.randrange(4)))
+        return got
+    for _ in range(100):
+        mount, name, other = chance.choice(mounts), chance.choice(names), chance.choice(names)
+        what = chance.choice(["open", "open", "cut", "create", "replace", "rename", "rename", "exchange", "link", "unlink", "stat"])
+        told.append((what, mounts.index(mount), name, other))
+        path, to = f"{mount}/{top}/{name}", f"{mount}/{top}/{other}"
+        if what in ("open", "cut"):
+            opened(mount, name, os.O_RDWR | (os.O_TRUNC if what == "cut" else 0))
+        elif what in ("create", "replace"):
+            new = path if what == "create" else f"{path}.new"
+            try:
+                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                assert name in model, f"walk {walks} of seed {seed}: {told}"
+                continue
+            made = os.fstat(fd).st_ino
+            os.close(fd)
+            if new != path:
+                os.rename(new, path)
+            model[name] = made
+        elif what in ("rename", "exchange", "link"):
+            # By names that the mount knows as they are.
+            known = all(opened(mount, which, os.O_RDONLY) == model.get(which, 0) for which in (name, other))
+            if not known or name == other or name not in model or (what == "exchange") != (other in model) and what != "rename":
+                continue
+            if what == "link":
+                os.link(path, to)
+                model[other] = model[name]
+            elif what == "exchange":
+                assert exchange(path, to) == 0, f"walk {walks} of seed {seed}: {told}"
+                model[name], model[other] = model[other], model[name]
+            else:
+                os.rename(path, to)
+                same = model[name] == model.get(other)
+                model[other] = model[name]
+                if not same:
+                    del model[name]
+        elif what == "unlink" and opened(mount, name, os.O_RDONLY):
+            os.unlink(path)
+            del model[name]
+        elif what == "stat":
+            try:
+                os.stat(path)
+            except FileNotFoundError:
+                pass
+    for fd in held:
+        os.close(fd)
+print(f"{walks} walks")
+PYTHON
+}
+check "random names by either mount: an open gets what has the name" random_names
+
 names() {
     mkdir "$MNT/dir" && touch "$MNT/dir/a" "$MNT/dir/b" || return 1
     sleep "$CACHE_LIFE_S"

@@ -238,3 +238,25 @@ impl Finding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_copied_is_refused_before_a_byte_is() {
+        let (from, to) = (tempfile::tempdir().expect("dir"), tempfile::tempdir().expect("dir"));
+        fs::create_dir(from.path().join("below")).expect("below");
+        let file = fs::File::create(from.path().join("below/direct-0")).expect("a file");
+        file.set_len(1 << 43).expect("sparse");
+        let error = check_room(from.path(), to.path()).expect_err("no room");
+        assert!(error.to_string().contains("8T"), "{error}");
+        file.set_len(7).expect("short");
+        check_room(from.path(), to.path()).expect("room");
+        copy(from.path(), to.path()).expect("copied");
+        assert_eq!(file_bytes(to.path()).expect("bytes"), 7);
+        let (pipe, mode) = (from.path().join("pipe"), rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+        assert_eq!(copy(from.path(), to.path()).expect_err("refused").kind(), io::ErrorKind::InvalidData);
+    }
+}

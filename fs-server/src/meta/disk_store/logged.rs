@@ -134,6 +134,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().expect("dir");
+        assert_eq!(read(dir.path(), "tail-0", 10).expect("none"), b"");
+        let mode = rustix::fs::Mode::RUSR;
+        let path = dir.path().join("tail-0");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
+        let error = read(dir.path(), "tail-0", 10).expect_err("refused");
+        assert!(matches!(error, LogError::File { name: "tail-0", .. }), "{error}");
+    }
+
+    #[test]
     fn golden_bytes() {
         let mut batch = Batch::default();
         batch.put(*b"k", b"v".to_vec());
