@@ -107,3 +107,46 @@ pub(super) struct Pulled {
     /// 0 where it was not pulled.
     pub(super) bytes: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::ServerOpens;
+    use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
+    use cuttlefs_common::ids::{FilePage, InodeNo};
+    use cuttlefs_common::rpc::{Layout, OpenTicket, Opened, Rights};
+
+    #[test]
+    fn a_layout_is_good_for_the_filekey_it_was_asked_for_by() {
+        let time = Timestamp::default();
+        let attr = Attr {
+            ino: InodeNo(9),
+            kind: FileKind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            change: 0,
+            flags: InodeFlags::default(),
+        };
+        let opened = Opened { filekey: FileKey(7), slot: None, attr, ticket: OpenTicket(0) };
+        let region = CachedRegion::new(ServerOpens::default().add(&opened, Rights::default()));
+        let layout = || {
+            let layout = Layout { generation: 3, extents: Vec::new(), known_until: None };
+            CachedLayout::new(FilePage(0), layout)
+        };
+        assert_eq!(region.with_layout(CachedLayout::generation), None);
+        region.set_layout(FileKey(7), layout());
+        assert_eq!(region.with_layout(CachedLayout::generation), Some(3));
+        // Told by a server before the one that the file has this key of.
+        region.set_layout(FileKey(6), layout());
+        assert_eq!(region.with_layout(CachedLayout::generation), None);
+    }
+}
