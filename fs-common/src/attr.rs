@@ -113,6 +113,28 @@ pub struct Attr {
 }
 
 impl Attr {
+    /// An empty file of root's that nobody has changed: what tests begin with.
+    pub fn empty_file(ino: InodeNo) -> Self {
+        let never = Timestamp::default();
+        Self {
+            ino,
+            kind: FileKind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            allocated_bytes: 0,
+            atime: never,
+            mtime: never,
+            ctime: never,
+            btime: never,
+            change: 0,
+            flags: InodeFlags::default(),
+        }
+    }
+
     /// Whether chattr(1) marks forbid this change: an immutable inode takes none, one that is only added to neither another
     /// length nor other owners, bits and times than now.
     pub const fn forbids(&self, set: &SetAttr) -> bool {

@@ -114,27 +114,9 @@ impl Lacking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::attr::{FileKind, Timestamp};
 
     fn attr(ino: u64, mode: u16, flags: InodeFlags) -> Attr {
-        let time = Timestamp::default();
-        Attr {
-            ino: InodeNo(ino),
-            kind: FileKind::File,
-            mode,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            allocated_bytes: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            change: 0,
-            flags,
-        }
+        Attr { mode, flags, ..Attr::empty_file(InodeNo(ino)) }
     }
 
     #[test]

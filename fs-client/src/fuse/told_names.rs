@@ -116,27 +116,9 @@ impl ToldNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuttlefs_common::attr::{InodeFlags, Timestamp};
 
     fn file(change: u64) -> Attr {
-        let epoch = Timestamp { secs: 0, nanos: 0 };
-        Attr {
-            ino: InodeNo(7),
-            kind: FileKind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            allocated_bytes: 0,
-            atime: epoch,
-            mtime: epoch,
-            ctime: epoch,
-            btime: epoch,
-            change,
-            flags: InodeFlags::default(),
-        }
+        Attr { change, ..Attr::empty_file(InodeNo(7)) }
     }
 
     #[test]

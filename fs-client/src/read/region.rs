@@ -112,30 +112,13 @@ pub(super) struct Pulled {
 mod tests {
     use super::*;
     use crate::session::ServerOpens;
-    use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
+    use cuttlefs_common::attr::Attr;
     use cuttlefs_common::ids::{FilePage, InodeNo};
     use cuttlefs_common::rpc::{Layout, OpenTicket, Opened, Rights};
 
     #[test]
     fn a_layout_is_good_for_the_filekey_it_was_asked_for_by() {
-        let time = Timestamp::default();
-        let attr = Attr {
-            ino: InodeNo(9),
-            kind: FileKind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            allocated_bytes: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
-            change: 0,
-            flags: InodeFlags::default(),
-        };
+        let attr = Attr::empty_file(InodeNo(9));
         let opened = Opened { filekey: FileKey(7), slot: None, attr, ticket: OpenTicket(0) };
         let region = CachedRegion::new(ServerOpens::default().add(&opened, Rights::default()));
         let layout = || {

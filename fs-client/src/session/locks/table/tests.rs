@@ -2,7 +2,7 @@ use super::*;
 use crate::session::ServerOpens;
 use crate::session::locks::GrantedLock;
 use crate::transport::FsError;
-use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
+use cuttlefs_common::attr::Attr;
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::rpc::{OpenTicket, Opened, Rights};
 use std::time::Instant;
@@ -33,24 +33,7 @@ fn ask(locks: &OwnLocks, file: &Arc<ServerOpen>, mode: LockMode) -> WaitId {
 
 /// The file, opened twice.
 fn opens() -> [Arc<ServerOpen>; 2] {
-    let time = Timestamp::default();
-    let attr = Attr {
-        ino: INO,
-        kind: FileKind::File,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        allocated_bytes: 0,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        btime: time,
-        change: 0,
-        flags: InodeFlags::default(),
-    };
+    let attr = Attr::empty_file(INO);
     let opened = Opened { filekey: FileKey(1), slot: None, attr, ticket: OpenTicket(0) };
     let opens = ServerOpens::default();
     [(); 2].map(|()| opens.add(&opened, Rights { read: true, write: true }))
