@@ -119,7 +119,7 @@ cargo_tests() {
 
 # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
 model_check() {
-    phase model-check 900 cargo test -p cuttlefs-server --locked --features model-check --lib region::model
+    phase model-check 900 cargo test -p cuttlefs-server --locked --features model-check --lib pages::model
 }
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it.

@@ -602,7 +602,7 @@ fn an_answer_that_comes_late_opens_nothing_of_a_session_that_is_over() {
         let (_, file) = made.expect("it is made");
         assert!(world.has_acted());
         assert_eq!(one.write(&CALLER, file.handle, 0, b"bytes"), Ok(5));
-        assert_eq!(world.with_server(|server| server.server().regions.figures().filekeys), 1);
+        assert_eq!(world.with_server(|server| server.server().files.figures().filekeys), 1);
         one.release(file.handle);
         unlink(&one, b"new");
         assert_eq!(one.stat_fs(&CALLER), Ok(free));

@@ -9,9 +9,9 @@ use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Random, SeededRandom};
 use cuttlefs_server::fsck::{FsckError, FsckOptions, Report, fsck};
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::{Exposure, PolicyName, RegionPolicy};
 use cuttlefs_server::pool::{DATA_START, FormatOptions};
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::{Exposure, PolicyName, RegionPolicy};
 use cuttlefs_server::serve::RunningServer;
 use serving::Serve;
 use std::os::unix::fs::FileExt;
@@ -130,7 +130,7 @@ fn a_rotten_page_is_an_error_and_its_neighbours_are_not() {
         assert!(read(&volume, file, from, 10.min(PAGES - from)).is_err(), "{policy}: a range with it");
         // A part of it can be neither changed nor read; all of it can be written.
         assert!(volume.write(&CALLER, file, (bad * PAGE) as u64 + 5, b"part").is_err(), "{policy}");
-        let counts = running.server().regions.figures().counts;
+        let counts = running.server().files.pages().figures().counts;
         assert!(counts.rotten_pages >= 2, "{policy}: {counts:?}");
         // The scrub of this server begins a second after its start.
         let found = (0..200).any(|_| {

@@ -10,7 +10,7 @@ use cuttlefs_common::rdma::{FileTarget, RegionOwner};
 use cuttlefs_common::region::CountersShape;
 use cuttlefs_common::rpc::{RemoteBuffer, Request, Rights, Sampling};
 use cuttlefs_common::status::Status;
-use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::pages::Hotspots;
 use running::{CALLER, READ_WRITE, Site, Sizes, figure, read, until};
 
 const FRAMES: u64 = 67;
@@ -42,16 +42,16 @@ fn read_through(volume: &RemoteVolume, handle: Handle, pages: u64) {
 }
 
 fn counted(site: &Site) -> u64 {
-    site.regions().figures().counts.counted
+    site.files().pages().figures().counts.counted
 }
 
 /// Pages of the hot file that are in frames. Looks as a NIC would and disturbs nothing.
 fn resident(site: &Site, ino: InodeNo) -> u32 {
     let looking = RegionOwner(u64::MAX / 2);
-    let opened = site.regions().open(looking, ino, Rights { read: true, write: false }).expect("open");
+    let opened = site.files().open(looking, ino, Rights { read: true, write: false }).expect("open");
     let mut bitmap = [0; HOT_PAGES as usize / 8];
-    site.regions().read_bitmap(looking, opened.filekey, 0, &mut bitmap).expect("bitmap");
-    site.regions().close(looking, opened.filekey).expect("close");
+    site.files().read_bitmap(looking, opened.filekey, 0, &mut bitmap).expect("bitmap");
+    site.files().close(looking, opened.filekey).expect("close");
     bitmap.iter().map(|byte| byte.count_ones()).sum()
 }
 

@@ -577,7 +577,7 @@ fn a_layout_of_one_server_fits_no_other() {
         volume.fsync(&CALLER, file.handle, false).expect("fsync");
         let generations = || {
             world.with_server(|server| {
-                let table = FileTable::over(server.server().regions.window(WindowId::FileTable));
+                let table = FileTable::over(server.server().files.window(WindowId::FileTable));
                 let open = (0..8).map(|slot| table.load(FileSlot(slot)).generation);
                 open.filter(|generation| *generation != 0).collect::<Vec<_>>()
             })

@@ -5,9 +5,9 @@ mod serving;
 
 use cuttlefs_client::fuse::MountTable;
 use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use rustix::fs::FlockOperation;
 use rustix::mount::{UnmountFlags, unmount};

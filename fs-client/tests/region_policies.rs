@@ -10,9 +10,9 @@ use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::world::{Random, SeededRandom};
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::{Exposure, PolicyName, RegionPolicy, Technique};
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::{Exposure, PolicyName, RegionPolicy, Technique};
 use cuttlefs_server::serve::{RunningServer, StartError};
 use serving::Serve;
 use std::path::Path;
@@ -253,7 +253,7 @@ fn every_policy_keeps_the_bytes(scheme: &str) {
         }
         walk.together();
         model = walk.end();
-        let figures = running.server().regions.figures();
+        let figures = running.server().files.pages().figures();
         let counts = figures.counts;
         assert_eq!(figures.leaked_frames, 0);
         assert_eq!(running.server().meta.damage_count(), 0);

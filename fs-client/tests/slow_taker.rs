@@ -15,9 +15,9 @@ use cuttlefs_common::rpc::{
     HEADER_LEN, MAX_MESSAGE_BYTES, OpenBy, Reply, ReplyHeader, Request, RequestHeader, Rights, SessionSecret,
     Sink,
 };
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use serving::Serve;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

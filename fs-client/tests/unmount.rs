@@ -6,9 +6,9 @@ use cuttlefs_client::file::volume::{Caller, Volume};
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::{Reply, Request};
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use serving::Serve;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,4 @@
-//! Where `Meta` meets the regions' narrow view of it (`MetaPort`) and the checksums' (`MarkStore`), and how it becomes durable for
-//! everybody who waits: fsync, answers that must be durable, marks of what is overwritten, space that is to be given out again.
+//! How metadata becomes durable for everybody who waits: fsync, answers that must be durable, marks of what is overwritten, space that is to be given out again.
 //!
 //! # How it works
 //! One of those who wait leads (`GroupSync`). It writes what is not durable by its own worker's ring, in one direct write that is
@@ -11,17 +10,12 @@ use crate::group_commit::GroupCommit;
 use crate::group_sync::GroupSync;
 use crate::meta::{FlushStep, Meta};
 use crate::pool::{LocalFuture, MarkStore, OwnRing};
-use crate::region::{DataCommit, MetaPort, NoteData, Written};
-use cuttlefs_common::attr::Attr;
-use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::region::Extent;
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Metadata, and what makes it durable.
-pub struct CommittedMeta {
-    meta: Arc<Meta>,
+/// What makes metadata durable.
+pub struct Committer {
     flushes: Arc<Flushes>,
 }
 
@@ -31,7 +25,7 @@ struct Flushes {
     commits: GroupCommit,
 }
 
-impl CommittedMeta {
+impl Committer {
     /// Starts the thread.
     ///
     /// # Errors
@@ -57,9 +51,16 @@ impl CommittedMeta {
         Self::of(meta, commits)
     }
 
+    /// For tests: a flush is done by who asks for it, at once.
+    #[cfg(test)]
+    pub(crate) fn at_once(meta: Arc<Meta>) -> Arc<Self> {
+        let flushed = meta.clone();
+        let commits = GroupCommit::at_once(move || flushed.flush());
+        Self::of(meta, commits)
+    }
+
     fn of(meta: Arc<Meta>, commits: GroupCommit) -> Arc<Self> {
-        let flushes = Arc::new(Flushes { meta: meta.clone(), syncs: GroupSync::default(), commits });
-        Arc::new(Self { meta, flushes })
+        Arc::new(Self { flushes: Arc::new(Flushes { meta, syncs: GroupSync::default(), commits }) })
     }
 
     /// What makes it durable, without a thread.
@@ -92,41 +93,20 @@ impl Flushes {
     }
 }
 
-impl MetaPort for CommittedMeta {
-    fn attr(&self, ino: InodeNo) -> Result<Attr, Status> {
-        self.meta.attr(ino)
+impl Committer {
+    /// The metadata.
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.flushes.meta
     }
 
-    fn written(&self, ino: InodeNo) -> Result<Written, Status> {
-        self.meta.written(ino)
-    }
-
-    fn has_room(&self) -> bool {
-        self.meta.has_room()
-    }
-
-    fn is_flushing(&self) -> bool {
+    /// Whether a flush is under way; a guess, for who can do without.
+    pub fn is_flushing(&self) -> bool {
         self.flushes.syncs.is_running()
     }
 
-    fn takes_images(&self) -> bool {
-        self.meta.takes_images()
-    }
-
-    fn extents(&self, ino: InodeNo) -> Result<Vec<Extent>, Status> {
-        self.meta.extents(ino)
-    }
-
-    fn note_data(&self, ino: InodeNo, note: NoteData) -> Result<Attr, Status> {
-        self.meta.note_data(ino, note)
-    }
-
-    fn commit_data(&self, commits: &[DataCommit]) -> Result<(), Status> {
-        self.meta.commit_data(commits)
-    }
-
-    fn flush(&self) -> LocalFuture<'static, Result<(), Status>> {
-        if self.meta.is_durable() {
+    /// Makes every batch so far durable.
+    pub fn flush(&self) -> LocalFuture<'static, Result<(), Status>> {
+        if self.flushes.meta.is_durable() {
             return Box::pin(std::future::ready(Ok(())));
         }
         let flushes = self.flushes.clone();
@@ -137,9 +117,9 @@ impl MetaPort for CommittedMeta {
     }
 }
 
-impl MarkStore for CommittedMeta {
+impl MarkStore for Committer {
     fn put_marks(&self, regions: &[u64], marked: bool) -> std::io::Result<()> {
-        self.meta.put_marks(regions, marked).map_err(failed)
+        self.flushes.meta.put_marks(regions, marked).map_err(failed)
     }
 
     fn flush_marks(&self) -> LocalFuture<'static, std::io::Result<()>> {
@@ -167,7 +147,7 @@ mod tests {
 
     struct Served {
         store: Arc<DiskStore>,
-        committed: Arc<CommittedMeta>,
+        committed: Arc<Committer>,
         directory: tempfile::TempDir,
     }
 
@@ -182,7 +162,7 @@ mod tests {
             let format = Format { uuid: [7; 16], hash_key: HashKey([7; 16]), root, root_mode: 0o755 };
             Meta::format(&*store, &*clock, &format).expect("format");
             let meta = Meta::open(store.clone(), clock).expect("open");
-            let committed = CommittedMeta::start(Arc::new(meta)).expect("start");
+            let committed = Committer::start(Arc::new(meta)).expect("start");
             let served = Self { store, committed, directory };
             let until = Instant::now() + Duration::from_secs(60);
             while served.direct().is_none() {

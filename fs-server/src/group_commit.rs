@@ -46,6 +46,8 @@ pub struct GroupCommit {
     shared: Arc<Shared>,
     work: Arc<Work>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Who waits does it himself.
+    is_at_once: bool,
 }
 
 impl GroupCommit {
@@ -68,7 +70,18 @@ impl GroupCommit {
 
     /// Without a thread. For a server in one thread.
     pub fn by_hand(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
-        Self { shared: Arc::default(), work: Arc::new(Box::new(work)), thread: Mutex::new(None) }
+        Self {
+            shared: Arc::default(),
+            work: Arc::new(Box::new(work)),
+            thread: Mutex::new(None),
+            is_at_once: false,
+        }
+    }
+
+    /// For tests: a wait does the work, and is over.
+    #[cfg(test)]
+    pub(crate) fn at_once(work: impl Fn() -> Result<(), Status> + Send + Sync + 'static) -> Self {
+        Self { is_at_once: true, ..Self::by_hand(work) }
     }
 
     /// Resolves when a run that began after this call has ended.
@@ -80,6 +93,9 @@ impl GroupCommit {
             state.asked
         };
         shared.work.notify_one();
+        if self.is_at_once {
+            self.step();
+        }
         Box::pin(std::future::poll_fn(move |context| {
             let mut state = shared.state.lock();
             if state.done >= ticket {

@@ -18,6 +18,8 @@ pub mod config;
 pub mod counters;
 /// Paths of what is exported.
 pub mod export;
+/// Files: mapping, keys, operations.
+pub mod files;
 /// Checking a pool that nobody serves.
 pub mod fsck;
 /// A thread that syncs for many.
@@ -28,12 +30,12 @@ pub mod group_sync;
 pub mod locks;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
+/// The pool's pages: frames, residency, every read and change.
+pub mod pages;
 /// Which workers serve which peer.
 pub mod placement;
 /// The SSD space and how its bytes are reached.
 pub mod pool;
-/// Frames, residency, mappings of files, filekeys.
-pub mod region;
 /// Who may do what.
 pub mod rights;
 /// Decode, admit, call, reply.
@@ -46,8 +48,8 @@ pub mod server;
 pub mod session;
 /// How much of what is bounded one peer may have.
 pub mod shares;
-/// Tiering IO.
-pub mod tier;
+/// Sleeps.
+pub mod timer;
 /// The numbers clients of an exported subtree know inodes by.
 pub mod veil;
 /// One thread's executor and reactor.

@@ -1,21 +1,22 @@
-//! What all workers share: metadata, regions, sessions, and the steps that join them.
+//! What all workers share: metadata, files, sessions, and the steps that join them.
 //!
 //! # How it works
-//! Names and attributes go to `meta`, bytes to `regions` and `tier`. Where one operation needs both (truncation,
+//! Names and attributes go to `meta`, bytes to `files`. Where one operation needs both (truncation,
 //! the last close of an unlinked file) the joint is here, and only here.
 
 use crate::counters::ServerCounters;
+use crate::files::{self, Changed, ClosedRegion, FileRegion, Files};
 use crate::locks::Locks;
+use crate::meta::ClientChange;
 use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
+use crate::pages::{ScrubFigures, Source};
 use crate::pool::{Disk, PageSums};
-use crate::region::{ClientChange, ClosedRegion, FileRegion, Regions};
 use crate::rights::{Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
 use crate::serve::Drain;
 use crate::serve::rotten::RottenPages;
 use crate::session::{Session, Sessions};
 use crate::shares::Shares;
-use crate::tier::{self, Changed, ScrubFigures};
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo};
 use cuttlefs_common::rdma::{Device, Endpoint, PeerKey, RegionOwner};
@@ -29,8 +30,8 @@ use std::sync::Arc;
 pub struct Server {
     /// Names, attributes, durable mappings.
     pub meta: Arc<Meta>,
-    /// Frames, mappings, filekeys.
-    pub regions: Arc<Regions>,
+    /// Mappings, filekeys, and the pages below.
+    pub files: Arc<Files>,
     /// Clients.
     pub sessions: Sessions,
     /// Their connections.
@@ -95,14 +96,14 @@ impl Server {
     pub fn execute(&self, asker: Asker<'_>, operation: &Operation<'_>) -> Result<Outcome, Status> {
         let Asker { who, owner, changed } = asker;
         let names = matches!(operation, Operation::Link { .. });
-        let is_open = |ino| !names || self.regions.opens(ino) > 0;
+        let is_open = |ino| !names || self.files.opens(ino) > 0;
         if !who.checked {
             return self.meta.execute(caller(who), operation, &is_open).inspect(|_| changed.note_records());
         }
         let judge = Judge { meta: &self.meta, who };
         let writes = Rights { read: false, write: true };
         let outcome = self.meta.execute_judged(caller(who), operation, &is_open, &|operation| {
-            judge.may_change(operation, |ino| self.regions.has_open(owner, ino, writes))
+            judge.may_change(operation, |ino| self.files.has_open(owner, ino, writes))
         });
         outcome.inspect(|_| changed.note_records())
     }
@@ -156,10 +157,10 @@ impl Server {
         size: u64,
         set: &SetAttr,
     ) -> Result<Attr, Status> {
-        let file = self.regions.file(ino)?;
+        let file = self.files.file(ino)?;
         let commit = |data| self.set_attr(asker, ino, set, Some(data));
-        let changing = tier::begin_change(&self.regions, &file, asker.changed).await?;
-        let attr = tier::truncate(&self.regions, disk, &file, size, commit).await?;
+        let changing = files::begin_change(&self.files, &file, asker.changed).await?;
+        let attr = files::truncate(&self.files, disk, &file, size, commit).await?;
         // Also where the file was not longer: what others had written there, and bring back, was cut off.
         changing.done(attr.change, size..u64::MAX);
         Ok(attr)
@@ -175,14 +176,14 @@ impl Server {
         asker: Asker<'_>,
         file: &Arc<FileRegion>,
         by: (ClientChange, &PeerKey),
-        what: Restored<tier::Source<'_>>,
+        what: Restored<Source<'_>>,
     ) -> Result<bool, Status> {
         let set_length = async |size| {
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let commit = |data| self.set_attr(asker, file.ino(), &set, Some(data));
-            tier::restore_length(&self.regions, disk, file, size, commit).await
+            files::restore_length(&self.files, disk, file, size, commit).await
         };
-        tier::restore(&self.regions, disk, file, by, what, set_length, asker.changed).await
+        files::restore(&self.files, disk, file, by, what, set_length, asker.changed).await
     }
 
     /// What an operation leaves to do: an inode without names that nobody has open goes.
@@ -212,7 +213,7 @@ impl Server {
                     below = next.unwrap_or(below);
                     Ok(next.is_some())
                 };
-                tier::reap(&self.regions, ino, step).await.map(drop)
+                files::reap(&self.files, ino, step).await.map(drop)
             }
             Ok(_) => self.meta.reap(ino).map(|_| ()),
             Err(status) => Err(status),
@@ -263,7 +264,7 @@ impl Server {
     pub async fn close(&self, owner: RegionOwner, filekeys: &[FileKey]) {
         for filekey in filekeys {
             // A key that is not known was closed before: closing is idempotent.
-            if let Ok(closed) = self.regions.close(owner, *filekey) {
+            if let Ok(closed) = self.files.close(owner, *filekey) {
                 self.closed(closed).await;
             }
         }
@@ -273,13 +274,13 @@ impl Server {
     pub fn settle_grace(&self) {
         if !self.sessions.is_grace_period() {
             self.locks.end_grace();
-            self.regions.newer.stop();
+            self.files.newer.stop();
         }
     }
 
     /// Ends every filekey of a session that is over.
     pub async fn revoke(&self, session: &Session) {
-        for closed in self.regions.revoke(session.number()) {
+        for closed in self.files.revoke(session.number()) {
             self.closed(closed).await;
         }
     }

@@ -28,7 +28,6 @@
 //! # Ordering
 //! Counters are moved by compare-and-swap and guard no other memory: relaxed.
 
-use crate::locks::LOCKS_MAX;
 use crate::placement::{Home, Placement};
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::rdma::{PeerIdentity, PeerKey};
@@ -36,6 +35,9 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+
+/// Locks of all clients.
+pub const LOCKS_MAX: usize = 262_144;
 
 /// What peers have shares of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

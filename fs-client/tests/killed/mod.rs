@@ -5,9 +5,9 @@
 use super::serving::{self, Serve};
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

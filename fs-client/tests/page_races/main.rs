@@ -16,7 +16,7 @@ mod words;
 use actors::World;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::world::{Random, SystemRandom};
-use cuttlefs_server::region::Hotspots;
+use cuttlefs_server::pages::Hotspots;
 use running::{Site, Sizes, figure};
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn race(hotspots: Hotspots) {
     let until =
         variable("CUTTLEFS_STRESS_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let site = Site::new(Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots });
-    let magic = site.regions().magic();
+    let magic = site.files().pages().magic();
     let clients = ["tcp", "shm", "tcp", "shm"].map(|scheme| site.connect(scheme, 8, true));
     let plain = site.connect("tcp", 2, false);
     let world = World::new([&clients[0], &clients[1], &clients[2], &clients[3]], seed, until);
@@ -57,7 +57,7 @@ fn race(hotspots: Hotspots) {
     });
     world.finish();
     plain.shut_down();
-    let figures = site.regions().figures();
+    let figures = site.files().pages().figures();
     println!("{figures:?}");
     for client in &clients {
         println!("{:?}", client.figures());

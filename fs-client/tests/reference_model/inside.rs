@@ -13,10 +13,10 @@ pub fn check(world: &World, pool_pages: u64) {
     world.with_server(|server| {
         let server = server.server();
         assert_eq!(server.meta.damage_count(), 0);
-        assert_eq!(server.regions.figures().leaked_frames, 0);
-        assert_eq!(server.regions.figures().counts.rotten_pages, 0);
-        let table = ResidencyTable::over(server.regions.window(WindowId::Residency));
-        let frames = server.regions.window(WindowId::Frames);
+        assert_eq!(server.files.pages().figures().leaked_frames, 0);
+        assert_eq!(server.files.pages().figures().counts.rotten_pages, 0);
+        let table = ResidencyTable::over(server.files.window(WindowId::Residency));
+        let frames = server.files.window(WindowId::Frames);
         let mut owners = BTreeMap::new();
         for page in 0..pool_pages {
             let entry = table.load(PoolPage(page));

@@ -13,9 +13,9 @@ use cuttlefs_common::attr::Timestamp;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rdma::sim::Cut;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use proptest::prelude::*;
 use std::path::Path;
@@ -139,7 +139,7 @@ impl Site for Linked {
     fn check_inside(&self) {
         let server = self.running.as_ref().expect("it runs").server();
         assert_eq!(server.meta.damage_count(), 0);
-        assert_eq!(server.regions.figures().leaked_frames, 0);
+        assert_eq!(server.files.pages().figures().leaked_frames, 0);
     }
 }
 

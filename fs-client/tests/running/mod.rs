@@ -9,9 +9,10 @@ use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
 use cuttlefs_common::ids::TraceId;
 use cuttlefs_common::rdma::Endpoint;
+use cuttlefs_server::files::Files;
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::policy::RegionPolicy;
-use cuttlefs_server::region::{Hotspots, Regions};
 use cuttlefs_server::serve::RunningServer;
 use serving::Serve;
 use std::time::{Duration, Instant};
@@ -80,13 +81,13 @@ impl Site {
     }
 
     /// The server's regions.
-    pub fn regions(&self) -> &Regions {
-        &self.running.as_ref().expect("it runs").server().regions
+    pub fn files(&self) -> &Files {
+        &self.running.as_ref().expect("it runs").server().files
     }
 
     /// What must hold of a server that nobody is asking for anything.
     pub fn check(&self) {
-        assert_eq!(self.regions().figures().leaked_frames, 0);
+        assert_eq!(self.files().pages().figures().leaked_frames, 0);
         assert_eq!(self.running.as_ref().expect("it runs").server().meta.damage_count(), 0);
     }
 

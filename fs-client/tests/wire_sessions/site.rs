@@ -12,9 +12,9 @@ use cuttlefs_common::memory::STALE;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::{NewNode, XattrMode};
 use cuttlefs_common::status::Status;
+use cuttlefs_server::pages::Hotspots;
+use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
-use cuttlefs_server::region::Hotspots;
-use cuttlefs_server::region::policy::RegionPolicy;
 use cuttlefs_server::serve::RunningServer;
 use cuttlefs_server::shares::Resource;
 use std::os::unix::fs::PermissionsExt;
@@ -232,10 +232,10 @@ impl Site {
             sessions: server.sessions.list().len(),
             turns: (turns.running(), turns.waiting()),
             buffers: (bounce.running(), bounce.waiting()),
-            filekeys: server.regions.figures().filekeys,
+            filekeys: server.files.figures().filekeys,
             locks: (locks.held, locks.waiting),
             held_bytes: server.device.figures().held_bytes,
-            pages: server.regions.space().figures().used,
+            pages: server.files.space().figures().used,
             inodes: server.meta.inode_count(),
         }
     }

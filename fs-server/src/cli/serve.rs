@@ -3,12 +3,11 @@
 use super::machine_memory::MachineMemory;
 use crate::config::{CONFIG_FILE, Durability, ExportConfig, LEAST_MEMORY_BYTES};
 use crate::meta::{DiskOptions, DiskStore, Meta};
+use crate::pages::policy::{PolicyName, RegionPolicy, Technique};
+use crate::pages::{Hotspots, ScrubOptions};
 use crate::pool;
-use crate::region::Hotspots;
-use crate::region::policy::{PolicyName, RegionPolicy, Technique};
 use crate::serve::{Parts, RunningServer, ServeOptions};
 use crate::shares::Resource;
-use crate::tier::ScrubOptions;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cuttlefs_common::descriptors::{self, OWN_DESCRIPTORS};
@@ -194,7 +193,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     tracing::info!(
         pool = %opened.uuid(),
         pages = opened.pages(),
-        memory = %ByteSize(running.server().regions.frames().memory().len() as u64),
+        memory = %ByteSize(running.server().files.pages().frames().memory().len() as u64),
         region = %policy,
         %durability,
         workers,

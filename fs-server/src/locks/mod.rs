@@ -43,8 +43,6 @@ use table::Table;
 /// Locks of one client: ten times what a database with a lock a page of its working set has. A list of so many is gone
 /// through in a tenth of a millisecond.
 pub const LOCKS_PER_CLIENT: usize = 16_384;
-/// Locks of all clients.
-pub const LOCKS_MAX: usize = 262_144;
 /// Requests of one client that wait for locks, or whose end has not been told yet.
 pub const WAITS_PER_CLIENT: usize = 4096;
 

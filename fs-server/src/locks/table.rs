@@ -11,8 +11,8 @@
 //! part of it. One mutex is over all, so a walk over everything would be everybody's.
 
 use super::deadlock::Waiting;
-use super::{Asked, Cancelled, Holder, LOCKS_MAX, LOCKS_PER_CLIENT, LockFigures, WAITS_PER_CLIENT};
-use crate::shares::{Peer, Resource, Tally};
+use super::{Asked, Cancelled, Holder, LOCKS_PER_CLIENT, LockFigures, WAITS_PER_CLIENT};
+use crate::shares::{LOCKS_MAX, Peer, Resource, Tally};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{HeldLock, Intervals, Lock, LockList, LockRange, LockSpace, WaitId};
 use cuttlefs_common::rpc::{BlockingLock, SETTLED_LOCKS_MAX, SettledLock, TestedLock};

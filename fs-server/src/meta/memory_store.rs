@@ -19,6 +19,7 @@ use cuttlefs_common::world::Random;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Records a scan copies under the lock at a time. The visitor runs without the lock, because it may call the
 /// store, and a read lock taken twice by one thread deadlocks with a writer waiting between.
@@ -56,6 +57,8 @@ pub struct MemoryStore {
     contents: RwLock<Contents>,
     life: Life,
     lie: Option<StoreLie>,
+    /// Batches and flushes fail. Set and read by one test, relaxed.
+    fails: AtomicBool,
 }
 
 fn apply(records: &mut Records, batch: &Batch) {
@@ -112,7 +115,12 @@ impl MemoryStore {
             let whole = batches - usize::from(contents.cut_off.is_some());
             whole + (random.next_u64() % 2) as usize
         });
-        Self { contents: RwLock::new(left), life: self.life.clone(), lie: self.lie }
+        Self {
+            contents: RwLock::new(left),
+            life: self.life.clone(),
+            lie: self.lie,
+            fails: AtomicBool::new(false),
+        }
     }
 
     /// The store as the next server finds it after a power loss.
@@ -120,7 +128,12 @@ impl MemoryStore {
         let mut left = self.left(|_, batches| (random.next_u64() % (batches as u64 + 1)) as usize);
         left.unflushed.clear();
         left.durable.clone_from(&left.current);
-        Self { contents: RwLock::new(left), life: self.life.clone(), lie: self.lie }
+        Self {
+            contents: RwLock::new(left),
+            life: self.life.clone(),
+            lie: self.lie,
+            fails: AtomicBool::new(false),
+        }
     }
 
     /// What is left when `kept` of the unflushed batches are; the one that was cut off counts as one of them.
@@ -131,6 +144,16 @@ impl MemoryStore {
         let mut current = contents.durable.clone();
         batches.iter().for_each(|batch| apply(&mut current, batch));
         Contents { current, durable: contents.durable.clone(), unflushed: batches, cut_off: None }
+    }
+
+    /// Makes every batch and flush fail from now on, or no more.
+    #[cfg(test)]
+    pub(crate) fn fail(&self, fails: bool) {
+        self.fails.store(fails, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        if self.fails.load(Ordering::Relaxed) { Err(StoreError::Poisoned) } else { Ok(()) }
     }
 
     /// How many batches are not flushed yet.
@@ -200,6 +223,7 @@ impl Store for MemoryStore {
     }
 
     fn commit(&self, batch: Batch) -> Result<(), StoreError> {
+        self.check()?;
         let mut contents = self.contents.write();
         let batch = match self.lie {
             Some(StoreLie::Slots) => without(batch, key::is_slot),
@@ -221,6 +245,7 @@ impl Store for MemoryStore {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
+        self.check()?;
         let contents = &mut *self.contents.write();
         match self.life.meets(Event::Flush, contents.unflushed.len() as u64) {
             Fate::Happens => {}

@@ -463,6 +463,12 @@ impl Meta {
         self.flush_store()
     }
 
+    /// For tests: the next inode that is made gets this number.
+    #[cfg(test)]
+    pub(crate) fn number_next(&self, ino: InodeNo) {
+        self.writer.lock().next_ino = ino.0;
+    }
+
     fn flush_store(&self) -> Result<(), MetaError> {
         let reserved = self.reserved.load(Ordering::Acquire);
         self.store.flush()?;

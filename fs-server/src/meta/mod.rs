@@ -69,7 +69,7 @@ pub use operation::{
     ApplyContext, Caller, Covers, CutStep, DataCommit, DataStamp, DoneRequest, Images, LINK_MAX, Operation,
     Outcome, PageImage, REAP_BATCH_EXTENTS, RangeUpdate, RequestId, XATTRS_PER_INODE_MAX,
 };
-pub use page_map::{PART_PAGES, POOL_PAGES_MAX, PartBits, PartKey, PartVisitor, Plane};
+pub use page_map::{PART_PAGES, PartBits, PartKey, PartVisitor, Plane};
 pub use paths::paths;
 pub use problem::{Detail, Problem, ProblemKind};
 pub use record::{

@@ -17,6 +17,7 @@
 use super::key;
 use super::record::{ExtentRecord, RecordError};
 use crate::bits;
+use crate::pool::POOL_PAGES_MAX;
 use cuttlefs_common::region::ExtentState;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,8 +25,6 @@ use std::ops::Range;
 /// Pages of a part.
 pub const PART_PAGES: u64 = 8192;
 const PART_WORDS: usize = (PART_PAGES / 64) as usize;
-/// A pool has no more (64 TiB): what a damaged extent names behind them counts as the last of them, and no map grows with it.
-pub const POOL_PAGES_MAX: u64 = 1 << 34;
 
 /// One bitmap's bits of a part, in words as in `bits`.
 pub type PartBits = [u64; PART_WORDS];

@@ -1,6 +1,6 @@
 //! What of a file's contents the store has, in terms of the file's change counter.
 //!
-//! A client whose server was killed makes its unsynced changes again (`tier/restore.rs`). Whether one of them is there already,
+//! A client whose server was killed makes its unsynced changes again (`files/restore.rs`). Whether one of them is there already,
 //! was overtaken by a later one, or may be made, follows from this record and from what has changed since the server started.
 //!
 //! # Invariants

@@ -28,7 +28,6 @@ use super::sums::layout::pages_that_fit;
 use super::superblock::{MOST_DATA_FILES, SUPERBLOCK_BYTES, Superblock, file_bytes};
 use super::uuid::PoolUuid;
 use crate::config::{CONFIG_FILE, Config, PoolConfig};
-use crate::meta::POOL_PAGES_MAX;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::world::{Clock, SystemClock, SystemRandom};
@@ -38,6 +37,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// A pool has no more pages (64 TiB): what a damaged extent names behind them counts as the last of them, and no map grows with it.
+pub const POOL_PAGES_MAX: u64 = 1 << 34;
 
 /// Least space of a data file: what is smaller holds nothing worth serving.
 pub const LEAST_FILE_BYTES: u64 = 1 << 20;

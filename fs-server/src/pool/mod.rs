@@ -45,7 +45,7 @@ pub use data_sync::DataSync;
 pub use directory::{Intent, PoolDirectory, open, open_to};
 pub use disk::{Disk, IoBuffer, IoDone, IoError, IoKind, IoRequest, LocalFuture};
 pub use error::PoolError;
-pub use format::{FormatOptions, FormatReport, MakeMetadata, format};
+pub use format::{FormatOptions, FormatReport, MakeMetadata, POOL_PAGES_MAX, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
 pub use sums::{MarkStore, MemoryMarks, PageSums, REGION_PAGES, SumFigures, SumLayout, SummedDisk};

@@ -10,8 +10,8 @@ use super::handlers::{self, Effect};
 use super::reply::{Body, Message};
 use super::turns::Claim;
 use super::worker::WorkerContext;
+use crate::files::Changed;
 use crate::session::Admission;
-use crate::tier::Changed;
 use crate::veil::Veil;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
@@ -124,7 +124,7 @@ async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Chan
         return Ok(());
     }
     let _turn = if changed.has_contents() { Some(context.turns.take(claim).await) } else { None };
-    changed.make_durable(&server.regions, context.disk.as_ref()).await
+    changed.make_durable(&server.files, context.disk.as_ref()).await
 }
 
 /// What hides inode numbers from a connection's client.

@@ -96,7 +96,7 @@ async fn pull(
         for (index, record) in &records[run] {
             let at = bounce.offset() + (shape.pages_offset(*index) - bytes.start);
             bounce.memory().read(at, &mut pages);
-            context.server.regions.note_counted(counters.owner, record, &pages);
+            context.server.files.note_counted(counters.owner, record, &pages);
         }
         zero(&bounce, bytes.len());
         transfer(Direction::Push, bytes).await?;

@@ -1,9 +1,10 @@
 //! What a server does by itself, as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
 
+use crate::files;
+use crate::pages::{self, Scrub, ScrubOptions};
 use crate::pool::{LocalFuture, SummedDisk};
-use crate::region;
 use crate::rpc::worker::WorkerContext;
-use crate::tier::{self, Scrub, ScrubOptions, Timer};
+use crate::timer::Timer;
 use crate::worker::{Spawner, Worker};
 use cuttlefs_common::panic_ends;
 use std::cell::{Cell, RefCell};
@@ -31,14 +32,14 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
     let timer = SpawnerTimer(spawner.clone());
     worker.spawn_local(async move {
         let never = AtomicBool::new(false);
-        tier::run_write_back(&task.server.regions, task.disk.as_ref(), &timer, &never).await;
+        files::run_write_back(&task.server.files, task.disk.as_ref(), &timer, &never).await;
     });
     // Where pages do not move, none is sent back.
-    if context.server.regions.policy().promotes {
+    if context.server.files.pages().policy().promotes {
         let task = context.clone();
         worker.spawn_local(async move {
             let never = AtomicBool::new(false);
-            region::run_eviction(&task.server.regions, task.disk.as_ref(), &never).await;
+            pages::run_eviction(task.server.files.pages(), task.disk.as_ref(), &never).await;
         });
         let task = context.clone();
         let timer = SpawnerTimer(spawner.clone());
@@ -46,17 +47,18 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             let never = AtomicBool::new(false);
             let server = &task.server;
             let period = Duration::from_millis(u64::from(server.sampling.period_ms));
-            let (regions, clock) = (&server.regions, server.clock.as_ref());
-            tier::run_promotion(regions, task.disk.as_ref(), &timer, clock, period, &never).await;
+            let (files, clock) = (&server.files, server.clock.as_ref());
+            files::run_promotion(files, task.disk.as_ref(), &timer, clock, period, &never).await;
         });
     }
     let (sweeping, timer) = (disk.clone(), SpawnerTimer(spawner.clone()));
-    worker.spawn_local(async move { tier::run_sweep(&sweeping, &timer, &AtomicBool::new(false)).await });
+    worker.spawn_local(async move { pages::run_sweep(&sweeping, &timer, &AtomicBool::new(false)).await });
     let (task, disk, timer) = (context.clone(), disk.clone(), SpawnerTimer(spawner.clone()));
     worker.spawn_local(async move {
         let server = &task.server;
         let scrubbing = Scrub {
-            regions: &server.regions,
+            pages: server.files.pages(),
+            space: server.files.space(),
             disk: &disk,
             timer: &timer,
             clock: server.clock.as_ref(),
@@ -69,7 +71,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             seen: Cell::new(0),
             found: RefCell::default(),
         };
-        tier::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;
+        pages::run_scrub(&scrubbing, scrub, &AtomicBool::new(false)).await;
     });
     let task = context.clone();
     let timer = spawner.clone();

@@ -1,8 +1,8 @@
 //! How many bytes of frames a server takes: what was asked for, or what its region policy needs.
 
 use super::StartError;
-use crate::region::MIN_FRAMES;
-use crate::region::policy::{Exposure, RegionPolicy};
+use crate::pages::MIN_FRAMES;
+use crate::pages::policy::{Exposure, RegionPolicy};
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE_U64};
 use cuttlefs_common::size::ByteSize;
 
@@ -41,7 +41,7 @@ fn available_bytes(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::policy::PolicyName;
+    use crate::pages::policy::PolicyName;
 
     #[test]
     fn the_kernel_says_what_is_available() {

@@ -1,6 +1,6 @@
 //! A running server: threads, links, start and stop.
 //!
-//! Start: metadata -> free space (by its map of pages) -> regions -> device (file target, windows) -> the first worker,
+//! Start: metadata -> free space (by its map of pages) -> pages and files -> device (file target, windows) -> the first worker,
 //! which recovers -> the others -> listeners. Stop runs the other way: listeners close, running
 //! requests end, everything is written back and committed, threads are joined.
 //!
@@ -19,19 +19,19 @@ pub mod rotten;
 mod worker_thread;
 
 use crate::bits;
-use crate::committer::CommittedMeta;
+use crate::committer::Committer;
 use crate::counters::ServerCounters;
+use crate::files::{Files, FilesConfig};
 use crate::locks::Locks;
 use crate::meta::{Meta, PART_PAGES, Plane};
+use crate::pages::policy::{Access, Exposure, RegionPolicy};
+use crate::pages::{Hotspots, Pages, PagesConfig, ScrubFigures, ScrubOptions};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
-use crate::region::policy::{Access, Exposure, RegionPolicy};
-use crate::region::{Hotspots, Regions, RegionsConfig};
 use crate::rights::{Accounts, ExportRule, Exports, Tickets};
 use crate::rpc::connections::Connections;
 use crate::server::Server;
 use crate::session::Sessions;
 use crate::shares::Shares;
-use crate::tier::{ScrubFigures, ScrubOptions};
 use crate::worker::WorkerHandle;
 
 use acceptor::Acceptor;
@@ -201,7 +201,7 @@ impl Drain {
 /// A server that runs until `stop`.
 pub struct RunningServer {
     server: Arc<Server>,
-    meta: Arc<CommittedMeta>,
+    meta: Arc<Committer>,
     workers: Vec<WorkerThread>,
     acceptors: Vec<Acceptor>,
 }
@@ -214,7 +214,7 @@ impl RunningServer {
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
         let Parts { meta, data, device, clock, random } = parts;
         let system = |action| move |source| StartError::System { action, source };
-        let committed = CommittedMeta::start(meta.clone()).map_err(system("start the committer"))?;
+        let committed = Committer::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
         let listen = options.listen.clone();
         let cached = match options.policy.access {
@@ -313,7 +313,7 @@ impl RunningServer {
         if let Some(Err(status)) = scrub.map(|record| self.server.meta.keep_scrub(&record)) {
             tracing::warn!(%status, "where the scrub is could not be kept");
         }
-        let clean = self.server.regions.is_written_back().then_some(self.server.epoch);
+        let clean = self.server.files.is_written_back().then_some(self.server.epoch);
         if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
@@ -334,7 +334,7 @@ struct Storage {
 #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
 fn build(
     meta: Arc<Meta>,
-    committed: Arc<CommittedMeta>,
+    committed: Arc<Committer>,
     layout: SumLayout,
     cached: Option<Arc<CachedPool>>,
     device: &Arc<dyn Device>,
@@ -353,17 +353,24 @@ fn build(
         return Err(StartError::FaultsWithoutNic(shm.clone()));
     }
     let memory = memory::frame_bytes(&options.policy, options.memory_bytes, pool_pages)?;
-    let mut config = RegionsConfig::new(pool_pages, memory);
-    config.policy = options.policy;
-    config.hotspots = options.hotspots;
-    config.unit_pages = options.sampling.unit_pages;
-    let regions = Regions::new(config, space, committed, random.clone())
-        .map_err(|source| StartError::System { action: "take the memory budget (--memory)", source })?;
-    let regions = Arc::new(regions.with_mapped(cached).with_sums(sums.clone()));
-    device.set_file_target(regions.clone());
+    let config = PagesConfig {
+        policy: options.policy,
+        hotspots: options.hotspots,
+        unit_pages: options.sampling.unit_pages,
+        ..PagesConfig::new(pool_pages, memory)
+    };
+    let system = |action| move |source| StartError::System { action, source };
+    let pages = Pages::new(config, random.as_ref())
+        .map_err(system("take the memory budget (--memory)"))?
+        .with_mapped(cached)
+        .with_sums(sums.clone());
+    let files = Files::new(FilesConfig::default(), Arc::new(pages), space, committed, random.clone())
+        .map_err(system("take the memory of the file table"))?;
+    let files = Arc::new(files);
+    device.set_file_target(files.clone());
     // What the NIC must fault for, nobody is to read by himself.
     for id in WindowId::ALL.into_iter().filter(|_| !faults) {
-        device.export_window(id, regions.window(id));
+        device.export_window(id, files.window(id));
     }
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
@@ -379,12 +386,12 @@ fn build(
     let locks = Locks::new(sessions.is_grace_period());
     let tickets = Tickets::new(meta.hash_key());
     if sessions.is_grace_period() {
-        regions.newer.start();
+        files.newer.start();
     }
     let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
     let server = Arc::new(Server {
         meta,
-        regions,
+        files,
         sessions,
         connections: Connections::default(),
         exports,

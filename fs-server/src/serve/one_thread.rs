@@ -5,7 +5,7 @@
 //! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
 use super::{ServeOptions, StartError, acceptor, background, build, recovery};
-use crate::committer::CommittedMeta;
+use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rpc::worker::{Task, WorkerContext};
@@ -38,7 +38,7 @@ pub struct OneThreadServer {
 
 /// What makes things durable for everybody who waits.
 struct Commits {
-    meta: Arc<CommittedMeta>,
+    meta: Arc<Committer>,
     random: Arc<dyn Random>,
     /// Each is run before anything else.
     at_once: Cell<bool>,
@@ -79,13 +79,13 @@ impl OneThreadServer {
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
         let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
-        let committed = CommittedMeta::by_hand(meta.clone());
+        let committed = Committer::by_hand(meta.clone());
         let commits = Commits { meta: committed.clone(), random: random.clone(), at_once: Cell::new(false) };
         let layout = SumLayout::new([pool_pages]);
         let scrub = options.scrub;
         let (server, forgotten) =
             build(meta, committed, layout, None, device, clock.clone(), random, options)?;
-        let frames = server.regions.frames().memory().clone();
+        let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.sums.clone());
         let pd = device.alloc_pd();
         let cq = device.create_cq(CQ_DEPTH)?;

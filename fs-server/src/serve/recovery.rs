@@ -12,9 +12,9 @@
 //! # Failure
 //! The server does not start. Until the batch that removes them is in the log, the next start finds all images.
 
+use crate::pages;
 use crate::pool::Disk;
 use crate::server::Server;
-use crate::tier;
 
 /// Images that are read and written at once: 1 MiB.
 const IMAGES_AT_ONCE: usize = 256;
@@ -25,7 +25,7 @@ const IMAGES_AT_ONCE: usize = 256;
 /// What stands in the way, with what to do.
 pub(super) async fn run(server: &Server, disk: &dyn Disk) -> Result<(), String> {
     put_images(server, disk).await?;
-    let flushed = server.regions.meta.flush().await;
+    let flushed = server.files.committer.flush().await;
     flushed.map_err(|status| format!("metadata cannot be made durable: {status}"))
 }
 
@@ -43,7 +43,7 @@ async fn put_images(server: &Server, disk: &dyn Disk) -> Result<(), String> {
         let placed: Vec<_> =
             images.into_iter().filter_map(|image| Some((image.pool_page?, image.bytes))).collect();
         put += placed.len();
-        tier::put_in_place(disk, placed).await.map_err(|error| {
+        pages::put_in_place(disk, placed).await.map_err(|error| {
             format!("synced pages cannot be put in their places: {error}; mend the pool's devices, then start again")
         })?;
     }

@@ -1,10 +1,11 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
 use super::{Door, StartError, Storage, background, held_memory, join, recovery};
+use crate::files;
+use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
-use crate::tier::{self, ScrubOptions};
 use crate::worker::{Worker, WorkerHandle};
 use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
 use std::rc::Rc;
@@ -121,7 +122,7 @@ fn build(
             (ring.clone(), Some(ring))
         }
     };
-    let frames = server.regions.frames().memory().clone();
+    let frames = server.files.pages().frames().memory().clone();
     let disk = SummedDisk::new(disk, frames, server.sums.clone());
     let own_ring = ring.as_ref().map(OwnRing::set);
     let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
@@ -133,7 +134,7 @@ fn build(
 }
 
 fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String> {
-    let frames = server.regions.frames().memory().clone();
+    let frames = server.files.pages().frames().memory().clone();
     UringDisk::new(storage.data.clone(), frames).map(Rc::new).map_err(|error| {
         format!("io_uring cannot be used ({error}); kernel 5.10 or newer with io_uring enabled is needed")
     })
@@ -144,7 +145,7 @@ fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String
 fn finish(worker: &Worker, context: &Rc<WorkerContext>, disk: SummedDisk) {
     let task = context.clone();
     let all = async move {
-        let written = tier::write_back_all(&task.server.regions, task.disk.as_ref()).await;
+        let written = files::write_back_all(&task.server.files, task.disk.as_ref()).await;
         written.map_err(|status| status.to_string())?;
         disk.finish().await.map_err(|error| error.to_string())
     };

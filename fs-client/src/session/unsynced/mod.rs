@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Changes that are kept at most: each is a request of a recovery, for which others wait, and takes a part of the mount's share of what
-/// a server notes of restored ranges and files (`region/newer.rs`; 131,072 of one user or key).
+/// a server notes of restored ranges and files (`files/newer.rs`; 131,072 of one user or key).
 const CHANGES_MAX: usize = 8192;
 /// What an entry costs beside its bytes, about: itself, the room its list has grown ahead, and malloc's share.
 const ENTRY_BYTES: usize = 2 * size_of::<Kept>() + 32;

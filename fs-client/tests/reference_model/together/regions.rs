@@ -7,8 +7,8 @@
 use super::op::Op;
 use super::*;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
+use cuttlefs_server::pages::SWEEP_INTERVAL;
 use cuttlefs_server::pool::REGION_PAGES;
-use cuttlefs_server::tier::SWEEP_INTERVAL;
 
 /// Seeds of the walk, which moves more bytes than others.
 const SEEDS: u64 = 150;

@@ -3,7 +3,7 @@
 use super::recall::recall;
 use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::export;
-use crate::region::policy::Exposure;
+use crate::pages::policy::Exposure;
 use crate::rights::Judge;
 use crate::rpc::connection::Connection;
 use crate::rpc::worker::WorkerContext;
@@ -45,14 +45,14 @@ pub fn attach(
         // One connection, one session: a client that changes its mind opens another connection.
         return Err(Status::Invalid);
     }
-    let policy = server.regions.policy();
+    let policy = server.files.pages().policy();
     body(&Reply::Attached(Attached {
         server_epoch: server.epoch,
         session: session.number().0,
         lease_ms: server.sessions.lease().as_millis() as u32,
         slots: SLOTS_PER_SESSION,
         root: session.root(),
-        magic: server.regions.magic(),
+        magic: server.files.pages().magic(),
         read_only,
         clean_predecessor: server.meta.clean_predecessor(),
         one_sided: match policy.exposure {
@@ -102,7 +102,7 @@ async fn close_attempt_before(call: &Call<'_>, reclaimed: impl Iterator<Item = F
     let unknown = call.session.note_reclaimed(call.connection.number(), reclaimed);
     let server = &call.context.server;
     server.close(call.session.number(), &unknown).await;
-    call.session.prune_reclaimed(|filekey| server.regions.resolve(call.session.number(), filekey).is_ok());
+    call.session.prune_reclaimed(|filekey| server.files.resolve(call.session.number(), filekey).is_ok());
 }
 
 /// The client has all it had open, and asks these requests again.

@@ -1,11 +1,12 @@
 //! Requests that move file bytes: they go to the tiers.
 
 use super::{Body, Call, body, done};
-use crate::region::{ClientChange, FileRegion};
+use crate::files::{self, FileRegion, WriteAt};
+use crate::meta::ClientChange;
+use crate::pages;
 use crate::rpc::bounce::Bounce;
 use crate::rpc::reply::FetchedBody;
 use crate::rpc::transfer::Direction;
-use crate::tier::{self, WriteAt};
 use cuttlefs_common::attr::{FileKind, InodeFlags};
 use cuttlefs_common::ids::{FileKey, InodeNo};
 use cuttlefs_common::rdma::WcStatus;
@@ -39,7 +40,7 @@ impl Call<'_> {
     }
 
     fn readable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
-        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
         if rights.read { Ok(file) } else { Err(Status::Denied) }
     }
 
@@ -51,7 +52,7 @@ impl Call<'_> {
     }
 
     fn writable(&self, filekey: FileKey) -> Result<Arc<FileRegion>, Status> {
-        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
         if rights.write { Ok(file) } else { Err(Status::Denied) }
     }
 }
@@ -77,16 +78,16 @@ pub(super) async fn fetch(
                 return fetch_aside(call, &file, offset, len, pages).await;
             };
             let (memory, at) = reply.place();
-            let target = tier::Sink::Memory { memory, offset: at };
-            let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
+            let target = pages::Sink::Memory { memory, offset: at };
+            let valid_len = files::fetch(&server.files, disk, &file, offset, len, pages, target).await?;
             let runs = runs(offset, valid_len as usize, pages);
             call.note_fetched(runs.iter().map(|(_, run)| run).sum());
             return Ok(reply.finish(valid_len, &runs));
         }
         Sink::Push(buffer) => {
             let bounce = Rc::new(call.context.bounce.lend(&call.claim()).await);
-            let target = tier::Sink::Memory { memory: bounce.memory(), offset: bounce.offset() };
-            let valid_len = tier::fetch(&server.regions, disk, &file, offset, len, pages, target).await?;
+            let target = pages::Sink::Memory { memory: bounce.memory(), offset: bounce.offset() };
+            let valid_len = files::fetch(&server.files, disk, &file, offset, len, pages, target).await?;
             let mut fetched = 0;
             for (start, run) in runs(offset, valid_len as usize, pages) {
                 call.context
@@ -111,12 +112,11 @@ async fn fetch_aside(
     len: usize,
     pages: &PageSet,
 ) -> Result<Body, Status> {
-    let regions = &call.context.server.regions;
+    let files = &call.context.server.files;
     call.context.server.counters.fetched_aside.fetch_add(1, Ordering::Relaxed);
     let mut bytes = vec![0; len];
-    let target = tier::Sink::Bytes(&mut bytes);
-    let valid_len =
-        tier::fetch(regions, call.context.disk.as_ref(), file, offset, len, pages, target).await?;
+    let target = pages::Sink::Bytes(&mut bytes);
+    let valid_len = files::fetch(files, call.context.disk.as_ref(), file, offset, len, pages, target).await?;
     let mut wanted_len = 0;
     for (start, run) in runs(offset, valid_len as usize, pages) {
         bytes.copy_within(start..start + run, wanted_len);
@@ -146,9 +146,9 @@ async fn gather<'b>(
     call: &Call<'_>,
     payload: Payload<'b>,
     bounce: &'b mut Option<Rc<Bounce>>,
-) -> Result<tier::Source<'b>, Status> {
+) -> Result<pages::Source<'b>, Status> {
     let buffer = match payload {
-        Payload::Inline(bytes) => return Ok(tier::Source::Bytes(bytes)),
+        Payload::Inline(bytes) => return Ok(pages::Source::Bytes(bytes)),
         Payload::Pull(buffer) => buffer,
     };
     let len = buffer.len as usize;
@@ -158,7 +158,7 @@ async fn gather<'b>(
         .run(call.connection, Direction::Pull, bounce, &buffer, 0, len)
         .await
         .map_err(|status| call.transfer_failed(status))?;
-    Ok(tier::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len })
+    Ok(pages::Source::Memory { memory: bounce.memory(), offset: bounce.offset(), len })
 }
 
 pub(super) async fn write(
@@ -176,17 +176,17 @@ pub(super) async fn write(
     call.take_privileges(file.ino())?;
     let at = if append { WriteAt::End } else { WriteAt::Offset(offset) };
     let disk = call.context.disk.as_ref();
-    let asked: Option<tier::Asked<'_>> =
-        call.who.request.map(|request| (request, &tier::Written::answer as _));
+    let asked: Option<files::Asked<'_>> =
+        call.who.request.map(|request| (request, &files::Written::answer as _));
     let mut bounce = None;
     let source = gather(call, payload, &mut bounce).await?;
     // Its bytes are here: whoever restores something of this file waits for no peer.
-    let changing = tier::begin_change(&server.regions, &file, call.changed).await?;
-    let written = tier::write_for(&server.regions, disk, &file, at, source, asked).await?;
+    let changing = files::begin_change(&server.files, &file, call.changed).await?;
+    let written = files::write_for(&server.files, disk, &file, at, source, asked).await?;
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     // While others sync the disk is busy, and who asks when they have done shares one sync with many.
-    if file.rhythm.wrote() && !server.durable_answers && !server.regions.is_flushing() {
+    if file.rhythm.wrote() && !server.durable_answers && !server.files.is_flushing() {
         begin_sync(call, file);
     }
     body(&Reply::Written {
@@ -204,10 +204,10 @@ fn begin_sync(call: &Call<'_>, file: Arc<FileRegion>) {
     call.context.spawn_for(call.connection.peer().payer(), async move {
         if context.server.drain.begin() {
             let turn = context.turns.take(&claim).await;
-            let is_little = tier::begin_sync(&context.server.regions, &file).await;
+            let is_little = files::begin_sync(&context.server.files, &file).await;
             drop(turn);
             if is_little {
-                let _told_to_who_asks = tier::release_space(&context.server.regions).await;
+                let _told_to_who_asks = files::release_space(&context.server.files).await;
             }
             context.server.drain.end();
         }
@@ -218,14 +218,14 @@ pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Stat
     let server = &call.context.server;
     let disk = call.context.disk.as_ref();
     match scope {
-        SyncScope::All => tier::write_back_all(&server.regions, disk).await?,
+        SyncScope::All => files::write_back_all(&server.files, disk).await?,
         SyncScope::Inode(ino) | SyncScope::InodeContents(ino) => match file_of(call, ino)? {
             Some(file) => {
                 file.rhythm.synced();
-                tier::sync(&server.regions, disk, &file).await?;
+                files::sync(&server.files, disk, &file).await?;
             }
             // Of anything but a file all there is is in batches already.
-            None => tier::release_space(&server.regions).await?,
+            None => files::release_space(&server.files).await?,
         },
     }
     done()
@@ -234,7 +234,7 @@ pub(super) async fn sync(call: &Call<'_>, scope: SyncScope) -> Result<Body, Stat
 fn file_of(call: &Call<'_>, ino: InodeNo) -> Result<Option<Arc<FileRegion>>, Status> {
     let server = &call.context.server;
     match server.meta.attr(ino)?.kind {
-        FileKind::File => server.regions.file(ino).map(Some),
+        FileKind::File => server.files.file(ino).map(Some),
         _ => Ok(None),
     }
 }
@@ -251,9 +251,9 @@ pub(super) async fn allocate(
     call.check_marks(&file, adds)?;
     call.take_privileges(file.ino())?;
     let disk = call.context.disk.as_ref();
-    let (regions, request) = (&call.context.server.regions, call.who.request);
-    let changing = tier::begin_change(regions, &file, call.changed).await?;
-    let attr = tier::allocate_for(regions, disk, &file, (offset, len), how, request).await?;
+    let (files, request) = (&call.context.server.files, call.who.request);
+    let changing = files::begin_change(files, &file, call.changed).await?;
+    let attr = files::allocate_for(files, disk, &file, (offset, len), how, request).await?;
     let changed_bytes = match how {
         Allocate::Reserve { .. } => offset..offset,
         Allocate::PunchHole | Allocate::ZeroRange { .. } => offset..offset.saturating_add(len),
@@ -275,7 +275,7 @@ pub(super) async fn restore(
     let mut bounce = None;
     let source = match what {
         Restored::Bytes { bytes, .. } => gather(call, bytes, &mut bounce).await?,
-        _ => tier::Source::Bytes(&[]),
+        _ => pages::Source::Bytes(&[]),
     };
     let what = what.map(|_| source);
     let disk = call.context.disk.as_ref();
@@ -289,8 +289,8 @@ pub(super) async fn seek(
     offset: u64,
     seek: SeekFor,
 ) -> Result<Body, Status> {
-    let (file, _) = call.context.server.regions.resolve(call.session.number(), filekey)?;
-    body(&Reply::Offset(tier::seek(&file, offset, seek).await?))
+    let (file, _) = call.context.server.files.resolve(call.session.number(), filekey)?;
+    body(&Reply::Offset(files::seek(&file, offset, seek).await?))
 }
 
 pub(super) async fn copy_range(
@@ -303,10 +303,10 @@ pub(super) async fn copy_range(
     call.check_marks(&to, false)?;
     call.take_privileges(to.ino())?;
     let disk = call.context.disk.as_ref();
-    let (regions, request) = (&call.context.server.regions, call.who.request);
+    let (files, request) = (&call.context.server.files, call.who.request);
     let (from, to) = ((&from, from_offset), (&to, to_offset));
-    let changing = tier::begin_change(regions, to.0, call.changed).await?;
-    let tier::Copied { len, change } = tier::copy_range(regions, disk, from, to, len, request).await?;
+    let changing = files::begin_change(files, to.0, call.changed).await?;
+    let files::Copied { len, change } = files::copy_range(files, disk, from, to, len, request).await?;
     changing.done(change, to_offset..to_offset.saturating_add(len));
     body(&Reply::Copied { len, change })
 }

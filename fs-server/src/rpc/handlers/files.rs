@@ -1,10 +1,10 @@
 //! Requests about open files: filekeys begin and end here.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
+use crate::files;
 use crate::meta::Operation;
-use crate::region::policy::Exposure;
+use crate::pages::policy::Exposure;
 use crate::shares::Resource;
-use crate::tier;
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{FileKey, FilePage, InodeNo};
 use cuttlefs_common::rpc::{OpenBy, Opened, Reply, Rights, Space};
@@ -36,7 +36,7 @@ impl Call<'_> {
             tracing::debug!(%full, "an open is refused");
             Status::Busy
         })?;
-        let opened = server.regions.open_with(self.session.number(), attr.ino, rights, Some(place))?;
+        let opened = server.files.open_with(self.session.number(), attr.ino, rights, Some(place))?;
         let ticket = server.tickets.issue(self.session.client(), attr.ino, rights);
         Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr, ticket })
     }
@@ -50,11 +50,11 @@ impl Call<'_> {
             server.close(self.session.number(), &[opened.filekey]).await;
             return Err(Status::SessionExpired);
         }
-        if server.regions.policy().exposure != Exposure::Pinned || !rights.read {
+        if server.files.pages().policy().exposure != Exposure::Pinned || !rights.read {
             return Ok(opened);
         }
-        let loaded = match server.regions.resolve(self.session.number(), opened.filekey) {
-            Ok((file, _)) => tier::load(&server.regions, self.context.disk.as_ref(), &file).await,
+        let loaded = match server.files.resolve(self.session.number(), opened.filekey) {
+            Ok((file, _)) => files::load(&server.files, self.context.disk.as_ref(), &file).await,
             Err(status) => Err(status),
         };
         if let Err(status) = loaded {
@@ -79,7 +79,7 @@ pub(super) async fn create(
     if !outcome.created {
         call.judge().check_rights(&attr, rights)?;
         check_marks(&attr, rights, false)?;
-        server.regions.check_contents(attr.ino)?;
+        server.files.check_contents(attr.ino)?;
     }
     body(&Reply::Opened(call.load(call.bind(&attr, rights)?, rights).await?))
 }
@@ -121,7 +121,7 @@ pub(super) async fn open(
     }
     check_marks(&attr, rights, truncate)?;
     // Also so that no client goes on with what its cache holds of the file.
-    server.regions.check_contents(ino)?;
+    server.files.check_contents(ino)?;
     let mut opened = call.bind(&attr, rights)?;
     if truncate {
         // An empty file, too: that it was asked for takes its privileges, and moves its times and its counter.
@@ -155,18 +155,18 @@ pub(super) fn layout(
     max_extents: u32,
 ) -> Result<Body, Status> {
     let server = &call.context.server;
-    let (file, rights) = server.regions.resolve(call.session.number(), filekey)?;
+    let (file, rights) = server.files.resolve(call.session.number(), filekey)?;
     if !rights.read {
         return Err(Status::Denied);
     }
     file.usable()?;
     let max_extents = (max_extents as usize).min(MAX_LAYOUT_EXTENTS);
-    body(&Reply::Layout(server.regions.layout(&file, first_page, max_extents)))
+    body(&Reply::Layout(server.files.layout(&file, first_page, max_extents)))
 }
 
 pub(super) fn stat_fs(call: &Call<'_>) -> Result<Body, Status> {
     let server = &call.context.server;
-    let figures = server.regions.space().figures();
+    let figures = server.files.space().figures();
     body(&Reply::Space(Space {
         pool_pages: figures.pages,
         // Pages in quarantine are nobody's; they come back with the next flush.

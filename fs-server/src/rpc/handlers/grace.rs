@@ -51,7 +51,7 @@ enum Named {
 /// The kind of an inode without a name that nobody has open.
 fn nameless(server: &Server, ino: InodeNo) -> Option<FileKind> {
     let attr = server.meta.attr(ino).ok()?;
-    (attr.nlink == 0 && server.regions.opens(ino) == 0).then_some(attr.kind)
+    (attr.nlink == 0 && server.files.opens(ino) == 0).then_some(attr.kind)
 }
 
 fn look(server: &Server, request: &mut Request<'_>) -> Named {

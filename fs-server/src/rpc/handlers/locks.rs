@@ -11,13 +11,13 @@ use std::time::Duration;
 impl Call<'_> {
     /// The file of a lock: one that the client has open.
     fn locked_file(&self, filekey: FileKey) -> Result<InodeNo, Status> {
-        let (file, _) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        let (file, _) = self.context.server.files.resolve(self.session.number(), filekey)?;
         Ok(file.ino())
     }
 
     /// The same, open as fcntl(2) wants it for a lock of a range.
     fn lockable_file(&self, filekey: FileKey, lock: &Lock) -> Result<InodeNo, Status> {
-        let (file, rights) = self.context.server.regions.resolve(self.session.number(), filekey)?;
+        let (file, rights) = self.context.server.files.resolve(self.session.number(), filekey)?;
         let is_open_for = match (lock.space, lock.mode) {
             (LockSpace::Whole, _) => true,
             (LockSpace::Ranges, LockMode::Shared) => rights.read,

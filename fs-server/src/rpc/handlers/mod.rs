@@ -18,11 +18,11 @@ use super::connection::Connection;
 use super::reply::{Body, body};
 use super::turns::{Claim, Turn};
 use super::worker::WorkerContext;
+use crate::files::Changed;
 use crate::meta::RequestId;
 use crate::rights::{Grant, Identity, Judge};
 use crate::server::Asker;
 use crate::session::Session;
-use crate::tier::Changed;
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::rpc::{Reply, Request, RequestHeader, Rights};
 use cuttlefs_common::status::Status;
@@ -59,7 +59,7 @@ impl Call<'_> {
 
     /// Whether the session has an inode open with at least these rights.
     pub(super) fn has_open(&self, ino: InodeNo, rights: Rights) -> bool {
-        self.context.server.regions.has_open(self.session.number(), ino, rights)
+        self.context.server.files.has_open(self.session.number(), ino, rights)
     }
 
     /// Who asks.

@@ -15,8 +15,8 @@
 //! seen, is made once more.
 
 use super::{Body, Call, body};
+use crate::meta::ClientChange;
 use crate::meta::{Answer, RequestId};
-use crate::region::ClientChange;
 use crate::rights::Identity;
 use crate::rpc::dispatch::reply_to;
 use crate::server::Asker;
@@ -85,7 +85,7 @@ async fn open(call: &Call<'_>, attr: &Attr, rights: Rights) -> Result<Opened, St
 
 async fn restore_length(call: &Call<'_>, attr: &Attr) -> Result<(), Status> {
     let server = &call.context.server;
-    let file = match server.regions.file(attr.ino) {
+    let file = match server.files.file(attr.ino) {
         // Nobody can see what length it had.
         Err(Status::Stale | Status::NotFound) => return Ok(()),
         file => file?,

@@ -16,7 +16,7 @@ pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Statu
     if !is_large_enough || buffer.offset.checked_add(u64::from(buffer.len)).is_none() {
         return Err(Status::Invalid);
     }
-    if !server.regions.policy().promotes {
+    if !server.files.pages().policy().promotes {
         return done();
     }
     if !call.connection.begin_sampling() {

@@ -2,10 +2,11 @@
 
 use super::{Body, body};
 use crate::config::Durability;
-use crate::locks::{LOCKS_MAX, LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
-use crate::meta::LEVELS_MAX;
+use crate::files::NEWER_MAX;
+use crate::locks::{LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
+use crate::meta::{LEVELS_MAX, PassFigures};
+use crate::pages::MAX_UNITS;
 use crate::pool::sums::REGION_PAGES;
-use crate::region::{MAX_UNITS, NEWER_MAX};
 use crate::rights::{Account, ExportRule};
 use crate::rpc::bounce::{BUFFERS_OF_PEER, BUFFERS_PER_WORKER};
 use crate::rpc::connection::RECEIVES;
@@ -13,8 +14,7 @@ use crate::rpc::turns::{MOST_RUNNING, PEER_RUNNING};
 use crate::rpc::worker::WorkerContext;
 use crate::server::Server;
 use crate::session::GATHER;
-use crate::shares::Resource;
-use crate::tier::PassFigures;
+use crate::shares::{LOCKS_MAX, Resource};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rpc::durable::Kind;
 use cuttlefs_common::rpc::{HEADER_LEN, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, PROTOCOL_VERSION, Reply};
@@ -68,8 +68,9 @@ fn shares(server: &Server) -> Value {
 /// Figures of about this moment.
 pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
-    let region = server.regions.figures();
-    let space = server.regions.space().figures();
+    let files = server.files.figures();
+    let pages = server.files.pages().figures();
+    let space = server.files.space().figures();
     let sessions = server.sessions.list();
     let listed: Vec<Value> = sessions
         .iter()
@@ -85,8 +86,8 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
     let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
     let durability = if server.durable_answers { Durability::Ack } else { Durability::Fsync };
-    let counts = region.counts;
-    let policy = server.regions.policy();
+    let counts = pages.counts;
+    let policy = server.files.pages().policy();
     let sums = server.sums.figures();
     let scrub = *server.scrub.lock();
     let locks = server.locks.figures();
@@ -143,7 +144,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "waiting": locks.waiting,
             "waiting_bound_per_client": WAITS_PER_CLIENT,
         },
-        "restoring": { "noted": server.regions.newer.noted(), "bound": NEWER_MAX },
+        "restoring": { "noted": server.files.newer.noted(), "bound": NEWER_MAX },
         "connections": {
             "count": server.connections.len(),
             "bound": Resource::Connections.bound().all,
@@ -175,30 +176,30 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "odp_fault_bytes": counts.odp_fault_pages * PAGE_SIZE_U64,
         },
         "hotspots": {
-            "of": server.regions.hotspots().to_string(),
-            "sample_unit_bytes": server.regions.unit_pages() * PAGE_SIZE_U64,
+            "of": server.files.pages().hotspots().to_string(),
+            "sample_unit_bytes": server.files.pages().unit_pages() * PAGE_SIZE_U64,
             "sample_period_ms": server.sampling.period_ms,
-            "scored_units": server.regions.scored_units(),
+            "scored_units": server.files.pages().scored_units(),
             "bound": MAX_UNITS,
-            "cold_heat": server.regions.cold_heat(),
+            "cold_heat": server.files.pages().cold_heat(),
             "counted": counts.counted,
         },
         "frames": {
-            "bound": region.frames,
-            "bytes": u64::from(region.frames) * PAGE_SIZE_U64,
-            "free": region.free_frames,
-            "used": region.frames - region.free_frames,
-            "dirty": region.dirty_frames,
-            "leaked": region.leaked_frames,
+            "bound": pages.frames,
+            "bytes": u64::from(pages.frames) * PAGE_SIZE_U64,
+            "free": pages.free_frames,
+            "used": pages.frames - pages.free_frames,
+            "dirty": pages.dirty_frames,
+            "leaked": pages.leaked_frames,
         },
         "files": {
-            "filekeys": region.filekeys,
-            "active": region.active.regions,
-            "slots_free": region.active.free_slots,
-            "waiting_for_write_back": region.dirty_files,
+            "filekeys": files.filekeys,
+            "active": files.active.regions,
+            "slots_free": files.active.free_slots,
+            "waiting_for_write_back": files.dirty_files,
             "inodes": server.meta.inode_count(),
             // Until the next start: a cut of theirs failed half-way.
-            "closed": server.regions.closed_files(),
+            "closed": server.files.closed_files(),
         },
         "metadata": {
             "failures": server.meta.damage_count(),
@@ -221,7 +222,7 @@ pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "promoted_ahead": counts.promoted_ahead,
             "evicted": counts.evicted,
             "written_back": counts.written_back,
-            "data_syncs": server.regions.data_syncs(),
+            "data_syncs": server.files.pages().data_syncs(),
             "direct_writes": counts.direct_writes,
             "read_modify_writes": counts.read_modify_writes,
             "read_errors": counts.read_errors,

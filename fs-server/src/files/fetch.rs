@@ -1,0 +1,109 @@
+//! Fetch: reads the wanted pages of a request (TeRM sections 4.2 and 4.3).
+//!
+//! # How it works
+//! Under the mapping's lock, held for moments, every page is looked up with its residency entry; what they hold is read
+//! without any lock (`pages/read.rs`). A page whose entry moved before its bytes were there is looked up again; after a few
+//! rounds the rest is done with the file's and the pages' locks held, when nothing can move.
+//!
+//! # Failure
+//! A read error is `Io` for the request, unless the page moved meanwhile: never wrong bytes, never zeros. So is a page
+//! whose checksum does not match, once that was found with the locks held.
+
+use super::{FileRegion, Files};
+use crate::pages::{PageRead, PageView, Sink};
+use crate::pool::disk::Disk;
+use cuttlefs_common::ids::{MAX_FILE_SIZE, PAGE_SIZE, PoolPage};
+use cuttlefs_common::region::{PagePart, PageSet, divide};
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
+use cuttlefs_common::status::Status;
+
+/// Rounds without locks. A page moves at most a few times in the time of a read unless it is written all the time.
+const OPTIMISTIC_ROUNDS: usize = 3;
+
+/// Reads the pages of `pages` (bit `i`: the request's `i`-th page) of `[offset, offset + len)` into `sink`, each at
+/// its place. Returns how many bytes of the request precede the end of the file; wanted bytes after it are zeros.
+///
+/// # Errors
+/// `TooLarge`, `Invalid` (longer than one transfer, or `sink` too short), `Stale`, `Io`.
+pub async fn fetch(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &FileRegion,
+    offset: u64,
+    len: usize,
+    pages: &PageSet,
+    mut sink: Sink<'_>,
+) -> Result<u32, Status> {
+    if len > MAX_TRANSFER_BYTES as usize || !sink.holds(len) {
+        return Err(Status::Invalid);
+    }
+    if offset.checked_add(len as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
+        return Err(Status::TooLarge);
+    }
+    let mut pending: Vec<PagePart> = divide(offset, len)
+        .enumerate()
+        .filter(|(index, _)| pages.contains(*index))
+        .map(|(_, part)| part)
+        .collect();
+    let mut round = Round::new(files, disk, file, false);
+    for _ in 0..OPTIMISTIC_ROUNDS {
+        pending = round.run(pending, &mut sink).await?;
+        if pending.is_empty() {
+            return Ok(round.valid_len(offset, len));
+        }
+        futures_lite::future::yield_now().await;
+    }
+    let _mapping = file.order.read().await;
+    let pools: Vec<PoolPage> = {
+        let state = file.state();
+        pending.iter().filter_map(|part| state.table.get(part.page)).map(|(pool, _)| pool).collect()
+    };
+    let _guards = files.pages.locks.lock_many(pools).await;
+    round.read.locked = true;
+    pending = round.run(pending, &mut sink).await?;
+    assert!(pending.is_empty(), "pages moved under their locks");
+    Ok(round.valid_len(offset, len))
+}
+
+/// Reads pages `[first, end)` of a file into frames ahead of any request, as far as there are frames. Pages that cannot
+/// be read or that move meanwhile are left out: whoever wants them will see.
+pub(super) async fn bring(files: &Files, disk: &dyn Disk, file: &FileRegion, first: u64, end: u64) {
+    let parts = (first..end)
+        .map(|page| PagePart { page: page.into(), offset_in_page: 0, len: PAGE_SIZE, offset_in_request: 0 })
+        .collect();
+    let mut round = Round::new(files, disk, file, true);
+    // Failures are counted and logged where they happen.
+    let _ = round.run(parts, &mut Sink::Nowhere).await;
+}
+
+struct Round<'a> {
+    files: &'a Files,
+    file: &'a FileRegion,
+    read: PageRead<'a>,
+    /// The shortest the file was in any round: what lies past it was cut meanwhile.
+    size: u64,
+}
+
+impl<'a> Round<'a> {
+    fn new(files: &'a Files, disk: &'a dyn Disk, file: &'a FileRegion, ahead: bool) -> Self {
+        let read = PageRead { pages: &files.pages, disk, ino: file.ino(), locked: false, ahead };
+        Self { files, file, read, size: file.size() }
+    }
+
+    fn valid_len(&self, offset: u64, len: usize) -> u32 {
+        // At most MAX_TRANSFER_BYTES, so it fits.
+        self.size.saturating_sub(offset).min(len as u64) as u32
+    }
+
+    /// One round; returns the parts that moved.
+    async fn run(&mut self, parts: Vec<PagePart>, sink: &mut Sink<'_>) -> Result<Vec<PagePart>, Status> {
+        self.file.usable()?;
+        let (size, views): (u64, Vec<(PagePart, PageView)>) = {
+            let state = self.file.state();
+            let view = |part: PagePart| (part, self.files.view(&state, part.page));
+            (state.size, parts.into_iter().map(view).collect())
+        };
+        self.size = self.size.min(size);
+        self.read.run(views, size, sink).await
+    }
+}

@@ -1,0 +1,333 @@
+//! One active file: its live mapping and length, and who may change them.
+//!
+//! Owns the range table, the live size, the generation and slot under which clients see them, and the list of
+//! pages that were written in frames since the last write-back.
+//!
+//! # Locks, in the order they are taken
+//! 1. `order` (async): shared by overwrites that change neither mapping nor length, exclusive for everything that does.
+//!    Reads take no lock but as the last resort.
+//! 2. `settle` (async): held by a write-back from its snapshot to its commit, and by whatever takes pages away from
+//!    the file, so that a commit never names a page that has left.
+//! 3. block locks (`BlockLocks`).
+//! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it. `dirty` may be taken under it.
+//!
+//! # Invariants
+//! * Bytes of the last page past the end of the file are zeros once `tail_is_zero`; it is made so before growth.
+//! * A page is in `dirty` before the mapping shows its bytes, so a write-back that sees the mapping sees the page.
+//! * The slot in the file table shows a generation only for the mapping it belongs to: both change under `state`.
+
+use super::range_table::{PieceState, RangeTable};
+use super::rhythm::SyncRhythm;
+use crate::meta::{Answer, ClientChange, DoneRequest, RequestId};
+use crate::pages::PageOwner;
+use async_lock::{Mutex as AsyncMutex, RwLock as AsyncRwLock};
+use cuttlefs_common::ids::{ClientId, FilePage, FileSlot, InodeNo, PAGE_SIZE_U64, PoolPage, SlotIndex};
+use cuttlefs_common::region::FileTable;
+use cuttlefs_common::rpc::Layout;
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::Random;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A page that was written in its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirtyPage {
+    /// Where it lies.
+    pub(crate) pool: PoolPage,
+    /// Its bytes are durable, as an image in the store; its place has them with the next write-back. Whoever changes it puts
+    /// it on the list anew, without this.
+    pub(crate) has_image: bool,
+}
+
+/// What changes under `state`.
+#[derive(Debug)]
+pub struct FileState {
+    /// Live mapping.
+    pub(crate) table: RangeTable,
+    /// Live length in bytes.
+    pub(crate) size: u64,
+    /// Version of the mapping; clients cache layouts under it.
+    pub(crate) generation: u64,
+    /// Where clients see generation and size.
+    pub(crate) slot: Option<FileSlot>,
+    /// Length in the durable record.
+    pub(crate) durable_size: u64,
+    /// The last page's bytes past the end are zeros (or there are none, or the page has no bytes).
+    pub(crate) tail_is_zero: bool,
+    /// Contents or attributes moved since the last commit.
+    pub(crate) uncommitted: bool,
+    /// Pages were written past the frames since the last commit behind a data sync. Set when they are there.
+    pub(crate) is_written_directly: bool,
+    /// Some page may have an image.
+    pub(crate) has_images: bool,
+    /// The last change of each slot since the last commit, which will say that it was done.
+    pub(crate) done: BTreeMap<(ClientId, SlotIndex), DoneRequest>,
+    /// Counter of the last change of contents that a client asked this server for; 0: of none since the file was loaded.
+    pub(crate) contents: u64,
+    /// Up to which of these the store has everything, as far as this server put it there.
+    pub(crate) covered: u64,
+    /// What clients have restored since the last commit: of each the last.
+    pub(crate) restored: Vec<ClientChange>,
+}
+
+impl FileState {
+    /// A request was done that changed contents, with this counter: the next commit says so, and what it was answered.
+    pub(crate) fn note_done(&mut self, request: RequestId, answer: Answer, change: u64) {
+        self.uncommitted = true;
+        self.contents = self.contents.max(change);
+        self.done.insert((request.client, request.slot), DoneRequest { request, answer });
+    }
+
+    /// Clients see the length as it is now.
+    pub(crate) fn show_size(&self, files: &FileTable) {
+        if let Some(slot) = self.slot {
+            files.set_size(slot, self.size);
+        }
+    }
+
+    /// Clients see that the mapping is another one, and the length.
+    pub(crate) fn show_layout(&mut self, files: &FileTable, generations: &Generations) {
+        self.generation = generations.next();
+        self.show_size(files);
+        if let Some(slot) = self.slot {
+            files.set_generation(slot, self.generation);
+        }
+    }
+
+    /// A client's change of contents is done and has this counter: the next commit says so.
+    pub(crate) fn note_contents(&mut self, change: u64) {
+        self.contents = self.contents.max(change);
+        // The commit of its bytes may have been made already, without this.
+        self.uncommitted |= self.contents > self.covered;
+    }
+
+    /// A client has restored its changes up to this one.
+    pub(crate) fn note_restored(&mut self, by: ClientChange) {
+        self.uncommitted = true;
+        match self.restored.iter_mut().find(|known| known.client == by.client) {
+            Some(known) => known.change = known.change.max(by.change),
+            None => self.restored.push(by),
+        }
+    }
+}
+
+/// One active file.
+#[derive(Debug)]
+pub struct FileRegion {
+    ino: InodeNo,
+    /// A directory: it is open, has no bytes, and stays as long as it is.
+    is_directory: bool,
+    /// Marked to be only added to: kept from who writes elsewhere. As of the last open or change of marks; relaxed, for
+    /// nothing else depends on it.
+    pub(crate) append_only: AtomicBool,
+    pub(crate) order: AsyncRwLock<()>,
+    pub(crate) settle: AsyncMutex<()>,
+    /// Shared by changes of contents that clients ask for, alone by what a client restores. Taken before `order`.
+    pub(crate) changes: AsyncRwLock<()>,
+    state: RwLock<FileState>,
+    pub(crate) dirty: Mutex<BTreeMap<FilePage, DirtyPage>>,
+    /// In the write-back list. Set by writers, cleared by write-back before its snapshot.
+    pub(crate) listed: AtomicBool,
+    /// The inode was reaped: nothing may be done with the region any more.
+    pub(crate) reaped: AtomicBool,
+    /// What clients sync of it, and when.
+    pub(crate) rhythm: SyncRhythm,
+    /// The file owes a write (`Files::close_contents`). Set once, with release, by whoever learns of it; read with
+    /// acquire by every operation on contents, under the locks it works under.
+    pub(super) owes: AtomicBool,
+}
+
+impl PageOwner for FileRegion {
+    fn ino(&self) -> InodeNo {
+        self.ino
+    }
+
+    fn list_page(&self, page: FilePage, pool: PoolPage) {
+        self.dirty.lock().insert(page, DirtyPage { pool, has_image: false });
+    }
+
+    fn note_written_directly(&self) {
+        self.change_bookkeeping(|state| state.is_written_directly = true);
+    }
+}
+
+/// Gives out generations: one counter for all files, so no two layouts share one.
+#[derive(Debug)]
+pub struct Generations(AtomicU64);
+
+impl Generations {
+    /// From a random place on: a client may hold a layout of one server against the windows of another for a moment, and
+    /// must see that they do not belong together.
+    pub fn new(random: &dyn Random) -> Self {
+        Self(AtomicU64::new(1 + (random.next_u64() >> 1)))
+    }
+
+    /// The next one; never 0, which marks a free slot.
+    pub fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl FileRegion {
+    /// The region of a directory: nothing but who has it open.
+    pub(crate) fn of_directory(ino: InodeNo, generation: u64) -> Self {
+        Self { is_directory: true, ..Self::new(ino, RangeTable::default(), 0, generation) }
+    }
+
+    /// Whether it is a directory's.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.is_directory
+    }
+
+    /// The region of a file as the store knows it.
+    pub(crate) fn new(ino: InodeNo, mut table: RangeTable, size: u64, generation: u64) -> Self {
+        // Bytes past the end must not come back when the file grows. A store written by this code has none, but
+        // what comes from a disk is not believed: such pages are reserved space from now on.
+        let last = size.div_ceil(PAGE_SIZE_U64);
+        let beyond: Vec<_> =
+            table.pieces_in(last, u64::MAX).filter(|piece| piece.state.has_bytes()).collect();
+        for piece in beyond {
+            tracing::warn!(%ino, page = piece.first, pages = piece.len, "bytes past the end of the file are dropped");
+            table.set_state(piece.first, piece.end(), PieceState::Unwritten);
+        }
+        Self {
+            ino,
+            is_directory: false,
+            append_only: AtomicBool::new(false),
+            order: AsyncRwLock::new(()),
+            settle: AsyncMutex::new(()),
+            changes: AsyncRwLock::new(()),
+            state: RwLock::new(FileState {
+                table,
+                size,
+                generation,
+                slot: None,
+                durable_size: size,
+                tail_is_zero: size.is_multiple_of(PAGE_SIZE_U64),
+                uncommitted: false,
+                is_written_directly: false,
+                has_images: false,
+                done: BTreeMap::new(),
+                contents: 0,
+                covered: 0,
+                restored: Vec::new(),
+            }),
+            dirty: Mutex::new(BTreeMap::new()),
+            listed: AtomicBool::new(false),
+            reaped: AtomicBool::new(false),
+            rhythm: SyncRhythm::default(),
+            owes: AtomicBool::new(false),
+        }
+    }
+
+    /// The inode.
+    pub fn ino(&self) -> InodeNo {
+        self.ino
+    }
+
+    /// Live length in bytes.
+    pub fn size(&self) -> u64 {
+        self.state.read().size
+    }
+
+    /// Pages the file holds now.
+    pub fn allocated_pages(&self) -> u64 {
+        self.state.read().table.allocated_pages()
+    }
+
+    /// The slot, if the file has one.
+    pub fn slot(&self) -> Option<FileSlot> {
+        self.state.read().slot
+    }
+
+    /// Whether the store knows everything there is to know.
+    pub fn is_clean(&self) -> bool {
+        let state = self.state.read();
+        !state.uncommitted
+            && !state.is_written_directly
+            && state.table.fresh_pages() == 0
+            && self.dirty.lock().is_empty()
+    }
+
+    /// The mapping as clients may cache it, from the extent at or after `first_page` on.
+    pub fn layout(&self, first_page: FilePage, max_extents: usize) -> Layout {
+        let state = self.state.read();
+        let (extents, known_until) = state.table.extents(first_page, max_extents.max(1));
+        Layout { generation: state.generation, extents, known_until }
+    }
+
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, FileState> {
+        self.state.read()
+    }
+
+    /// To change it in parts. Clients see of it what `show` says before it is let go.
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, FileState> {
+        self.state.write()
+    }
+
+    /// Changes the length only: what clients have cached of the mapping stays true.
+    pub(crate) fn change_size(&self, files: &FileTable, change: impl FnOnce(&mut FileState)) {
+        let mut state = self.state.write();
+        let pages = state.table.allocated_pages();
+        change(&mut state);
+        debug_assert_eq!(pages, state.table.allocated_pages());
+        state.show_size(files);
+    }
+
+    /// Changes the mapping (and the length with it): clients see a new generation before this returns, and so before
+    /// any page that left the file can be used for another.
+    pub(crate) fn change_layout<T>(
+        &self,
+        files: &FileTable,
+        generations: &Generations,
+        change: impl FnOnce(&mut FileState) -> T,
+    ) -> T {
+        let mut state = self.state.write();
+        let result = change(&mut state);
+        state.show_layout(files, generations);
+        result
+    }
+
+    /// Changes what clients do not see.
+    pub(crate) fn change_bookkeeping<T>(&self, change: impl FnOnce(&mut FileState) -> T) -> T {
+        change(&mut self.state.write())
+    }
+
+    /// Gives the file a slot.
+    pub(crate) fn assign_slot(&self, files: &FileTable, slot: FileSlot) {
+        let mut state = self.state.write();
+        assert!(state.slot.is_none(), "inode {} has a slot already", self.ino);
+        state.slot = Some(slot);
+        files.publish(slot, self.ino, state.generation, state.size);
+    }
+
+    /// Takes the slot away; what clients cached under it is void.
+    pub(crate) fn retire_slot(&self, files: &FileTable) -> Option<FileSlot> {
+        let mut state = self.state.write();
+        let slot = state.slot.take()?;
+        files.retire(slot);
+        Some(slot)
+    }
+
+    pub(crate) fn is_reaped(&self) -> bool {
+        self.reaped.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody may see or change its contents until the server is restarted.
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Acquire)
+    }
+
+    /// Whether its contents may be seen and changed.
+    ///
+    /// # Errors
+    /// `Stale` if it was reaped, `Io` if it owes a write.
+    pub(crate) fn usable(&self) -> Result<(), Status> {
+        match (self.is_reaped(), self.owes()) {
+            (true, _) => Err(Status::Stale),
+            (_, true) => Err(Status::Io),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! fsync of little: the bytes go into the store, as images of their pages, in the batch that says that they are there (docs/log.md).
+//!
+//! # How it works
+//! A file with few pages that nothing durable has puts images of them, its mapping and its length into one batch, and one sync of the
+//! store's log makes all of it durable. The pages stay dirty: the next write-back puts them in their places and has the images
+//! removed by the batch behind its data sync. A start does the same before anything else (`put_in_place`).
+//!
+//! # Invariants
+//! * An image and the commit that it belongs to are of one moment, or the image is newer: its bytes are copied after the file's snapshot was
+//!   taken, under the page's block lock.
+//! * A page whose bytes are newer than its image is on the file's list without it.
+//!
+//! # Failure
+//! Where images cannot be put (too much is dirty, a page was written past the frames or has left them, the store takes none) the
+//! file is written back as ever. A batch that fails leaves the file as it was (`Taken`).
+
+use super::file_region::DirtyPage;
+use super::range_table::PieceState;
+use super::write_back::{Taken, release_space, write_back};
+use super::{FileRegion, FileState, Files};
+use crate::meta::{Images, PageImage};
+use crate::pool::disk::Disk;
+use cuttlefs_common::ids::{FilePage, PoolPage};
+use cuttlefs_common::status::Status;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Pages of a file that one sync makes images of at most: 64 KiB. What they cost is written twice, so beyond it a second file
+/// to sync is cheaper.
+pub const IMAGE_PAGES: usize = 16;
+
+/// Makes everything that was written to a file durable.
+///
+/// # Errors
+/// As `write_back`.
+pub async fn sync(files: &Files, disk: &dyn Disk, file: &Arc<FileRegion>) -> Result<(), Status> {
+    match by_images(files, file).await {
+        Ok(true) => release_space(files).await,
+        // There is no room for images; the reserve has some for what is behind a write-back.
+        Ok(false) | Err(Status::NoSpace) => write_back(files, disk, std::slice::from_ref(file), true).await,
+        Err(status) => Err(status),
+    }
+}
+
+/// Has what was written to a file durable with the next flush, if it is little: a client is about to ask for it (`SyncRhythm`). What
+/// fails here is told to who asks: his sync finds the same.
+pub async fn begin_sync(files: &Files, file: &Arc<FileRegion>) -> bool {
+    by_images(files, file).await == Ok(true)
+}
+
+/// Has images of all that is not durable committed; `false`: that is not for images.
+async fn by_images(files: &Files, file: &Arc<FileRegion>) -> Result<bool, Status> {
+    if files.pages.data_sync.has_failed() || !files.meta.takes_images() {
+        return Ok(false);
+    }
+    let _settled = file.settle.lock().await;
+    // Declared after `_settled`, so that what goes back does so before anybody else settles the file.
+    let mut taken = match file.change_bookkeeping(|state| take(files, file, state)) {
+        Snapshot::Nothing => return Ok(true),
+        Snapshot::NotForImages => return Ok(false),
+        Snapshot::Taken(taken) => taken,
+    };
+    let Some(images) = images_of(files, &taken.dirty).await else {
+        return Ok(false);
+    };
+    taken.commit.images = Images::Put(images);
+    files.meta.commit_data(std::slice::from_ref(&taken.commit))?;
+    taken.committed();
+    let dirty = std::mem::take(&mut taken.dirty);
+    file.change_bookkeeping(|state| {
+        state.has_images |= !dirty.is_empty();
+        let mut listed = file.dirty.lock();
+        for (page, DirtyPage { pool, .. }) in dirty {
+            // What was written meanwhile is on the list again.
+            listed.entry(page).or_insert(DirtyPage { pool, has_image: true });
+        }
+    });
+    files.list_dirty(file);
+    Ok(true)
+}
+
+/// What is to be made durable.
+enum Snapshot<'a> {
+    Nothing,
+    NotForImages,
+    Taken(Box<Taken<'a>>),
+}
+
+fn take<'a>(files: &'a Files, file: &'a Arc<FileRegion>, state: &mut FileState) -> Snapshot<'a> {
+    let fresh = state.table.fresh_pages();
+    if state.is_written_directly || fresh > IMAGE_PAGES as u64 {
+        return Snapshot::NotForImages;
+    }
+    let mut listed = file.dirty.lock();
+    // A page that is on the list and not mapped is about to be: it belongs to a write that is not done.
+    let is_wanted = |page: FilePage, dirty: &DirtyPage| {
+        let has_bytes = |(pool, piece): (PoolPage, PieceState)| pool == dirty.pool && piece.has_bytes();
+        !dirty.has_image && state.table.get(page).is_some_and(has_bytes)
+    };
+    let wanted = listed.iter().filter(|(page, dirty)| is_wanted(**page, dirty));
+    let wanted: BTreeMap<FilePage, DirtyPage> =
+        wanted.take(IMAGE_PAGES + 1).map(|(page, dirty)| (*page, *dirty)).collect();
+    if wanted.is_empty() && !state.uncommitted && fresh == 0 {
+        return Snapshot::Nothing;
+    }
+    let fresh = state.table.fresh();
+    let mut fresh_pages = fresh.iter().flat_map(|piece| (piece.first..piece.end()).map(FilePage));
+    if wanted.len() > IMAGE_PAGES || !fresh_pages.all(|page| wanted.contains_key(&page)) {
+        return Snapshot::NotForImages;
+    }
+    listed.retain(|page, _| !wanted.contains_key(page));
+    drop(listed);
+    Snapshot::Taken(Box::new(Taken::of(files, file, state, wanted)))
+}
+
+/// Images of these pages, if all are in frames.
+async fn images_of(files: &Files, dirty: &BTreeMap<FilePage, DirtyPage>) -> Option<Vec<PageImage>> {
+    let images = files.pages.images_of(dirty.values().map(|page| page.pool)).await?;
+    Some(dirty.keys().zip(images).map(|(page, bytes)| PageImage { page: *page, bytes }).collect())
+}

@@ -1,0 +1,166 @@
+//! Changes of contents that clients ask for, and those that they make again because a killed server may have lost them.
+//!
+//! # How it works
+//! Each change has a counter: the file's change counter when it was answered. Whoever restores one names it. The server makes it
+//! wherever nothing newer stands: by what is stored of the file (`meta/written.rs`) and by what has come over it since the server
+//! started (`files/newer.rs`). So what came of two changes is decided by the order in which they were answered, whoever comes
+//! back first, and nothing that was asked of this server is changed by what was asked of one before it.
+//!
+//! # Failure
+//! What would go over something newer is not made. If that was asked for since the server of the change died, its client is told
+//! so (`true`); what was overtaken before is no loss.
+
+use super::{Changed, WriteAt, allocate_for, write_for};
+use crate::files::{FileRegion, Files};
+use crate::meta::{ClientChange, Verdict};
+use crate::pages::Source;
+use crate::pool::disk::Disk;
+use async_lock::RwLockReadGuard;
+use cuttlefs_common::rdma::PeerKey;
+use cuttlefs_common::rpc::{Allocate, Restored};
+use cuttlefs_common::status::Status;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A change that a client asks for, under way.
+#[must_use]
+pub struct Changing<'f> {
+    files: &'f Files,
+    file: &'f Arc<FileRegion>,
+    _shared: RwLockReadGuard<'f, ()>,
+}
+
+/// Begins a change of contents that a client asks for, and notes it.
+///
+/// # Errors
+/// `Stale`, `Io`.
+pub async fn begin_change<'f>(
+    files: &'f Files,
+    file: &'f Arc<FileRegion>,
+    changed: &Changed,
+) -> Result<Changing<'f>, Status> {
+    changed.note_contents(file);
+    let shared = file.changes.read().await;
+    files.newer.begin(file.ino(), || files.meta.written(file.ino()))?;
+    Ok(Changing { files, file, _shared: shared })
+}
+
+impl Changing<'_> {
+    /// It is done: these bytes have other contents, and the file's counter was `change` then.
+    pub fn done(self, change: u64, bytes: Range<u64>) {
+        self.files.newer.changed(self.file.ino(), bytes.start, bytes.end);
+        let is_to_be_committed = self.file.change_bookkeeping(|state| {
+            state.note_contents(change);
+            state.uncommitted
+        });
+        if is_to_be_committed {
+            self.files.list_dirty(self.file);
+        }
+    }
+}
+
+/// Makes a client's change again where nothing newer stands. `set_length` makes the file end there. Whether some of it is lost.
+///
+/// # Errors
+/// As writing, allocating, and growing.
+pub async fn restore(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    (by, peer): (ClientChange, &PeerKey),
+    what: Restored<Source<'_>>,
+    set_length: impl AsyncFn(u64) -> Result<(), Status>,
+    changed: &Changed,
+) -> Result<bool, Status> {
+    changed.note_contents(file);
+    let _alone = file.changes.write().await;
+    file.usable()?;
+    let ino = file.ino();
+    // Space that was taken has the counter of the change before it, which was the same client's or is older, and goes over that.
+    let is_reserve = matches!(what, Restored::Allocate { how: Allocate::Reserve { .. }, .. });
+    let as_if = ClientChange { change: by.change + u64::from(is_reserve), ..by };
+    let judge = |range| {
+        files.newer.judge(ino, (as_if, peer), range, || {
+            let mut written = files.meta.written(ino)?;
+            written.cover(file.state().contents);
+            Ok(written)
+        })
+    };
+    let range = match what {
+        Restored::Bytes { offset, bytes } => (offset, offset.saturating_add(bytes.len() as u64)),
+        Restored::Allocate { offset, len, .. } => (offset, offset.saturating_add(len)),
+        // What was behind the end was cut off, whether the file was longer or not: others may bring it back.
+        Restored::End(size) => (size, u64::MAX),
+    };
+    let (mut is_restored, mut lost) = (false, false);
+    for (from, to, verdict) in judge(range)? {
+        match (verdict, what) {
+            (Verdict::Overtaken, _) => continue,
+            // Space was taken and no byte was another, so its counter is the one of what was there before, of whatever life.
+            (Verdict::Lost, Restored::Allocate { how: Allocate::Reserve { keep_size }, .. })
+                if keep_size || to <= file.size() =>
+            {
+                continue;
+            }
+            (Verdict::Lost, _) => {
+                lost = true;
+                continue;
+            }
+            (Verdict::Restore, Restored::Bytes { offset, bytes }) => {
+                let part = bytes.part((from - offset) as usize, (to - from) as usize);
+                write_for(files, disk, file, WriteAt::Offset(from), part, None).await?;
+            }
+            (Verdict::Restore, Restored::Allocate { how, .. }) => {
+                allocate_for(files, disk, file, (from, to - from), how, None).await?;
+            }
+            // What is newer and stands behind the end keeps the file as long as it reaches.
+            (Verdict::Restore, Restored::End(_)) if to == u64::MAX => {
+                if file.size() > from {
+                    set_length(from).await?;
+                }
+            }
+            (Verdict::Restore, Restored::End(_)) => {
+                let to = to.min(file.size());
+                if from < to {
+                    allocate_for(files, disk, file, (from, to - from), Allocate::PunchHole, None).await?;
+                }
+            }
+        }
+        if gives_contents(&what) {
+            files.newer.restored(ino, (by, peer), from, to);
+        }
+        is_restored = true;
+    }
+    if let Restored::End(size) = what
+        && file.size() < size
+    {
+        // A cut may be stored without what had made the file so long.
+        for (_, _, verdict) in judge((size - 1, size))? {
+            lost |= verdict == Verdict::Lost;
+            if verdict == Verdict::Restore {
+                set_length(size).await?;
+                is_restored = true;
+            }
+        }
+    }
+    if is_restored {
+        // All of it: of what is said to be restored nothing is restored again.
+        file.change_bookkeeping(|state| state.note_restored(by));
+        files.list_dirty(file);
+    }
+    if lost {
+        tracing::warn!(%ino, client = %format_args!("{:032x}", by.client.0), "some of what a client had not synced is not restored: others have changed it since the server it wrote to died, or it was more than its share");
+    }
+    Ok(lost)
+}
+
+/// Whether it gives bytes other contents.
+fn gives_contents<B>(what: &Restored<B>) -> bool {
+    use Allocate::{PunchHole, ZeroRange};
+    matches!(
+        what,
+        Restored::Bytes { .. }
+            | Restored::End(_)
+            | Restored::Allocate { how: PunchHole | ZeroRange { .. }, .. }
+    )
+}

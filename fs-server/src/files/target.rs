@@ -1,0 +1,218 @@
+//! Target translation: how the NIC engine reads a file without an RPC worker (DESIGN section 2).
+//!
+//! What it reads from is up to the policy: frames, here, or the mapped pool (`faulting`).
+//!
+//! # How it works
+//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked
+//! up together with its residency entry: that an entry was loaded while the page belonged to the file, and did not
+//! move until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock
+//! and validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern. Where
+//! all pages are in frames nobody looks for the pattern: there, such a page is waited for, a moment, or the READ refused.
+//!
+//! # Failure
+//! A bad filekey or right is `RemoteAccess`, a policy without one-sided reads `RemoteInvalid`, a page that should be in a
+//! frame and is not `RemoteOperation`.
+
+use super::{FileRegion, Files};
+use crate::pages::policy::Exposure;
+use crate::pages::{PageView, add};
+use cuttlefs_common::ids::{FileKey, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::region::{PagePart, divide};
+use std::sync::Arc;
+
+/// How often a page that changed during its copy is copied again before the pattern is sent instead. A write takes
+/// less than a microsecond; who meets three in a row had better ask by RPC.
+pub(super) const COPY_ATTEMPTS: usize = 4;
+/// The same where the pattern must not be sent: long enough for a writer that was interrupted between two
+/// instructions to be done, about a millisecond, during which the engine serves nobody else.
+const PINNED_ATTEMPTS: usize = 10_000;
+
+/// A request's pages at one moment.
+pub(super) struct Look {
+    /// Length of the file.
+    pub(super) size: u64,
+    /// Those before the end of the file.
+    pub(super) views: Vec<(PagePart, PageView)>,
+}
+
+impl Files {
+    pub(super) fn file_to_read(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+    ) -> Result<Arc<FileRegion>, WcStatus> {
+        match self.resolve(owner, filekey) {
+            Ok((file, rights)) if rights.read && !file.is_reaped() => {
+                // Where nobody looks for the pattern the READ is refused, and the client asks by RPC.
+                if file.owes() && self.pages.policy().exposure != Exposure::Magic {
+                    return Err(WcStatus::RemoteOperation);
+                }
+                Ok(file)
+            }
+            _ => Err(WcStatus::RemoteAccess),
+        }
+    }
+
+    /// Copies one page's part, looking it up again as long as it will not hold still. Returns the file's length as of
+    /// the last look, and whether it is there or is the pattern.
+    fn read_part(
+        &self,
+        file: &FileRegion,
+        part: PagePart,
+        mut view: PageView,
+        out: &mut [u8],
+    ) -> Result<(Option<u64>, bool), WcStatus> {
+        let mut size = None;
+        let pinned = self.pages.policy().exposure == Exposure::Pinned;
+        for _ in 0..if pinned { PINNED_ATTEMPTS } else { COPY_ATTEMPTS } {
+            match view {
+                PageView::Zeros => {
+                    out.fill(0);
+                    return Ok((size, true));
+                }
+                PageView::Pool(_, entry) if !entry.is_resident() && !pinned => break,
+                PageView::Pool(pool, entry) => {
+                    if self.pages.copy_resident(pool, entry, part.offset_in_page, out) {
+                        add(&self.pages.counters.target_hits, 1);
+                        return Ok((size, true));
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+            let state = file.state();
+            size = Some(size.unwrap_or(u64::MAX).min(state.size));
+            view = self.view(&state, part.page);
+        }
+        if pinned {
+            tracing::warn!(ino = %file.ino(), page = %part.page, "a page is not in memory; its one-sided read is refused");
+            return Err(WcStatus::RemoteOperation);
+        }
+        self.pages.magic().fill(part.offset_in_page, out);
+        add(&self.pages.counters.target_magic, 1);
+        Ok((size, false))
+    }
+
+    pub(super) fn look(&self, file: &FileRegion, offset: u64, len: usize) -> Look {
+        let state = file.state();
+        let wanted = state.size.saturating_sub(offset).min(len as u64) as usize;
+        let views = divide(offset, wanted).map(|part| (part, self.view(&state, part.page))).collect();
+        Look { size: state.size, views }
+    }
+
+    /// Reads past the end.
+    fn read_nothing(&self, owner: RegionOwner, filekey: FileKey, out: &mut [u8]) -> Result<usize, WcStatus> {
+        self.file_to_read(owner, filekey)?;
+        out.fill(0);
+        Ok(0)
+    }
+
+    /// Reads from frames.
+    fn read_frames(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        let file = self.file_to_read(owner, filekey)?;
+        if file.owes() {
+            // Not one page is there: who asks by RPC is told.
+            divide(offset, out.len()).for_each(|part| {
+                let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
+                self.pages.magic().fill(part.offset_in_page, target);
+            });
+            return Ok(out.len());
+        }
+        let Look { mut size, views } = self.look(&file, offset, out.len());
+        let wanted = size.saturating_sub(offset).min(out.len() as u64) as usize;
+        let mut is_whole = true;
+        for (part, view) in views {
+            let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
+            let (seen, is_there) = self.read_part(&file, part, view, target)?;
+            size = size.min(seen.unwrap_or(size));
+            is_whole &= is_there;
+        }
+        if !is_whole {
+            add(&self.pages.counters.target_magic_reads, 1);
+        }
+        out[wanted..].fill(0);
+        // The file may have been cut while this went on; then so is the answer.
+        Ok((size.saturating_sub(offset) as usize).min(wanted))
+    }
+}
+
+/// Looked at before anything is computed with a peer's numbers.
+fn is_past_any_file(offset: u64, len: usize) -> bool {
+    offset.checked_add(len as u64).is_none_or(|end| end > MAX_FILE_SIZE)
+}
+
+impl FileTarget for Files {
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<FileRead, WcStatus> {
+        if is_past_any_file(offset, out.len()) {
+            return self.read_nothing(owner, filekey, out).map(FileRead::Done);
+        }
+        match self.pages.policy().exposure {
+            Exposure::Magic | Exposure::Pinned => {
+                self.read_frames(owner, filekey, offset, out).map(FileRead::Done)
+            }
+            Exposure::Faulting => self.read_mapped(owner, filekey, offset, out),
+            Exposure::Hidden => Err(WcStatus::RemoteInvalid),
+        }
+    }
+
+    fn read_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<usize, WcStatus> {
+        if is_past_any_file(offset, out.len()) {
+            return self.read_nothing(owner, filekey, out);
+        }
+        self.resolve_fault(owner, filekey, offset, out)
+    }
+
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        let file = self.file_to_read(owner, filekey)?;
+        out.fill(0);
+        if file.owes() {
+            return Ok(());
+        }
+        let state = file.state();
+        let bits = out.len() as u64 * 8;
+        let end = first_page.saturating_add(bits).min(state.size.div_ceil(PAGE_SIZE_U64));
+        if first_page >= end {
+            return Ok(());
+        }
+        let pages = (end - first_page) as usize;
+        out[..pages / 8].fill(u8::MAX);
+        if !pages.is_multiple_of(8) {
+            out[pages / 8] = (1 << (pages % 8)) - 1;
+        }
+        // Everything counts as there but what has bytes that are not: one walk over the pieces, not a search a page.
+        for piece in state.table.pieces_in(first_page, end).filter(|piece| piece.state.has_bytes()) {
+            for page in piece.first..piece.end() {
+                let pool = PoolPage(piece.pool + (page - piece.first));
+                if !self.pages.is_resident(pool) {
+                    let index = (page - first_page) as usize;
+                    out[index / 8] &= !(1 << (index % 8));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! A server's storage in memory, and the stamps that tell whose bytes are whose.
+
+use super::records::{Records, inode};
+use crate::bits;
+use crate::files::FilesConfig;
+use crate::files::fetch;
+use crate::files::{FileRegion, Files};
+use crate::files::{WriteAt, Written, allocate_for, write_for};
+use crate::pages::put_in_place;
+use crate::pages::{Frames, Hotspots, Pages, PagesConfig, Sink, Source};
+use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};
+use crate::pool::simdisk::SimDisk;
+use crate::pool::space::Space;
+use crate::pool::sums::{PageSums, SumLayout, SummedDisk};
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::{PageSet, divide};
+use cuttlefs_common::rpc::Allocate;
+use cuttlefs_common::status::Status;
+use cuttlefs_common::world::SeededRandom;
+use futures_lite::future::block_on;
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Sum blocks in memory: few, so that they are read again and again.
+const SUM_CACHE_BYTES: usize = 4096;
+
+/// A simulated disk with checksums over it; what is done to the medium is done past them.
+#[derive(Clone)]
+pub(super) struct SummedSim {
+    medium: SimDisk,
+    frames: Arc<SharedMemory>,
+    sums: Arc<PageSums>,
+}
+
+impl SummedSim {
+    /// As one thread's disk.
+    pub fn summed(&self) -> SummedDisk {
+        SummedDisk::new(Rc::new(self.medium.clone()), self.frames.clone(), self.sums.clone())
+    }
+}
+
+impl Deref for SummedSim {
+    type Target = SimDisk;
+
+    fn deref(&self) -> &SimDisk {
+        &self.medium
+    }
+}
+
+impl Disk for SummedSim {
+    fn submit(&self, batch: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>> {
+        self.summed().submit(batch)
+    }
+
+    fn sync(&self) -> LocalFuture<'static, std::io::Result<()>> {
+        self.summed().sync()
+    }
+}
+
+pub(super) struct Storage {
+    pub files: Arc<Files>,
+    pub pages: Arc<Pages>,
+    pub disk: SummedSim,
+    pub meta: Records,
+    pub pool_pages: u64,
+    pub frames: u64,
+}
+
+impl Storage {
+    pub fn new(pool_pages: u64, frames: u64) -> Self {
+        let meta = Records::default();
+        Self::build(config(pool_pages, frames), meta, frames, |memory| formatted(pool_pages, memory, 0))
+    }
+
+    /// A server that promotes whole units of so many pages, on a disk whose choices come from `seed`.
+    pub fn with_units(pool_pages: u64, frames: u64, unit_pages: u32, seed: u64) -> Self {
+        let meta = Records::default();
+        let config = PagesConfig { hotspots: Hotspots::Units, unit_pages, ..config(pool_pages, frames) };
+        Self::build(config, meta, frames, |memory| formatted(pool_pages, memory, seed))
+    }
+
+    /// The next server on the same medium, with what the store kept.
+    pub fn restart(&self, meta: Records) -> Self {
+        let config = config(self.pool_pages, self.frames);
+        let next = Self::build(config, meta, self.frames, |memory| self.disk.attach(memory));
+        // What was synced and is not in its place comes there before anybody looks.
+        let images = next.meta.placed_images();
+        if !images.is_empty() {
+            block_on(put_in_place(&next.disk, images)).expect("written");
+            block_on(next.disk.sync()).expect("synced");
+            next.meta.forget_images();
+        }
+        next
+    }
+
+    fn build(
+        config: PagesConfig,
+        meta: Records,
+        frames: u64,
+        open: impl FnOnce(Arc<SharedMemory>) -> SimDisk,
+    ) -> Self {
+        let pool_pages = config.pool_pages;
+        let written = bits::of(pool_pages, meta.pages_written());
+        let layout = SumLayout::new([pool_pages]);
+        let sums = PageSums::new(
+            layout,
+            SUM_CACHE_BYTES,
+            written,
+            meta.marks().expect("marks"),
+            meta.committer.clone(),
+        );
+        let sums = Arc::new(sums);
+        let files = files_of(config, &meta, sums.clone());
+        let pages = files.pages().clone();
+        let memory = files.pages.frames().memory().clone();
+        let disk = SummedSim { medium: open(memory.clone()), frames: memory, sums };
+        Self { files, pages, disk, meta, pool_pages, frames }
+    }
+
+    pub fn file(&self, ino: u64) -> Arc<FileRegion> {
+        self.files.file(inode(ino)).expect("the file is there")
+    }
+
+    pub fn read(&self, file: &FileRegion, offset: u64, len: usize) -> Result<Vec<u8>, Status> {
+        // Poisoned, so that what was not filled shows.
+        let mut out = vec![0xEE; len];
+        let pages = PageSet::all(divide(offset, len).len());
+        let sink = Sink::Bytes(&mut out);
+        let valid = block_on(fetch(&self.files, &self.disk, file, offset, len, &pages, sink))? as usize;
+        assert!(out[valid..].iter().all(|byte| *byte == 0), "bytes past the end of the file");
+        out.truncate(valid);
+        Ok(out)
+    }
+
+    /// What must hold whenever nothing is under way.
+    pub fn check(&self) {
+        let figures = self.pages.figures();
+        let table = self.pages.residency.table();
+        let (mut resident, mut dirty) = (BTreeSet::new(), 0);
+        for page in (0..self.pool_pages).map(PoolPage) {
+            let entry = table.load(page);
+            assert!(!entry.is_changing(), "pool page {page} was left changing");
+            if entry.is_resident() {
+                assert!(resident.insert(entry.frame()), "two pages in frame {}", entry.frame());
+                assert_eq!(self.pages.frames().owner(entry.frame()), Some(page));
+                dirty += u64::from(entry.is_dirty());
+            } else {
+                assert_eq!(entry.frame(), FrameIndex::MAGIC);
+                assert!(!entry.is_dirty());
+            }
+        }
+        assert_eq!(figures.dirty_frames, dirty, "dirty frames are counted exactly");
+        assert_eq!(
+            figures.free_frames + resident.len() as u32,
+            figures.frames,
+            "every frame is free or owned"
+        );
+        assert_eq!(figures.leaked_frames, 0);
+        // The store never names what is free, and no two files hold one page.
+        let mut used = BTreeSet::new();
+        for ino in self.meta.files() {
+            let file = self.file(ino);
+            for piece in file.state().table.iter() {
+                for page in piece.pool..piece.pool + piece.len {
+                    assert!(used.insert(page), "pool page {page} is in two places");
+                    let entry = table.load(PoolPage(page));
+                    assert!(piece.state.has_bytes() || !entry.is_resident(), "unwritten and resident");
+                }
+            }
+            assert_eq!(self.meta.attr(file.ino()).expect("live").size, file.size());
+            let allocated = self.meta.attr(file.ino()).expect("live").allocated_bytes;
+            assert_eq!(allocated, file.allocated_pages() * PAGE_SIZE_U64);
+        }
+        let space = self.files.space().figures();
+        assert_eq!(space.used, used.len() as u64, "used space is exact");
+        assert_eq!(space.free + space.quarantined + space.used, self.pool_pages);
+        for frame in &resident {
+            let page = self.pages.frames().owner(*frame).expect("checked above");
+            assert!(used.contains(&page.0), "pool page {page} is free and resident");
+        }
+        let zero = Frames::offset(FrameIndex::ZERO);
+        let mut bytes = [1u8; 4096];
+        self.pages.frames().memory().read(zero, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0), "the zero frame was written");
+        self.pages.frames().memory().read(0, &mut bytes);
+        assert!(self.pages.magic().covers(0, &bytes), "the magic frame was written");
+    }
+}
+
+fn config(pool_pages: u64, frames: u64) -> PagesConfig {
+    PagesConfig::new(pool_pages, frames * PAGE_SIZE_U64)
+}
+
+fn files_of(config: PagesConfig, meta: &Records, sums: Arc<PageSums>) -> Arc<Files> {
+    let space = Space::new(config.pool_pages, bits::of(config.pool_pages, meta.used()))
+        .expect("extents do not overlap");
+    let random = Arc::new(SeededRandom::new(42));
+    let pages = Pages::new(config, random.as_ref()).expect("memory").with_sums(sums);
+    let few = FilesConfig { file_slots: 4, max_inactive: 0 };
+    let files = Files::new(few, Arc::new(pages), Arc::new(space), meta.committer.clone(), random);
+    Arc::new(files.expect("memory"))
+}
+
+/// A medium as `format` leaves it, whose choices come from `seed`.
+fn formatted(pool_pages: u64, frames: Arc<SharedMemory>, seed: u64) -> SimDisk {
+    let layout = SumLayout::new([pool_pages]);
+    let medium = SimDisk::seeded(layout.all_pages(), frames, seed);
+    medium.format(&layout);
+    medium
+}
+
+/// The byte every write puts at this place of this file: never 0, and different enough between files and places that
+/// bytes from elsewhere show.
+pub(super) fn stamp(ino: u64, offset: u64) -> u8 {
+    let mut z =
+        ino.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (offset / 64).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ offset;
+    z ^= z >> 29;
+    z = z.wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 32;
+    (z % 255) as u8 + 1
+}
+
+pub(super) fn stamped(ino: u64, offset: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|index| stamp(ino, offset + index)).collect()
+}
+
+/// Writes all of `source`, for nobody's request.
+pub(super) async fn write(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    at: WriteAt,
+    source: Source<'_>,
+) -> Result<Written, Status> {
+    write_for(files, disk, file, at, source, None).await
+}
+
+/// Does what `how` says, for nobody's request.
+pub(super) async fn allocate_range(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    len: u64,
+    how: Allocate,
+) -> Result<Attr, Status> {
+    allocate_for(files, disk, file, (offset, len), how, None).await
+}
+
+/// Gives space back, for nobody's request.
+pub(super) async fn punch_hole(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    offset: u64,
+    len: u64,
+) -> Result<Attr, Status> {
+    allocate_range(files, disk, file, offset, len, Allocate::PunchHole).await
+}

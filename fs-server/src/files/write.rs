@@ -1,0 +1,304 @@
+//! Write: puts bytes into a file (DESIGN section 4).
+//!
+//! # How it works
+//! A write that only overwrites bytes the file has shares the file with others of its kind; the pages' block locks
+//! order them. Any other write has the file for itself: it takes space first, then places the bytes in pages nobody can
+//! see yet, then maps them and moves the length, so that a reader sees a page either without or with all of its bytes.
+//! Nothing is durable when it returns.
+//!
+//! That the file has the bytes, its counter for them, and what its request is answered become true under one lock: whoever makes the
+//! file durable takes along all three or none.
+//!
+//! # Failure
+//! `NoSpace` before anything is changed. After a failed direct write or read, new pages are given back, and pages that
+//! were overwritten may hold new bytes.
+
+use super::detach::{end_is_inside_bytes, take_holes, undo_allocation, vacate_pieces};
+use super::write_back::relieve;
+use crate::files::range_table::{Piece, PieceState};
+use crate::files::{FileRegion, FileState, Files};
+use crate::meta::{Answer, NoteData, RequestId};
+use crate::pages::{Base, NewBytes, PageChange, Source};
+use crate::pool::disk::Disk;
+use cuttlefs_common::attr::Attr;
+use cuttlefs_common::ids::{FilePage, MAX_FILE_SIZE, PAGE_SIZE, PAGE_SIZE_U64};
+use cuttlefs_common::region::divide;
+use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
+use cuttlefs_common::status::Status;
+use std::sync::Arc;
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteAt {
+    /// There.
+    Offset(u64),
+    /// At the end of the file, wherever that is by then (`O_APPEND`).
+    End,
+}
+
+/// A done write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where the bytes went.
+    pub offset: u64,
+    /// How many; all of them.
+    pub len: u32,
+    /// The file's attributes now.
+    pub attr: Attr,
+}
+
+/// The request that a write is made for, and what it is answered when that is done.
+pub type Asked<'a> = (RequestId, &'a dyn Fn(&Written) -> Answer);
+
+impl Written {
+    /// What the request of a write is answered.
+    pub fn answer(&self) -> Answer {
+        let Self { offset, len, attr } = *self;
+        Answer::Written { offset, len, size: attr.size, change: attr.change }
+    }
+}
+
+/// A write under way.
+#[derive(Clone, Copy)]
+struct Writing<'w> {
+    files: &'w Files,
+    disk: &'w dyn Disk,
+    file: &'w Arc<FileRegion>,
+    source: Source<'w>,
+    asked: Option<Asked<'w>>,
+}
+
+/// Writes all of `source`. The answer to the request, if there is one, becomes durable with the bytes: it is not done twice.
+///
+/// # Errors
+/// `Invalid` (longer than one transfer), `TooLarge`, `NoSpace`, `Stale`, `Io`.
+pub async fn write_for(
+    files: &Files,
+    disk: &dyn Disk,
+    file: &Arc<FileRegion>,
+    at: WriteAt,
+    source: Source<'_>,
+    asked: Option<Asked<'_>>,
+) -> Result<Written, Status> {
+    let len = source.len();
+    if len > MAX_TRANSFER_BYTES as usize {
+        return Err(Status::Invalid);
+    }
+    relieve(files, disk).await;
+    let writing = Writing { files, disk, file, source, asked };
+    if let WriteAt::Offset(offset) = at {
+        let end = end_of(offset, len)?;
+        let shared = file.order.read().await;
+        let overwrites = {
+            let state = file.state();
+            end <= state.size && changes_of(&state, offset, len).is_some()
+        };
+        if overwrites && len > 0 {
+            let result = writing.overwrite(offset).await;
+            drop(shared);
+            return result;
+        }
+    }
+    let _alone = file.order.write().await;
+    file.usable()?;
+    let offset = match at {
+        WriteAt::Offset(offset) => offset,
+        WriteAt::End => file.size(),
+    };
+    if len == 0 {
+        return Ok(Written { offset, len: 0, attr: files.meta.attr(file.ino())? });
+    }
+    writing.extend(offset).await
+}
+
+pub(super) fn end_of(offset: u64, len: usize) -> Result<u64, Status> {
+    offset.checked_add(len as u64).filter(|end| *end <= MAX_FILE_SIZE).ok_or(Status::TooLarge)
+}
+
+/// The changes of a write over pages that all have bytes; `None` if one has none.
+fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChange>> {
+    divide(offset, len)
+        .map(|part| {
+            let (pool, piece) = state.table.get(part.page)?;
+            piece.has_bytes().then_some(PageChange {
+                file_page: part.page,
+                pool,
+                base: Base::Stored,
+                offset_in_page: part.offset_in_page,
+                len: part.len,
+                offset_in_source: part.offset_in_request,
+            })
+        })
+        .collect()
+}
+
+impl Writing<'_> {
+    /// It was done, and clients see it: the next write-back says so.
+    fn done(&self, state: &mut FileState, offset: u64, note: NoteData) -> Result<Written, Status> {
+        state.uncommitted = true;
+        let attr = self.files.note_changed(self.file, note)?;
+        let written = Written { offset, len: self.source.len() as u32, attr };
+        if let Some((request, answer)) = self.asked {
+            state.note_done(request, answer(&written), attr.change);
+        }
+        Ok(written)
+    }
+
+    /// Overwrites bytes the file has. The caller shares the file's order, so the mapping stays.
+    async fn overwrite(&self, offset: u64) -> Result<Written, Status> {
+        let Self { files, disk, file, source, .. } = *self;
+        file.usable()?;
+        let changes = changes_of(&file.state(), offset, source.len()).ok_or(Status::Io)?;
+        let changed = files.pages.change(disk, &**file, &changes, NewBytes::From(source)).await;
+        let written = file.change_bookkeeping(|state| match changed {
+            Ok(()) => self.done(state, offset, NoteData::default()),
+            Err(status) => {
+                state.uncommitted = true;
+                Err(status)
+            }
+        });
+        // After the change: a write-back that takes the file off the list looks at it afterwards.
+        files.list_dirty(file);
+        written
+    }
+
+    /// Writes with the file to itself: over holes, unwritten pages, the end.
+    async fn extend(&self, offset: u64) -> Result<Written, Status> {
+        let Self { files, disk, file, source, .. } = *self;
+        let end = end_of(offset, source.len())?;
+        let (first, last) = (offset / PAGE_SIZE_U64, end.div_ceil(PAGE_SIZE_U64));
+        let (new, runs) = take_holes(files, file, (first, last), PieceState::Fresh).await?;
+        let (changes, converted) = {
+            let state = file.state();
+            let converted: Vec<Piece> = state
+                .table
+                .pieces_in(first, last)
+                .filter(|piece| piece.state == PieceState::Unwritten)
+                .map(|piece| Piece { state: PieceState::Fresh, ..piece })
+                .collect();
+            (plan(&state, offset, source.len(), &new, &converted), converted)
+        };
+        let mut placed = Ok(());
+        if end > file.size() {
+            placed = zero_tail(files, disk, file).await;
+        }
+        if placed.is_ok() {
+            placed = files.pages.change(disk, &**file, &changes, NewBytes::From(source)).await;
+        }
+        if let Err(status) = placed {
+            {
+                let mut dirty = file.dirty.lock();
+                for change in changes.iter().filter(|change| change.base == Base::Zeros) {
+                    dirty.remove(&change.file_page);
+                }
+            }
+            vacate_pieces(files, &converted).await;
+            undo_allocation(files, &runs).await;
+            note_modified(files, file);
+            return Err(status);
+        }
+        let written = {
+            let mut state = file.state_mut();
+            let mut note = NoteData::default();
+            if end > state.size {
+                state.size = end;
+                // The new last page was zeros, or the old last page whose tail is zeros by now.
+                state.tail_is_zero = true;
+                note.size = Some(end);
+            }
+            new.iter().for_each(|piece| state.table.insert(*piece));
+            for piece in &converted {
+                state.table.set_state(piece.first, piece.end(), PieceState::Fresh);
+            }
+            note.allocated_pages = Some(state.table.allocated_pages());
+            // Before anybody is told of the new counter: what he then reads is what it stands for.
+            if new.is_empty() && converted.is_empty() {
+                state.show_size(files.file_table());
+            } else {
+                state.show_layout(files.file_table(), &files.generations);
+            }
+            self.done(&mut state, offset, note)
+        };
+        files.list_dirty(file);
+        written
+    }
+}
+
+/// Notes that a request was done that changed the file, with this counter: the next write-back says so.
+pub(super) fn note_done(
+    files: &Files,
+    file: &Arc<FileRegion>,
+    request: RequestId,
+    answer: Answer,
+    change: u64,
+) {
+    file.change_bookkeeping(|state| state.note_done(request, answer, change));
+    files.list_dirty(file);
+}
+
+/// Something was changed that the store does not know: on the list with it.
+pub fn note_modified(files: &Files, file: &Arc<FileRegion>) {
+    file.change_bookkeeping(|state| state.uncommitted = true);
+    // After the change: a write-back that takes the file off the list looks at it afterwards.
+    files.list_dirty(file);
+}
+
+/// Makes the bytes of the last page past the end zeros, before the file grows over them. The caller has the file for
+/// itself.
+pub(super) async fn zero_tail(files: &Files, disk: &dyn Disk, file: &Arc<FileRegion>) -> Result<(), Status> {
+    let change = {
+        let state = file.state();
+        let inside = (state.size % PAGE_SIZE_U64) as usize;
+        let page = FilePage::containing(state.size);
+        if state.tail_is_zero {
+            return Ok(());
+        }
+        end_is_inside_bytes(&state, state.size).then(|| state.table.get(page)).flatten().map(|(pool, _)| {
+            PageChange {
+                file_page: page,
+                pool,
+                base: Base::Stored,
+                offset_in_page: inside,
+                len: PAGE_SIZE - inside,
+                offset_in_source: 0,
+            }
+        })
+    };
+    if let Some(change) = change {
+        let changed = files.pages.change(disk, &**file, &[change], NewBytes::Zeros).await;
+        note_modified(files, file);
+        changed?;
+    }
+    file.change_bookkeeping(|state| state.tail_is_zero = true);
+    Ok(())
+}
+
+/// The changes of a write over any pages; `new` and `converted` are those without bytes as yet.
+fn plan(state: &FileState, offset: u64, len: usize, new: &[Piece], converted: &[Piece]) -> Vec<PageChange> {
+    let without_bytes = |page: u64| {
+        [new, converted].into_iter().find_map(|pieces| {
+            let at = pieces.partition_point(|piece| piece.end() <= page);
+            let piece = pieces.get(at).filter(|piece| piece.first <= page)?;
+            Some(piece.pool + (page - piece.first))
+        })
+    };
+    divide(offset, len)
+        .map(|part| {
+            let (pool, base) = match without_bytes(part.page.0) {
+                Some(pool) => (pool.into(), Base::Zeros),
+                None => {
+                    let (pool, _) = state.table.get(part.page).expect("a page that is no hole is mapped");
+                    (pool, Base::Stored)
+                }
+            };
+            PageChange {
+                file_page: part.page,
+                pool,
+                base,
+                offset_in_page: part.offset_in_page,
+                len: part.len,
+                offset_in_source: part.offset_in_request,
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,335 @@
+//! Write-back: makes file contents durable, in groups (docs/recovery.md, "What is durable when").
+//!
+//! # The four steps of a group
+//! 1. dirty frames to SSD;
+//! 2. one data sync, shared by all groups that are this far (`DataSync`);
+//! 3. one batch: fresh extents as written, lengths; images of the files' pages go;
+//! 4. for fsync, `flush` of the store.
+//!
+//! What fsync makes durable of few pages goes another way, and comes here later (`images`).
+//!
+//! What a group covers is fixed at its start, file by file, in a snapshot under the mapping's lock; writes go on
+//! meanwhile and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
+//!
+//! # Failure
+//! A file with a page that could not be written is left out of the commit and stays on the list. So does all that was taken and
+//! not committed, also if the future is dropped or its task dies (`Taken`, `Listed`): no later fsync finds nothing to do and says
+//! "done". A failed data sync is
+//! final: what is on SSD is unknown, so no write-back succeeds any more until the server is restarted.
+
+use super::file_region::DirtyPage;
+use super::range_table::{Piece, PieceState, RangeTable};
+use super::{FileRegion, FileState, Files};
+use crate::meta::{Covers, CutStep, DataCommit, Images, RangeUpdate};
+use crate::pool::disk::Disk;
+use crate::timer::Timer;
+use async_lock::RwLock;
+use cuttlefs_common::ids::{FilePage, InodeNo};
+use cuttlefs_common::panic_ends;
+use cuttlefs_common::status::Status;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long written bytes stay in memory only, at most, if the disk keeps up.
+pub const WRITE_BACK_INTERVAL: Duration = Duration::from_secs(1);
+/// Files of one group at most: bounds the batch of the store and how many files are kept from shrinking meanwhile.
+const MAX_GROUP_FILES: usize = 256;
+/// Runs of pages that become free together: who allocates meanwhile waits for no more.
+const RELEASE_BATCH: usize = 4096;
+
+/// Files that wait for write-back at most before writers help: bounds the memory a flood of small files takes.
+const MAX_DIRTY_FILES: usize = 16 * 1024;
+
+/// The files that there is something to write back of.
+#[derive(Debug, Default)]
+pub(super) struct DirtyFiles {
+    /// By inode, so that groups are taken in lock order.
+    list: Mutex<BTreeMap<InodeNo, Arc<FileRegion>>>,
+    /// Held while files that were taken off the list are being written back: shared by writers that help, alone by
+    /// whoever must know that nothing is left. Taken before any other lock.
+    sweep: RwLock<()>,
+}
+
+impl DirtyFiles {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.list.lock().len()
+    }
+
+    /// Puts a file on the list.
+    pub(super) fn list(&self, file: &Arc<FileRegion>) {
+        if !file.listed.swap(true, Ordering::AcqRel) {
+            self.list.lock().insert(file.ino(), file.clone());
+        }
+    }
+
+    /// The inode is gone.
+    pub(super) fn remove(&self, ino: InodeNo) {
+        self.list.lock().remove(&ino);
+    }
+}
+
+/// What of one file a group makes durable, taken from the file. However the group ends, what was not committed goes back: a later
+/// write-back of the file finds it, and does not say "done" of what nobody wrote.
+pub(super) struct Taken<'a> {
+    files: &'a Files,
+    file: &'a Arc<FileRegion>,
+    pub(super) commit: DataCommit,
+    /// The fresh ranges the commit covers.
+    fresh: Vec<(u64, u64)>,
+    pub(super) dirty: BTreeMap<FilePage, DirtyPage>,
+    was_written_directly: bool,
+    is_committed: bool,
+}
+
+impl<'a> Taken<'a> {
+    /// Takes a file's snapshot; `None` if there is nothing to make durable. The caller has the file settled, and has written all
+    /// that was dirty to its place before it commits.
+    fn from(files: &'a Files, file: &'a Arc<FileRegion>) -> Option<Self> {
+        // A page is on the list before the mapping shows it.
+        file.change_bookkeeping(|state| {
+            let mut listed = file.dirty.lock();
+            let is_uncommitted = state.uncommitted || state.table.fresh_pages() > 0;
+            if !is_uncommitted && !state.is_written_directly && listed.is_empty() {
+                return None;
+            }
+            let dirty = std::mem::take(&mut *listed);
+            let mut taken = Self::of(files, file, state, dirty);
+            taken.was_written_directly = std::mem::take(&mut state.is_written_directly);
+            if std::mem::take(&mut state.has_images) {
+                taken.commit.images = Images::Drop;
+            }
+            Some(taken)
+        })
+    }
+
+    /// The state as it is, with these pages off the list. No image is put or removed.
+    pub(super) fn of(
+        files: &'a Files,
+        file: &'a Arc<FileRegion>,
+        state: &mut FileState,
+        dirty: BTreeMap<FilePage, DirtyPage>,
+    ) -> Self {
+        let fresh = state.table.fresh();
+        state.uncommitted = false;
+        let ranges = ranges_of(&state.table, &fresh);
+        let done = std::mem::take(&mut state.done).into_values().collect();
+        let restored = std::mem::take(&mut state.restored);
+        let covers = Covers::Changes { until: state.contents, restored };
+        let (cut, images) = (CutStep::Unchanged, Images::Put(Vec::new()));
+        let commit = DataCommit { ino: file.ino(), ranges, size: state.size, done, covers, cut, images };
+        let fresh = fresh.iter().map(|piece| (piece.first, piece.end())).collect();
+        Self { files, file, commit, fresh, dirty, was_written_directly: false, is_committed: false }
+    }
+
+    /// The store has it.
+    pub(super) fn committed(&mut self) {
+        self.is_committed = true;
+        self.file.change_bookkeeping(|state| {
+            for (first, end) in &self.fresh {
+                state.table.set_state(*first, *end, PieceState::Written);
+            }
+            state.durable_size = self.commit.size;
+            if let Covers::Changes { until, .. } = self.commit.covers {
+                state.covered = until;
+            }
+        });
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.is_committed {
+            return;
+        }
+        {
+            let mut dirty = self.file.dirty.lock();
+            for (page, listed) in std::mem::take(&mut self.dirty) {
+                dirty.entry(page).or_insert(listed);
+            }
+        }
+        self.file.change_bookkeeping(|state| {
+            state.uncommitted = true;
+            state.is_written_directly |= self.was_written_directly;
+            state.has_images |= self.commit.images == Images::Drop;
+            for done in std::mem::take(&mut self.commit.done) {
+                // A later one of the slot says that this one was answered.
+                state.done.entry((done.request.client, done.request.slot)).or_insert(done);
+            }
+            if let Covers::Changes { restored, .. } = std::mem::take(&mut self.commit.covers) {
+                restored.into_iter().for_each(|by| state.note_restored(by));
+            }
+        });
+        self.files.list_dirty(self.file);
+    }
+}
+
+/// Fresh pieces as the store is told of them.
+fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
+    let mut ranges: Vec<RangeUpdate> = Vec::new();
+    for piece in fresh {
+        let mut piece = *piece;
+        // With its written neighbours it is one extent in the store as well.
+        if let Some(before) = table.written_before(&piece) {
+            piece.first = before.first;
+            piece.pool = before.pool;
+            piece.len += before.len;
+        }
+        if let Some(after) = table.written_after(&piece) {
+            piece.len += after.len;
+        }
+        match ranges.last_mut() {
+            // Two fresh pieces around one written piece claim it both.
+            Some(last) if last.end.0 > piece.first => {
+                let overlap = last.end.0 - piece.first;
+                let extent = last.extents.last_mut().expect("each range here has its extent");
+                extent.len_pages += piece.len - overlap;
+                last.end = FilePage(piece.end());
+            }
+            _ => ranges.push(RangeUpdate {
+                first: FilePage(piece.first),
+                end: FilePage(piece.end()),
+                extents: vec![piece.extent()],
+            }),
+        }
+    }
+    ranges
+}
+
+/// Makes everything written to these files so far durable in the store's batches, and with `flush` on its disk.
+///
+/// # Errors
+/// `Io` if some page, the sync or the store failed; files that could be written are committed all the same.
+pub async fn write_back(
+    files: &Files,
+    disk: &dyn Disk,
+    which: &[Arc<FileRegion>],
+    flush: bool,
+) -> Result<(), Status> {
+    let mut which = which.to_vec();
+    which.sort_by_key(|file| file.ino());
+    which.dedup_by_key(|file| file.ino());
+    let mut result = Ok(());
+    for group in which.chunks(MAX_GROUP_FILES) {
+        result = write_back_group(files, disk, group).await.and(result);
+    }
+    result?;
+    if flush { release_space(files).await } else { Ok(()) }
+}
+
+async fn write_back_group(files: &Files, disk: &dyn Disk, which: &[Arc<FileRegion>]) -> Result<(), Status> {
+    if files.pages.data_sync.has_failed() {
+        return Err(Status::Io);
+    }
+    // In order of inode, as every group does.
+    let mut settled = Vec::with_capacity(which.len());
+    for file in which {
+        settled.push(file.settle.lock().await);
+    }
+    // Declared after `settled`, so that what goes back does so before anybody else settles these files.
+    let mut group: Vec<Taken<'_>> = which.iter().filter_map(|file| Taken::from(files, file)).collect();
+    if group.is_empty() {
+        return Ok(());
+    }
+    let pages = group.iter().flat_map(|taken| taken.dirty.values().map(|page| page.pool)).collect();
+    let mut failed = files.pages.write_out(disk, pages).await;
+    failed.sort_unstable();
+    let result = if failed.is_empty() { Ok(()) } else { Err(Status::Io) };
+    group.retain(|taken| !taken.dirty.values().any(|page| failed.binary_search(&page.pool).is_ok()));
+    if files.pages.data_sync.sync(disk).await.is_err() {
+        return Err(Status::Io);
+    }
+    let commits: Vec<DataCommit> = group.iter().map(|taken| taken.commit.clone()).collect();
+    files.meta.commit_data(&commits)?;
+    group.iter_mut().for_each(Taken::committed);
+    drop(group);
+    drop(settled);
+    result
+}
+
+/// Writes back every file there is something to write back of, then flushes the store: whatever was written before
+/// the call is durable when it returns, also what another write-back had begun with.
+///
+/// # Errors
+/// As `write_back`.
+pub async fn write_back_all(files: &Files, disk: &dyn Disk) -> Result<(), Status> {
+    // Alone: a file somebody else took off the list and has not finished is one the caller was promised, too.
+    let swept = files.dirty.sweep.write().await;
+    let listed = Listed::take(files, usize::MAX);
+    let result = write_back(files, disk, &listed.listed, true).await;
+    drop(listed);
+    drop(swept);
+    files.trim_active();
+    result
+}
+
+/// Files that were taken off the list. However their write-back ends, whatever is not clean then is listed again.
+struct Listed<'a> {
+    files: &'a Files,
+    listed: Vec<Arc<FileRegion>>,
+}
+
+impl<'a> Listed<'a> {
+    /// Those with the lowest numbers first.
+    fn take(files: &'a Files, most: usize) -> Self {
+        let mut list = files.dirty.list.lock();
+        let mut listed = Vec::new();
+        while listed.len() < most
+            && let Some((_, file)) = list.pop_first()
+        {
+            // Cleared before anybody looks at the file: whoever changes it from now on lists it again.
+            file.listed.store(false, Ordering::Release);
+            listed.push(file);
+        }
+        Self { files, listed }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        for file in &self.listed {
+            if !file.is_clean() && !file.is_reaped() {
+                self.files.list_dirty(file);
+            }
+        }
+    }
+}
+
+/// Flushes the store and gives out again what was quarantined before.
+///
+/// # Errors
+/// What the store says; then nothing is given out.
+pub async fn release_space(files: &Files) -> Result<(), Status> {
+    let mark = files.space.quarantine_mark();
+    files.committer.flush().await?;
+    while files.space.release_some(mark, RELEASE_BATCH) {
+        futures_lite::future::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Before a write adds to them: if too many frames are dirty or too many files wait, helps to write back. Holds no
+/// lock, so it cannot be in anybody's way; gives up after a while, so it cannot hang on a failing disk.
+pub(super) async fn relieve(files: &Files, disk: &dyn Disk) {
+    files.pages.relieve(disk).await;
+    if files.dirty.len() > MAX_DIRTY_FILES {
+        let _swept = files.dirty.sweep.read().await;
+        let listed = Listed::take(files, MAX_GROUP_FILES);
+        // A failure was logged, and the files will be on the list again.
+        let _ = write_back(files, disk, &listed.listed, false).await;
+    }
+}
+
+/// Writes back every second, until `stopped` is set.
+pub async fn run_write_back(files: &Files, disk: &dyn Disk, timer: &dyn Timer, stopped: &AtomicBool) {
+    while !stopped.load(Ordering::Acquire) {
+        timer.sleep(WRITE_BACK_INTERVAL).await;
+        panic_ends::plant("write-back");
+        if let Err(status) = write_back_all(files, disk).await {
+            tracing::error!(%status, "write-back failed; it is tried again in a second");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Making frames clean and free: write-out of dirty frames and eviction of cold pages.
+//!
+//! # How it works
+//! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
+//! pool go as one IO. Eviction walks the frames with a hand and takes pages that are cold (`heat`): block locks only if
+//! they are free, and a frame goes back after its entry has moved to the magic frame. A round without enough cold pages
+//! is followed by ones that take warmer ones, the last of them any.
+//!
+//! Nothing here needs a file's locks: a dirty frame is right on SSD whoever owns the page. That is also why a writer
+//! that meets too many dirty frames can help itself (`relieve`) without any chance of deadlock.
+//!
+//! # Failure
+//! A page whose write fails stays dirty in its frame; it is counted and logged, and tried again later.
+
+use super::{Pages, add};
+use crate::pool::disk::{Disk, IoBuffer, IoError, IoKind, IoRequest};
+use cuttlefs_common::ids::{FrameIndex, PoolPage};
+use std::sync::atomic::Ordering;
+
+/// Pages of one IO at most: 256 KiB, beyond which an SSD gains nothing and others wait longer.
+const MAX_IO_PAGES: usize = 64;
+/// Pages of one batch at most: bounds how many block locks write-out holds at once.
+pub(crate) const MAX_BATCH_PAGES: usize = 256;
+/// Dirty frames may be one in so many... of two: beyond half of the frames writers help to write back before they
+/// add more, so that the other half is there for reads.
+const DIRTY_FRACTION: u64 = 2;
+/// How often a writer helps to clean frames before it goes on regardless; frames are bounded anyway, and a write
+/// without a free frame goes past them.
+const RELIEF_ROUNDS: usize = 16;
+/// Frames cleaned in one round of help.
+const RELIEF_PAGES: usize = 256;
+/// Pages whose block locks are held together while their entries move.
+const VACATE_BATCH: usize = 128;
+/// How much warmer the pages of each further round may be: five rounds at most after the first.
+const WARMER: u8 = 4;
+
+impl Pages {
+    /// Writes frames to their pool pages. The caller holds the pages' block locks. Returns for each page whether the
+    /// SSD has it now.
+    async fn write_frames(&self, disk: &dyn Disk, pages: &[(PoolPage, FrameIndex)]) -> Vec<bool> {
+        let mut order: Vec<usize> = (0..pages.len()).collect();
+        order.sort_unstable_by_key(|index| pages[*index].0);
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for index in order {
+            match groups.last_mut() {
+                Some(group)
+                    if group.len() < MAX_IO_PAGES
+                        && group.last().is_some_and(|last| pages[*last].0.0 + 1 == pages[index].0.0) =>
+                {
+                    group.push(index);
+                }
+                _ => groups.push(vec![index]),
+            }
+        }
+        let mut written = vec![false; pages.len()];
+        let mut again = Vec::new();
+        for (group, result) in self.write_groups(disk, pages, groups).await {
+            match result {
+                Ok(()) => group.into_iter().for_each(|index| written[index] = true),
+                // One bad page must not keep its neighbours, which may be other files', from the SSD.
+                Err(_) if group.len() > 1 => again.extend(group.into_iter().map(|index| vec![index])),
+                Err(error) => {
+                    add(&self.counters.write_errors, 1);
+                    tracing::error!(%error, "a dirty page could not be written back");
+                }
+            }
+        }
+        if !again.is_empty() {
+            for (group, result) in self.write_groups(disk, pages, again).await {
+                match result {
+                    Ok(()) => group.into_iter().for_each(|index| written[index] = true),
+                    Err(error) => {
+                        add(&self.counters.write_errors, 1);
+                        tracing::error!(%error, "a dirty page could not be written back");
+                    }
+                }
+            }
+        }
+        add(&self.counters.written_back, written.iter().filter(|written| **written).count() as u64);
+        written
+    }
+
+    /// One batch, one IO for each group of neighbours.
+    async fn write_groups(
+        &self,
+        disk: &dyn Disk,
+        pages: &[(PoolPage, FrameIndex)],
+        groups: Vec<Vec<usize>>,
+    ) -> Vec<(Vec<usize>, Result<(), IoError>)> {
+        let batch = groups
+            .iter()
+            .map(|group| IoRequest {
+                kind: IoKind::Write,
+                offset: pages[group[0]].0.byte_offset(),
+                buffer: IoBuffer::Frames(group.iter().map(|index| pages[*index].1).collect()),
+            })
+            .collect();
+        let done = disk.submit(batch).await;
+        groups.into_iter().zip(done).map(|(group, done)| (group, done.result)).collect()
+    }
+
+    /// Makes these pages clean, waiting for whoever changes them. Returns those that could not be written.
+    pub(crate) async fn write_out(&self, disk: &dyn Disk, mut pages: Vec<PoolPage>) -> Vec<PoolPage> {
+        pages.sort_unstable();
+        pages.dedup();
+        let mut failed = Vec::new();
+        for chunk in pages.chunks(MAX_BATCH_PAGES) {
+            let guards = self.locks.lock_many(chunk.iter().copied()).await;
+            let dirty: Vec<_> = chunk
+                .iter()
+                .map(|page| (*page, self.residency.load(*page)))
+                .filter(|(_, entry)| entry.is_dirty())
+                .map(|(page, entry)| (page, entry.frame()))
+                .collect();
+            if !dirty.is_empty() {
+                let written = self.write_frames(disk, &dirty).await;
+                for ((page, _), written) in dirty.into_iter().zip(written) {
+                    if written {
+                        self.residency.mark_clean(page);
+                    } else {
+                        failed.push(page);
+                    }
+                }
+            }
+            drop(guards);
+        }
+        failed
+    }
+
+    /// Frees up to `wanted` frames, the coldest first, and returns how many. Never waits for a lock.
+    pub async fn evict(&self, disk: &dyn Disk, wanted: u32) -> u32 {
+        let mut limit = self.heat.cold();
+        let mut freed = self.evict_round(disk, wanted, limit).await;
+        // What was cold at the last review may be accessed a few times a page by now, and yet be far colder than what
+        // is hot: so in steps, and not at once whatever comes first.
+        while freed < wanted && limit < u8::MAX {
+            limit = limit.saturating_mul(WARMER).saturating_add(1);
+            freed += self.evict_round(disk, wanted - freed, limit).await;
+        }
+        freed
+    }
+
+    /// Frees up to `wanted` frames of cold pages only.
+    pub(crate) async fn evict_cold(&self, disk: &dyn Disk, wanted: u32) -> u32 {
+        self.evict_round(disk, wanted, self.heat.cold()).await
+    }
+
+    /// Once around: frees up to `wanted` frames of pages with a heat of `limit` at most.
+    async fn evict_round(&self, disk: &dyn Disk, wanted: u32, limit: u8) -> u32 {
+        let mut steps = self.frames().usable();
+        let mut freed = 0;
+        while freed < wanted {
+            let mut dirty = Vec::new();
+            let mut guards = Vec::new();
+            while dirty.len() < MAX_IO_PAGES && freed + (dirty.len() as u32) < wanted {
+                let Some((frame, page)) =
+                    self.frames().next_victim(&mut steps, |page| self.heat.of(page) <= limit)
+                else {
+                    break;
+                };
+                // Busy, or its lock is one this batch holds already: another time.
+                let Some(guard) = self.locks.try_lock(page) else {
+                    continue;
+                };
+                let entry = self.residency.load(page);
+                if entry.frame() != frame || entry.is_changing() {
+                    continue;
+                }
+                if entry.is_dirty() {
+                    dirty.push((page, frame));
+                    guards.push(guard);
+                } else {
+                    self.residency.vacate(page);
+                    freed += 1;
+                    add(&self.counters.evicted, 1);
+                }
+            }
+            if dirty.is_empty() {
+                break;
+            }
+            let written = self.write_frames(disk, &dirty).await;
+            for ((page, _), _) in dirty.iter().zip(&written).filter(|(_, written)| **written) {
+                // Clean now, and gone in the same breath.
+                self.residency.vacate(*page);
+                freed += 1;
+                add(&self.counters.evicted, 1);
+            }
+        }
+        freed
+    }
+
+    /// Pages leave their file: sends their entries back to the magic frame; their frames become free.
+    pub(crate) async fn vacate(&self, mut pages: impl Iterator<Item = PoolPage>) {
+        loop {
+            let batch: Vec<PoolPage> = pages.by_ref().take(VACATE_BATCH).collect();
+            if batch.is_empty() {
+                return;
+            }
+            let guards = self.locks.lock_many(batch.iter().copied()).await;
+            for page in batch {
+                self.residency.vacate(page);
+                self.heat.set(page, 0);
+            }
+            drop(guards);
+            // A terabyte takes seconds; others get their turn.
+            futures_lite::future::yield_now().await;
+        }
+    }
+
+    /// Before a write adds to them: if too many frames are dirty, helps to clean some. Holds no lock, so it cannot be in
+    /// anybody's way; gives up after a while, so it cannot hang on a failing disk.
+    pub(crate) async fn relieve(&self, disk: &dyn Disk) {
+        let bound = u64::from(self.frames().usable()) / DIRTY_FRACTION;
+        for _ in 0..RELIEF_ROUNDS {
+            if self.residency.dirty() <= bound {
+                break;
+            }
+            if self.clean(disk, RELIEF_PAGES).await == 0 {
+                // Others have those pages locked; they are about to be done.
+                futures_lite::future::yield_now().await;
+            }
+        }
+    }
+
+    /// Makes up to `wanted` dirty frames clean, whoever's they are, and returns how many. Never waits for a lock.
+    pub(crate) async fn clean(&self, disk: &dyn Disk, wanted: usize) -> usize {
+        let usable = u64::from(self.frames().usable());
+        let mut dirty = Vec::new();
+        let mut guards = Vec::new();
+        for _ in 0..usable {
+            if dirty.len() >= wanted.min(MAX_BATCH_PAGES) {
+                break;
+            }
+            let at = self.clean_hand.fetch_add(1, Ordering::Relaxed) % usable;
+            let frame = FrameIndex(FrameIndex::FIRST_USABLE.0 + at as u32);
+            let Some(page) = self.frames().owner(frame) else {
+                continue;
+            };
+            let entry = self.residency.load(page);
+            if entry.frame() != frame || !entry.is_dirty() {
+                continue;
+            }
+            let Some(guard) = self.locks.try_lock(page) else {
+                continue;
+            };
+            let entry = self.residency.load(page);
+            if entry.frame() == frame && entry.is_dirty() && !entry.is_changing() {
+                dirty.push((page, frame));
+                guards.push(guard);
+            }
+        }
+        if dirty.is_empty() {
+            return 0;
+        }
+        let written = self.write_frames(disk, &dirty).await;
+        let mut cleaned = 0;
+        for ((page, _), _) in dirty.iter().zip(&written).filter(|(_, written)| **written) {
+            self.residency.mark_clean(*page);
+            cleaned += 1;
+        }
+        cleaned
+    }
+}
+
+/// Keeps some frames free, in the background, so that nobody replaces a page on the critical path. Runs until
+/// `stopped` is set and `Pages::wake_eviction` was called. One for each worker is fine; one in all is enough.
+pub async fn run_eviction(pages: &Pages, disk: &dyn Disk, stopped: &std::sync::atomic::AtomicBool) {
+    loop {
+        // Listen before looking, or a notification in between is lost.
+        let low = pages.frames_low.listen();
+        if stopped.load(Ordering::Acquire) {
+            return;
+        }
+        let free = pages.frames().free();
+        let mark = pages.low_water();
+        if free < mark {
+            // Up to twice the mark, so that one wake-up lasts a while.
+            if pages.evict(disk, 2 * mark - free).await > 0 {
+                futures_lite::future::yield_now().await;
+                continue;
+            }
+        }
+        low.await;
+    }
+}
+
+impl Pages {
+    /// Wakes the eviction task, to look again or to end.
+    pub fn wake_eviction(&self) {
+        self.frames_low.notify(usize::MAX);
+    }
+}

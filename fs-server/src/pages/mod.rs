@@ -1,0 +1,338 @@
+//! The pool's pages: what of them is in DRAM, and every way in which their bytes are read and changed (DESIGN section 1).
+//!
+//! Owns the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample
+//! units, eviction, and the data syncs. It knows no file: whoever maps files to pages (`files/`) asks by pool page, and names a
+//! file only for the log and for the heat of its units.
+//!
+//! One `Pages` serves all workers and the NIC engine. Everything in it is `Send + Sync`; the futures that take a
+//! [`Disk`](crate::pool::Disk) belong to one worker and must be driven to completion: dropped half way they leave a
+//! page marked as changing (its readers fall back to RPC for ever) and may lose a frame, but never mix up bytes.
+//!
+//! All follow the page protocol of docs/pages.md. None replaces a page on the critical path: with a free frame a page becomes
+//! resident, without one it goes past the frames.
+
+/// Who may change a page.
+mod block_locks;
+/// Where bytes come from and go to.
+mod bytes;
+/// Changing bytes.
+mod change;
+/// Making frames clean and free.
+mod evict;
+/// The DRAM.
+mod frames;
+/// Which pages are hot.
+mod heat;
+/// Which sample units are.
+mod hot_units;
+/// Where accesses are noted, and what follows from them.
+mod hotspots;
+/// Copies of dirty pages for the log.
+mod images;
+/// All of a file's pages, to stay.
+mod load;
+#[cfg(feature = "model-check")]
+mod model;
+/// What is compared.
+pub mod policy;
+/// Hits and misses.
+mod read;
+/// Changes of residency entries.
+mod residency;
+/// Finding rot.
+mod scrub;
+/// A page at one moment.
+mod view;
+
+pub use bytes::{Sink, Source};
+pub use evict::run_eviction;
+pub use frames::{Frames, MIN_FRAMES};
+pub use hot_units::MAX_UNITS;
+pub use hotspots::Hotspots;
+pub use images::put_in_place;
+pub use scrub::{SWEEP_INTERVAL, Scrub, ScrubFigures, ScrubOptions, run_scrub, run_sweep};
+
+pub(crate) use change::{Base, NewBytes, PageChange, PageOwner};
+pub(crate) use hot_units::HotUnit;
+pub(crate) use read::PageRead;
+pub(crate) use view::PageView;
+
+use crate::pool::space::Run;
+use crate::pool::{CachedPool, DataSync, IoError, PageSums};
+use async_lock::Semaphore;
+use block_locks::BlockLocks;
+use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
+use cuttlefs_common::region::{MagicPattern, ResidencyTable};
+use cuttlefs_common::world::Random;
+use event_listener::Event;
+use frames::PrivateFrame;
+use heat::Heat;
+use hot_units::HotUnits;
+use hotspots::DEFAULT_UNIT_PAGES;
+use policy::{PolicyName, RegionPolicy};
+use residency::Residency;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
+/// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
+const MAX_BOUNCE_REQUESTS: usize = 128;
+
+/// How much there is of what, and how it is served.
+#[derive(Clone, Copy, Debug)]
+pub struct PagesConfig {
+    /// Pages of the pool.
+    pub pool_pages: u64,
+    /// The memory budget; rounded down to whole frames.
+    pub memory_bytes: u64,
+    /// How they are served.
+    pub policy: RegionPolicy,
+    /// What is promoted.
+    pub hotspots: Hotspots,
+    /// Pages of a sample unit.
+    pub unit_pages: u32,
+}
+
+impl PagesConfig {
+    /// The defaults for a pool and a budget.
+    pub const fn new(pool_pages: u64, memory_bytes: u64) -> Self {
+        Self {
+            pool_pages,
+            memory_bytes,
+            policy: RegionPolicy::of(PolicyName::Term),
+            hotspots: Hotspots::Pages,
+            unit_pages: DEFAULT_UNIT_PAGES,
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counts since the start. Added to by workers and the NIC engine, read by status; relaxed.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
+
+        /// Counts since the start, in pages unless they say otherwise.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct PageCounts { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counters {
+            fn snapshot(&self) -> PageCounts {
+                PageCounts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Fetched from frames.
+    fetch_hits,
+    /// Fetched from SSD.
+    fetch_misses,
+    /// Read from SSD into a frame and kept there.
+    promoted,
+    /// Read from SSD into frames ahead of any request, with their hot unit.
+    promoted_ahead,
+    /// Sent from a frame back to SSD.
+    evicted,
+    /// Read one-sidedly, as clients counted.
+    counted,
+    /// Written from frames to SSD.
+    written_back,
+    /// Written to SSD past the frames.
+    direct_writes,
+    /// Read for a partial write.
+    read_modify_writes,
+    /// Read by the NIC engine from frames.
+    target_hits,
+    /// Answered by the NIC engine with the magic pattern.
+    target_magic,
+    /// READs (not pages) of which it answered some that way.
+    target_magic_reads,
+    /// READs (not pages) that faulted in the NIC engine and stalled their queue pair.
+    odp_faults,
+    /// Pages of those READs.
+    odp_fault_pages,
+    /// Not read because of the device, or because of their checksums.
+    read_errors,
+    /// Of these, those whose checksums did not match their bytes.
+    rotten_pages,
+    /// Not written because of the device.
+    write_errors,
+}
+
+pub(crate) fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// How much of what is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFigures {
+    /// Frames that can hold pages.
+    pub frames: u32,
+    /// Of these, free.
+    pub free_frames: u32,
+    /// Of these, dirty.
+    pub dirty_frames: u64,
+    /// Frames lost to abandoned IO.
+    pub leaked_frames: u32,
+    /// Counts since the start.
+    pub counts: PageCounts,
+}
+
+/// The pages of a server's pool.
+pub struct Pages {
+    pub(crate) residency: Residency,
+    pub(crate) locks: BlockLocks,
+    pub(crate) counters: Counters,
+    /// The data syncs, which all workers share.
+    pub(crate) data_sync: DataSync,
+    pub(crate) heat: Heat,
+    units: HotUnits,
+    hotspots: Hotspots,
+    /// Permits for requests with bounce buffers.
+    bounce: Semaphore,
+    /// Told when free frames run low.
+    frames_low: Event,
+    clean_hand: AtomicU64,
+    magic: MagicPattern,
+    count: u64,
+    policy: RegionPolicy,
+    /// What one-sided reads fault in, under the policy that has them do so.
+    mapped: Option<Arc<CachedPool>>,
+    /// The checksums of the disks that this is used with, if they have any.
+    sums: Option<Arc<PageSums>>,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages").field("figures", &self.figures()).finish_non_exhaustive()
+    }
+}
+
+impl Pages {
+    /// Takes the memory; the magic pattern is drawn from `random`.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or the budget is too small.
+    pub fn new(config: PagesConfig, random: &dyn Random) -> io::Result<Self> {
+        let mut pattern = [0u8; 32];
+        random.fill(&mut pattern);
+        let magic = MagicPattern::new(pattern);
+        let count = u32::try_from(config.memory_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX);
+        let frames = Arc::new(Frames::new(count, &magic)?);
+        let residency = ResidencyTable::new(config.pool_pages)?;
+        Ok(Self {
+            residency: Residency::new(residency, frames),
+            locks: BlockLocks::default(),
+            counters: Counters::default(),
+            data_sync: DataSync::default(),
+            heat: Heat::new(config.pool_pages, count),
+            units: HotUnits::new(config.unit_pages),
+            hotspots: config.hotspots,
+            bounce: Semaphore::new(MAX_BOUNCE_REQUESTS),
+            frames_low: Event::new(),
+            clean_hand: AtomicU64::new(0),
+            magic,
+            count: config.pool_pages,
+            policy: config.policy,
+            mapped: None,
+            sums: None,
+        })
+    }
+
+    /// The same, with the mapped pool that reads which fault are served from.
+    pub fn with_mapped(self, mapped: Option<Arc<CachedPool>>) -> Self {
+        Self { mapped, ..self }
+    }
+
+    /// The same, over disks with checksums.
+    pub fn with_sums(self, sums: Arc<PageSums>) -> Self {
+        Self { sums: Some(sums), ..self }
+    }
+
+    /// Space was taken that nothing durable names.
+    pub(crate) fn note_allocated(&self, runs: &[Run]) {
+        if let Some(sums) = &self.sums {
+            runs.iter().for_each(|run| sums.note_allocated(run.first.0..run.end().0));
+        }
+    }
+
+    /// Counts and logs a page that could not be read.
+    fn note_unreadable(&self, error: &IoError, ino: InodeNo, page: FilePage, pool: PoolPage) {
+        add(&self.counters.read_errors, 1);
+        if error.is_rot() {
+            add(&self.counters.rotten_pages, 1);
+            tracing::error!(%ino, %page, pool_page = %pool, "a page's bytes do not match its checksum; its reads fail (which file: find MOUNT -inum INO)");
+        } else {
+            tracing::error!(%error, %ino, %page, pool_page = %pool, "a page could not be read");
+        }
+    }
+
+    /// How pages are served.
+    pub fn policy(&self) -> RegionPolicy {
+        self.policy
+    }
+
+    /// Covers what is on SSD; told to clients when they attach.
+    pub fn magic(&self) -> MagicPattern {
+        self.magic
+    }
+
+    /// The frames, to register with disks and devices.
+    pub fn frames(&self) -> &Arc<Frames> {
+        self.residency.frames()
+    }
+
+    /// How many pages the pool has.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// What one-sided reads fault in, under the policy that has them do so.
+    pub(crate) fn mapped(&self) -> Option<&Arc<CachedPool>> {
+        self.mapped.as_ref()
+    }
+
+    /// Figures of about this moment.
+    pub fn figures(&self) -> PageFigures {
+        PageFigures {
+            frames: self.frames().usable(),
+            free_frames: self.frames().free(),
+            dirty_frames: self.residency.dirty(),
+            leaked_frames: self.frames().leaked(),
+            counts: self.counters.snapshot(),
+        }
+    }
+
+    /// Data syncs since the start.
+    pub fn data_syncs(&self) -> u64 {
+        self.data_sync.count()
+    }
+
+    /// Whether the SSD holds everything that is in frames, as far as anybody knows.
+    pub(crate) fn is_written_back(&self) -> bool {
+        self.residency.dirty() == 0 && !self.data_sync.has_failed()
+    }
+
+    /// Takes a free frame; wakes eviction if that leaves few.
+    fn take_frame(&self) -> Option<PrivateFrame> {
+        if !self.policy.uses_frames() {
+            return None;
+        }
+        let frame = self.frames().take();
+        if let Some(frame) = &frame {
+            self.frames().memory().spoil(frame.offset(), PAGE_SIZE);
+        }
+        if self.policy.promotes && self.frames().free() < self.low_water() {
+            self.frames_low.notify(1);
+        }
+        frame
+    }
+
+    /// Below so many free frames eviction runs: enough for a few large requests to find room, at most a sixteenth.
+    pub(crate) fn low_water(&self) -> u32 {
+        (self.frames().usable() / 16).clamp(1, 2048)
+    }
+}
