@@ -54,7 +54,7 @@ struct Entry {
 
 /// A valid list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acl {
+pub(crate) struct Acl {
     entries: Vec<Entry>,
 }
 
@@ -63,7 +63,7 @@ impl Acl {
     ///
     /// # Errors
     /// `Unsupported` for another version, `Invalid` for what is no valid list.
-    pub fn parse(value: &[u8]) -> Result<Option<Self>, Status> {
+    pub(crate) fn parse(value: &[u8]) -> Result<Option<Self>, Status> {
         let (head, rest) = value.split_first_chunk::<HEAD_LEN>().ok_or(Status::Invalid)?;
         if u32::from_le_bytes(*head) != VERSION {
             return Err(Status::Unsupported);
@@ -80,7 +80,7 @@ impl Acl {
     }
 
     /// The attribute's value.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.entries {
             value.extend_from_slice(&(entry.tag as u16).to_le_bytes());
@@ -114,18 +114,18 @@ impl Acl {
     }
 
     /// Whether a mode says as much.
-    pub fn is_minimal(&self) -> bool {
+    pub(crate) fn is_minimal(&self) -> bool {
         self.entries.len() == 3
     }
 
     /// The mode bits it stands for.
-    pub fn mode(&self) -> u16 {
+    pub(crate) fn mode(&self) -> u16 {
         let of = |tag| self.permissions(tag).unwrap_or(0);
         of(Tag::Owner) << 6 | of(self.group_class()) << 3 | of(Tag::Others)
     }
 
     /// chmod(2) of a file that has it.
-    pub fn set_mode(&mut self, mode: u16) {
+    pub(crate) fn set_mode(&mut self, mode: u16) {
         self.set_permissions(Tag::Owner, mode >> 6);
         self.set_permissions(self.group_class(), mode >> 3);
         self.set_permissions(Tag::Others, mode);
@@ -134,7 +134,7 @@ impl Acl {
     /// As a directory's default list: the access list and the mode of what somebody makes there with this mode. No permission
     /// is there that either does not give.
     #[must_use]
-    pub fn inherit(&self, mode: u16) -> (Self, u16) {
+    pub(crate) fn inherit(&self, mode: u16) -> (Self, u16) {
         let both = self.mode() & mode;
         let mut inherited = self.clone();
         inherited.set_mode(both);
@@ -142,7 +142,7 @@ impl Acl {
     }
 
     /// Whether it lets somebody do all of `wanted` (read 4, write 2, execute 1) with a file of this owner and group.
-    pub fn permits(
+    pub(crate) fn permits(
         &self,
         (owner, owning_group): (u32, u32),
         uid: u32,

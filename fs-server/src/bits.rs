@@ -13,21 +13,21 @@ fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 /// Gives all bits of a range one value.
-pub fn fill(words: &mut [u64], range: Range<u64>, value: bool) {
+pub(crate) fn fill(words: &mut [u64], range: Range<u64>, value: bool) {
     for (word, mask) in masks(range) {
         if value { words[word] |= mask } else { words[word] &= !mask }
     }
 }
 
 /// A bitmap of so many bits in which those in ranges are set.
-pub fn of(bits: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
+pub(crate) fn of(bits: u64, ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut words = vec![0; bits.div_ceil(64) as usize];
     ranges.into_iter().for_each(|range| fill(&mut words, range, true));
     words
 }
 
 /// The first bit of a range that has this value.
-pub fn find(words: &[u64], range: Range<u64>, value: bool) -> Option<u64> {
+pub(crate) fn find(words: &[u64], range: Range<u64>, value: bool) -> Option<u64> {
     masks(range).find_map(|(word, mask)| {
         let found = (if value { words[word] } else { !words[word] }) & mask;
         (found != 0).then(|| word as u64 * 64 + u64::from(found.trailing_zeros()))
@@ -35,18 +35,18 @@ pub fn find(words: &[u64], range: Range<u64>, value: bool) -> Option<u64> {
 }
 
 /// How many bits of a range are set.
-pub fn count(words: &[u64], range: Range<u64>) -> u64 {
+pub(crate) fn count(words: &[u64], range: Range<u64>) -> u64 {
     masks(range).map(|(word, mask)| u64::from((words[word] & mask).count_ones())).sum()
 }
 
 /// The next run of bits of one value within a range.
-pub fn next_run(words: &[u64], range: Range<u64>, value: bool) -> Option<Range<u64>> {
+pub(crate) fn next_run(words: &[u64], range: Range<u64>, value: bool) -> Option<Range<u64>> {
     let start = find(words, range.clone(), value)?;
     Some(start..find(words, start..range.end, !value).unwrap_or(range.end))
 }
 
 /// All of them, in order.
-pub fn runs(words: &[u64], range: Range<u64>, value: bool) -> impl Iterator<Item = Range<u64>> {
+pub(crate) fn runs(words: &[u64], range: Range<u64>, value: bool) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
         let run = next_run(words, at..range.end, value)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 macro_rules! rpc_kinds {
     ($($name:literal => $pattern:pat),* $(,)?) => {
         /// Names of RPC kinds, in the order they are counted.
-        pub const RPC_KINDS: &[&str] = &[$($name),*];
+        pub(crate) const RPC_KINDS: &[&str] = &[$($name),*];
 
         fn kind_of(request: &Request<'_>) -> usize {
             let mut index = 0;

@@ -12,7 +12,7 @@ const PATH_BYTES_MAX: usize = 4096;
 ///
 /// # Errors
 /// `Invalid` for `..`, `NameTooLong`.
-pub fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
+pub(crate) fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
     if path.len() > PATH_BYTES_MAX {
         return Err(Status::NameTooLong);
     }
@@ -24,7 +24,7 @@ pub fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
 ///
 /// # Errors
 /// `NotFound` or `NotDirectory`.
-pub fn walk(
+pub(crate) fn walk(
     from: InodeNo,
     components: &[Vec<u8>],
     lookup: impl Fn(InodeNo, &[u8]) -> Result<Attr, Status>,

@@ -33,7 +33,7 @@ struct State {
 
 /// What those who sync share.
 #[derive(Debug, Default)]
-pub struct GroupSync {
+pub(crate) struct GroupSync {
     state: Mutex<State>,
     /// Set once, under `state`. Acquire and release, so that it can be looked at without it.
     failed: AtomicBool,
@@ -43,17 +43,17 @@ pub struct GroupSync {
 
 impl GroupSync {
     /// Whether one failed.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
     /// Whether a sync is under way.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.state.lock().is_running
     }
 
     /// Syncs begun so far.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.state.lock().begun
     }
 
@@ -61,7 +61,7 @@ impl GroupSync {
     ///
     /// # Errors
     /// [`SyncFailed`].
-    pub async fn wait(&self, lead: impl AsyncFn() -> bool) -> Result<(), SyncFailed> {
+    pub(crate) async fn wait(&self, lead: impl AsyncFn() -> bool) -> Result<(), SyncFailed> {
         let wanted = self.state.lock().begun + 1;
         loop {
             let ended = {

@@ -4,53 +4,59 @@
 
 // They panic where nobody reads; `say!` and `tell!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+// What is `pub` is for the programs, the benchmarks and the tests of other crates.
+#![cfg_attr(not(test), warn(unreachable_pub))]
 
 /// POSIX access control lists.
-pub mod acl;
+mod acl;
 mod bits;
 /// The `cuttlefsd` command.
 pub mod cli;
 /// Metadata's flushes, for all who wait.
-pub mod committer;
+mod committer;
 /// `cuttlefs.toml`.
 pub mod config;
 /// Figures for status.
-pub mod counters;
+mod counters;
 /// Paths of what is exported.
-pub mod export;
+mod export;
 /// Files: mapping, keys, operations.
 pub mod files;
 /// Checking a pool that nobody serves.
 pub mod fsck;
 /// A thread that syncs for many.
-pub mod group_commit;
+mod group_commit;
 /// One sync for many, led by one of them.
-pub mod group_sync;
+mod group_sync;
 /// Clients' advisory locks.
-pub mod locks;
+mod locks;
 /// Names, inodes, extents, attributes, orphans: records of one ordered store.
 pub mod meta;
 /// The pool's pages: frames, residency, every read and change.
 pub mod pages;
 /// Which workers serve which peer.
-pub mod placement;
+mod placement;
 /// The SSD space and how its bytes are reached.
 pub mod pool;
 /// Who may do what.
 pub mod rights;
 /// Decode, admit, call, reply.
-pub mod rpc;
+mod rpc;
 /// Threads, links, start and stop.
 pub mod serve;
 /// What all workers share.
 pub mod server;
 /// Clients, leases, slots.
-pub mod session;
+mod session;
 /// How much of what is bounded one peer may have.
-pub mod shares;
+mod shares;
 /// Sleeps.
-pub mod timer;
+mod timer;
 /// The numbers clients of an exported subtree know inodes by.
-pub mod veil;
+mod veil;
 /// One thread's executor and reactor.
 pub mod worker;
+
+pub use rpc::bounce::BUFFERS_OF_PEER;
+pub use session::GATHER;
+pub use shares::Resource;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How many peers each worker serves.
 #[derive(Clone, Debug)]
-pub struct Placement(Arc<Mutex<Vec<usize>>>);
+pub(crate) struct Placement(Arc<Mutex<Vec<usize>>>);
 
 /// The workers of one peer.
 #[derive(Debug)]
@@ -33,13 +33,13 @@ pub struct Home {
 
 impl Placement {
     /// Nobody is served yet, by so many workers.
-    pub fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         assert!(workers > 0, "a server has a worker");
         Self(Arc::new(Mutex::new(vec![0; workers])))
     }
 
     /// Workers for one more peer.
-    pub fn settle(&self) -> Home {
+    pub(crate) fn settle(&self) -> Home {
         let mut peers = self.0.lock();
         let workers = peers.len();
         let others = |first: &usize| home_of(*first, workers).map(|worker| peers[worker]).sum::<usize>();

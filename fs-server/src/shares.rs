@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Locks of all clients.
-pub const LOCKS_MAX: usize = 262_144;
+pub(crate) const LOCKS_MAX: usize = 262_144;
 
 /// What peers have shares of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,11 +12,11 @@ use cuttlefs_common::memory::STALE;
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::{NewNode, XattrMode};
 use cuttlefs_common::status::Status;
+use cuttlefs_server::Resource;
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::RunningServer;
-use cuttlefs_server::shares::Resource;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 /// Shards of the table: opens of different files seldom wait for each other.
 const SHARDS: usize = 16;
 /// Regions kept that nobody has open, in all shards. A region of a small file takes about 500 bytes, so 8 MiB.
-pub const MAX_INACTIVE_REGIONS: usize = 16 * 1024;
+pub(super) const MAX_INACTIVE_REGIONS: usize = 16 * 1024;
 /// How many inactive regions of a shard are looked at to find one that can go. Those that cannot are dirty and
 /// go after the next write-back.
 const TRIM_ATTEMPTS: usize = 8;
@@ -47,7 +47,7 @@ struct Shard {
 
 /// All active files.
 #[derive(Debug)]
-pub struct ActiveFiles {
+pub(super) struct ActiveFiles {
     shards: Vec<Mutex<Shard>>,
     table: FileTable,
     free_slots: Mutex<Vec<FileSlot>>,
@@ -67,7 +67,7 @@ pub struct ActiveFigures {
 
 impl ActiveFiles {
     /// No files, all of the table's slots free.
-    pub fn new(table: FileTable, slots: u32, max_inactive: usize) -> Self {
+    pub(super) fn new(table: FileTable, slots: u32, max_inactive: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             free_slots: Mutex::new((0..slots.min(table.slots())).rev().map(FileSlot).collect()),
@@ -77,7 +77,7 @@ impl ActiveFiles {
     }
 
     /// The file table, to export.
-    pub fn table(&self) -> &FileTable {
+    pub(super) fn table(&self) -> &FileTable {
         &self.table
     }
 
@@ -89,7 +89,7 @@ impl ActiveFiles {
     ///
     /// # Errors
     /// What `load` says; `Stale` if the inode was reaped.
-    pub fn get(
+    pub(super) fn get(
         &self,
         ino: InodeNo,
         load: impl FnOnce() -> Result<FileRegion, Status>,
@@ -101,7 +101,7 @@ impl ActiveFiles {
     }
 
     /// The file's region if it is active.
-    pub fn find(&self, ino: InodeNo) -> Option<Arc<FileRegion>> {
+    pub(super) fn find(&self, ino: InodeNo) -> Option<Arc<FileRegion>> {
         self.shard(ino).entries.get(&ino).map(|entry| entry.file.clone())
     }
 
@@ -109,7 +109,7 @@ impl ActiveFiles {
     ///
     /// # Errors
     /// As `get`.
-    pub fn open(
+    pub(super) fn open(
         &self,
         ino: InodeNo,
         may_take: bool,
@@ -130,7 +130,7 @@ impl ActiveFiles {
     }
 
     /// Counts a close; returns how many opens remain.
-    pub fn close(&self, ino: InodeNo) -> u32 {
+    pub(super) fn close(&self, ino: InodeNo) -> u32 {
         let mut shard = self.shard(ino);
         let opens = shard.change_opens(ino, -1);
         self.trim(&mut shard);
@@ -138,12 +138,12 @@ impl ActiveFiles {
     }
 
     /// How often the file is open.
-    pub fn opens(&self, ino: InodeNo) -> u32 {
+    pub(super) fn opens(&self, ino: InodeNo) -> u32 {
         self.shard(ino).entries.get(&ino).map_or(0, |entry| entry.opens)
     }
 
     /// Nobody may see or change the file's contents any more, if it is active: clients' one-sided reads find no slot.
-    pub fn close_contents(&self, ino: InodeNo) {
+    pub(super) fn close_contents(&self, ino: InodeNo) {
         let shard = self.shard(ino);
         if let Some(entry) = shard.entries.get(&ino) {
             entry.file.owes.store(true, Ordering::Release);
@@ -152,7 +152,7 @@ impl ActiveFiles {
     }
 
     /// Lets go what write-back made clean.
-    pub fn trim_all(&self) {
+    pub(super) fn trim_all(&self) {
         for shard in &self.shards {
             self.trim(&mut shard.lock());
         }
@@ -162,7 +162,7 @@ impl ActiveFiles {
     ///
     /// # Errors
     /// `Busy` if it is open or being reaped; what `load` says.
-    pub fn begin_reap(
+    pub(super) fn begin_reap(
         &self,
         ino: InodeNo,
         load: impl FnOnce() -> Result<FileRegion, Status>,
@@ -181,7 +181,7 @@ impl ActiveFiles {
     }
 
     /// The inode is gone: forgets its region. Or (`gone` false) it stays after all.
-    pub fn end_reap(&self, ino: InodeNo, gone: bool) {
+    pub(super) fn end_reap(&self, ino: InodeNo, gone: bool) {
         let mut shard = self.shard(ino);
         if gone {
             if let Some(entry) = shard.remove(ino) {
@@ -193,7 +193,7 @@ impl ActiveFiles {
     }
 
     /// Figures of about this moment.
-    pub fn figures(&self) -> ActiveFigures {
+    pub(super) fn figures(&self) -> ActiveFigures {
         let mut figures =
             ActiveFigures { free_slots: self.free_slots.lock().len(), ..ActiveFigures::default() };
         for shard in &self.shards {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Bytes copied by one call at most, so that one request does not hold a worker's attention for seconds. The caller
 /// of `copy_file_range` goes on where it stopped.
-pub const MAX_COPY_BYTES: u64 = 4 << 20;
+pub(super) const MAX_COPY_BYTES: u64 = 4 << 20;
 /// Bytes in the buffer at a time.
 const CHUNK_BYTES: u64 = 256 << 10;
 

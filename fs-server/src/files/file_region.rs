@@ -42,7 +42,7 @@ pub(crate) struct DirtyPage {
 
 /// What changes under `state`.
 #[derive(Debug)]
-pub struct FileState {
+pub(crate) struct FileState {
     /// Live mapping.
     pub(crate) table: RangeTable,
     /// Live length in bytes.
@@ -154,17 +154,17 @@ impl PageOwner for FileRegion {
 
 /// Gives out generations: one counter for all files, so no two layouts share one.
 #[derive(Debug)]
-pub struct Generations(AtomicU64);
+pub(crate) struct Generations(AtomicU64);
 
 impl Generations {
     /// From a random place on: a client may hold a layout of one server against the windows of another for a moment, and
     /// must see that they do not belong together.
-    pub fn new(random: &dyn Random) -> Self {
+    pub(crate) fn new(random: &dyn Random) -> Self {
         Self(AtomicU64::new(1 + (random.next_u64() >> 1)))
     }
 
     /// The next one; never 0, which marks a free slot.
-    pub fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Open files of one owner at most, whatever its peer's share: a client that leaks handles harms itself only.
-pub const MAX_FILEKEYS_PER_OWNER: usize = 1 << 20;
+pub(super) const MAX_FILEKEYS_PER_OWNER: usize = 1 << 20;
 
 #[derive(Debug)]
 struct Binding {
@@ -37,7 +37,7 @@ struct Tables {
 
 /// All filekeys of a server.
 #[derive(Debug, Default)]
-pub struct FileKeys {
+pub(super) struct FileKeys {
     tables: RwLock<Tables>,
 }
 
@@ -46,7 +46,7 @@ impl FileKeys {
     ///
     /// # Errors
     /// `Busy` if the owner has too many; `Denied` for owner 0, which means nobody.
-    pub fn bind(
+    pub(super) fn bind(
         &self,
         random: &dyn Random,
         owner: RegionOwner,
@@ -77,7 +77,11 @@ impl FileKeys {
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
-    pub fn resolve(&self, owner: RegionOwner, key: FileKey) -> Result<(Arc<FileRegion>, Rights), Status> {
+    pub(super) fn resolve(
+        &self,
+        owner: RegionOwner,
+        key: FileKey,
+    ) -> Result<(Arc<FileRegion>, Rights), Status> {
         let tables = self.tables.read();
         match tables.bindings.get(&key) {
             Some(binding) if binding.owner == owner => Ok((binding.file.clone(), binding.rights)),
@@ -86,7 +90,7 @@ impl FileKeys {
     }
 
     /// Whether an owner has a file open with at least these rights.
-    pub fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
+    pub(super) fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
         let tables = self.tables.read();
         let bindings = tables.of_owner.get(&owner).into_iter().flatten();
         bindings.filter_map(|key| tables.bindings.get(key)).any(|binding| {
@@ -99,7 +103,7 @@ impl FileKeys {
     ///
     /// # Errors
     /// `Stale` if this owner has no such key.
-    pub fn unbind(&self, owner: RegionOwner, key: FileKey) -> Result<Arc<FileRegion>, Status> {
+    pub(super) fn unbind(&self, owner: RegionOwner, key: FileKey) -> Result<Arc<FileRegion>, Status> {
         let mut tables = self.tables.write();
         match tables.bindings.get(&key) {
             Some(binding) if binding.owner == owner => {}
@@ -116,14 +120,14 @@ impl FileKeys {
     }
 
     /// Ends all keys of an owner and returns their files, one for each key.
-    pub fn revoke(&self, owner: RegionOwner) -> Vec<Arc<FileRegion>> {
+    pub(super) fn revoke(&self, owner: RegionOwner) -> Vec<Arc<FileRegion>> {
         let mut tables = self.tables.write();
         let keys = tables.of_owner.remove(&owner).unwrap_or_default();
         keys.iter().filter_map(|key| tables.bindings.remove(key)).map(|binding| binding.file).collect()
     }
 
     /// How many keys there are.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.tables.read().bindings.len()
     }
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// Pages of a file that one sync makes images of at most: 64 KiB. What they cost is written twice, so beyond it a second file
 /// to sync is cheaper.
-pub const IMAGE_PAGES: usize = 16;
+pub(super) const IMAGE_PAGES: usize = 16;
 
 /// Makes everything that was written to a file durable.
 ///

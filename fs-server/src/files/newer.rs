@@ -31,7 +31,7 @@ pub const NEWER_MAX: usize = 262_144;
 const OF_THIS_LIFE: u64 = u64::MAX;
 
 /// A part of a file and what is to be done there.
-pub type Part = (u64, u64, Verdict);
+pub(super) type Part = (u64, u64, Verdict);
 
 #[derive(Debug, Default)]
 struct OfFile {

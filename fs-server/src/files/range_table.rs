@@ -22,11 +22,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 /// One past the last page any file can have.
-pub const MAX_FILE_PAGES: u64 = (1 << 63) / PAGE_SIZE_U64;
+pub(super) const MAX_FILE_PAGES: u64 = (1 << 63) / PAGE_SIZE_U64;
 
 /// What a mapped page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PieceState {
+pub(crate) enum PieceState {
     /// The pool pages hold the file's bytes and the durable record says so.
     Written,
     /// Space is reserved; reads give zeros.
@@ -37,12 +37,12 @@ pub enum PieceState {
 
 impl PieceState {
     /// Whether reads see the pool's bytes.
-    pub const fn has_bytes(self) -> bool {
+    pub(crate) const fn has_bytes(self) -> bool {
         matches!(self, Self::Written | Self::Fresh)
     }
 
     /// As the other side sees it.
-    pub const fn extent_state(self) -> ExtentState {
+    pub(crate) const fn extent_state(self) -> ExtentState {
         match self {
             Self::Written | Self::Fresh => ExtentState::Written,
             Self::Unwritten => ExtentState::Unwritten,
@@ -52,7 +52,7 @@ impl PieceState {
 
 /// File pages `[first, first + len)` lie at pool pages `[pool, pool + len)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// First file page.
     pub first: u64,
     /// First pool page.
@@ -65,12 +65,12 @@ pub struct Piece {
 
 impl Piece {
     /// One past the last file page.
-    pub const fn end(&self) -> u64 {
+    pub(crate) const fn end(&self) -> u64 {
         self.first + self.len
     }
 
     /// As an extent.
-    pub const fn extent(&self) -> Extent {
+    pub(crate) const fn extent(&self) -> Extent {
         Extent {
             file_page: FilePage(self.first),
             pool_page: PoolPage(self.pool),
@@ -106,7 +106,7 @@ impl Piece {
 
 /// Why a stored mapping is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RangeError {
+pub(crate) enum RangeError {
     /// An extent is empty or leaves the file or the pool.
     #[error("the extent at file page {first} of {len} pages at pool page {pool} is out of range")]
     OutOfRange {
@@ -124,7 +124,7 @@ pub enum RangeError {
 
 /// What a search that looks at some pieces only came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Search {
+pub(crate) enum Search {
     /// The first such page.
     Found(u64),
     /// There is none.
@@ -135,7 +135,7 @@ pub enum Search {
 
 /// The mapping of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RangeTable {
+pub(crate) struct RangeTable {
     pieces: BTreeMap<u64, Piece>,
     allocated: u64,
     fresh_pages: u64,
@@ -147,7 +147,7 @@ impl RangeTable {
     ///
     /// # Errors
     /// [`RangeError`] names the first extent that cannot be.
-    pub fn from_extents(extents: &[Extent], pool_pages: u64) -> Result<Self, RangeError> {
+    pub(crate) fn from_extents(extents: &[Extent], pool_pages: u64) -> Result<Self, RangeError> {
         let mut table = Self::default();
         for extent in extents {
             let (first, pool, len) = (extent.file_page.0, extent.pool_page.0, extent.len_pages);
@@ -168,23 +168,23 @@ impl RangeTable {
     }
 
     /// Pages the file holds, whatever their state.
-    pub fn allocated_pages(&self) -> u64 {
+    pub(crate) fn allocated_pages(&self) -> u64 {
         self.allocated
     }
 
     /// Pages whose durable record lags.
-    pub fn fresh_pages(&self) -> u64 {
+    pub(crate) fn fresh_pages(&self) -> u64 {
         self.fresh_pages
     }
 
     /// Where a page is; `None` in a hole.
-    pub fn get(&self, page: FilePage) -> Option<(PoolPage, PieceState)> {
+    pub(crate) fn get(&self, page: FilePage) -> Option<(PoolPage, PieceState)> {
         let (_, piece) = self.pieces.range(..=page.0).next_back()?;
         (page.0 < piece.end()).then(|| (PoolPage(piece.pool + (page.0 - piece.first)), piece.state))
     }
 
     /// The pieces of `[first, end)`, clipped to it, in file order.
-    pub fn pieces_in(&self, first: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
+    pub(crate) fn pieces_in(&self, first: u64, end: u64) -> impl Iterator<Item = Piece> + '_ {
         // A range needs its start before its end; an empty one has no pieces.
         let start = self
             .pieces
@@ -195,7 +195,7 @@ impl RangeTable {
     }
 
     /// The holes of `[first, end)` as (first, length), in file order.
-    pub fn holes_in(&self, first: u64, end: u64) -> Vec<(u64, u64)> {
+    pub(crate) fn holes_in(&self, first: u64, end: u64) -> Vec<(u64, u64)> {
         let mut holes = Vec::new();
         let mut at = first;
         for piece in self.pieces_in(first, end) {
@@ -211,7 +211,7 @@ impl RangeTable {
     }
 
     /// Fresh pieces, in file order.
-    pub fn fresh(&self) -> Vec<Piece> {
+    pub(crate) fn fresh(&self) -> Vec<Piece> {
         self.fresh_starts.iter().map(|first| self.pieces[first]).collect()
     }
 
@@ -222,7 +222,7 @@ impl RangeTable {
     }
 
     /// Maps a hole.
-    pub fn insert(&mut self, piece: Piece) {
+    pub(crate) fn insert(&mut self, piece: Piece) {
         assert!(piece.len > 0, "an empty piece");
         assert!(
             self.pieces_in(piece.first, piece.end()).next().is_none(),
@@ -234,7 +234,7 @@ impl RangeTable {
     }
 
     /// Changes the state of every mapped page of `[first, end)`; holes stay holes.
-    pub fn set_state(&mut self, first: u64, end: u64, state: PieceState) {
+    pub(crate) fn set_state(&mut self, first: u64, end: u64, state: PieceState) {
         for mut piece in self.remove(first, end) {
             piece.state = state;
             self.put_merged(piece);
@@ -242,7 +242,7 @@ impl RangeTable {
     }
 
     /// Unmaps `[first, end)` and returns what was there.
-    pub fn remove(&mut self, first: u64, end: u64) -> Vec<Piece> {
+    pub(crate) fn remove(&mut self, first: u64, end: u64) -> Vec<Piece> {
         let inside: Vec<Piece> = self.pieces_in(first, end).collect();
         for piece in &inside {
             let (start, whole) = self
@@ -263,7 +263,7 @@ impl RangeTable {
     }
 
     /// The first page at or after `page` that has bytes, if it is in one of the next `most` pieces.
-    pub fn next_data(&self, page: u64, most: usize) -> Search {
+    pub(crate) fn next_data(&self, page: u64, most: usize) -> Search {
         for (count, piece) in self.pieces_in(page, MAX_FILE_PAGES).enumerate() {
             if count == most {
                 return Search::GoOn(piece.first);
@@ -276,7 +276,7 @@ impl RangeTable {
     }
 
     /// The first page at or after `page` that has no bytes (a hole or unwritten), if it is in or before one of the next `most` pieces.
-    pub fn next_hole(&self, page: u64, most: usize) -> Search {
+    pub(crate) fn next_hole(&self, page: u64, most: usize) -> Search {
         let mut at = page;
         for (count, piece) in self.pieces_in(page, MAX_FILE_PAGES).enumerate() {
             if piece.first > at || !piece.state.has_bytes() {
@@ -292,7 +292,7 @@ impl RangeTable {
 
     /// Extents from the one that holds or follows `first` on, at most `max`; then the page up to which they tell
     /// everything (`None`: to the end of the file). Adjacent Written and Fresh pieces are one extent.
-    pub fn extents(&self, first: FilePage, max: usize) -> (Vec<Extent>, Option<FilePage>) {
+    pub(crate) fn extents(&self, first: FilePage, max: usize) -> (Vec<Extent>, Option<FilePage>) {
         let mut extents: Vec<Extent> = Vec::new();
         let start = self
             .pieces
@@ -320,14 +320,14 @@ impl RangeTable {
 
     /// The Written piece that ends where `piece` begins, in the file and in the pool: with it the durable record
     /// can be one extent.
-    pub fn written_before(&self, piece: &Piece) -> Option<Piece> {
+    pub(crate) fn written_before(&self, piece: &Piece) -> Option<Piece> {
         let (_, before) = self.pieces.range(..piece.first).next_back()?;
         let as_written = Piece { state: PieceState::Written, ..*piece };
         before.continues_with(&as_written).then_some(*before)
     }
 
     /// The Written piece that begins where `piece` ends, in the file and in the pool.
-    pub fn written_after(&self, piece: &Piece) -> Option<Piece> {
+    pub(crate) fn written_after(&self, piece: &Piece) -> Option<Piece> {
         let after = self.pieces.get(&piece.end())?;
         let as_written = Piece { state: PieceState::Written, ..*piece };
         as_written.continues_with(after).then_some(*after)

@@ -21,14 +21,14 @@ pub(super) struct Step {
 
 impl Step {
     /// The change that takes all of it away.
-    pub fn removal(&self) -> RangeUpdate {
+    pub(super) fn removal(&self) -> RangeUpdate {
         RangeUpdate { first: FilePage(self.first), end: FilePage(self.end), extents: Vec::new() }
     }
 }
 
 impl Steps {
     /// What `[first, end)` of a file holds; nothing if that is nothing. Together the parts are all of the range.
-    pub fn of(table: &RangeTable, first: u64, end: u64) -> Self {
+    pub(super) fn of(table: &RangeTable, first: u64, end: u64) -> Self {
         let pieces: Vec<Piece> = table.pieces_in(first, end.max(first)).collect();
         let mut steps: Vec<Step> = pieces
             .chunks(STEP_PIECES)
@@ -44,13 +44,13 @@ impl Steps {
     }
 
     /// Whether the range holds nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The last pages first. So what a step leaves of removed records in the store is behind all that the next ones look
     /// through.
-    pub fn last_first(self) -> impl ExactSizeIterator<Item = Step> {
+    pub(super) fn last_first(self) -> impl ExactSizeIterator<Item = Step> {
         self.0.into_iter().rev()
     }
 }

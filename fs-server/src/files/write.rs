@@ -237,7 +237,7 @@ pub(super) fn note_done(
 }
 
 /// Something was changed that the store does not know: on the list with it.
-pub fn note_modified(files: &Files, file: &Arc<FileRegion>) {
+pub(super) fn note_modified(files: &Files, file: &Arc<FileRegion>) {
     file.change_bookkeeping(|state| state.uncommitted = true);
     // After the change: a write-back that takes the file off the list looks at it afterwards.
     files.list_dirty(file);

@@ -203,7 +203,7 @@ fn ranges_of(table: &RangeTable, fresh: &[Piece]) -> Vec<RangeUpdate> {
 ///
 /// # Errors
 /// `Io` if some page, the sync or the store failed; files that could be written are committed all the same.
-pub async fn write_back(
+pub(super) async fn write_back(
     files: &Files,
     disk: &dyn Disk,
     which: &[Arc<FileRegion>],

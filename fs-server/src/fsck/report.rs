@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Findings that are kept with all they say; further ones are only counted.
-pub const MOST_FINDINGS: usize = 10_000;
+pub(super) const MOST_FINDINGS: usize = 10_000;
 
 /// Nothing wrong.
-pub const CLEAN: u8 = 0;
+pub(super) const CLEAN: u8 = 0;
 /// Something was wrong, and all of it was repaired.
-pub const CORRECTED: u8 = 1;
+pub(super) const CORRECTED: u8 = 1;
 /// Something is wrong.
-pub const UNCORRECTED: u8 = 4;
+pub(super) const UNCORRECTED: u8 = 4;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -42,9 +42,9 @@ use table::Table;
 
 /// Locks of one client: ten times what a database with a lock a page of its working set has. A list of so many is gone
 /// through in a tenth of a millisecond.
-pub const LOCKS_PER_CLIENT: usize = 16_384;
+pub(crate) const LOCKS_PER_CLIENT: usize = 16_384;
 /// Requests of one client that wait for locks, or whose end has not been told yet.
-pub const WAITS_PER_CLIENT: usize = 4096;
+pub(crate) const WAITS_PER_CLIENT: usize = 4096;
 
 /// How a request for a lock was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

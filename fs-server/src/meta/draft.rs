@@ -43,7 +43,7 @@ pub(super) struct Draft<'v> {
 }
 
 impl<'v> Draft<'v> {
-    pub fn new(view: View<'v>) -> Self {
+    pub(super) fn new(view: View<'v>) -> Self {
         Self {
             view,
             batch: Batch::default(),
@@ -53,7 +53,7 @@ impl<'v> Draft<'v> {
         }
     }
 
-    pub fn inode_if_any(&self, ino: InodeNo) -> Result<Option<InodeRecord>, MetaError> {
+    pub(super) fn inode_if_any(&self, ino: InodeNo) -> Result<Option<InodeRecord>, MetaError> {
         match self.inodes.get(&ino) {
             Some(record) => Ok(*record),
             None => self.view.inode(ino),
@@ -61,17 +61,17 @@ impl<'v> Draft<'v> {
     }
 
     /// An inode a client named: gone means its handle is stale.
-    pub fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+    pub(super) fn inode(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         self.inode_if_any(ino)?.ok_or(MetaError::Refused(Status::Stale))
     }
 
     /// An inode an entry names: it must be there.
-    pub fn inode_of_entry(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+    pub(super) fn inode_of_entry(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         self.inode_if_any(ino)?.ok_or(MetaError::Inconsistent { what: "an entry names no inode", ino: ino.0 })
     }
 
     /// A directory that can be worked in.
-    pub fn directory(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
+    pub(super) fn directory(&self, ino: InodeNo) -> Result<InodeRecord, MetaError> {
         let record = self.inode(ino)?;
         match (record.is_directory(), record.nlink) {
             (false, _) => Err(Status::NotDirectory.into()),
@@ -81,16 +81,16 @@ impl<'v> Draft<'v> {
         }
     }
 
-    pub fn put_inode(&mut self, ino: InodeNo, record: InodeRecord) {
+    pub(super) fn put_inode(&mut self, ino: InodeNo, record: InodeRecord) {
         self.inodes.insert(ino, Some(record));
     }
 
-    pub fn remove_inode(&mut self, ino: InodeNo) {
+    pub(super) fn remove_inode(&mut self, ino: InodeNo) {
         self.inodes.insert(ino, None);
     }
 
     /// Changes an inode that was read before.
-    pub fn edit_inode(
+    pub(super) fn edit_inode(
         &mut self,
         ino: InodeNo,
         edit: impl FnOnce(&mut InodeRecord),
@@ -122,7 +122,7 @@ impl<'v> Draft<'v> {
         }
     }
 
-    pub fn find(&mut self, parent: InodeNo, name: &[u8]) -> Result<Option<Found>, MetaError> {
+    pub(super) fn find(&mut self, parent: InodeNo, name: &[u8]) -> Result<Option<Found>, MetaError> {
         let hash = self.view.hash(name);
         let entry = self.bucket(parent, hash)?.iter().find(|entry| entry.name == name);
         Ok(entry.map(|entry| Found {
@@ -132,12 +132,12 @@ impl<'v> Draft<'v> {
         }))
     }
 
-    pub fn find_existing(&mut self, parent: InodeNo, name: &[u8]) -> Result<Found, MetaError> {
+    pub(super) fn find_existing(&mut self, parent: InodeNo, name: &[u8]) -> Result<Found, MetaError> {
         self.find(parent, name)?.ok_or(MetaError::Refused(Status::NotFound))
     }
 
     /// Adds an entry in the bucket's first free slot; the caller knows that the name is free.
-    pub fn add_entry(
+    pub(super) fn add_entry(
         &mut self,
         parent: InodeNo,
         name: &[u8],
@@ -156,14 +156,14 @@ impl<'v> Draft<'v> {
         Ok(())
     }
 
-    pub fn remove_entry(&mut self, parent: InodeNo, name: &[u8]) -> Result<(), MetaError> {
+    pub(super) fn remove_entry(&mut self, parent: InodeNo, name: &[u8]) -> Result<(), MetaError> {
         let hash = self.view.hash(name);
         self.bucket(parent, hash)?.retain(|entry| entry.name != name);
         Ok(())
     }
 
     /// Makes an entry name another inode; it keeps its slot.
-    pub fn point_entry(
+    pub(super) fn point_entry(
         &mut self,
         parent: InodeNo,
         name: &[u8],
@@ -180,12 +180,12 @@ impl<'v> Draft<'v> {
     }
 
     /// The extents of a file, to edit.
-    pub fn extents(&mut self, ino: InodeNo) -> (&mut ExtentEdit, View<'v>) {
+    pub(super) fn extents(&mut self, ino: InodeNo) -> (&mut ExtentEdit, View<'v>) {
         (self.extents.entry(ino).or_default(), self.view)
     }
 
     /// The batch. Allocation follows the extents' edits.
-    pub fn finish(mut self, outcome: Outcome) -> Result<Applied, MetaError> {
+    pub(super) fn finish(mut self, outcome: Outcome) -> Result<Applied, MetaError> {
         for (ino, edit) in &self.extents {
             edit.write(*ino, &mut self.batch);
         }

@@ -34,7 +34,12 @@ fn joins(first: (u64, &ExtentRecord), second: (u64, &ExtentRecord)) -> bool {
 
 impl ExtentEdit {
     /// Makes `update.extents` the only extents in its range, and joins neighbours.
-    pub fn replace(&mut self, view: View<'_>, ino: InodeNo, update: &RangeUpdate) -> Result<(), MetaError> {
+    pub(super) fn replace(
+        &mut self,
+        view: View<'_>,
+        ino: InodeNo,
+        update: &RangeUpdate,
+    ) -> Result<(), MetaError> {
         check(update)?;
         if update.first == update.end {
             return Ok(());
@@ -49,12 +54,12 @@ impl ExtentEdit {
     }
 
     /// Pages held now, less pages held before.
-    pub fn allocated_delta(&self) -> i128 {
+    pub(super) fn allocated_delta(&self) -> i128 {
         i128::from(pages(&self.working)) - i128::from(pages(&self.loaded))
     }
 
     /// Puts and removes what differs.
-    pub fn write(&self, ino: InodeNo, batch: &mut Batch) {
+    pub(super) fn write(&self, ino: InodeNo, batch: &mut Batch) {
         for page in self.loaded.keys().filter(|page| !self.working.contains_key(page)) {
             batch.remove(key::extent(ino, FilePage(*page)));
         }

@@ -21,30 +21,30 @@
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 
 /// First byte of each kind of key.
-pub mod tag {
+pub(super) mod tag {
     #![allow(missing_docs)]
-    pub const XATTR: u8 = b'A';
-    pub const CLIENT: u8 = b'C';
-    pub const ENTRY: u8 = b'D';
-    pub const INODE: u8 = b'I';
-    pub const ORPHAN: u8 = b'O';
-    pub const IMAGE: u8 = b'P';
-    pub const SYMLINK: u8 = b'S';
-    pub const CUT: u8 = b'T';
-    pub const MARK: u8 = b'W';
-    pub const EXTENT: u8 = b'X';
+    pub(crate) const XATTR: u8 = b'A';
+    pub(crate) const CLIENT: u8 = b'C';
+    pub(crate) const ENTRY: u8 = b'D';
+    pub(crate) const INODE: u8 = b'I';
+    pub(crate) const ORPHAN: u8 = b'O';
+    pub(crate) const IMAGE: u8 = b'P';
+    pub(crate) const SYMLINK: u8 = b'S';
+    pub(crate) const CUT: u8 = b'T';
+    pub(crate) const MARK: u8 = b'W';
+    pub(crate) const EXTENT: u8 = b'X';
 }
 
 /// `M` records.
-pub const SUPERBLOCK: &[u8] = b"Msuper";
+pub(super) const SUPERBLOCK: &[u8] = b"Msuper";
 /// The first inode number that was not reserved yet.
-pub const NEXT_INO: &[u8] = b"Mnext_ino";
+pub(super) const NEXT_INO: &[u8] = b"Mnext_ino";
 /// How often the store was opened.
-pub const STARTS: &[u8] = b"Mstarts";
+pub(super) const STARTS: &[u8] = b"Mstarts";
 /// The epoch of a server that stopped with nothing left to write back; gone once another one has started.
-pub const CLEAN: &[u8] = b"Mclean";
+pub(super) const CLEAN: &[u8] = b"Mclean";
 /// Where the scrub is.
-pub const SCRUB: &[u8] = b"Mscrub";
+pub(super) const SCRUB: &[u8] = b"Mscrub";
 
 fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
     let mut key = [tag; 9];
@@ -53,37 +53,37 @@ fn tagged(tag: u8, ino: InodeNo) -> [u8; 9] {
 }
 
 /// Inode.
-pub fn inode(ino: InodeNo) -> [u8; 9] {
+pub(super) fn inode(ino: InodeNo) -> [u8; 9] {
     tagged(tag::INODE, ino)
 }
 
 /// Mark of a region.
-pub fn mark(region: u64) -> [u8; 9] {
+pub(super) fn mark(region: u64) -> [u8; 9] {
     tagged(tag::MARK, InodeNo(region))
 }
 
 /// Region of a `W` key.
-pub fn parse_mark(key: &[u8]) -> Option<u64> {
+pub(super) fn parse_mark(key: &[u8]) -> Option<u64> {
     parse_u64(key.get(1..)?)
 }
 
 /// Symlink target.
-pub fn symlink(ino: InodeNo) -> [u8; 9] {
+pub(super) fn symlink(ino: InodeNo) -> [u8; 9] {
     tagged(tag::SYMLINK, ino)
 }
 
 /// Cut under way.
-pub fn cut(ino: InodeNo) -> [u8; 9] {
+pub(super) fn cut(ino: InodeNo) -> [u8; 9] {
     tagged(tag::CUT, ino)
 }
 
 /// Orphan.
-pub fn orphan(ino: InodeNo) -> [u8; 9] {
+pub(super) fn orphan(ino: InodeNo) -> [u8; 9] {
     tagged(tag::ORPHAN, ino)
 }
 
 /// Directory bucket; `hash` has 56 bits.
-pub fn bucket(parent: InodeNo, hash: u64) -> [u8; 16] {
+pub(super) fn bucket(parent: InodeNo, hash: u64) -> [u8; 16] {
     let mut key = [0; 16];
     key[..9].copy_from_slice(&tagged(tag::ENTRY, parent));
     key[9..].copy_from_slice(&hash.to_be_bytes()[1..]);
@@ -98,42 +98,42 @@ fn paged(tag: u8, ino: InodeNo, page: FilePage) -> [u8; 17] {
 }
 
 /// Extent.
-pub fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
+pub(super) fn extent(ino: InodeNo, page: FilePage) -> [u8; 17] {
     paged(tag::EXTENT, ino, page)
 }
 
 /// Image of a page.
-pub fn image(ino: InodeNo, page: FilePage) -> [u8; 17] {
+pub(super) fn image(ino: InodeNo, page: FilePage) -> [u8; 17] {
     paged(tag::IMAGE, ino, page)
 }
 
 /// Images of the pages `[first, end)` of a file. No file has a page `u64::MAX`.
-pub fn images(ino: InodeNo, first: FilePage, end: FilePage) -> KeyRange {
+pub(super) fn images(ino: InodeNo, first: FilePage, end: FilePage) -> KeyRange {
     KeyRange { from: image(ino, first).to_vec(), to: image(ino, end).to_vec() }
 }
 
 /// Piece of an extended attribute. The name's length comes first, so that no name's pieces are among another's.
 /// Names are at most 255 bytes long.
-pub fn xattr(ino: InodeNo, name: &[u8], piece: u8) -> Vec<u8> {
+pub(super) fn xattr(ino: InodeNo, name: &[u8], piece: u8) -> Vec<u8> {
     [&tagged(tag::XATTR, ino)[..], &[name.len() as u8], name, &[piece]].concat()
 }
 
 /// All pieces of one extended attribute.
-pub fn all_of_xattr(ino: InodeNo, name: &[u8]) -> KeyRange {
+pub(super) fn all_of_xattr(ino: InodeNo, name: &[u8]) -> KeyRange {
     let mut first = xattr(ino, name, 0);
     first.pop();
     prefixed(&first)
 }
 
 /// Client.
-pub fn client(client: ClientId) -> [u8; 17] {
+pub(super) fn client(client: ClientId) -> [u8; 17] {
     let mut key = [tag::CLIENT; 17];
     key[1..].copy_from_slice(&client.0.to_be_bytes());
     key
 }
 
 /// Slot of a client.
-pub fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
+pub(super) fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
     let mut key = [tag::CLIENT; 19];
     key[..17].copy_from_slice(&self::client(client));
     key[17..].copy_from_slice(&slot.0.to_be_bytes());
@@ -141,12 +141,12 @@ pub fn client_slot(client: ClientId, slot: SlotIndex) -> [u8; 19] {
 }
 
 /// Whether a key is a slot's.
-pub fn is_slot(key: &[u8]) -> bool {
+pub(super) fn is_slot(key: &[u8]) -> bool {
     key.len() == 19 && key[0] == tag::CLIENT
 }
 
 /// A client and its slots.
-pub fn all_of_client(client: ClientId) -> KeyRange {
+pub(super) fn all_of_client(client: ClientId) -> KeyRange {
     prefixed(&self::client(client))
 }
 
@@ -171,12 +171,12 @@ fn prefixed(prefix: &[u8]) -> KeyRange {
 }
 
 /// All keys of one kind.
-pub fn all(tag: u8) -> KeyRange {
+pub(super) fn all(tag: u8) -> KeyRange {
     prefixed(&[tag])
 }
 
 /// All keys of one kind that belong to one inode.
-pub fn all_of(tag: u8, ino: InodeNo) -> KeyRange {
+pub(super) fn all_of(tag: u8, ino: InodeNo) -> KeyRange {
     prefixed(&tagged(tag, ino))
 }
 
@@ -185,12 +185,12 @@ fn parse_u64(bytes: &[u8]) -> Option<u64> {
 }
 
 /// The inode number of an `I`, `O`, `S` or `T` key.
-pub fn parse_ino(key: &[u8]) -> Option<InodeNo> {
+pub(super) fn parse_ino(key: &[u8]) -> Option<InodeNo> {
     Some(InodeNo(parse_u64(key.get(1..)?)?))
 }
 
 /// Parent and hash of a `D` key.
-pub fn parse_bucket(key: &[u8]) -> Option<(InodeNo, u64)> {
+pub(super) fn parse_bucket(key: &[u8]) -> Option<(InodeNo, u64)> {
     let hash: [u8; 7] = key.get(9..)?.try_into().ok()?;
     let mut wide = [0; 8];
     wide[1..].copy_from_slice(&hash);
@@ -198,19 +198,19 @@ pub fn parse_bucket(key: &[u8]) -> Option<(InodeNo, u64)> {
 }
 
 /// Inode and page of an `X` or `P` key.
-pub fn parse_paged(key: &[u8]) -> Option<(InodeNo, FilePage)> {
+pub(super) fn parse_paged(key: &[u8]) -> Option<(InodeNo, FilePage)> {
     Some((InodeNo(parse_u64(key.get(1..9)?)?), FilePage(parse_u64(key.get(9..)?)?)))
 }
 
 /// Inode, name and piece of an `A` key.
-pub fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
+pub(super) fn parse_xattr(key: &[u8]) -> Option<(InodeNo, &[u8], u8)> {
     let (len, rest) = key.get(9..)?.split_first()?;
     let (piece, name) = rest.split_last()?;
     (name.len() == usize::from(*len)).then_some((InodeNo(parse_u64(key.get(1..9)?)?), name, *piece))
 }
 
 /// Client of a `C` key.
-pub fn parse_client(key: &[u8]) -> Option<ClientId> {
+pub(super) fn parse_client(key: &[u8]) -> Option<ClientId> {
     Some(ClientId(u128::from_be_bytes(key.get(1..17)?.try_into().ok()?)))
 }
 

@@ -50,17 +50,17 @@ pub(super) struct Live {
 
 impl Live {
     /// Starts from what is stored.
-    pub fn from_stored(record: InodeRecord) -> Self {
+    pub(super) fn from_stored(record: InodeRecord) -> Self {
         Self { record, durable_size: record.size, durable_pages: record.allocated_pages }
     }
 
     /// As a batch may write it.
-    pub fn writable(&self) -> InodeRecord {
+    pub(super) fn writable(&self) -> InodeRecord {
         InodeRecord { size: self.durable_size, allocated_pages: self.durable_pages, ..self.record }
     }
 
     /// A batch wrote `stored`. Gives whether the inode is still live.
-    pub fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
+    pub(super) fn settle(&mut self, stored: &InodeRecord, kind: SettleKind) -> bool {
         let live = self.record;
         let noted_meanwhile = match kind {
             SettleKind::DataCommit => live.change != stored.change,
@@ -112,17 +112,23 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub fn get(&self, ino: InodeNo) -> Option<&Live> {
+    pub(super) fn get(&self, ino: InodeNo) -> Option<&Live> {
         self.inodes.get(&ino)
     }
 
     /// Makes an inode live.
-    pub fn add(&mut self, ino: InodeNo, record: InodeRecord) {
+    pub(super) fn add(&mut self, ino: InodeNo, record: InodeRecord) {
         self.inodes.insert(ino, Live::from_stored(record));
     }
 
     /// Notes a change in memory of a live inode; gives it as it is now.
-    pub fn note(&mut self, ino: InodeNo, note: NoteData, now: Timestamp, change_floor: u64) -> InodeRecord {
+    pub(super) fn note(
+        &mut self,
+        ino: InodeNo,
+        note: NoteData,
+        now: Timestamp,
+        change_floor: u64,
+    ) -> InodeRecord {
         let in_batch = self.in_batch.contains(&ino);
         let Live { record, .. } = self.inodes.get_mut(&ino).expect("the inode is live");
         record.size = note.size.unwrap_or(record.size);
@@ -147,20 +153,20 @@ impl LiveInodes {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
-    pub fn read(&self, ino: InodeNo) -> RwLockReadGuard<'_, Shard> {
+    pub(super) fn read(&self, ino: InodeNo) -> RwLockReadGuard<'_, Shard> {
         self.shard(ino).read()
     }
 
-    pub fn write(&self, ino: InodeNo) -> RwLockWriteGuard<'_, Shard> {
+    pub(super) fn write(&self, ino: InodeNo) -> RwLockWriteGuard<'_, Shard> {
         self.shard(ino).write()
     }
 
-    pub fn get(&self, ino: InodeNo) -> Option<Live> {
+    pub(super) fn get(&self, ino: InodeNo) -> Option<Live> {
         self.read(ino).get(ino).copied()
     }
 
     /// As `get`, for a batch to be made from. `looked` is for `end_batch`.
-    pub fn look(&self, ino: InodeNo, looked: &RefCell<Vec<InodeNo>>) -> Option<Live> {
+    pub(super) fn look(&self, ino: InodeNo, looked: &RefCell<Vec<InodeNo>>) -> Option<Live> {
         let mut shard = self.write(ino);
         shard.in_batch.push(ino);
         looked.borrow_mut().push(ino);
@@ -168,13 +174,13 @@ impl LiveInodes {
     }
 
     /// The batch has settled, or there is none.
-    pub fn end_batch(&self, looked: &[InodeNo]) {
+    pub(super) fn end_batch(&self, looked: &[InodeNo]) {
         for ino in looked {
             self.write(*ino).in_batch.retain(|other| other != ino);
         }
     }
 
-    pub fn settle(&self, ino: InodeNo, stored: Option<&InodeRecord>, kind: SettleKind) {
+    pub(super) fn settle(&self, ino: InodeNo, stored: Option<&InodeRecord>, kind: SettleKind) {
         // Most operations are on inodes that are not live: look before taking the shard for writing.
         if self.read(ino).get(ino).is_none() {
             return;
@@ -189,7 +195,7 @@ impl LiveInodes {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().inodes.len()).sum()
     }
 }

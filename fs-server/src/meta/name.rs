@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
 /// Entries one bucket can hold: what the cookie's slot bits can tell apart.
-pub const SLOTS_PER_BUCKET: usize = 1 << SLOT_BITS;
+pub(super) const SLOTS_PER_BUCKET: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 7;
 const HASH_BITS: u32 = 56;
 // Cookies must fit `off_t`.

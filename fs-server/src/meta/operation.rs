@@ -16,10 +16,10 @@ pub const LINK_MAX: u32 = 65_000;
 /// Extended attributes an inode can have. Their list is bounded, too (`XATTR_LIST_MAX`).
 pub const XATTRS_PER_INODE_MAX: u32 = 1024;
 /// Bytes of an extended attribute kept in one record.
-pub const XATTR_PIECE_BYTES: usize = 4096;
+pub(super) const XATTR_PIECE_BYTES: usize = 4096;
 /// An unlinked file with at most so many extents goes in the batch that unlinks it; larger ones become orphans
 /// first, so that no batch grows with a file.
-pub const INLINE_REAP_EXTENTS: usize = 64;
+pub(super) const INLINE_REAP_EXTENTS: usize = 64;
 /// Extents one batch of a reap, a cut or a punch removes.
 pub const REAP_BATCH_EXTENTS: usize = 1024;
 

@@ -29,7 +29,7 @@ const PART_WORDS: usize = (PART_PAGES / 64) as usize;
 /// One bitmap's bits of a part, in words as in `bits`.
 pub type PartBits = [u64; PART_WORDS];
 /// A part that is not kept.
-pub const NO_PAGES: PartBits = [0; PART_WORDS];
+pub(super) const NO_PAGES: PartBits = [0; PART_WORDS];
 
 /// One of the bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +64,7 @@ impl PartKey {
 pub type PartVisitor<'a> = &'a mut dyn FnMut(PartKey, &PartBits);
 
 /// A part as it is kept; `None`: not at all.
-pub fn encode(bits: &PartBits) -> Option<Vec<u8>> {
+pub(super) fn encode(bits: &PartBits) -> Option<Vec<u8>> {
     if bits.iter().all(|word| *word == 0) {
         None
     } else if bits.iter().all(|word| *word == u64::MAX) {
@@ -78,7 +78,7 @@ pub fn encode(bits: &PartBits) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// [`RecordError::Malformed`].
-pub fn decode(value: Option<&[u8]>) -> Result<PartBits, RecordError> {
+pub(super) fn decode(value: Option<&[u8]>) -> Result<PartBits, RecordError> {
     let Some(value) = value else { return Ok(NO_PAGES) };
     if value.is_empty() {
         return Ok([u64::MAX; PART_WORDS]);
@@ -118,14 +118,14 @@ fn ranges_of(extent: ExtentRecord) -> impl Iterator<Item = (PartKey, Range<u64>)
 
 /// What becomes of a part.
 #[derive(Clone, Debug, Default)]
-pub struct PartChange {
+pub(super) struct PartChange {
     taken: Vec<Range<u64>>,
     given: Vec<Range<u64>>,
 }
 
 impl PartChange {
     /// Does it; tells how many pages contradict it.
-    pub fn apply(&self, bits: &mut PartBits) -> u64 {
+    pub(super) fn apply(&self, bits: &mut PartBits) -> u64 {
         let mut contradictions = 0;
         for range in &self.taken {
             contradictions += range.end - range.start - bits::count(bits, range.clone());
@@ -142,13 +142,13 @@ impl PartChange {
 /// What changes of records do to the map, collected. Holds some 50 bytes for each extent that came or went, and as much for
 /// each part a large one is in.
 #[derive(Debug, Default)]
-pub struct PageChanges {
+pub(super) struct PageChanges {
     parts: BTreeMap<PartKey, PartChange>,
 }
 
 impl PageChanges {
     /// A record became another, came, or went.
-    pub fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
+    pub(super) fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
         let (old, new) = (extent_of(key, old), extent_of(key, new));
         if old == new {
             return;
@@ -162,14 +162,14 @@ impl PageChanges {
     }
 
     /// Part by part, in order.
-    pub fn into_parts(self) -> BTreeMap<PartKey, PartChange> {
+    pub(super) fn into_parts(self) -> BTreeMap<PartKey, PartChange> {
         self.parts
     }
 }
 
 /// The map in memory, made of all extents. 2 KiB for each part of the pool that has some, at most.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct PageMap {
+pub(super) struct PageMap {
     parts: BTreeMap<PartKey, Box<PartBits>>,
     /// Pages that were given twice.
     pub contradictions: u64,
@@ -177,14 +177,14 @@ pub struct PageMap {
 
 impl PageMap {
     /// Adds a record, if it is an extent's.
-    pub fn add(&mut self, key: &[u8], value: &[u8]) {
+    pub(super) fn add(&mut self, key: &[u8], value: &[u8]) {
         if let Some(extent) = extent_of(key, Some(value)) {
             self.add_extent(extent);
         }
     }
 
     /// Adds an extent.
-    pub fn add_extent(&mut self, extent: ExtentRecord) {
+    pub(super) fn add_extent(&mut self, extent: ExtentRecord) {
         for (part, range) in ranges_of(extent) {
             let bits = self.parts.entry(part).or_insert_with(|| Box::new(NO_PAGES));
             self.contradictions += bits::count(&**bits, range.clone());
@@ -193,12 +193,12 @@ impl PageMap {
     }
 
     /// All of it, in order.
-    pub fn visit(&self, visit: PartVisitor<'_>) {
+    pub(super) fn visit(&self, visit: PartVisitor<'_>) {
         self.parts.iter().for_each(|(key, bits)| visit(*key, bits));
     }
 
     /// Takes a part out; empty if there is none.
-    pub fn take(&mut self, key: PartKey) -> Box<PartBits> {
+    pub(super) fn take(&mut self, key: PartKey) -> Box<PartBits> {
         self.parts.remove(&key).unwrap_or_else(|| Box::new(NO_PAGES))
     }
 }

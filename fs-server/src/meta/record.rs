@@ -14,7 +14,7 @@ use cuttlefs_common::region::{Extent, ExtentState};
 use serde::{Deserialize, Serialize};
 
 /// First byte of every value. Another number means another format.
-pub const RECORD_VERSION: u8 = 1;
+pub(super) const RECORD_VERSION: u8 = 1;
 /// The format of the whole store, in the superblock record.
 pub const FORMAT_VERSION: u32 = 7;
 
@@ -103,7 +103,7 @@ impl InodeRecord {
 
 /// One entry of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EntryRecord<'a> {
+pub(super) struct EntryRecord<'a> {
     /// Its place in the bucket, for life.
     pub slot: u8,
     /// What it names.
@@ -117,7 +117,7 @@ pub struct EntryRecord<'a> {
 
 /// The entries of one directory whose names have one hash, in slot order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BucketRecord<'a> {
+pub(super) struct BucketRecord<'a> {
     /// Never empty in the store: a bucket without entries is removed.
     #[serde(borrow)]
     pub entries: Vec<EntryRecord<'a>>,
@@ -125,7 +125,7 @@ pub struct BucketRecord<'a> {
 
 /// An extent; its first file page is in its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExtentRecord {
+pub(super) struct ExtentRecord {
     /// Where it lies.
     pub pool_page: PoolPage,
     /// Pages; never 0.
@@ -142,7 +142,7 @@ impl From<Extent> for ExtentRecord {
 
 impl ExtentRecord {
     /// With its place in the file.
-    pub fn at(&self, file_page: FilePage) -> Extent {
+    pub(super) fn at(&self, file_page: FilePage) -> Extent {
         Extent { file_page, pool_page: self.pool_page, len_pages: self.len_pages, state: self.state }
     }
 
@@ -150,7 +150,7 @@ impl ExtentRecord {
     ///
     /// # Errors
     /// [`RecordError`].
-    pub fn parse(file_page: FilePage, value: &[u8]) -> Result<Self, RecordError> {
+    pub(super) fn parse(file_page: FilePage, value: &[u8]) -> Result<Self, RecordError> {
         let record: Self = parse(value)?;
         let file_end = file_page.0.checked_add(record.len_pages);
         let pool_end = record.pool_page.0.checked_add(record.len_pages);
@@ -164,7 +164,7 @@ impl ExtentRecord {
 
 /// First piece of an extended attribute's value; the others are bare bytes after the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct XattrHead<'a> {
+pub(super) struct XattrHead<'a> {
     /// Length of the whole value.
     pub len_bytes: u32,
     /// The value's first bytes.
@@ -174,7 +174,7 @@ pub struct XattrHead<'a> {
 
 /// A symlink's target, an orphan's mark (empty), an image of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BytesRecord<'a> {
+pub(super) struct BytesRecord<'a> {
     /// The bytes.
     #[serde(borrow)]
     pub bytes: &'a [u8],
@@ -182,7 +182,7 @@ pub struct BytesRecord<'a> {
 
 /// What identifies the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SuperRecord {
+pub(super) struct SuperRecord {
     /// [`FORMAT_VERSION`].
     pub format_version: u32,
     /// The pool's identity.
@@ -241,10 +241,10 @@ pub struct ScrubRecord {
 
 /// A counter of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CounterRecord(pub u64);
+pub(super) struct CounterRecord(pub u64);
 
 /// The bytes of a record.
-pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+pub(super) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(96);
     bytes.push(RECORD_VERSION);
     // The types here have known lengths and no maps, and the vector grows: nothing is left that can fail.
@@ -255,7 +255,7 @@ pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, RecordError> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, RecordError> {
     match value.split_first() {
         Some((&RECORD_VERSION, body)) => match postcard::take_from_bytes(body) {
             Ok((record, [])) => Ok(record),
@@ -270,7 +270,7 @@ pub fn parse<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, RecordError> 
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn parse_inode(value: &[u8]) -> Result<InodeRecord, RecordError> {
+pub(super) fn parse_inode(value: &[u8]) -> Result<InodeRecord, RecordError> {
     let record: InodeRecord = parse(value)?;
     if record.mode > 0o7777 {
         return Err(RecordError::Impossible("mode bits"));
@@ -291,7 +291,7 @@ pub fn parse_inode(value: &[u8]) -> Result<InodeRecord, RecordError> {
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn parse_bucket(value: &[u8]) -> Result<BucketRecord<'_>, RecordError> {
+pub(super) fn parse_bucket(value: &[u8]) -> Result<BucketRecord<'_>, RecordError> {
     let record: BucketRecord<'_> = parse(value)?;
     let in_order = record.entries.windows(2).all(|pair| pair[0].slot < pair[1].slot);
     let in_range = record.entries.last().is_some_and(|last| usize::from(last.slot) < SLOTS_PER_BUCKET);
@@ -305,7 +305,7 @@ pub fn parse_bucket(value: &[u8]) -> Result<BucketRecord<'_>, RecordError> {
 }
 
 /// Whether the nanoseconds are in range.
-pub fn is_valid_time(time: Timestamp) -> bool {
+pub(super) fn is_valid_time(time: Timestamp) -> bool {
     time.nanos < 1_000_000_000
 }
 

@@ -28,7 +28,7 @@ pub type EntryVisitor<'a> = &'a mut dyn FnMut(Found, &[u8]) -> Result<bool, Meta
 pub type RecordVisitor<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool, MetaError>;
 
 /// What each extent is handed to, with its file; `false` ends it.
-pub type ExtentVisitor<'a> = &'a mut dyn FnMut(InodeNo, Extent) -> bool;
+pub(super) type ExtentVisitor<'a> = &'a mut dyn FnMut(InodeNo, Extent) -> bool;
 
 /// The metadata as it stands.
 #[derive(Clone, Copy)]

@@ -12,17 +12,17 @@ use cuttlefs_common::ids::PoolPage;
 
 /// How many locks there are. Many times the pages of the largest request (257), so that two requests on different
 /// pages seldom meet; a power of two, so that the hash is a shift. 4096 mutexes take 64 KiB.
-pub const BLOCK_LOCKS: usize = 4096;
+pub(super) const BLOCK_LOCKS: usize = 4096;
 const _: () = assert!(BLOCK_LOCKS.is_power_of_two());
 
 /// The block locks of a pool.
 #[derive(Debug)]
-pub struct BlockLocks {
+pub(crate) struct BlockLocks {
     locks: Box<[Mutex<()>]>,
 }
 
 /// Held block locks; released together.
-pub type BlockGuards<'a> = Vec<MutexGuard<'a, ()>>;
+pub(super) type BlockGuards<'a> = Vec<MutexGuard<'a, ()>>;
 
 impl Default for BlockLocks {
     fn default() -> Self {
@@ -32,7 +32,7 @@ impl Default for BlockLocks {
 
 impl BlockLocks {
     /// `count` locks (a power of two); tests shrink it so that pages collide.
-    pub fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         assert!(count.is_power_of_two(), "the hash masks");
         Self { locks: (0..count).map(|_| Mutex::new(())).collect() }
     }
@@ -43,12 +43,12 @@ impl BlockLocks {
     }
 
     /// Takes the lock of one page if nobody has it.
-    pub fn try_lock(&self, page: PoolPage) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) fn try_lock(&self, page: PoolPage) -> Option<MutexGuard<'_, ()>> {
         self.locks[self.index(page)].try_lock()
     }
 
     /// Waits for the locks of all pages, in lock order. The caller holds no other block lock.
-    pub async fn lock_many(&self, pages: impl IntoIterator<Item = PoolPage>) -> BlockGuards<'_> {
+    pub(crate) async fn lock_many(&self, pages: impl IntoIterator<Item = PoolPage>) -> BlockGuards<'_> {
         let mut indexes: Vec<usize> = pages.into_iter().map(|page| self.index(page)).collect();
         indexes.sort_unstable();
         indexes.dedup();

@@ -32,7 +32,7 @@ const AGE_STEP: usize = 1 << 18;
 
 /// The counts.
 #[derive(Debug)]
-pub struct Heat {
+pub(crate) struct Heat {
     pages: Vec<AtomicU8>,
     /// Accesses since counts were halved.
     noted: AtomicU64,
@@ -45,7 +45,7 @@ pub struct Heat {
 
 impl Heat {
     /// All pages of a pool, never accessed; `frames` can be resident.
-    pub fn new(pool_pages: u64, frames: u32) -> Self {
+    pub(crate) fn new(pool_pages: u64, frames: u32) -> Self {
         let pages: Vec<_> = (0..pool_pages).map(|_| AtomicU8::new(0)).collect();
         Self {
             noted: AtomicU64::new(0),
@@ -57,7 +57,7 @@ impl Heat {
     }
 
     /// Counts accesses of a page; returns what it has now. Pages past the pool are ignored.
-    pub fn add(&self, page: PoolPage, accesses: u8) -> u8 {
+    pub(crate) fn add(&self, page: PoolPage, accesses: u8) -> u8 {
         let Some(count) = self.pages.get(page.0 as usize) else {
             return 0;
         };
@@ -68,24 +68,24 @@ impl Heat {
     }
 
     /// Counts one access.
-    pub fn touch(&self, page: PoolPage) -> u8 {
+    pub(crate) fn touch(&self, page: PoolPage) -> u8 {
         self.add(page, 1)
     }
 
     /// What a page has.
-    pub fn of(&self, page: PoolPage) -> u8 {
+    pub(crate) fn of(&self, page: PoolPage) -> u8 {
         self.pages.get(page.0 as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// Says what a page has; also 0 for one that leaves its file, whose successor starts anew.
-    pub fn set(&self, page: PoolPage, count: u8) {
+    pub(crate) fn set(&self, page: PoolPage, count: u8) {
         if let Some(place) = self.pages.get(page.0 as usize) {
             place.store(count, Ordering::Relaxed);
         }
     }
 
     /// Pages with so much or less are cold.
-    pub fn cold(&self) -> u8 {
+    pub(crate) fn cold(&self) -> u8 {
         self.cold.load(Ordering::Relaxed)
     }
 

@@ -28,7 +28,7 @@ struct Score {
 
 /// A unit with its score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HotUnit {
+pub(crate) struct HotUnit {
     /// The file; it may be gone.
     pub ino: InodeNo,
     /// First page of the unit.
@@ -39,7 +39,7 @@ pub struct HotUnit {
 
 /// All scores.
 #[derive(Debug)]
-pub struct HotUnits {
+pub(super) struct HotUnits {
     unit_pages: u64,
     /// Held for moments by everyone who counts.
     scores: Mutex<HashMap<Unit, Score>>,
@@ -47,22 +47,22 @@ pub struct HotUnits {
 
 impl HotUnits {
     /// No unit accessed yet; units have `unit_pages` pages.
-    pub fn new(unit_pages: u32) -> Self {
+    pub(super) fn new(unit_pages: u32) -> Self {
         Self { unit_pages: u64::from(unit_pages.max(1)), scores: Mutex::default() }
     }
 
     /// Pages of a unit.
-    pub fn unit_pages(&self) -> u64 {
+    pub(super) fn unit_pages(&self) -> u64 {
         self.unit_pages
     }
 
     /// Units that have a score.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.scores.lock().len()
     }
 
     /// Counts accesses of pages of a file around `page`.
-    pub fn add(&self, ino: InodeNo, page: u64, accesses: u64) {
+    pub(super) fn add(&self, ino: InodeNo, page: u64, accesses: u64) {
         let unit = Unit { ino, number: page / self.unit_pages };
         let mut scores = self.scores.lock();
         if let Some(score) = scores.get_mut(&unit) {
@@ -73,7 +73,7 @@ impl HotUnits {
     }
 
     /// Ends a period: the units in descending order of their scores.
-    pub fn end_period(&self) -> Vec<HotUnit> {
+    pub(super) fn end_period(&self) -> Vec<HotUnit> {
         let mut scores = self.scores.lock();
         let mut units = Vec::with_capacity(scores.len());
         scores.retain(|unit, score| {

@@ -16,7 +16,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Pages of a sample unit unless told otherwise: the paper's 1 MiB.
-pub const DEFAULT_UNIT_PAGES: u32 = 256;
+pub(super) const DEFAULT_UNIT_PAGES: u32 = 256;
 /// How much hotter than the mean unit a unit must be to be promoted ahead where pages are counted.
 const AHEAD_FACTOR: u64 = 2;
 /// Of the frames, so many sixteenths are for the hot set: the others are for what is being written and moved.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The residency table with the frames its entries point at.
 #[derive(Debug)]
-pub struct Residency {
+pub(crate) struct Residency {
     table: ResidencyTable,
     frames: Arc<Frames>,
     /// Dirty entries. Moved under block locks, read by anyone; relaxed: it steers write-back.
@@ -24,27 +24,27 @@ pub struct Residency {
 
 impl Residency {
     /// Everything is on SSD.
-    pub fn new(table: ResidencyTable, frames: Arc<Frames>) -> Self {
+    pub(crate) fn new(table: ResidencyTable, frames: Arc<Frames>) -> Self {
         Self { table, frames, dirty: AtomicU64::new(0) }
     }
 
     /// The table, to export and to read.
-    pub fn table(&self) -> &ResidencyTable {
+    pub(crate) fn table(&self) -> &ResidencyTable {
         &self.table
     }
 
     /// The frames.
-    pub fn frames(&self) -> &Arc<Frames> {
+    pub(crate) fn frames(&self) -> &Arc<Frames> {
         &self.frames
     }
 
     /// Frames that hold bytes the SSD does not.
-    pub fn dirty(&self) -> u64 {
+    pub(crate) fn dirty(&self) -> u64 {
         self.dirty.load(Ordering::Relaxed)
     }
 
     /// The page's entry.
-    pub fn load(&self, page: PoolPage) -> ResidencyEntry {
+    pub(crate) fn load(&self, page: PoolPage) -> ResidencyEntry {
         self.table.load(page)
     }
 

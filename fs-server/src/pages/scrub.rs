@@ -17,7 +17,7 @@
 //! one found is known.
 
 use super::Pages;
-pub use crate::meta::PassFigures;
+pub(super) use crate::meta::PassFigures;
 use crate::meta::ScrubRecord;
 use crate::pool::disk::{Disk, IoBuffer, IoKind, IoRequest};
 use crate::pool::space::Space;
@@ -113,7 +113,7 @@ impl ScrubFigures {
 const NAMED_MOST: usize = 1024;
 
 /// Has the log say which files pool pages belong to; `false`: not now.
-pub type NameFiles<'a> = &'a dyn Fn(&[PoolPage]) -> bool;
+pub(super) type NameFiles<'a> = &'a dyn Fn(&[PoolPage]) -> bool;
 
 /// What a scrub works with.
 pub struct Scrub<'a> {

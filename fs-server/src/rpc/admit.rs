@@ -14,7 +14,7 @@ use cuttlefs_common::status::Status;
 const CLOSES_MAX: usize = 8192;
 
 /// Whether the request changes the file system. `Open` counts only if it truncates.
-pub fn is_mutation(request: &Request<'_>) -> bool {
+pub(crate) fn is_mutation(request: &Request<'_>) -> bool {
     match request {
         Request::SetAttr { .. }
         | Request::Make { .. }
@@ -36,7 +36,7 @@ pub fn is_mutation(request: &Request<'_>) -> bool {
 }
 
 /// Whether a second run of the same request could answer otherwise, so that its answer must be kept.
-pub fn must_run_once(request: &Request<'_>) -> bool {
+pub(crate) fn must_run_once(request: &Request<'_>) -> bool {
     // Opening twice would leave a filekey nobody knows. What is restored twice is found to be there.
     is_mutation(request) && !matches!(request, Request::Restore { .. })
         || matches!(
@@ -58,7 +58,7 @@ const NOBODY: u32 = u32::MAX;
 ///
 /// # Errors
 /// `Invalid`.
-pub fn check_caller(header: &RequestHeader) -> Result<(), Status> {
+pub(crate) fn check_caller(header: &RequestHeader) -> Result<(), Status> {
     if header.uid == NOBODY || header.gid == NOBODY { Err(Status::Invalid) } else { Ok(()) }
 }
 
@@ -66,7 +66,7 @@ pub fn check_caller(header: &RequestHeader) -> Result<(), Status> {
 ///
 /// # Errors
 /// The status POSIX gives for the first thing that is wrong.
-pub fn check(request: &Request<'_>) -> Result<(), Status> {
+pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
     match request {
         // Where a directory is; `.` is no question.
         Request::Lookup { name: b"..", .. } => {}

@@ -19,12 +19,12 @@ const _: () = assert!(BUFFER.is_multiple_of(PAGE_SIZE));
 /// Buffers of a worker: as many large requests as FUSE keeps in flight by default (`max_background` 12 to 64)
 /// would need more than a disk can use; eight keep an SSD and a memory bus busy. Twice that, for one peer has half. Memory
 /// that was never lent is not there.
-pub const BUFFERS_PER_WORKER: usize = 16;
+pub(crate) const BUFFERS_PER_WORKER: usize = 16;
 /// Buffers of a worker that one peer has at most.
 pub const BUFFERS_OF_PEER: usize = BUFFERS_PER_WORKER / 2;
 
 /// The buffers of one worker.
-pub struct BouncePool {
+pub(crate) struct BouncePool {
     region: Arc<dyn MemoryRegion>,
     turns: Turns,
     free: Rc<RefCell<Vec<usize>>>,
@@ -35,7 +35,7 @@ impl BouncePool {
     ///
     /// # Errors
     /// `RdmaError` if there is no memory.
-    pub fn new(pd: &dyn ProtectionDomain, figures: Arc<TurnFigures>) -> Result<Self, RdmaError> {
+    pub(crate) fn new(pd: &dyn ProtectionDomain, figures: Arc<TurnFigures>) -> Result<Self, RdmaError> {
         let memory = SharedMemory::new("cuttlefs-bounce", BUFFER * BUFFERS_PER_WORKER).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "bounce buffers".into(), source }
         })?;
@@ -47,7 +47,7 @@ impl BouncePool {
     }
 
     /// Lends a buffer; waits while all are lent, or all that this peer may have.
-    pub async fn lend(&self, claim: &Claim) -> Bounce {
+    pub(crate) async fn lend(&self, claim: &Claim) -> Bounce {
         let turn = self.turns.take(claim).await;
         let index = self.free.borrow_mut().pop().expect("a turn means a buffer");
         let place = Place { index, free: self.free.clone() };
@@ -70,7 +70,7 @@ impl Drop for Place {
 }
 
 /// A lent buffer; it goes back when dropped.
-pub struct Bounce {
+pub(crate) struct Bounce {
     region: Arc<dyn MemoryRegion>,
     place: Place,
     /// Behind the place: whoever has the turn next finds the buffer free.
@@ -79,17 +79,17 @@ pub struct Bounce {
 
 impl Bounce {
     /// The memory it lies in.
-    pub fn memory(&self) -> &Arc<SharedMemory> {
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         self.region.memory()
     }
 
     /// Where in that memory it starts.
-    pub fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         self.place.index * BUFFER
     }
 
     /// Part of the buffer, for a work request.
-    pub fn sge(&self, start: usize, len: usize) -> Sge {
+    pub(crate) fn sge(&self, start: usize, len: usize) -> Sge {
         assert!(start + len <= BUFFER, "transfer larger than a bounce buffer");
         self.region.sge((self.offset() + start) as u64, len as u32)
     }

@@ -38,19 +38,19 @@ use std::sync::{Arc, OnceLock};
 
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Receives posted, and so requests running, for one connection.
-pub const RECEIVES: usize = 2;
+pub(crate) const RECEIVES: usize = 2;
 /// Replies being sent: more than receives, because a send may complete after the client's next request.
 const REPLIES: usize = 4;
 /// Bytes of one connection's memory.
 const MEMORY: usize = MESSAGE * (RECEIVES + REPLIES);
 /// Sweeps, which come once a second, that a reply may wait for the peer to take it: as long as a client waits for one.
-pub const REPLY_PATIENCE: u32 = 30;
+pub(crate) const REPLY_PATIENCE: u32 = 30;
 /// Sweeps that a connection may be there without a session or a message.
-pub const ATTACH_PATIENCE: u32 = 10;
+pub(crate) const ATTACH_PATIENCE: u32 = 10;
 
 /// What a work request id means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkId {
+pub(crate) enum WorkId {
     /// Receive buffer of this index.
     Receive(usize),
     /// Reply buffer of this index.
@@ -63,7 +63,7 @@ impl WorkId {
     const KIND_SHIFT: u32 = 56;
 
     /// As the verbs API carries it.
-    pub fn encode(self) -> WrId {
+    pub(crate) fn encode(self) -> WrId {
         let (kind, value) = match self {
             WorkId::Receive(index) => (0u64, index),
             WorkId::Reply(index) => (1, index),
@@ -73,7 +73,7 @@ impl WorkId {
     }
 
     /// Back from a completion. Only ids this server posted come back, so anything else is a broken provider.
-    pub fn decode(id: WrId) -> Self {
+    pub(crate) fn decode(id: WrId) -> Self {
         let value = (id.0 & ((1 << Self::KIND_SHIFT) - 1)) as usize;
         match id.0 >> Self::KIND_SHIFT {
             0 => WorkId::Receive(value),

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Serves the message in a connection's receive buffer.
-pub async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
+pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
     let message = connection.message(index, len);
     match parse(&message) {
         Ok((header, mut request)) => {

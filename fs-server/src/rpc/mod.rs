@@ -1,24 +1,24 @@
 //! RPC: decode, admit, call, reply. One task a request, on the worker its connection belongs to.
 
 /// What requests must satisfy before anything is done.
-pub mod admit;
+pub(crate) mod admit;
 /// Registered memory for file bytes under way.
-pub mod bounce;
+pub(crate) mod bounce;
 /// One connection.
-pub mod connection;
+pub(crate) mod connection;
 /// All connections.
-pub mod connections;
+pub(crate) mod connections;
 /// From message to reply.
-pub mod dispatch;
+pub(crate) mod dispatch;
 /// What each request does.
-pub mod handlers;
+pub(crate) mod handlers;
 /// Replies before they are sent.
-pub mod reply;
+pub(crate) mod reply;
 /// Pulling what clients counted.
-pub mod sampling;
+pub(crate) mod sampling;
 /// One-sided transfers the server posts.
-pub mod transfer;
+pub(crate) mod transfer;
 /// Whose request runs next.
-pub mod turns;
+pub(crate) mod turns;
 /// One worker's state.
-pub mod worker;
+pub(crate) mod worker;

@@ -35,7 +35,7 @@ pub enum Body {
 }
 
 /// Encodes a reply body; replies are made to fit one message, so failing is an internal error.
-pub fn body(reply: &Reply<'_>) -> Result<Body, Status> {
+pub(crate) fn body(reply: &Reply<'_>) -> Result<Body, Status> {
     let encoded = reply.encode_behind(vec![0; HEADER_LEN]).map_err(|error| {
         tracing::error!(%error, "a reply does not fit one message");
         Status::ValueTooLarge
@@ -84,7 +84,7 @@ impl FetchedBody {
 }
 
 /// A reply with its header.
-pub enum Message {
+pub(crate) enum Message {
     /// To be copied to a reply buffer.
     Bytes(Vec<u8>),
     /// In one already.
@@ -100,7 +100,7 @@ pub enum Message {
 
 impl Message {
     /// The reply to a request.
-    pub fn new(header: &RequestHeader, result: Result<Body, Status>) -> Self {
+    pub(crate) fn new(header: &RequestHeader, result: Result<Body, Status>) -> Self {
         let (outcome, body) = match result {
             Ok(body) => (Ok(()), body),
             Err(status) => (Err(status), Body::Encoded(vec![0; HEADER_LEN])),
@@ -124,7 +124,7 @@ impl Message {
     }
 
     /// Its bytes: to keep them, or to send them over another connection than the request came over.
-    pub fn to_vec(&self) -> Vec<u8> {
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
         match self {
             Self::Bytes(bytes) => bytes.clone(),
             Self::InPlace { buffer, start, len } => {
@@ -136,7 +136,7 @@ impl Message {
     }
 
     /// Sends it over the connection its request came over.
-    pub async fn send(self, connection: &Arc<Connection>) {
+    pub(crate) async fn send(self, connection: &Arc<Connection>) {
         match self {
             Self::Bytes(bytes) => connection.send(&bytes).await,
             Self::InPlace { buffer, start, len } => buffer.post(start, len),

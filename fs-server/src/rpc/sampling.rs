@@ -26,7 +26,7 @@ use std::time::Duration;
 const MAX_GAP_UNITS: usize = 16;
 
 /// A client's counters.
-pub struct SharedCounters {
+pub(crate) struct SharedCounters {
     /// Where they are.
     pub buffer: RemoteBuffer,
     /// How they lie there.
@@ -47,7 +47,7 @@ impl SharedCounters {
 }
 
 /// Pulls a client's counters every `period` for as long as its connection stands.
-pub async fn run(
+pub(crate) async fn run(
     context: Rc<WorkerContext>,
     connection: Weak<Connection>,
     counters: SharedCounters,

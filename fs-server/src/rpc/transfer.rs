@@ -20,7 +20,7 @@ use std::task::{Poll, Waker};
 
 /// Direction of a transfer, seen from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub(crate) enum Direction {
     /// RDMA READ from the client into the bounce buffer.
     Pull,
     /// RDMA WRITE from the bounce buffer to the client.
@@ -28,7 +28,7 @@ pub enum Direction {
 }
 
 /// Sweeps, which come once a second, that a peer has for one transfer of at most 1 MiB: 100 KiB a second are enough.
-pub const TRANSFER_PATIENCE: u32 = 10;
+pub(crate) const TRANSFER_PATIENCE: u32 = 10;
 
 struct Pending {
     result: Option<Result<u32, WcStatus>>,
@@ -41,7 +41,7 @@ struct Pending {
 
 /// Transfers of one worker that have not completed.
 #[derive(Default)]
-pub struct Transfers {
+pub(crate) struct Transfers {
     pending: RefCell<Vec<Option<Pending>>>,
 }
 
@@ -50,7 +50,7 @@ impl Transfers {
     ///
     /// # Errors
     /// The completion's status: the client gave a bad buffer, or the connection is gone.
-    pub async fn run(
+    pub(crate) async fn run(
         &self,
         connection: &Arc<Connection>,
         direction: Direction,
@@ -124,7 +124,7 @@ impl Transfers {
     }
 
     /// A second has passed: whoever was waited for long enough loses its connection. Gives those.
-    pub fn sweep(&self) -> Vec<Arc<Connection>> {
+    pub(crate) fn sweep(&self) -> Vec<Arc<Connection>> {
         let mut late = Vec::new();
         for pending in
             self.pending.borrow_mut().iter_mut().flatten().filter(|pending| pending.result.is_none())
@@ -139,18 +139,8 @@ impl Transfers {
         late
     }
 
-    /// How many have been posted and not completed.
-    pub fn len(&self) -> usize {
-        self.pending.borrow().iter().flatten().count()
-    }
-
-    /// Whether nothing is under way.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// A transfer's completion arrived.
-    pub fn complete(&self, token: usize, result: Result<u32, WcStatus>) {
+    pub(crate) fn complete(&self, token: usize, result: Result<u32, WcStatus>) {
         let mut pending = self.pending.borrow_mut();
         let entry = pending[token].as_mut().expect("a completion belongs to a posted transfer");
         entry.result = Some(result);

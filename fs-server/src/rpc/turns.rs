@@ -26,9 +26,9 @@ use std::task::{Poll, Waker};
 
 /// Requests for file bytes of one peer that run on one worker at once: enough to keep a fast SSD busy, few enough that one
 /// that comes next waits for a few of them only.
-pub const PEER_RUNNING: usize = 64;
+pub(crate) const PEER_RUNNING: usize = 64;
 /// Requests for file bytes that run on one worker at once.
-pub const MOST_RUNNING: usize = 2 * PEER_RUNNING;
+pub(crate) const MOST_RUNNING: usize = 2 * PEER_RUNNING;
 
 /// Turns of all workers, of about this moment: for `status`. Relaxed.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl TurnFigures {
 
 /// In whose name a turn is taken.
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub(crate) struct Claim {
     peer: PeerKey,
     is_administrator: bool,
     session: u64,
@@ -59,7 +59,7 @@ pub struct Claim {
 
 impl Claim {
     /// A session of a peer.
-    pub fn new(peer: &Peer, session: u64) -> Self {
+    pub(crate) fn new(peer: &Peer, session: u64) -> Self {
         Self { peer: peer.key().clone(), is_administrator: peer.is_administrator(), session }
     }
 }
@@ -198,17 +198,17 @@ impl State {
 
 /// The turns of one worker.
 #[derive(Clone)]
-pub struct Turns(Rc<RefCell<State>>);
+pub(crate) struct Turns(Rc<RefCell<State>>);
 
 impl Turns {
     /// So many turns, counted in `figures`; `of_peer` of them are one peer's at most.
-    pub fn new(turns: usize, of_peer: usize, figures: Arc<TurnFigures>) -> Self {
+    pub(crate) fn new(turns: usize, of_peer: usize, figures: Arc<TurnFigures>) -> Self {
         let (order, peers) = (VecDeque::new(), HashMap::new());
         Self(Rc::new(RefCell::new(State { free: turns, of_peer, order, peers, figures })))
     }
 
     /// Waits for a turn.
-    pub async fn take(&self, claim: &Claim) -> Turn {
+    pub(crate) async fn take(&self, claim: &Claim) -> Turn {
         let waiter = {
             let mut state = self.0.borrow_mut();
             let of = state.of(claim);
@@ -277,7 +277,7 @@ impl Drop for Place<'_> {
 }
 
 /// A turn; given back when dropped.
-pub struct Turn {
+pub(crate) struct Turn {
     turns: Turns,
     claim: Claim,
 }

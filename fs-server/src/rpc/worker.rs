@@ -33,10 +33,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 const HANDOVER_PATIENCE: u32 = 60;
 
 /// A task of a worker.
-pub type Task = Pin<Box<dyn Future<Output = ()>>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// One worker's state; not shared with other threads.
-pub struct WorkerContext {
+pub(crate) struct WorkerContext {
     /// What all workers share.
     pub server: Arc<Server>,
     /// This worker's disk.
@@ -69,7 +69,7 @@ impl WorkerContext {
     ///
     /// # Errors
     /// `RdmaError` if there is no bounce memory.
-    pub fn new(
+    pub(crate) fn new(
         server: Arc<Server>,
         disk: Rc<dyn Disk>,
         pd: &dyn ProtectionDomain,
@@ -94,22 +94,22 @@ impl WorkerContext {
     }
 
     /// Runs a task of the server's own on this worker.
-    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.spawn_for(Payer::OWN, task);
     }
 
     /// Runs a task on this worker at a peer's cost.
-    pub fn spawn_for(&self, payer: Payer, task: impl Future<Output = ()> + 'static) {
+    pub(crate) fn spawn_for(&self, payer: Payer, task: impl Future<Output = ()> + 'static) {
         (self.spawn)(payer, Box::pin(task));
     }
 
     /// Waits on this worker's clock.
-    pub fn sleep(&self, time: Duration) -> Task {
+    pub(crate) fn sleep(&self, time: Duration) -> Task {
         (self.sleep)(time)
     }
 
     /// Begins to look after what peers are waited for; goes on for as long as the worker.
-    pub fn start_sweeps(self: &Rc<Self>) {
+    pub(crate) fn start_sweeps(self: &Rc<Self>) {
         let context = self.clone();
         self.spawn(async move {
             loop {
@@ -143,7 +143,7 @@ impl WorkerContext {
     }
 
     /// A connection was accepted for this worker.
-    pub fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
+    pub(crate) fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
         let number = connection.qp().number();
         self.connections.borrow_mut().insert(number, connection);
         let early = self.early.borrow_mut().remove(&number).unwrap_or_default();
@@ -153,7 +153,7 @@ impl WorkerContext {
     }
 
     /// A completion of this worker's queue.
-    pub fn on_completion(self: &Rc<Self>, completion: Completion) {
+    pub(crate) fn on_completion(self: &Rc<Self>, completion: Completion) {
         let Some(connection) = self.connections.borrow().get(&completion.qp).cloned() else {
             self.early.borrow_mut().entry(completion.qp).or_default().completions.push(completion);
             return;

@@ -8,7 +8,7 @@ use cuttlefs_common::rdma::PeerKey;
 use std::collections::{HashMap, VecDeque};
 
 /// Clients without a session whose last requests are remembered.
-pub const MAX_ABSENT: usize = 1024;
+pub(crate) const MAX_ABSENT: usize = 1024;
 
 /// Who went first is in front.
 #[derive(Debug, Default)]

@@ -34,8 +34,7 @@
 mod absent;
 mod slot;
 
-pub use absent::MAX_ABSENT;
-pub use slot::{Admission, Slot};
+pub(crate) use slot::{Admission, Slot};
 
 use crate::meta::ClientRecord;
 use crate::shares::{Peer, Resource, Taken};

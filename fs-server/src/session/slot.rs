@@ -13,7 +13,7 @@ use cuttlefs_common::status::Status;
 use std::sync::Arc;
 
 /// Largest answer kept for a replay; answers of mutations are far smaller.
-pub const MAX_CACHED_REPLY: usize = 4096;
+pub(super) const MAX_CACHED_REPLY: usize = 4096;
 
 /// What to do with an arriving request.
 #[derive(Debug, PartialEq, Eq)]

@@ -41,11 +41,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Its name.
-pub const FILE_NAME: &str = "records";
+pub(super) const FILE_NAME: &str = "records";
 /// Of the file that is to take its place.
-pub const DRAFT_NAME: &str = "records.new";
+pub(super) const DRAFT_NAME: &str = "records.new";
 /// What a sync of the directory is called.
-pub const DIRECTORY: &str = "meta";
+pub(super) const DIRECTORY: &str = "meta";
 const RECORDS: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("records");
 const PAGES: TableDefinition<'static, u64, &[u8]> = TableDefinition::new("pages");
 const STATE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("state");
@@ -61,14 +61,14 @@ pub(super) fn failed(operation: &'static str, error: impl Into<redb::Error>) -> 
 
 /// The file, opened.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub(super) struct Checkpoint {
     database: Arc<Database>,
     directory: PathBuf,
     cache_bytes: u64,
 }
 
 /// The records of one checkpoint; stays as it is while others are made.
-pub struct Snapshot {
+pub(super) struct Snapshot {
     table: ReadOnlyTable<&'static [u8], &'static [u8]>,
     pages: ReadOnlyTable<u64, &'static [u8]>,
     /// Number of the last batch in it.
@@ -90,7 +90,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`] if it is in use, damaged, or cannot be read.
-    pub fn open(directory: &Path, cache_bytes: u64, space: Arc<Space>) -> Result<Self, StoreError> {
+    pub(super) fn open(directory: &Path, cache_bytes: u64, space: Arc<Space>) -> Result<Self, StoreError> {
         let backend = |e| StoreError::Backend { operation: "open", source: Box::new(e) };
         remove_draft(directory).map_err(backend)?;
         let file = open_file(&directory.join(FILE_NAME)).map_err(backend)?;
@@ -103,7 +103,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn moved(&self, snapshot: &Snapshot, space: &Arc<Space>) -> Result<Option<Self>, StoreError> {
+    pub(super) fn moved(&self, snapshot: &Snapshot, space: &Arc<Space>) -> Result<Option<Self>, StoreError> {
         let backend = |e| StoreError::Backend { operation: "give space back", source: Box::new(e) };
         let draft = self.directory.join(DRAFT_NAME);
         let is_draft: Draft = Arc::new(true.into());
@@ -162,7 +162,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
+    pub(super) fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let transaction = self.database.begin_read().map_err(|e| failed("read", e))?;
         let (records, state) = match (transaction.open_table(RECORDS), transaction.open_table(STATE)) {
             (Ok(records), Ok(state)) => (records, state),
@@ -200,7 +200,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
-    pub fn write(&self, overlay: &Overlay, applied: u64, tally: &Tally) -> Result<(), StoreError> {
+    pub(super) fn write(&self, overlay: &Overlay, applied: u64, tally: &Tally) -> Result<(), StoreError> {
         let transaction = self.begin()?;
         let mut tally = tally.clone();
         let mut changes = PageChanges::default();
@@ -241,7 +241,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
-    pub fn recount(&self) -> Result<(), StoreError> {
+    pub(super) fn recount(&self) -> Result<(), StoreError> {
         let transaction = self.begin()?;
         let (mut tally, mut map) = (Tally::default(), PageMap::default());
         {
@@ -270,7 +270,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
-    pub fn count_used_bytes(&self) -> Result<u64, StoreError> {
+    pub(super) fn count_used_bytes(&self) -> Result<u64, StoreError> {
         // What a commit replaced is free behind the next one.
         Self::commit(self.begin()?, &[])?;
         let transaction = self.begin()?;
@@ -356,7 +356,7 @@ fn remove_draft(directory: &Path) -> io::Result<()> {
 }
 
 /// Bytes that the file in a directory takes on its disk.
-pub fn file_bytes(directory: &Path) -> u64 {
+pub(super) fn file_bytes(directory: &Path) -> u64 {
     std::fs::metadata(directory.join(FILE_NAME)).map_or(0, |found| found.blocks() * 512)
 }
 
@@ -371,7 +371,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let value = self.table.get(key).map_err(|e| failed("get", e))?;
         Ok(value.map(|value| value.value().to_vec()))
     }
@@ -380,7 +380,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn range(
+    pub(super) fn range(
         &self,
         from: &[u8],
         to: &[u8],
@@ -396,7 +396,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn ascending(&self, kind: u8) -> Result<Ascending<'_>, StoreError> {
+    pub(super) fn ascending(&self, kind: u8) -> Result<Ascending<'_>, StoreError> {
         let to = vec![kind + 1];
         let mut rest = Box::new(self.range(&[kind], &to)?);
         Ok(Ascending { next: rest.next().transpose()?, rest, snapshot: self, to })
@@ -406,7 +406,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn pages(
+    pub(super) fn pages(
         &self,
     ) -> Result<impl Iterator<Item = Result<(PartKey, PartBits), StoreError>> + use<>, StoreError> {
         let parts = self.pages.range::<u64>(..).map_err(|e| failed("scan", e))?;
@@ -419,7 +419,7 @@ impl Snapshot {
 
 /// Records of a kind, asked for in order of their keys: a walk where they are neighbours, or behind all that there are, as new ones
 /// mostly are; and a descent else.
-pub struct Ascending<'a> {
+pub(super) struct Ascending<'a> {
     snapshot: &'a Snapshot,
     to: Vec<u8>,
     /// The first record that is not behind the last key that was asked for; none: there is none.
@@ -432,7 +432,7 @@ impl Ascending<'_> {
     ///
     /// # Errors
     /// [`StoreError::Backend`].
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, StoreError> {
+    pub(super) fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, StoreError> {
         for is_far in [false, true] {
             if self.next.as_ref().is_some_and(|(next, _)| next.as_slice() < key) {
                 if is_far {

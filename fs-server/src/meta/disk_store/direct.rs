@@ -48,10 +48,10 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-pub const FILES: [&str; 2] = ["direct-0", "direct-1"];
+pub(super) const FILES: [&str; 2] = ["direct-0", "direct-1"];
 /// Of each file by default. Some hundred syncs of little: so rarely the log has to be synced behind them, and so little a start
 /// reads.
-pub const FILE_BYTES: u64 = 2 << 20;
+pub(super) const FILE_BYTES: u64 = 2 << 20;
 /// Records that are kept for a sync at most, in bytes: to write as many twice costs more than the thread does.
 const KEPT_MOST_BYTES: usize = 256 << 10;
 /// A sync takes at most such a part of a file, so that the other one is free in time.
@@ -63,7 +63,7 @@ const _: () = assert!(KEPT_MOST_BYTES as u64 * FILE_PART as u64 <= FILE_BYTES);
 
 /// Where syncs are written to, and what the next one takes.
 #[derive(Debug)]
-pub struct Direct {
+pub(super) struct Direct {
     file_bytes: u64,
     /// None before they are ready, and where they cannot be.
     files: Option<[Arc<File>; 2]>,
@@ -104,7 +104,7 @@ fn open(path: &Path, file_bytes: u64) -> io::Result<File> {
 ///
 /// # Errors
 /// [`io::Error`]: there is little room, or such writes cannot be made; nothing is left then.
-pub fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::Result<[Arc<File>; 2]> {
+pub(super) fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::Result<[Arc<File>; 2]> {
     let prepare = || {
         if !space.is_plenty() {
             return Err(io::ErrorKind::StorageFull.into());
@@ -120,7 +120,7 @@ pub fn prepare(directory: &Path, file_bytes: u64, space: &Space) -> io::Result<[
 
 impl Direct {
     /// None yet; of so many bytes each, a power of two of blocks.
-    pub fn new(file_bytes: u64) -> Self {
+    pub(super) fn new(file_bytes: u64) -> Self {
         Self {
             file_bytes,
             files: None,
@@ -137,27 +137,27 @@ impl Direct {
     }
 
     /// From now on syncs go to these files.
-    pub fn start(&mut self, files: [Arc<File>; 2]) {
+    pub(super) fn start(&mut self, files: [Arc<File>; 2]) {
         *self = Self { files: Some(files), ..Self::new(self.file_bytes) };
     }
 
     /// No sync goes to them any more.
-    pub fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         *self = Self::new(self.file_bytes);
     }
 
     /// Of each.
-    pub fn file_bytes(&self) -> u64 {
+    pub(super) fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
     /// Bytes of the files.
-    pub fn len_bytes(&self) -> u64 {
+    pub(super) fn len_bytes(&self) -> u64 {
         if self.files.is_some() { 2 * self.file_bytes } else { 0 }
     }
 
     /// A record was appended to the log.
-    pub fn keep(&mut self, batch: u64, record: Vec<u8>) {
+    pub(super) fn keep(&mut self, batch: u64, record: Vec<u8>) {
         if self.files.is_none() {
             return;
         }
@@ -174,7 +174,12 @@ impl Direct {
 
     /// Begins a sync of all batches behind `persistent`, which is durable, up to `last`. Those up to `settled` are so in the log or in a
     /// checkpoint. `None`: the log has to be synced.
-    pub fn begin(&mut self, persistent: u64, last: u64, settled: u64) -> Option<(DirectSync, BlockWrite)> {
+    pub(super) fn begin(
+        &mut self,
+        persistent: u64,
+        last: u64,
+        settled: u64,
+    ) -> Option<(DirectSync, BlockWrite)> {
         while self.kept.front().is_some_and(|(number, _)| *number <= persistent) {
             let (_, record) = self.kept.pop_front()?;
             self.kept_bytes -= record.len();
@@ -214,12 +219,12 @@ impl Direct {
 ///
 /// # Errors
 /// [`LogError`].
-pub fn read(directory: &Path) -> Result<Vec<Vec<u8>>, LogError> {
+pub(super) fn read(directory: &Path) -> Result<Vec<Vec<u8>>, LogError> {
     FILES.into_iter().map(|name| logged::read(directory, name, FILE_BYTES)).collect()
 }
 
 /// All whole records of a life in a file. Behind one that is not whole nothing of its sync was ever answered.
-pub fn records(life: u64, bytes: &[u8]) -> Vec<tail::Record<'_>> {
+pub(super) fn records(life: u64, bytes: &[u8]) -> Vec<tail::Record<'_>> {
     let mut found = Vec::new();
     let mut at = 0;
     while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {

@@ -25,7 +25,7 @@ const LEN: usize = 16;
 
 /// The file.
 #[derive(Debug)]
-pub struct Flushed {
+pub(super) struct Flushed {
     file: File,
     found: u64,
 }
@@ -44,7 +44,7 @@ impl Flushed {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn open(directory: &Path) -> io::Result<Self> {
+    pub(super) fn open(directory: &Path) -> io::Result<Self> {
         let path = directory.join(NAME);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
         let mut bytes = [0; LEN];
@@ -66,7 +66,7 @@ impl Flushed {
     }
 
     /// The last batch that was durable when the file was opened; 0 if that is not known.
-    pub fn batch(&self) -> u64 {
+    pub(super) fn batch(&self) -> u64 {
         self.found
     }
 
@@ -74,7 +74,7 @@ impl Flushed {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn note(&self, batch: u64, space: &Space) -> io::Result<()> {
+    pub(super) fn note(&self, batch: u64, space: &Space) -> io::Result<()> {
         match space.write_all_at(&self.file, &encode(batch), 0) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
             noted => noted,

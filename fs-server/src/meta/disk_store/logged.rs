@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Why the log cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub(super) enum LogError {
     /// A record that is not in the format.
     #[error("meta/tail-* does not parse: {0}")]
     Record(#[from] RecordError),
@@ -61,7 +61,7 @@ pub enum LogError {
 ///
 /// # Errors
 /// [`LogError::File`], [`LogError::TooLong`].
-pub fn read(directory: &Path, name: &'static str, most: u64) -> Result<Vec<u8>, LogError> {
+pub(super) fn read(directory: &Path, name: &'static str, most: u64) -> Result<Vec<u8>, LogError> {
     let in_file = |source| LogError::File { name, source };
     // A pipe in its place is not waited for.
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
@@ -90,7 +90,7 @@ struct Logged<'a> {
 }
 
 /// The bytes of a batch.
-pub fn encode(seq: u64, batch: &Batch) -> Vec<u8> {
+pub(super) fn encode(seq: u64, batch: &Batch) -> Vec<u8> {
     record::encode(&Logged { seq, changes: batch.iter().collect() })
 }
 
@@ -98,7 +98,7 @@ pub fn encode(seq: u64, batch: &Batch) -> Vec<u8> {
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn number(bytes: &[u8]) -> Result<u64, RecordError> {
+pub(super) fn number(bytes: &[u8]) -> Result<u64, RecordError> {
     match bytes.split_first() {
         Some((&record::RECORD_VERSION, body)) => {
             postcard::take_from_bytes(body).map(|(number, _)| number).map_err(|_| RecordError::Malformed)
@@ -112,7 +112,9 @@ pub fn number(bytes: &[u8]) -> Result<u64, RecordError> {
 ///
 /// # Errors
 /// [`RecordError`].
-pub fn changes(bytes: &[u8]) -> Result<impl Iterator<Item = Result<Change<'_>, RecordError>>, RecordError> {
+pub(super) fn changes(
+    bytes: &[u8],
+) -> Result<impl Iterator<Item = Result<Change<'_>, RecordError>>, RecordError> {
     // A `Logged` is its number, how many changes there are, and each of them.
     let (body, malformed) = (bytes.get(1..).unwrap_or_default(), |_| RecordError::Malformed);
     number(bytes)?;

@@ -25,16 +25,16 @@ const FIRST_CHUNK: usize = 2;
 const SCAN_CHUNK: usize = 64;
 
 /// None: removed.
-pub type Value = Option<Arc<[u8]>>;
+pub(super) type Value = Option<Arc<[u8]>>;
 /// By their keys.
-pub type Records = BTreeMap<Key, Value>;
+pub(super) type Records = BTreeMap<Key, Value>;
 type Bounds = (Bound<Key>, Bound<Key>);
 /// Some records; and, if there may be more, the last key up to which these are all.
 type Chunk = (Vec<(Key, Value)>, Option<Key>);
 
 /// One layer.
 #[derive(Debug, Default)]
-pub struct Overlay {
+pub(super) struct Overlay {
     records: RwLock<Records>,
     /// Written under the lock, read without; relaxed, for they are only compared with bounds.
     bytes: AtomicU64,
@@ -57,7 +57,7 @@ fn image_bytes(key: &[u8], value: Option<&[u8]>) -> u64 {
 
 impl Overlay {
     /// One that has these.
-    pub fn of(records: Records) -> Self {
+    pub(super) fn of(records: Records) -> Self {
         let made = Self::default();
         let (mut bytes, mut extents, mut images, mut removed) = (0, 0, 0, 0);
         for (key, value) in &records {
@@ -76,7 +76,7 @@ impl Overlay {
     }
 
     /// Puts a batch; readers of single records see all of it or nothing.
-    pub fn put(&self, batch: Batch) {
+    pub(super) fn put(&self, batch: Batch) {
         let mut records = self.records.write();
         let mut bytes = self.bytes.load(Ordering::Relaxed);
         let mut images = self.images.load(Ordering::Relaxed);
@@ -106,32 +106,32 @@ impl Overlay {
     }
 
     /// Memory it takes, about.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Records in it, removals among them.
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.records.read().len() as u64
     }
 
     /// Of them, those of extents: each also changes the map of pages.
-    pub fn extents(&self) -> u64 {
+    pub(super) fn extents(&self) -> u64 {
         self.extents.load(Ordering::Relaxed)
     }
 
     /// Removals in it: scans walk over them.
-    pub fn removed(&self) -> u64 {
+    pub(super) fn removed(&self) -> u64 {
         self.removed.load(Ordering::Relaxed)
     }
 
     /// Bytes of images of pages that a checkpoint of it would write.
-    pub fn image_bytes(&self) -> u64 {
+    pub(super) fn image_bytes(&self) -> u64 {
         self.images.load(Ordering::Relaxed)
     }
 
     /// Whether nothing was put.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.records.read().is_empty()
     }
 
@@ -144,7 +144,10 @@ impl Overlay {
     ///
     /// # Errors
     /// The visitor's.
-    pub fn visit<E>(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), E>) -> Result<(), E> {
+    pub(super) fn visit<E>(
+        &self,
+        mut visit: impl FnMut(&[u8], Option<&[u8]>) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.records.read().iter().try_for_each(|(key, value)| visit(key.as_slice(), value.as_deref()))
     }
 
@@ -172,7 +175,7 @@ fn of_kind(records: &Records, kind: u8) -> impl Iterator<Item = (&[u8], &Value)>
 
 /// What a reader looks at.
 #[derive(Debug, Clone)]
-pub struct Layers {
+pub(super) struct Layers {
     /// Batches go here.
     pub active: Arc<Overlay>,
     /// What a checkpoint is writing.
@@ -186,7 +189,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let found = self.active.get(key).or_else(|| self.frozen.as_ref()?.get(key));
         match found {
             Some(value) => Ok(value.map(|value| value.to_vec())),
@@ -198,7 +201,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn count(&self, kind: u8) -> Result<u64, StoreError> {
+    pub(super) fn count(&self, kind: u8) -> Result<u64, StoreError> {
         let mut count = self.base.tally.count(kind);
         self.visit_differing(kind, |_, old, new| {
             count = (count + u64::from(new.is_some())).saturating_sub(u64::from(old.is_some()));
@@ -238,7 +241,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
+    pub(super) fn pages(&self, visit: PartVisitor<'_>) -> Result<u64, StoreError> {
         let mut changes = PageChanges::default();
         self.visit_differing(tag::EXTENT, |key, old, new| changes.change(key, old, new))?;
         let mut changed = changes.into_parts();
@@ -263,7 +266,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn scan(
+    pub(super) fn scan(
         &self,
         from: &[u8],
         to: &[u8],

@@ -29,7 +29,7 @@ use std::path::Path;
 
 /// What was found.
 #[derive(Debug, Default)]
-pub struct Replay {
+pub(super) struct Replay {
     /// Number of the last batch there is, in the checkpoint or behind it.
     pub last: u64,
     /// Behind the checkpoint.
@@ -58,7 +58,7 @@ struct Found<'a> {
 ///
 /// # Errors
 /// A batch that was durable is missing, a record that is whole does not parse, or all is of another version.
-pub fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
+pub(super) fn read(directory: &Path, applied: u64) -> Result<Replay, LogError> {
     let [first, second] = FILES.map(|name| logged::read(directory, name, FILE_MOST_BYTES));
     let tails = [first?, second?];
     if let Some(found) = tails.iter().find_map(|bytes| tail::other_version_of(bytes)) {

@@ -9,7 +9,7 @@ const SHORT_BYTES: usize = 22;
 
 /// A key; ordered as its bytes are.
 #[derive(Debug, Clone)]
-pub enum Key {
+pub(super) enum Key {
     /// So many bytes of these; the others are zeros.
     Short([u8; SHORT_BYTES], u8),
     Long(Box<[u8]>),
@@ -18,7 +18,7 @@ pub enum Key {
 const _: () = assert!(size_of::<Key>() == 24);
 
 impl Key {
-    pub fn as_slice(&self) -> &[u8] {
+    pub(super) fn as_slice(&self) -> &[u8] {
         match self {
             Self::Short(bytes, len) => &bytes[..usize::from(*len)],
             Self::Long(bytes) => bytes,

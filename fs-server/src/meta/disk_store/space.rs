@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 const NAME: &str = "reserve";
 /// Twice this is there when what adds is refused first: enough for the checkpoints that are bounded by it (`overlay_most_bytes`),
 /// three of which take space before the pages that the first of them replaced are used again, and for the log beside them.
-pub const RESERVE_BYTES: u64 = 64 << 20;
+pub(super) const RESERVE_BYTES: u64 = 64 << 20;
 /// Part of the file system that it is at most.
 const RESERVE_PART: u64 = 8;
 /// Room from which on some may be taken ahead: many times what the log's files keep, so that nobody misses it.
@@ -49,7 +49,7 @@ struct Known {
 pub type SyncObserver = Box<dyn Fn(&'static str, bool) + Send + Sync>;
 
 /// The reserve, and what is known of free space. All files are written and synced through it.
-pub struct Space {
+pub(super) struct Space {
     reserve: File,
     directory: File,
     /// What the reserve should hold.
@@ -86,7 +86,7 @@ impl Space {
     ///
     /// # Errors
     /// [`io::Error`] if the file cannot be opened; having no space is none.
-    pub fn open(directory: &Path, most_bytes: u64) -> io::Result<Self> {
+    pub(super) fn open(directory: &Path, most_bytes: u64) -> io::Result<Self> {
         let reserve =
             File::options().read(true).write(true).create(true).truncate(false).open(directory.join(NAME))?;
         let directory = File::open(directory)?;
@@ -111,7 +111,7 @@ impl Space {
     }
 
     /// Takes the reserve back if there is twice as much free.
-    pub fn refill(&self) {
+    pub(super) fn refill(&self) {
         let mut known = self.known.lock();
         let Ok((free, _)) = free_bytes(&self.directory) else { return };
         known.free_bytes = free;
@@ -156,7 +156,7 @@ impl Space {
     }
 
     /// Bytes that records may still take, the reserve left out.
-    pub fn room_bytes(&self) -> u64 {
+    pub(super) fn room_bytes(&self) -> u64 {
         let known = &mut *self.known.lock();
         let mut look = |is_anew| {
             let (outside, spare) = self.left(known, is_anew);
@@ -171,22 +171,22 @@ impl Space {
     }
 
     /// Whether there is so little room that it matters what is spare in the file of records.
-    pub fn is_short(&self) -> bool {
+    pub(super) fn is_short(&self) -> bool {
         self.room_bytes() < self.wanted_bytes
     }
 
     /// Bytes that are free or held by the reserve.
-    pub fn outside_bytes(&self) -> u64 {
+    pub(super) fn outside_bytes(&self) -> u64 {
         self.left(&mut self.known.lock(), true).0
     }
 
     /// Notes what is spare in the file of records.
-    pub fn set_spare(&self, bytes: u64) {
+    pub(super) fn set_spare(&self, bytes: u64) {
         self.known.lock().spare_bytes = bytes;
     }
 
     /// What the reserve should hold, and holds.
-    pub fn reserve_bytes(&self) -> (u64, u64) {
+    pub(super) fn reserve_bytes(&self) -> (u64, u64) {
         (self.wanted_bytes, self.known.lock().held_bytes)
     }
 
@@ -194,7 +194,7 @@ impl Space {
     ///
     /// # Errors
     /// [`io::Error`]; `StorageFull` if the reserve is gone, too. A part may be written.
-    pub fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    pub(super) fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         #[cfg(test)]
         if self.full.load(Ordering::Acquire) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -214,7 +214,7 @@ impl Space {
     }
 
     /// Whether there is so much room that some may be taken ahead, and kept.
-    pub fn is_plenty(&self) -> bool {
+    pub(super) fn is_plenty(&self) -> bool {
         #[cfg(test)]
         if self.full.load(Ordering::Acquire) {
             return false;
@@ -224,7 +224,7 @@ impl Space {
 
     /// Puts zeros into a file from one place to another, behind its end, if there is plenty of room; whether they are there. The
     /// reserve is not touched.
-    pub fn fill(&self, file: &File, from: u64, until: u64) -> bool {
+    pub(super) fn fill(&self, file: &File, from: u64, until: u64) -> bool {
         if !self.is_plenty() {
             return false;
         }
@@ -250,7 +250,7 @@ impl Space {
     /// # Errors
     /// [`io::Error`].
     #[cfg_attr(not(test), expect(unused_variables))]
-    pub fn sync(&self, name: &'static str, file: &File) -> io::Result<()> {
+    pub(super) fn sync(&self, name: &'static str, file: &File) -> io::Result<()> {
         #[cfg(test)]
         self.observer.get().inspect(|observer| observer(name, false));
         let synced = file.sync_data();
@@ -272,29 +272,29 @@ impl Space {
     }
 
     /// Who waits for space need not do so any longer.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         let _lock = self.closed_lock.lock();
         self.closed.notify_all();
     }
 
     /// Whether the store is being closed.
-    pub fn is_closing(&self) -> bool {
+    pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
     /// Notes whether something waits for space.
-    pub fn set_stuck(&self, stuck: bool) {
+    pub(super) fn set_stuck(&self, stuck: bool) {
         self.stuck.store(stuck, Ordering::Relaxed);
     }
 
     /// Whether something waits for space.
-    pub fn is_stuck(&self) -> bool {
+    pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Relaxed)
     }
 
     /// Waits so long, or until it is closed.
-    pub fn wait(&self, so_long: Duration) {
+    pub(super) fn wait(&self, so_long: Duration) {
         let mut lock = self.closed_lock.lock();
         if !self.is_closing() {
             self.closed.wait_for(&mut lock, so_long);

@@ -47,7 +47,7 @@ struct Count {
 
 /// What is known of it.
 #[derive(Debug)]
-pub struct Spare {
+pub(super) struct Spare {
     /// Bytes of the file that are in use, at most.
     used_bytes: u64,
     last: Option<Count>,
@@ -60,17 +60,17 @@ fn most_bytes(tally: &Tally) -> u64 {
 
 impl Spare {
     /// Nothing was counted yet. The records are these.
-    pub fn new(tally: &Tally) -> Self {
+    pub(super) fn new(tally: &Tally) -> Self {
         Self { used_bytes: most_bytes(tally), last: None }
     }
 
     /// A checkpoint was made, which took at most so much; the records are these now.
-    pub fn grow(&mut self, cost_bytes: u64, tally: &Tally) {
+    pub(super) fn grow(&mut self, cost_bytes: u64, tally: &Tally) {
         self.used_bytes = self.used_bytes.saturating_add(cost_bytes).min(most_bytes(tally));
     }
 
     /// Whether it has to be counted in the checkpoint up to this batch.
-    pub fn is_wanted(&self, space: &Space, applied: u64) -> bool {
+    pub(super) fn is_wanted(&self, space: &Space, applied: u64) -> bool {
         let is_time = |last: &Count| {
             last.took <= COUNT_CHEAP || last.ended.elapsed() >= last.took.saturating_mul(COUNT_PAUSE)
         };
@@ -82,7 +82,7 @@ impl Spare {
     ///
     /// # Errors
     /// [`StoreError::Backend`]; final.
-    pub fn count(&mut self, checkpoint: &Checkpoint, applied: u64) -> Result<(), StoreError> {
+    pub(super) fn count(&mut self, checkpoint: &Checkpoint, applied: u64) -> Result<(), StoreError> {
         let began = Instant::now();
         self.used_bytes = checkpoint.count_used_bytes()?;
         self.last = Some(Count { applied, ended: Instant::now(), took: began.elapsed() });
@@ -90,7 +90,7 @@ impl Spare {
     }
 
     /// Whether the file is mostly empty, and there is space for what it keeps.
-    pub fn is_to_move(&self, space: &Space, directory: &Path) -> bool {
+    pub(super) fn is_to_move(&self, space: &Space, directory: &Path) -> bool {
         let (takes, used) = (checkpoint::file_bytes(directory), self.used_bytes);
         // Leaves may be less full in the new file.
         used <= MOVED_MOST_BYTES
@@ -99,13 +99,13 @@ impl Spare {
     }
 
     /// Whether it is even if it keeps as much as it may, by that much: what a start looks at.
-    pub fn is_to_move_at_start(&self, least_bytes: u64, space: &Space, directory: &Path) -> bool {
+    pub(super) fn is_to_move_at_start(&self, least_bytes: u64, space: &Space, directory: &Path) -> bool {
         let takes = checkpoint::file_bytes(directory);
         takes >= 4 * self.used_bytes + least_bytes && self.is_to_move(space, directory)
     }
 
     /// Tells what is free in the file of this directory.
-    pub fn tell(&self, space: &Space, directory: &Path) {
+    pub(super) fn tell(&self, space: &Space, directory: &Path) {
         let takes = checkpoint::file_bytes(directory);
         space.set_spare((takes - takes.div_ceil(SUMS_PART)).saturating_sub(self.used_bytes));
     }

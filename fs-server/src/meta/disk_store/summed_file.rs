@@ -63,11 +63,11 @@ struct State {
 
 /// Whether a file is being made: set until it takes its place. Relaxed: only what comes behind that, in the same thread, relies
 /// upon it.
-pub type Draft = Arc<AtomicBool>;
+pub(super) type Draft = Arc<AtomicBool>;
 
 /// The file.
 #[derive(Debug)]
-pub struct SummedFile {
+pub(super) struct SummedFile {
     file: File,
     is_draft: Draft,
     space: Arc<Space>,
@@ -109,7 +109,7 @@ impl SummedFile {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn new(file: File, is_draft: Draft, space: Arc<Space>) -> io::Result<Self> {
+    pub(super) fn new(file: File, is_draft: Draft, space: Arc<Space>) -> io::Result<Self> {
         let len_blocks = blocks_of(file.metadata()?.len());
         Ok(Self { file, is_draft, space, state: Mutex::new(State { len_blocks, ..State::default() }) })
     }

@@ -49,15 +49,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-pub const FILES: [&str; 2] = ["tail-0", "tail-1"];
+pub(super) const FILES: [&str; 2] = ["tail-0", "tail-1"];
 const MAGIC: [u8; 8] = *b"CFTAIL05";
 /// The version in it.
-pub const VERSION: &str = "05";
+pub(super) const VERSION: &str = "05";
 /// What all versions begin with; two digits follow.
 const FAMILY: &[u8] = b"CFTAIL";
-pub const HEADER_BYTES: usize = 24;
+pub(super) const HEADER_BYTES: usize = 24;
 /// No file is as long: commits stop at 64 MiB of both, and no batch has as much again.
-pub const FILE_MOST_BYTES: u64 = 256 << 20;
+pub(super) const FILE_MOST_BYTES: u64 = 256 << 20;
 /// Bytes before each batch.
 const FRAME_BYTES: usize = 24;
 /// What is kept of a file behind a checkpoint at most: what an ordinary one has is less, and the rest goes back to the disk.
@@ -69,7 +69,7 @@ const CRC_AT: usize = 20;
 
 /// The two files.
 #[derive(Debug)]
-pub struct Tail {
+pub(super) struct Tail {
     files: [Arc<File>; 2],
     /// Bytes of each that are records, and its header.
     lens: [u64; 2],
@@ -87,7 +87,7 @@ pub struct Tail {
 
 /// The files as a process left them that was killed, or stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
+pub(super) struct Left {
     pub life: u64,
     /// Which of them batches go to.
     pub current: usize,
@@ -102,7 +102,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn open(directory: &Path, space: Arc<Space>, fill_bytes: u64) -> io::Result<Self> {
+    pub(super) fn open(directory: &Path, space: Arc<Space>, fill_bytes: u64) -> io::Result<Self> {
         let open = |name| {
             let options = OpenOptions::new().create(true).write(true).truncate(false).to_owned();
             options.open(directory.join(name))
@@ -115,7 +115,7 @@ impl Tail {
     }
 
     /// Goes on where a process left the files.
-    pub fn go_on(&mut self, left: Left) {
+    pub(super) fn go_on(&mut self, left: Left) {
         (self.life, self.current, self.lens, self.filled) = (left.life, left.current, left.lens, left.filled);
         // It may have synced none of it.
         self.unsynced = left.lens.map(|len| len > HEADER_BYTES as u64);
@@ -125,7 +125,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`]; if it is `StorageFull` the file is as before, else nothing may be appended any more.
-    pub fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<Vec<u8>> {
+    pub(super) fn append(&mut self, batch: &[u8], persistent: u64) -> io::Result<Vec<u8>> {
         let mut bytes = framed(self.life, persistent, batch);
         let record_bytes = bytes.len();
         let end = self.lens[self.current] + record_bytes as u64;
@@ -164,24 +164,24 @@ impl Tail {
     }
 
     /// Begins a sync: the files that it takes to make durable what was appended, and their names.
-    pub fn begin_sync(&mut self) -> Vec<(&'static str, Arc<File>)> {
+    pub(super) fn begin_sync(&mut self) -> Vec<(&'static str, Arc<File>)> {
         let unsynced = std::mem::take(&mut self.unsynced);
         let files = FILES.into_iter().zip(self.files.iter().cloned()).zip(unsynced);
         files.filter_map(|(file, unsynced)| unsynced.then_some(file)).collect()
     }
 
     /// Bytes of both files.
-    pub fn len_bytes(&self) -> u64 {
+    pub(super) fn len_bytes(&self) -> u64 {
         self.filled.iter().sum()
     }
 
     /// Bytes since the last checkpoint began.
-    pub fn current_bytes(&self) -> u64 {
+    pub(super) fn current_bytes(&self) -> u64 {
         self.lens[self.current]
     }
 
     /// A checkpoint begins: new batches go to the other file.
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         self.current = 1 - self.current;
     }
 
@@ -189,7 +189,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn give_up_the_other(&mut self) -> io::Result<()> {
+    pub(super) fn give_up_the_other(&mut self) -> io::Result<()> {
         let other = 1 - self.current;
         // Its header stays: it is never written again in this life, so no crash can tear it.
         let keeps = if self.space.is_plenty() { KEPT_MOST_BYTES } else { HEADER_BYTES as u64 };
@@ -207,7 +207,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn give_back(&mut self) -> io::Result<()> {
+    pub(super) fn give_back(&mut self) -> io::Result<()> {
         for (file, (len, filled)) in self.files.iter().zip(self.lens.iter().zip(&mut self.filled)) {
             if *filled > *len {
                 file.set_len(*len)?;
@@ -221,7 +221,7 @@ impl Tail {
     ///
     /// # Errors
     /// [`io::Error`].
-    pub fn begin(&mut self) -> io::Result<()> {
+    pub(super) fn begin(&mut self) -> io::Result<()> {
         for file in &self.files {
             file.set_len(0)?;
             self.space.write_all_at(file, &header(self.life), 0)?;
@@ -236,7 +236,7 @@ fn header(life: u64) -> [u8; HEADER_BYTES] {
     header_of(MAGIC, life)
 }
 
-pub fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
+pub(super) fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(&magic);
     bytes[8..16].copy_from_slice(&life.to_le_bytes());
@@ -246,14 +246,14 @@ pub fn header_of(magic: [u8; 8], life: u64) -> [u8; HEADER_BYTES] {
 }
 
 /// The life of a file that begins so, if its header is good.
-pub fn life_of(bytes: &[u8]) -> Option<u64> {
+pub(super) fn life_of(bytes: &[u8]) -> Option<u64> {
     let found = bytes.first_chunk::<HEADER_BYTES>()?;
     let life = u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"));
     (*found == header(life)).then_some(life)
 }
 
 /// The version of a header that is good, but for being of another one. What rots is no other version.
-pub fn other_version_of(bytes: &[u8]) -> Option<String> {
+pub(super) fn other_version_of(bytes: &[u8]) -> Option<String> {
     let found = bytes.first_chunk::<HEADER_BYTES>()?;
     let (magic, life) = (found.first_chunk::<8>()?, found[8..16].first_chunk::<8>()?);
     let is_header = *found == header_of(*magic, u64::from_le_bytes(*life));
@@ -261,7 +261,7 @@ pub fn other_version_of(bytes: &[u8]) -> Option<String> {
     (is_header && is_other).then(|| String::from_utf8_lossy(&magic[FAMILY.len()..]).into_owned())
 }
 
-pub fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
+pub(super) fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FRAME_BYTES + batch.len());
     bytes.extend_from_slice(&life.to_le_bytes());
     bytes.extend_from_slice(&persistent.to_le_bytes());
@@ -273,7 +273,7 @@ pub fn framed(life: u64, persistent: u64, batch: &[u8]) -> Vec<u8> {
 }
 
 /// A whole record.
-pub struct Record<'a> {
+pub(super) struct Record<'a> {
     /// The last batch that was durable when it was written.
     pub persistent: u64,
     /// `logged`.
@@ -287,13 +287,13 @@ impl Record<'_> {
         super::logged::number(self.batch).expect("a batch")
     }
 
-    pub fn len_bytes(&self) -> usize {
+    pub(super) fn len_bytes(&self) -> usize {
         FRAME_BYTES + self.batch.len()
     }
 }
 
 /// The record of this life at the start of `bytes`.
-pub fn record_of(life: u64, bytes: &[u8]) -> Option<Record<'_>> {
+pub(super) fn record_of(life: u64, bytes: &[u8]) -> Option<Record<'_>> {
     if bytes.starts_with(&life.to_le_bytes()) { record_at(bytes) } else { None }
 }
 
@@ -308,7 +308,7 @@ fn record_at(bytes: &[u8]) -> Option<Record<'_>> {
 }
 
 /// All whole records of a life in a file, also behind bytes that are none, each with the place behind it.
-pub fn records(life: u64, bytes: &[u8]) -> Vec<(usize, Record<'_>)> {
+pub(super) fn records(life: u64, bytes: &[u8]) -> Vec<(usize, Record<'_>)> {
     let mut found = Vec::new();
     let mut at = HEADER_BYTES;
     while let Some(rest) = bytes.get(at..).filter(|rest| rest.len() >= FRAME_BYTES) {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// Counts of records by the first byte of their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub(super) struct Tally {
     /// Of each kind.
     counts: BTreeMap<u8, u64>,
     /// Of all keys and values, and of the map of pages.
@@ -19,7 +19,7 @@ pub struct Tally {
 
 impl Tally {
     /// A record became another, came, or went.
-    pub fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
+    pub(super) fn change(&mut self, key: &[u8], old: Option<&[u8]>, new: Option<&[u8]>) {
         let bytes = |value: &[u8]| (key.len() + value.len()) as u64;
         let count = self.counts.entry(key.first().copied().unwrap_or_default()).or_default();
         *count = (*count + u64::from(new.is_some())).saturating_sub(u64::from(old.is_some()));
@@ -27,18 +27,18 @@ impl Tally {
     }
 
     /// A part of the map of pages takes so many bytes, and took others.
-    pub fn change_map(&mut self, old: Option<usize>, new: Option<usize>) {
+    pub(super) fn change_map(&mut self, old: Option<usize>, new: Option<usize>) {
         let bytes = |len: Option<usize>| len.map_or(0, |len| (size_of::<u64>() + len) as u64);
         self.bytes = (self.bytes + bytes(new)).saturating_sub(bytes(old));
     }
 
     /// Records of a kind.
-    pub fn count(&self, kind: u8) -> u64 {
+    pub(super) fn count(&self, kind: u8) -> u64 {
         self.counts.get(&kind).copied().unwrap_or_default()
     }
 
     /// Bytes of all keys and values.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 }

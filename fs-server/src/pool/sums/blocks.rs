@@ -29,7 +29,7 @@ const FLUSH_BATCH: usize = 64;
 
 /// One block.
 #[derive(Debug)]
-pub struct SumBlock {
+pub(super) struct SumBlock {
     number: u64,
     /// Since the hand of the cache came by last. Relaxed: a hint.
     used: AtomicBool,
@@ -56,7 +56,7 @@ impl SumBlock {
     }
 
     /// Sum number `index`.
-    pub fn get(&self, index: usize) -> u32 {
+    pub(super) fn get(&self, index: usize) -> u32 {
         self.state.lock().words[index]
     }
 }
@@ -78,7 +78,7 @@ struct Slots {
 
 /// The cache.
 #[derive(Debug)]
-pub struct Blocks {
+pub(super) struct Blocks {
     slots: Mutex<Slots>,
     /// Told when a block was loaded, or could not be.
     loaded: Event,
@@ -89,11 +89,11 @@ pub struct Blocks {
 }
 
 /// Blocks that are in use: they stay.
-pub type Held = HashMap<u64, Arc<SumBlock>>;
+pub(super) type Held = HashMap<u64, Arc<SumBlock>>;
 
 /// Blocks to be read by who has this; dropped, others may read them.
 #[derive(Debug)]
-pub struct Loads<'a> {
+pub(super) struct Loads<'a> {
     blocks: &'a Blocks,
     /// Those not loaded yet.
     numbers: Vec<u64>,
@@ -119,7 +119,7 @@ impl Loads<'_> {
     ///
     /// # Errors
     /// The first that could not be read; the others are taken in all the same.
-    pub fn finish(mut self, done: impl Iterator<Item = IoDone>, held: &mut Held) -> io::Result<()> {
+    pub(super) fn finish(mut self, done: impl Iterator<Item = IoDone>, held: &mut Held) -> io::Result<()> {
         let mut result = Ok(());
         for (number, done) in std::mem::take(&mut self.numbers).into_iter().zip(done) {
             let mut slots = self.blocks.slots.lock();
@@ -144,29 +144,29 @@ impl Loads<'_> {
 
 impl Blocks {
     /// An empty cache of so many blocks.
-    pub fn new(bound: usize) -> Self {
+    pub(super) fn new(bound: usize) -> Self {
         let bound = bound.max(1);
         let flushing = Turns::of("checksums");
         Self { slots: Mutex::default(), loaded: Event::new(), changed: Mutex::default(), flushing, bound }
     }
 
     /// Most blocks that are kept when nobody uses them.
-    pub fn bound(&self) -> usize {
+    pub(super) fn bound(&self) -> usize {
         self.bound
     }
 
     /// Blocks that are here.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.slots.lock().order.len()
     }
 
     /// Whether so many are changed that they should be written before more are.
-    pub fn are_mostly_changed(&self) -> bool {
+    pub(super) fn are_mostly_changed(&self) -> bool {
         self.changed.lock().len() > self.bound / 2
     }
 
     /// Takes those that are here into `held`; those that nobody reads yet are for the caller to read.
-    pub fn begin(&self, numbers: &[u64], held: &mut Held) -> Loads<'_> {
+    pub(super) fn begin(&self, numbers: &[u64], held: &mut Held) -> Loads<'_> {
         let mut loads = Loads { blocks: self, numbers: Vec::new(), requests: Vec::new() };
         let mut slots = self.slots.lock();
         for &number in numbers {
@@ -195,7 +195,7 @@ impl Blocks {
     ///
     /// # Errors
     /// A block that cannot be read.
-    pub async fn hold(&self, disk: &dyn Disk, numbers: &[u64], held: &mut Held) -> io::Result<()> {
+    pub(super) async fn hold(&self, disk: &dyn Disk, numbers: &[u64], held: &mut Held) -> io::Result<()> {
         loop {
             // Before looking, or a notification in between is lost.
             let loaded = self.loaded.listen();
@@ -215,7 +215,7 @@ impl Blocks {
     }
 
     /// Changes a sum.
-    pub fn set(&self, block: &Arc<SumBlock>, index: usize, word: u32) {
+    pub(super) fn set(&self, block: &Arc<SumBlock>, index: usize, word: u32) {
         let mut state = block.state.lock();
         if state.words[index] == word {
             return;
@@ -230,7 +230,7 @@ impl Blocks {
     ///
     /// # Errors
     /// If one could not be written; it stays changed.
-    pub async fn flush(&self, disk: &dyn Disk) -> io::Result<()> {
+    pub(super) async fn flush(&self, disk: &dyn Disk) -> io::Result<()> {
         // One after another: what another flush took before this one began is on disk when this one has its turn.
         let mut turn = self.flushing.take().await;
         let mut flush = Flush { blocks: self, taken: std::mem::take(&mut *self.changed.lock()) };

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 /// A sync failed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a sync of the data files failed before; nothing is durable any more until the server is restarted")]
-pub struct SyncFailedBefore;
+pub(super) struct SyncFailedBefore;
 
 pub(super) struct FinalSync {
     device: Rc<dyn Disk>,
@@ -22,7 +22,7 @@ pub(super) struct FinalSync {
 }
 
 impl FinalSync {
-    pub fn new(device: Rc<dyn Disk>, sums: Arc<PageSums>) -> Self {
+    pub(super) fn new(device: Rc<dyn Disk>, sums: Arc<PageSums>) -> Self {
         Self { device, sums }
     }
 }

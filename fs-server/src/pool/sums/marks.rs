@@ -74,7 +74,7 @@ struct State {
 }
 
 /// The marks of a pool.
-pub struct Marks {
+pub(super) struct Marks {
     state: Mutex<State>,
     /// Held from a change of `state` until its batch is put. Taken before `state`.
     putting: Mutex<()>,
@@ -93,7 +93,7 @@ impl std::fmt::Debug for Marks {
 
 impl Marks {
     /// With the marks that the server before left; those regions recover.
-    pub fn new(left: impl IntoIterator<Item = u64>, store: Arc<dyn MarkStore>) -> Self {
+    pub(super) fn new(left: impl IntoIterator<Item = u64>, store: Arc<dyn MarkStore>) -> Self {
         // A server that was killed may have put a mark and not flushed it: a power loss may still take it.
         let mark = Mark { put_by: Edit(1), is_recovering: true, ..Mark::default() };
         let regions: BTreeMap<u64, Mark> = left.into_iter().map(|region| (region, mark)).collect();
@@ -112,7 +112,7 @@ impl Marks {
     ///
     /// # Errors
     /// The mark could not be made durable: the writes must not begin, and have ended.
-    pub async fn begin(&self, regions: &BTreeSet<u64>) -> io::Result<()> {
+    pub(super) async fn begin(&self, regions: &BTreeSet<u64>) -> io::Result<()> {
         let (put_by, put) = self.put(regions)?;
         let begun = Begun { marks: self, regions };
         if !self.is_durable(put_by) {
@@ -155,7 +155,7 @@ impl Marks {
     }
 
     /// Writes in these regions ended, and what they changed is told to whoever syncs.
-    pub fn end(&self, regions: &BTreeSet<u64>) {
+    pub(super) fn end(&self, regions: &BTreeSet<u64>) {
         let mut state = self.state.lock();
         state.ended += 1;
         let (ended, sweeps) = (state.ended, state.sweeps);
@@ -167,18 +167,18 @@ impl Marks {
     }
 
     /// Before a sync: what it will cover.
-    pub fn before_sync(&self) -> u64 {
+    pub(super) fn before_sync(&self) -> u64 {
         self.state.lock().ended
     }
 
     /// After it: what it covered.
-    pub fn after_sync(&self, covered: u64) {
+    pub(super) fn after_sync(&self, covered: u64) {
         let mut state = self.state.lock();
         state.synced = state.synced.max(covered);
     }
 
     /// Whether some region's mark could be removed but for a sync.
-    pub fn wants_sync(&self) -> bool {
+    pub(super) fn wants_sync(&self) -> bool {
         let state = self.state.lock();
         state.regions.values().any(|mark| {
             mark.in_flight == 0 && !mark.is_recovering && mark.last_end > state.synced && state.is_idle(mark)
@@ -190,7 +190,7 @@ impl Marks {
     ///
     /// # Errors
     /// The store's: the marks stay.
-    pub fn sweep(&self, all: bool) -> io::Result<usize> {
+    pub(super) fn sweep(&self, all: bool) -> io::Result<usize> {
         let _in_order = self.putting.lock();
         let idle = {
             let mut state = self.state.lock();
@@ -214,19 +214,19 @@ impl Marks {
     }
 
     /// Whether a region was being written when the server before went down, and was not looked at since.
-    pub fn is_recovering(&self, region: u64) -> bool {
+    pub(super) fn is_recovering(&self, region: u64) -> bool {
         self.recovering.load(Ordering::Relaxed) > 0
             && self.state.lock().regions.get(&region).is_some_and(|mark| mark.is_recovering)
     }
 
     /// The first region that recovers.
-    pub fn next_recovering(&self) -> Option<u64> {
+    pub(super) fn next_recovering(&self) -> Option<u64> {
         let state = self.state.lock();
         state.regions.iter().find(|(_, mark)| mark.is_recovering).map(|(region, _)| *region)
     }
 
     /// All pages of a region were looked at, and have their sums.
-    pub fn recovered(&self, region: u64) {
+    pub(super) fn recovered(&self, region: u64) {
         let mut state = self.state.lock();
         state.ended += 1;
         let (ended, sweeps) = (state.ended, state.sweeps);
@@ -238,7 +238,7 @@ impl Marks {
     }
 
     /// Marked and recovering regions, and times a write waited for a mark.
-    pub fn figures(&self) -> (u64, u64, u64) {
+    pub(super) fn figures(&self) -> (u64, u64, u64) {
         let marked = self.state.lock().regions.len() as u64;
         (marked, self.recovering.load(Ordering::Relaxed), self.waits.load(Ordering::Relaxed))
     }

@@ -10,7 +10,7 @@ use std::io;
 /// A batch was submitted and its end was not seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a write of {0} was given up half-way; what is on SSD is unknown until the server is restarted")]
-pub struct GivenUp(&'static str);
+pub(super) struct GivenUp(&'static str);
 
 /// Who writes these blocks takes a turn.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ pub(super) struct Turn<'a> {
 
 impl Turns {
     /// For blocks that errors call so.
-    pub fn of(what: &'static str) -> Self {
+    pub(super) fn of(what: &'static str) -> Self {
         Self { what, is_writing: async_lock::Mutex::new(false) }
     }
 
     /// Waits until nobody else writes.
-    pub async fn take(&self) -> Turn<'_> {
+    pub(super) async fn take(&self) -> Turn<'_> {
         Turn { what: self.what, is_writing: self.is_writing.lock().await }
     }
 }
@@ -43,7 +43,11 @@ impl Turn<'_> {
     ///
     /// # Errors
     /// [`GivenUp`]: nothing was written.
-    pub async fn write(&mut self, disk: &dyn Disk, batch: Vec<IoRequest>) -> io::Result<Vec<io::Result<()>>> {
+    pub(super) async fn write(
+        &mut self,
+        disk: &dyn Disk,
+        batch: Vec<IoRequest>,
+    ) -> io::Result<Vec<io::Result<()>>> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }

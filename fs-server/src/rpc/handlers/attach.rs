@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// First request of a connection: opens or joins the client's session.
-pub fn attach(
+pub(crate) fn attach(
     context: &Rc<WorkerContext>,
     connection: &Arc<Connection>,
     header: &RequestHeader,

@@ -10,8 +10,8 @@ mod recall;
 mod sample;
 mod status;
 
-pub use attach::attach;
-pub use status::status;
+pub(crate) use attach::attach;
+pub(crate) use status::status;
 
 use super::admit;
 use super::connection::Connection;
@@ -44,7 +44,7 @@ pub(super) struct Call<'c> {
 
 /// What a request did, beside its reply.
 #[derive(Default)]
-pub struct Effect {
+pub(crate) struct Effect {
     /// Nothing, and it is not to be answered.
     pub unanswered: Cell<bool>,
     /// What has to be durable before its answer leaves, where answers are.
@@ -95,7 +95,7 @@ fn done() -> Result<Body, Status> {
 ///
 /// # Errors
 /// The status to answer with.
-pub async fn run(
+pub(crate) async fn run(
     context: &Rc<WorkerContext>,
     connection: &Arc<Connection>,
     session: &Arc<Session>,

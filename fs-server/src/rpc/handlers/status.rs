@@ -66,7 +66,7 @@ fn shares(server: &Server) -> Value {
 }
 
 /// Figures of about this moment.
-pub fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
+pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
     let files = server.files.figures();
     let pages = server.files.pages().figures();
