@@ -24,7 +24,7 @@ before_kib=$(resident_kib "$SERVER_PID")
 sample() {
     local peak=0 now
     while now=$(resident_kib "$1" 2>/dev/null) && [[ -n $now ]]; do
-        ((now > peak)) && peak=$now && echo "$peak" >"$WORK/peak"
+        ((now > peak)) && peak=$now && echo "$peak" >"$WORK/peak.new" && mv "$WORK/peak.new" "$WORK/peak"
         sleep 0.1
     done
 }
@@ -39,7 +39,7 @@ own_kib() {
 sample_own() {
     local peak=0 now
     while now=$(own_kib "$1" 2>/dev/null) && [[ -n $now ]]; do
-        ((now > peak)) && peak=$now && echo "$peak" >"$WORK/client-peak"
+        ((now > peak)) && peak=$now && echo "$peak" >"$WORK/client-peak.new" && mv "$WORK/client-peak.new" "$WORK/client-peak"
         sleep 0.1
     done
 }
