@@ -22,7 +22,8 @@ step() {
 
 step "format" cargo fmt --all --check
 step "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+# With what is private, which is most of it: readers of these docs are who works on the code.
+step "documentation" env RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 if command -v cargo-deny >/dev/null; then
     step "licences, bans, sources" cargo deny --locked check --hide-inclusion-graph licenses bans sources
     # Advisories come from a git repository; where it cannot be reached this says so instead of failing.

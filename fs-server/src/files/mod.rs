@@ -3,7 +3,7 @@
 //! Owns the live mapping of every active file, the file table that clients read one-sidedly, filekeys, what there is to write
 //! back, and the pool's space. What a file's pages hold and where it is are `pages/`'s.
 //!
-//! Functions here are the operations on a file's contents. Each takes the shared [`Files`], the worker's own
+//! Functions here are the operations on a file's contents. Each takes the shared `Files`, the worker's own
 //! [`Disk`](crate::pool::Disk) and the file; their futures must be driven to completion (see `pages`).
 
 /// The table of active files.
