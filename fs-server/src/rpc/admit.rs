@@ -106,6 +106,8 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Status> {
             }
             check_range(*offset, *len)?;
         }
+        // No file's counter gets there; here it stands for what clients asked this server for (`files::newer`).
+        Request::Restore { change: u64::MAX, .. } => return Err(Status::Invalid),
         Request::Restore { what, .. } => match *what {
             Restored::Bytes { offset, bytes } => match payload_len(&bytes)? {
                 0 => return Err(Status::Invalid),
@@ -236,6 +238,18 @@ mod tests {
         assert_eq!(check(&Request::SetAttr { ino: InodeNo::ROOT, set }), Err(Status::TooLarge));
         let punch = Request::Allocate { filekey: FileKey(1), offset: 0, len: 0, how: Allocate::PunchHole };
         assert_eq!(check(&punch), Err(Status::Invalid));
+    }
+
+    /// A peer that said the last number there is stopped a server that checks its sums.
+    #[test]
+    fn no_change_is_restored_as_the_last_there_can_be() {
+        let restore = |change| {
+            let how = Allocate::Reserve { keep_size: false };
+            let what = Restored::Allocate { offset: 0, len: 1, how };
+            check(&Request::Restore { filekey: FileKey(1), change, what })
+        };
+        assert_eq!(restore(u64::MAX - 1), Ok(()));
+        assert_eq!(restore(u64::MAX), Err(Status::Invalid));
     }
 
     #[test]
