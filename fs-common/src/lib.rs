@@ -46,6 +46,8 @@ pub mod size;
 pub mod spin;
 /// The wire status.
 pub mod status;
+/// Locks and fences that a model checker replaces.
+pub mod sync;
 /// Lines for people.
 pub mod terminal;
 /// Clock and randomness as they come in from outside.

@@ -18,7 +18,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::fence;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody
 /// is to be sent it, or shown it: the tests that look at what peers are sent look for it.
@@ -38,6 +39,9 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// What a model checker sees of it.
+    #[cfg(feature = "model-check")]
+    pub modelled: crate::sync::Words,
 }
 
 // SAFETY: the mapping is plain memory owned by this value; every access is an atomic or an opaque copy.
@@ -108,7 +112,14 @@ impl SharedMemory {
         // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
-        Ok(Self { fd, base, len, writable })
+        Ok(Self {
+            fd,
+            base,
+            len,
+            writable,
+            #[cfg(feature = "model-check")]
+            modelled: crate::sync::Words::default(),
+        })
     }
 
     /// Length in bytes.
@@ -165,6 +176,10 @@ impl SharedMemory {
     /// Copies bytes out. A concurrent writer can tear them.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(self.contains(offset as u64, out.len() as u64), "read past shared memory");
+        #[cfg(feature = "model-check")]
+        if self.modelled.read(offset, out) {
+            return;
+        }
         // SAFETY: the source range was just checked; `out` is exclusively ours; the copy is opaque to the
         // compiler, so a racing writer yields torn bytes, not undefined behaviour.
         unsafe { racing_copy(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len()) }
@@ -174,6 +189,10 @@ impl SharedMemory {
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");
         assert!(self.contains(offset as u64, bytes.len() as u64), "write past shared memory");
+        #[cfg(feature = "model-check")]
+        if self.modelled.write(offset, bytes) {
+            return;
+        }
         // SAFETY: the target range was just checked and is mapped writable; see `read` for races.
         unsafe { racing_copy(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
     }
@@ -249,6 +268,15 @@ impl SharedMemory {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
+    /// Stores a `u64`. Asserts as `atomic_u64` does.
+    pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        #[cfg(feature = "model-check")]
+        if let Some(word) = self.modelled.at(offset) {
+            return word.store(value, order);
+        }
+        self.atomic_u64(offset).store(value, order);
+    }
+
     /// The `u32` at `offset` as an atomic. Asserts as `atomic_u64` does.
     pub fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
         assert!(self.writable, "an atomic in a read-only mapping");
@@ -275,6 +303,10 @@ impl SharedMemory {
     /// Loads a `u64` of any mapping with no ordering. Asserts that it is aligned and inside.
     pub fn load_u64_relaxed(&self, offset: usize) -> u64 {
         assert!(self.contains(offset as u64, 8) && offset.is_multiple_of(8), "misplaced u64");
+        #[cfg(feature = "model-check")]
+        if let Some(word) = self.modelled.at(offset) {
+            return word.load(Ordering::Relaxed);
+        }
         // SAFETY: in range, aligned, and mapped for as long as `&self`. The mapping may be read-only: of atomic accesses only small
         // relaxed loads are defined there (`std::sync::atomic`, "Atomic accesses to read-only memory"), and this is one.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }.load(Ordering::Relaxed)

@@ -21,6 +21,8 @@ mod counting;
 mod fetch;
 mod initiator;
 mod layout;
+#[cfg(all(test, feature = "model-check"))]
+mod model;
 mod plan;
 mod reads;
 mod region;

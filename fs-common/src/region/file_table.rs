@@ -17,9 +17,10 @@
 
 use crate::ids::{FileSlot, InodeNo};
 use crate::memory::SharedMemory;
+use crate::sync::fence;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// Bytes of one slot: a cache line, so that two files' writers do not disturb each other.
 pub const FILE_SLOT_LEN: usize = 64;
@@ -84,19 +85,19 @@ impl FileTable {
     /// Gives the slot to a file. Server only.
     pub fn publish(&self, slot: FileSlot, ino: InodeNo, generation: u64, size: u64) {
         assert_ne!(generation, 0, "generation 0 means free");
-        self.memory.atomic_u64(self.at(slot, INO)).store(ino.0, Ordering::Relaxed);
+        self.memory.store_u64(self.at(slot, INO), ino.0, Ordering::Relaxed);
         self.set_size(slot, size);
         self.set_generation(slot, generation);
     }
 
     /// Changes the file's length. Server only. Shrinking also needs a new generation.
     pub fn set_size(&self, slot: FileSlot, size: u64) {
-        self.memory.atomic_u64(self.at(slot, SIZE)).store(size, Ordering::Release);
+        self.memory.store_u64(self.at(slot, SIZE), size, Ordering::Release);
     }
 
     /// Says that the layout changed. Server only; before any page that left the file is used for another.
     pub fn set_generation(&self, slot: FileSlot, generation: u64) {
-        self.memory.atomic_u64(self.at(slot, GENERATION)).store(generation, Ordering::SeqCst);
+        self.memory.store_u64(self.at(slot, GENERATION), generation, Ordering::SeqCst);
     }
 
     /// Frees the slot. Server only.

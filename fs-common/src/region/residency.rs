@@ -17,9 +17,10 @@
 
 use crate::ids::{FrameIndex, PoolPage};
 use crate::memory::SharedMemory;
+use crate::sync::fence;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 const SEQ_MASK: u32 = 0x7fff_ffff;
 
@@ -112,7 +113,7 @@ impl ResidencyTable {
 
     /// Stores an entry with release ordering. Server only, under the page's block lock.
     pub fn store(&self, page: PoolPage, entry: ResidencyEntry) {
-        self.memory.atomic_u64(page.0 as usize * 8).store(entry.0, Ordering::Release);
+        self.memory.store_u64(page.0 as usize * 8, entry.0, Ordering::Release);
     }
 
     /// Marks the page as changing: makes `seq` odd and orders that before the byte changes that follow.
@@ -121,7 +122,7 @@ impl ResidencyTable {
         let entry = self.load(page);
         assert!(!entry.is_changing(), "two writers of pool page {page}");
         let odd = ResidencyEntry::new(entry.frame(), entry.next_seq(), entry.is_dirty());
-        self.memory.atomic_u64(page.0 as usize * 8).store(odd.0, Ordering::Relaxed);
+        self.memory.store_u64(page.0 as usize * 8, odd.0, Ordering::Relaxed);
         // Pairs with the acquire fence in `load_after_copy`: whoever sees a changed byte also sees odd.
         fence(Ordering::Release);
         odd

@@ -19,7 +19,7 @@
 use cuttlefs_common::ids::{FrameIndex, PAGE_SIZE, PoolPage};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::MagicPattern;
-use parking_lot::Mutex;
+use cuttlefs_common::sync::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -31,8 +31,9 @@ mod hotspots;
 mod images;
 /// All of a file's pages, to stay.
 mod load;
+/// The page protocol under a model checker.
 #[cfg(feature = "model-check")]
-mod model;
+pub mod model;
 /// What is compared.
 pub mod policy;
 /// Hits and misses.

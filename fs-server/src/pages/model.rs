@@ -1,247 +1,317 @@
-//! The residency protocol in small under a model checker: one reader against eviction and reuse, in every
-//! interleaving and with every reordering the memory model allows.
+//! The page protocol's own code under a model checker, in every interleaving and with every reordering the memory model allows: one
+//! page of one file, two frames, one reader, and whatever befalls the page meanwhile.
 //!
-//! Run: `cargo test --release -p cuttlefs-server --features model-check --lib pages::model`.
+//! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A
+//! page is two words. The tests here read as the NIC engine does (target translation, `files::target`): the page and its entry under the
+//! mapping's lock, then the copy. Those of the initiator stand with its code (fs-client, `read::model`) and use the same site.
 //!
-//! The tables live in mapped memory, which the checker cannot see, so the orderings of `ResidencyTable`, `FileTable`
-//! and `SharedMemory` are restated here, step for step, over the checker's atomics: a page is two words, a pool is
-//! one page and two frames, and the reader is the initiator's: generation, entry, copy, entry, generation. What was
+//! Restated is only what lies around the protocol: the block lock and the mapping's lock, which are locks of the checker's. What was
 //! written before a read began is told to the reader as a reply would be: released by the writer, acquired by it.
+
+use super::frames::{Frames, PrivateFrame};
+use super::residency::Residency;
+use cuttlefs_common::ids::{FilePage, FileSlot, InodeNo, PAGE_SIZE, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::{Extent, ExtentState, FileTable, MagicPattern, ResidencyTable};
+use cuttlefs_common::rpc::Layout;
+use loom::sync::Mutex;
+use loom::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The file's slot.
+pub const SLOT: FileSlot = FileSlot(1);
+/// What of the page is read and written: two words.
+pub const LEN: usize = 16;
+/// Bytes of the file the reader reads, and of the one that gets the frame or the page next.
+pub const OWN: u64 = 0x11;
+/// See [`OWN`].
+pub const FOREIGN: u64 = 0x22;
+/// What the file's writer puts in place of `OWN`.
+pub const NEWER: u64 = 0x33;
+
+/// The page, and another file's that may get its frame.
+const PAGE: PoolPage = PoolPage(0);
+const OTHER_PAGE: PoolPage = PoolPage(1);
+const GENERATION: u64 = 1;
+const FRAMES: u32 = super::MIN_FRAMES + 1;
+
+/// A server with one page of one file, which is in a frame and holds [`OWN`].
+#[derive(Debug)]
+pub struct Site {
+    residency: Residency,
+    files: FileTable,
+    /// Which pool page the file's page is at, under the lock of the file's mapping.
+    mapping: Mutex<Option<PoolPage>>,
+    /// The page's block lock.
+    block: Mutex<()>,
+    /// The last write that returned.
+    written: AtomicU64,
+}
+
+fn bytes(word: u64) -> [u8; LEN] {
+    let mut bytes = [0; LEN];
+    bytes.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+}
+
+impl Site {
+    /// In an execution of the checker.
+    #[expect(clippy::new_without_default, reason = "a model begins with it, nothing else")]
+    pub fn new() -> Self {
+        let frames = Frames::new(FRAMES, &MagicPattern::new([7; 32])).expect("frames");
+        for frame in super::MIN_FRAMES - 1..FRAMES {
+            frames.memory().modelled.observe(frame as usize * PAGE_SIZE, LEN);
+        }
+        let table = ResidencyTable::new(2).expect("a table");
+        table.memory().modelled.observe(PAGE.0 as usize * 8, 8);
+        let files = FileTable::new(SLOT.0 + 1).expect("a table");
+        files.memory().modelled.observe(SLOT.0 as usize * cuttlefs_common::region::FILE_SLOT_LEN, 16);
+        let residency = Residency::new(table, Arc::new(frames));
+        let site = Self {
+            residency,
+            files,
+            mapping: Mutex::new(Some(PAGE)),
+            block: Mutex::new(()),
+            written: AtomicU64::new(OWN),
+        };
+        site.promote(OWN);
+        site.files.publish(SLOT, InodeNo(5), GENERATION, PAGE_SIZE as u64);
+        site
+    }
+
+    /// What a server shows its clients: frames, residency table and file table.
+    pub fn windows(&self) -> (Arc<SharedMemory>, ResidencyTable, FileTable) {
+        (self.residency.frames().memory().clone(), self.residency.table().clone(), self.files.clone())
+    }
+
+    /// The file's layout, as a client has it cached.
+    pub fn layout() -> Layout {
+        let extent = Extent {
+            file_page: FilePage(0),
+            pool_page: PAGE,
+            len_pages: 1,
+            state: ExtentState::Written,
+        };
+        Layout { generation: GENERATION, extents: vec![extent], known_until: None }
+    }
+
+    /// The page's block lock.
+    pub fn lock_block(&self) -> loom::sync::MutexGuard<'_, ()> {
+        self.block.lock().expect("nobody panics with it")
+    }
+
+    /// Whether the page is in a frame. Under its block lock.
+    pub fn is_resident(&self) -> bool {
+        self.residency.load(PAGE).is_resident()
+    }
+
+    fn filled_frame(&self, word: u64) -> PrivateFrame {
+        let frame = self.residency.frames().take().expect("a frame is free");
+        self.residency.frames().memory().write(frame.offset(), &bytes(word));
+        frame
+    }
+
+    /// The page goes to SSD, and its frame is free.
+    pub fn evict(&self) {
+        self.residency.vacate(PAGE);
+    }
+
+    /// Another file's page gets a free frame.
+    pub fn promote_other(&self) {
+        self.residency.publish(OTHER_PAGE, self.filled_frame(FOREIGN), false);
+    }
+
+    /// A page on SSD gets a frame: bytes first, then the entry.
+    pub fn promote(&self, word: u64) {
+        self.residency.publish(PAGE, self.filled_frame(word), false);
+    }
+
+    /// A write into the frame of a resident page returns.
+    pub fn rewrite(&self, word: u64) {
+        self.residency.write_in_frame(PAGE, |at| self.residency.frames().memory().write(at, &bytes(word)));
+        self.wrote(word);
+    }
+
+    /// A write returns.
+    pub fn wrote(&self, word: u64) {
+        self.written.store(word, Ordering::Release);
+    }
+
+    /// A write that forgets the protocol.
+    pub fn scribble(&self, word: u64) {
+        let at = Frames::offset(self.residency.load(PAGE).frame());
+        self.residency.frames().memory().write(at, &bytes(word));
+        self.residency.write_in_frame(PAGE, |_| {});
+    }
+
+    /// The page leaves its file: the mapping changes first, then the entry moves.
+    pub fn leave(&self) {
+        *self.mapping.lock().expect("nobody panics with it") = None;
+        self.files.set_generation(SLOT, GENERATION + 1);
+        self.residency.vacate(PAGE);
+    }
+
+    /// What was written before now.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// A read of target translation: what a copy that validates gives.
+    pub fn read_as_target(&self) -> Option<[u8; LEN]> {
+        let (page, entry) = {
+            let mapping = self.mapping.lock().expect("nobody panics with it");
+            let page = (*mapping)?;
+            (page, self.residency.load(page))
+        };
+        let mut out = [0; LEN];
+        self.residency.copy(page, entry, 0, &mut out).then_some(out)
+    }
+}
+
+/// How a read is made, and what must be true of it.
+pub type Reader = fn(&Site) -> Option<[u8; LEN]>;
+
+fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
+    let written = site.written();
+    if let Some(copy) = read(site) {
+        let words: Vec<u64> =
+            copy.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes"))).collect();
+        assert!(words[0] == words[1] && allowed.contains(&words[0]), "read {words:x?}");
+        assert!(words[0] >= written, "read {words:x?} after {written:x} was written");
+    }
+}
+
+/// One read beside one thread that does `change`.
+fn check(read: Reader, change: fn(&Site), allowed: &'static [u64]) {
+    let mut model = loom::model::Builder::new();
+    // One read has eight loads, and what can go wrong does so in one gap or two between them; a bound keeps the longest of
+    // these models at seconds.
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        let site = Arc::new(Site::new());
+        let seen = site.clone();
+        let reader = loom::thread::spawn(move || read_once(&seen, read, allowed));
+        change(&site);
+        reader.join().expect("the reader found nothing wrong");
+    });
+}
+
+/// All cases, for one way to read.
+///
+/// # Panics
+/// A read gave what it must not.
+pub fn check_reader(read: Reader) {
+    // An evicted frame that another page gets is not believed.
+    check(
+        read,
+        |site| {
+            site.evict();
+            site.promote_other();
+        },
+        &[OWN],
+    );
+    // A page that another file gets is not believed.
+    check(
+        read,
+        |site| {
+            site.leave();
+            site.promote(FOREIGN);
+        },
+        &[OWN],
+    );
+    // A write in the frame is not seen torn.
+    check(read, |site| site.rewrite(NEWER), &[OWN, NEWER]);
+    // All that can befall a page, one after another, while one read is under way.
+    check(
+        read,
+        |site| {
+            site.evict();
+            site.promote_other();
+            site.promote(OWN);
+            site.rewrite(NEWER);
+            site.leave();
+            site.promote(FOREIGN);
+        },
+        &[OWN, NEWER],
+    );
+    check_two_changers(read);
+}
+
+/// Eviction and promotion meet the writer and the one who frees in either order.
+fn check_two_changers(read: Reader) {
+    let mut model = loom::model::Builder::new();
+    // Three threads: with one more it takes minutes.
+    model.preemption_bound = Some(2);
+    model.check(move || {
+        let site = Arc::new(Site::new());
+        let (seen, evicted) = (site.clone(), site.clone());
+        let reader = loom::thread::spawn(move || read_once(&seen, read, &[OWN, NEWER]));
+        let evictor = loom::thread::spawn(move || {
+            let _block = evicted.lock_block();
+            evicted.evict();
+            evicted.promote_other();
+        });
+        {
+            let _block = site.lock_block();
+            if site.is_resident() {
+                site.rewrite(NEWER);
+            } else {
+                site.promote(NEWER);
+                site.wrote(NEWER);
+            }
+        }
+        evictor.join().expect("it only evicts");
+        {
+            let _block = site.lock_block();
+            site.leave();
+            site.promote(FOREIGN);
+        }
+        reader.join().expect("the reader found nothing wrong");
+    });
+}
+
+/// The model can fail: without the odd version in between, the checker finds the torn copy.
+///
+/// # Panics
+/// Always, if the model is worth something.
+pub fn check_scribble(read: Reader) {
+    check(read, |site| site.scribble(NEWER), &[OWN, NEWER]);
+}
+
+/// And so it can with reuse: a page that is given away while the mapping and the generation still name it.
+///
+/// # Panics
+/// Always, if the model is worth something.
+pub fn check_given_away(read: Reader) {
+    check(
+        read,
+        |site| {
+            site.evict();
+            site.promote(FOREIGN);
+        },
+        &[OWN],
+    );
+}
 
 #[cfg(test)]
 mod tests {
-    use cuttlefs_common::ids::FrameIndex;
-    use cuttlefs_common::region::ResidencyEntry;
-    use loom::sync::atomic::{AtomicU64, Ordering, fence};
-    use loom::sync::{Arc, Mutex};
-    use loom::thread;
-
-    const FRAME: FrameIndex = FrameIndex::FIRST_USABLE;
-    const OTHER_FRAME: FrameIndex = FrameIndex(FRAME.0 + 1);
-    /// Bytes of the file the reader reads, and of the one that gets the frame or the page next.
-    const OWN: u64 = 0x11;
-    const FOREIGN: u64 = 0x22;
-    /// What the file's writer puts in place of `OWN`.
-    const NEWER: u64 = 0x33;
-
-    struct Shared {
-        generation: AtomicU64,
-        entry: AtomicU64,
-        frames: [[AtomicU64; 2]; 2],
-        /// The last write that returned.
-        written: AtomicU64,
-    }
-
-    impl Shared {
-        fn new() -> Arc<Self> {
-            Arc::new(Self {
-                generation: AtomicU64::new(1),
-                entry: AtomicU64::new(ResidencyEntry::new(FRAME, 2, false).0),
-                frames: [OWN, 0].map(|word| [AtomicU64::new(word), AtomicU64::new(word)]),
-                written: AtomicU64::new(OWN),
-            })
-        }
-
-        fn begin_change(&self) {
-            let entry = ResidencyEntry(self.entry.load(Ordering::Acquire));
-            let odd = ResidencyEntry::new(entry.frame(), entry.next_seq(), entry.is_dirty());
-            self.entry.store(odd.0, Ordering::Relaxed);
-            fence(Ordering::Release);
-        }
-
-        fn end_change(&self, frame: FrameIndex) {
-            let entry = ResidencyEntry(self.entry.load(Ordering::Acquire));
-            let even = ResidencyEntry::new(frame, entry.next_seq(), false);
-            self.entry.store(even.0, Ordering::Release);
-        }
-
-        fn frame(&self, frame: FrameIndex) -> &[AtomicU64; 2] {
-            &self.frames[(frame.0 - FRAME.0) as usize]
-        }
-
-        fn fill(&self, frame: FrameIndex, word: u64) {
-            self.frame(frame).iter().for_each(|at| at.store(word, Ordering::Relaxed));
-        }
-
-        fn evict(&self) {
-            self.begin_change();
-            self.end_change(FrameIndex::MAGIC);
-        }
-
-        /// A page on SSD gets a frame: bytes first, then the entry.
-        fn promote(&self, frame: FrameIndex, word: u64) {
-            self.fill(frame, word);
-            self.begin_change();
-            self.end_change(frame);
-        }
-
-        fn rewrite(&self, frame: FrameIndex, word: u64) {
-            self.begin_change();
-            self.fill(frame, word);
-            self.end_change(frame);
-            self.written.store(word, Ordering::Release);
-        }
-
-        /// The page leaves its file: the mapping changes first, then the entry moves.
-        fn leave(&self) {
-            self.generation.store(2, Ordering::SeqCst);
-            self.evict();
-        }
-
-        /// What a copy that validates gives.
-        fn read(&self) -> Option<[u64; 2]> {
-            let generation = self.generation.load(Ordering::Acquire);
-            if generation != 1 {
-                return None;
-            }
-            let before = ResidencyEntry(self.entry.load(Ordering::Acquire));
-            if !before.is_resident() || before.is_changing() {
-                return None;
-            }
-            let frame = self.frame(before.frame());
-            let copy = [0, 1].map(|index: usize| frame[index].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            let after = ResidencyEntry(self.entry.load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            let same = self.generation.load(Ordering::Relaxed) == generation;
-            (before.validates(after) && same).then_some(copy)
-        }
-    }
-
-    fn check(change: impl Fn(&Shared) + Send + Sync + Copy + 'static, allowed: &'static [u64]) {
-        let mut model = loom::model::Builder::new();
-        // One read has seven loads, and what can go wrong does so in one gap or two between them; a bound keeps the
-        // longest of these models at seconds.
-        model.preemption_bound = Some(3);
-        model.check(move || {
-            let shared = Shared::new();
-            let other = shared.clone();
-            let reader = thread::spawn(move || {
-                let written = other.written.load(Ordering::Acquire);
-                if let Some(copy) = other.read() {
-                    assert!(copy[0] == copy[1] && allowed.contains(&copy[0]), "read {copy:x?}");
-                    assert!(copy[0] >= written, "read {copy:x?} after {written:x} was written");
-                }
-            });
-            change(&shared);
-            reader.join().expect("the reader found nothing wrong");
-        });
-    }
+    use super::*;
 
     #[test]
-    fn an_evicted_frame_given_to_another_page_is_never_believed() {
-        check(
-            |shared| {
-                shared.evict();
-                // The frame is free now; another page's bytes go in.
-                shared.fill(FRAME, FOREIGN);
-            },
-            &[OWN],
-        );
+    fn a_target_s_read_is_never_mistaken() {
+        check_reader(Site::read_as_target);
     }
 
-    #[test]
-    fn a_page_given_to_another_file_is_never_believed() {
-        check(
-            |shared| {
-                shared.leave();
-                // The next file's page.
-                shared.promote(FRAME, FOREIGN);
-            },
-            &[OWN],
-        );
-    }
-
-    /// All that can befall a page, one after another, while one read is under way.
-    #[test]
-    fn a_page_that_is_evicted_promoted_rewritten_and_given_away_is_never_mistaken() {
-        check(
-            |shared| {
-                shared.evict();
-                shared.fill(FRAME, FOREIGN);
-                shared.promote(OTHER_FRAME, OWN);
-                shared.rewrite(OTHER_FRAME, NEWER);
-                shared.leave();
-                shared.promote(OTHER_FRAME, FOREIGN);
-            },
-            &[OWN, NEWER],
-        );
-    }
-
-    /// The same by two threads under the page's block lock: eviction and promotion meet the writer and the one who
-    /// frees in either order.
-    #[test]
-    fn eviction_against_a_writer_and_reuse_is_never_mistaken() {
-        let mut model = loom::model::Builder::new();
-        // Three threads: with one more it takes minutes.
-        model.preemption_bound = Some(2);
-        model.check(|| {
-            let shared = Shared::new();
-            let lock = Arc::new(Mutex::new(()));
-            let (seen, evicted, evicting) = (shared.clone(), shared.clone(), lock.clone());
-            let reader = thread::spawn(move || {
-                let written = seen.written.load(Ordering::Acquire);
-                if let Some(copy) = seen.read() {
-                    assert!(copy[0] == copy[1] && [OWN, NEWER].contains(&copy[0]), "read {copy:x?}");
-                    assert!(copy[0] >= written, "read {copy:x?} after {written:x} was written");
-                }
-            });
-            let evictor = thread::spawn(move || {
-                let _block = evicting.lock().expect("nobody panicked");
-                let entry = ResidencyEntry(evicted.entry.load(Ordering::Acquire));
-                evicted.evict();
-                // Free, and another page's at once.
-                evicted.fill(entry.frame(), FOREIGN);
-            });
-            {
-                let _block = lock.lock().expect("nobody panicked");
-                let entry = ResidencyEntry(shared.entry.load(Ordering::Acquire));
-                if entry.is_resident() {
-                    shared.rewrite(entry.frame(), NEWER);
-                } else {
-                    shared.promote(OTHER_FRAME, NEWER);
-                    shared.written.store(NEWER, Ordering::Release);
-                }
-            }
-            evictor.join().expect("it only evicts");
-            {
-                let _block = lock.lock().expect("nobody panicked");
-                shared.leave();
-                shared.promote(OTHER_FRAME, FOREIGN);
-            }
-            reader.join().expect("the reader found nothing wrong");
-        });
-    }
-
-    #[test]
-    fn a_write_in_the_frame_is_never_seen_torn() {
-        check(|shared| shared.rewrite(FRAME, NEWER), &[OWN, NEWER]);
-    }
-
-    /// The model can fail: without the odd version in between, the checker finds the torn copy.
     #[test]
     #[should_panic(expected = "read [")]
     fn a_write_without_the_protocol_is_caught() {
-        check(
-            |shared| {
-                shared.fill(FRAME, NEWER);
-                shared.begin_change();
-                shared.end_change(FRAME);
-            },
-            &[OWN, NEWER],
-        );
+        check_scribble(Site::read_as_target);
     }
 
-    /// And so it can with reuse: a page that is given away under its file's generation, with the entry as it was.
     #[test]
     #[should_panic(expected = "read [")]
-    fn a_page_that_leaves_without_a_generation_is_caught() {
-        check(
-            |shared| {
-                shared.evict();
-                shared.promote(FRAME, FOREIGN);
-            },
-            &[OWN],
-        );
+    fn a_page_that_is_given_away_under_its_mapping_is_caught() {
+        check_given_away(Site::read_as_target);
     }
 }

@@ -48,6 +48,21 @@ impl Residency {
         self.table.load(page)
     }
 
+    /// Copies a part of a page that was `before`, without a lock; `false` if it has no frame, or moved or changed meanwhile.
+    pub(crate) fn copy(
+        &self,
+        page: PoolPage,
+        before: ResidencyEntry,
+        offset_in_page: usize,
+        out: &mut [u8],
+    ) -> bool {
+        if !before.is_resident() || before.is_changing() {
+            return false;
+        }
+        self.frames.memory().read(Frames::offset(before.frame()) + offset_in_page, out);
+        before.validates(self.table.load_after_copy(page))
+    }
+
     /// Changes bytes of a resident page in its frame; `change` gets the frame's offset in the frames' memory.
     pub(crate) fn write_in_frame(&self, page: PoolPage, change: impl FnOnce(usize)) {
         let entry = self.table.begin_change(page);

@@ -1,7 +1,6 @@
 //! A page at one moment, and the copy of a resident one that readers without locks make.
 
 use super::Pages;
-use super::frames::Frames;
 use cuttlefs_common::ids::PoolPage;
 use cuttlefs_common::region::ResidencyEntry;
 
@@ -33,10 +32,6 @@ impl Pages {
         offset_in_page: usize,
         out: &mut [u8],
     ) -> bool {
-        if !before.is_resident() || before.is_changing() {
-            return false;
-        }
-        self.frames().memory().read(Frames::offset(before.frame()) + offset_in_page, out);
-        before.validates(self.residency.table().load_after_copy(pool))
+        self.residency.copy(pool, before, offset_in_page, out)
     }
 }
