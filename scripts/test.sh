@@ -8,6 +8,7 @@
 # Ends with a summary; the last line is `N passed, N failed`. Logs stay in target/test-logs.
 # Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
 #   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for so many seconds (0: not)
+#   CUTTLEFS_TEST_LANES        suites that run at a time (2)
 #   CUTTLEFS_TEST_DEADLINE_S   when this many seconds have passed, what has not run counts as failed (2280)
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
@@ -39,6 +40,7 @@ passed=0
 failed=0
 summary=()
 child=
+lanes=()
 
 # Suites clean up after themselves; this is for one that was killed.
 sweep() {
@@ -53,9 +55,9 @@ sweep() {
 }
 finish() {
     trap - EXIT INT TERM HUP
-    if [[ -n $child ]]; then
-        kill -TERM "$child" 2>/dev/null
-        wait "$child" 2>/dev/null
+    if [[ -n $child ]] || ((${#lanes[@]})); then
+        kill -TERM $child "${lanes[@]}" 2>/dev/null
+        wait $child "${lanes[@]}" 2>/dev/null
     fi
     sweep
     rm -rf --one-file-system "$scratch"
@@ -82,7 +84,7 @@ phase() {
     wait "$child"
     status=$?
     child=
-    cat "$log"
+    flock "$logs" cat "$log"
     # Words around the figures as cargo test, nextest and our scripts print them.
     line=$(tail -n 1 "$log")
     if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
@@ -110,7 +112,9 @@ phase() {
 
 cargo_tests() {
     if command -v cargo-nextest >/dev/null; then
-        phase cargo-tests 1500 cargo nextest run --workspace --locked --no-fail-fast --color never
+        # More at once than there are processors: many wait for deadlines.
+        phase cargo-tests 1500 cargo nextest run --workspace --locked --no-fail-fast --color never \
+            --test-threads $((2 * $(nproc)))
         phase doc-tests 300 cargo test --workspace --locked --doc --no-fail-fast
     else
         phase cargo-tests 1500 cargo test --workspace --locked --no-fail-fast
@@ -123,8 +127,12 @@ model_check() {
         --lib -- pages::model read::model
 }
 
-# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it.
+# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it. The longest come first: two
+# run at a time.
 all_suites="
+realwork    720 full
+attack      480 quick once
+crash-points 600 quick once
 pjdfstest   600 quick
 fsx         900 quick
 restart     300 quick
@@ -138,13 +146,10 @@ mounts      240 quick
 inodes      240 quick
 fio-verify  480 full
 soak        240 full
-crash-points 600 quick once
-attack      480 quick once
 memory      480 full
 kill        480 full
 kill-ack    480 full once
 applications-kill 300 full
-realwork    720 full
 "
 
 say "setup"
@@ -171,21 +176,52 @@ fi
 links=(shm tcp)
 $quick && links=(shm)
 [[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
-if ((built == 0)); then
+# Suites to run, in their order: `SUITE LINK LIMIT_S` each.
+jobs=()
+while read -r suite limit_s when links_of; do
+    [[ -n $suite ]] || continue
+    $quick && [[ $when != quick ]] && continue
+    ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
     for link in "${links[@]}"; do
-        while read -r suite limit_s when links_of; do
-            [[ -n $suite ]] || continue
-            $quick && [[ $when != quick ]] && continue
-            [[ $links_of == once && $link != "${links[0]}" ]] && continue
-            ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
-            if $quick; then
-                CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000} phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
-            else
-                phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
-            fi
-            sweep
-        done <<<"$all_suites"
+        [[ $links_of == once && $link != "${links[0]}" ]] && continue
+        jobs+=("$suite $link $limit_s")
     done
+done <<<"$all_suites"
+$quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
+
+# lane N: takes suites until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
+lane() {
+    local job suite link limit_s
+    trap '[[ -n $child ]] && kill -TERM "$child" 2>/dev/null; exit 143' TERM
+    scratch=$scratch/$1
+    mkdir -m 755 "$scratch"
+    export CUTTLEFS_SUITE_TMP=$scratch
+    passed=0 failed=0 summary=()
+    while job=$(flock "$scratch/.." sed -i -e '1{w /dev/stdout' -e 'd}' "$scratch/../next") && [[ -n $job ]]; do
+        read -r suite link limit_s <<<"$job"
+        phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
+        sweep
+    done
+    printf '%s\n' "$passed $failed" "${summary[@]}" >"$logs/lane-$1"
+}
+
+if ((built == 0 && ${#jobs[@]} > 0)); then
+    printf '%s\n' "${jobs[@]}" >"$scratch/next"
+    for number in $(seq "${CUTTLEFS_TEST_LANES:-2}"); do
+        rm -f "$logs/lane-$number"
+        lane "$number" &
+        lanes+=($!)
+    done
+    wait "${lanes[@]}"
+    for number in $(seq ${#lanes[@]}); do
+        if ! { read -r lane_passed lane_failed && mapfile -t lane_summary; } <"$logs/lane-$number"; then
+            lane_passed=0 lane_failed=1 lane_summary=("lane $number ended before its suites did")
+        fi
+        passed=$((passed + lane_passed))
+        failed=$((failed + lane_failed))
+        summary+=("${lane_summary[@]}")
+    done
+    lanes=()
 fi
 
 echo
