@@ -13,12 +13,12 @@
 //! Out-of-range access is a broken internal invariant and asserts; callers check peer-given ranges first
 //! (`contains`). A foreign descriptor that is not sealed or too small is an error.
 
+use crate::sync::fence;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
-use crate::sync::fence;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody

@@ -87,12 +87,8 @@ impl Site {
 
     /// The file's layout, as a client has it cached.
     pub fn layout() -> Layout {
-        let extent = Extent {
-            file_page: FilePage(0),
-            pool_page: PAGE,
-            len_pages: 1,
-            state: ExtentState::Written,
-        };
+        let extent =
+            Extent { file_page: FilePage(0), pool_page: PAGE, len_pages: 1, state: ExtentState::Written };
         Layout { generation: GENERATION, extents: vec![extent], known_until: None }
     }
 
@@ -175,8 +171,10 @@ pub type Reader = fn(&Site) -> Option<[u8; LEN]>;
 fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
     let written = site.written();
     if let Some(copy) = read(site) {
-        let words: Vec<u64> =
-            copy.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes"))).collect();
+        let words: Vec<u64> = copy
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
+            .collect();
         assert!(words[0] == words[1] && allowed.contains(&words[0]), "read {words:x?}");
         assert!(words[0] >= written, "read {words:x?} after {written:x} was written");
     }
