@@ -123,8 +123,7 @@ cargo_tests() {
 
 # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
 model_check() {
-    phase model-check 900 cargo test -p cuttlefs-server -p cuttlefs-client --locked --features cuttlefs-client/model-check \
-        --lib -- pages::model read::model
+    phase model-check 900 cargo test -p cuttlefs-client --locked --features model-check --test page_model
 }
 
 # Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it. The longest come first: two

@@ -15,6 +15,8 @@ pub mod file;
 /// The FUSE edge.
 pub mod fuse;
 mod read;
+#[cfg(feature = "model-check")]
+pub use read::model;
 /// What a mount is, and holds, at its server.
 pub mod session;
 mod transport;

@@ -460,7 +460,7 @@ fn run(
         let file = one.open(&CALLER, site.f, READ_WRITE).expect("open");
         one.write(&CALLER, file.handle, LEN as u64, &pattern(1_000, 2)).expect("write");
     }
-    let first = world.with_server(|server| server.server().epoch);
+    let first = world.with_server(|server| server.server().about.epoch);
     let others = {
         let (other, site, act) = (other.clone(), site.clone(), others_do(case, meanwhile));
         move || act(&other, &site)
@@ -473,7 +473,7 @@ fn run(
             When::Behind => {
                 let is_back = move |server: &Server| {
                     let is_here = server.sessions.of(client).is_some();
-                    server.epoch != first && is_here && server.sessions.has_recovered(client)
+                    server.about.epoch != first && is_here && server.sessions.has_recovered(client)
                 };
                 world.meanwhile(is_back, move |_: &dyn Fn(Duration)| {
                     others();

@@ -135,9 +135,9 @@ fn a_rotten_page_is_an_error_and_its_neighbours_are_not() {
         // The scrub of this server begins a second after its start.
         let found = (0..200).any(|_| {
             std::thread::sleep(Duration::from_millis(50));
-            running.server().scrub.lock().last.is_some_and(|pass| pass.rotten == 1)
+            running.server().integrity.scrub.lock().last.is_some_and(|pass| pass.rotten == 1)
         });
-        assert!(found, "{policy}: {:?}", running.server().scrub.lock());
+        assert!(found, "{policy}: {:?}", running.server().integrity.scrub.lock());
         let whole = bytes[bad * PAGE..(bad + 1) * PAGE].to_vec();
         volume.write(&CALLER, file, (bad * PAGE) as u64, &whole).expect("whole pages can be written");
         volume.fsync(&CALLER, file, false).expect("fsync");
@@ -155,7 +155,7 @@ fn what_the_scrub_found_is_known_after_a_restart() {
     let dir = directory.path().join("pool");
     let format = FormatOptions { dir, size: 4 << 20, ..FormatOptions::default() };
     serving::make_pool(&format, [3; 16]);
-    let figures = |running: &RunningServer| *running.server().scrub.lock();
+    let figures = |running: &RunningServer| *running.server().integrity.scrub.lock();
     let (running, volume) = serve(directory.path(), RegionPolicy::default());
     // A second after the start.
     let is_done = (0..200).any(|_| {

@@ -122,9 +122,11 @@ fn asked_again<P, T>(
     let other = Rc::new(world.client());
     let free = one.stat_fs(&CALLER).expect("statfs");
     let prepared = prepare(&one);
-    let first = world.with_server(|server| server.server().epoch);
+    let first = world.with_server(|server| server.server().about.epoch);
     let is_back = move |server: &Server| {
-        server.epoch != first && server.sessions.of(client).is_some() && server.sessions.has_recovered(client)
+        server.about.epoch != first
+            && server.sessions.of(client).is_some()
+            && server.sessions.has_recovered(client)
     };
     let remove = {
         let other = other.clone();

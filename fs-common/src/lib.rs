@@ -8,6 +8,8 @@
 
 /// Inode attributes as they cross the wire.
 pub mod attr;
+/// Why a connection is ended.
+pub mod breach;
 /// Keys that servers and clients share, and by which they know each other.
 pub mod cluster_key;
 /// How many descriptors there may be, and who gets the last ones.

@@ -1,5 +1,6 @@
 //! Who gets a place with a durable receiver: whom its service admits, and who speaks.
 
+use cuttlefs_common::breach::Breach;
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
@@ -28,8 +29,8 @@ impl Service for Choosy {
         7
     }
 
-    fn admit(&self, client: ClientId, _: &PeerIdentity) -> Result<(), String> {
-        if client == CLIENT { Ok(()) } else { Err("nobody knows it".to_owned()) }
+    fn admit(&self, client: ClientId, _: &PeerIdentity) -> Result<(), Breach> {
+        if client == CLIENT { Ok(()) } else { Err(Breach::of("nobody knows it")) }
     }
 }
 

@@ -182,6 +182,41 @@ fn requests_are_persistent_executed_in_order_and_answered(link: LinkKind, device
 }
 
 /// What was persistent when the receiver ended is executed by the next one without being sent again.
+/// On persistent memory the head follows what was executed, once for all that was taken with it; on a synced file less often still.
+fn the_head_moves_once_for_a_doorbell(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let running = site.start(1, 1000);
+        // Five requests are less than an eighth of the ring.
+        let mut sender =
+            connect(&running, Settings { batch: 5, depth: 64, ..settings(kind) }).expect("connected");
+        site.notes.hold(true);
+        let before = running.receiver.figures().heads;
+        let bodies: Vec<_> = (0..5).map(|index| body(index, 100)).collect();
+        for body in &bodies {
+            sender.post(body, Wants::Persistence).expect("posted");
+        }
+        wait_until(|| running.receiver.figures().behind == 5);
+        site.notes.hold(false);
+        wait_until(|| running.receiver.figures().behind == 0);
+        // The head is moved behind the last.
+        let moves = usize::from(device != LogDeviceKind::File);
+        wait_until(|| running.receiver.figures().heads >= before + moves as u64);
+        assert_eq!(running.receiver.figures().heads, before + moves as u64, "{kind:?} on {device:?}");
+        assert_eq!(site.notes.done(), bodies);
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("it does not come to be so");
+}
+
 fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
@@ -305,6 +340,7 @@ suite!(
     a_killed_receiver_executes_what_was_persistent,
     a_broken_connection_is_resumed,
     a_receiver_that_is_behind_is_heard,
+    the_head_moves_once_for_a_doorbell,
 );
 
 #[test]

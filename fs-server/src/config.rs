@@ -154,23 +154,55 @@ impl ExportConfig {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), ValueError> {
         let path = &self.path;
         let goes_up = path.split('/').any(|part| part == "..");
         if !path.starts_with('/') || goes_up || path.contains('\0') {
-            return Err(format!("the path of an [[export]] is {path:?}; give one from /, without `..`"));
+            return Err(ValueError::ExportPath(path.clone()));
         }
         if self.peers.is_empty() {
-            return Err("an [[export]] is for nobody; give it `for = [\"*\"]`".to_owned());
+            return Err(ValueError::ExportForNobody);
         }
         let is_one = self.speaks_for_others == Some(false) && self.all_squash.is_none();
         match self.peers.iter().find(|peer| is_one && peer.is_remote()) {
-            Some(peer) => Err(format!(
-                "the [[export]] for {peer} says that it does not speak for others; say who it is with all_squash = \"UID:GID\""
-            )),
+            Some(peer) => Err(ValueError::ExportWithoutUser(peer.clone())),
             None => Ok(()),
         }
     }
+}
+
+/// A value that no server can be run with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// More bytes than any configuration has.
+    #[error("it has {0} bytes; is it the right file?")]
+    TooLong(u64),
+    /// `pool.data` is empty.
+    #[error("pool.data names no data file")]
+    NoData,
+    /// `server.memory` is too small.
+    #[error("server.memory is {0}; give {least} at least", least = ByteSize(LEAST_MEMORY_BYTES))]
+    Memory(ByteSize),
+    /// `server.lease_ms` is out of range.
+    #[error("server.lease_ms is {0}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}")]
+    Lease(u64),
+    /// An export's path is none.
+    #[error("the path of an [[export]] is {0:?}; give one from /, without `..`")]
+    ExportPath(String),
+    /// An export has no peers.
+    #[error("an [[export]] is for nobody; give it `for = [\"*\"]`")]
+    ExportForNobody,
+    /// A remote peer that speaks for nobody else has to be somebody.
+    #[error(
+        "the [[export]] for {0} says that it does not speak for others; say who it is with all_squash = \"UID:GID\""
+    )]
+    ExportWithoutUser(PeerPattern),
+    /// An export behind the one for everybody, by its number.
+    #[error(
+        "the [[export]] number {0} never counts, for the one before it is for everybody (`for = [\"*\"]`) and the first that is for a \
+         client counts; put the one for everybody last, or take it out"
+    )]
+    ExportNeverCounts(usize),
 }
 
 /// Why a configuration cannot be used.
@@ -198,7 +230,7 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// Which, and what would be right.
-        reason: String,
+        reason: ValueError,
     },
     /// A path cannot be written to the file.
     #[error("the path {0:?} is not UTF-8; rename it")]
@@ -219,8 +251,7 @@ impl Config {
         let read = |source| ConfigError::Read { path: path.to_owned(), source };
         let len = std::fs::metadata(path).map_err(read)?.len();
         if len > MOST_CONFIG_BYTES {
-            let reason = format!("it has {len} bytes; is it the right file?");
-            return Err(ConfigError::Value { path: path.to_owned(), reason });
+            return Err(ConfigError::Value { path: path.to_owned(), reason: ValueError::TooLong(len) });
         }
         let text = std::fs::read_to_string(path).map_err(read)?;
         Self::parse(&text, path)
@@ -237,26 +268,21 @@ impl Config {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), ValueError> {
         if self.pool.data.is_empty() {
-            return Err("pool.data names no data file".to_owned());
+            return Err(ValueError::NoData);
         }
         if self.server.memory < LEAST_MEMORY_BYTES {
-            let least = ByteSize(LEAST_MEMORY_BYTES);
-            return Err(format!("server.memory is {}; give {least} at least", ByteSize(self.server.memory)));
+            return Err(ValueError::Memory(ByteSize(self.server.memory)));
         }
         let lease = self.server.lease_ms;
         if !(LEAST_LEASE_MS..=MOST_LEASE_MS).contains(&lease) {
-            return Err(format!("server.lease_ms is {lease}; give {LEAST_LEASE_MS} to {MOST_LEASE_MS}"));
+            return Err(ValueError::Lease(lease));
         }
         self.export.iter().try_for_each(ExportConfig::check)?;
         let takes_all = |export: &ExportConfig| export.peers.contains(&PeerPattern::Anybody);
         if let Some(number) = self.export.iter().position(takes_all).filter(|at| at + 1 < self.export.len()) {
-            return Err(format!(
-                "the [[export]] number {} never counts, for the one before it is for everybody (`for = [\"*\"]`) and the first that is for a \
-                 client counts; put the one for everybody last, or take it out",
-                number + 2
-            ));
+            return Err(ValueError::ExportNeverCounts(number + 2));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! kernel divides the cores among them.
 //!
 //! # How it works
-//! A peer's connections, and its rings, go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers
+//! A peer's connections go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers
 //! share no worker. Where more of them come than fit beside each other they do, and take turns there.
 //!
 //! # Invariants

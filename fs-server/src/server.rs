@@ -34,22 +34,53 @@ pub struct Server {
     pub files: Arc<Files>,
     /// Clients.
     pub sessions: Sessions,
-    /// Their connections.
-    pub connections: Connections,
-    /// What each peer has of what is bounded.
-    pub shares: Shares,
+    /// Clients' advisory locks.
+    pub locks: Locks,
+    /// Who may come, and how much of what is bounded he gets.
+    pub admission: Admission,
+    /// Checksums of pages, and who looks for rot.
+    pub integrity: Integrity,
+    /// What clients and people are told of it.
+    pub about: About,
     /// The RNIC.
     pub device: Arc<dyn Device>,
-    /// To whom, and with which rights.
-    pub exports: Exports,
-    /// How clients prove that they had files open.
-    pub tickets: Tickets,
-    /// Differs at each start.
-    pub epoch: u64,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Figures.
     pub counters: ServerCounters,
+    /// Whether it is going down.
+    pub drain: Drain,
+    /// Taken for reading while a file without a name is made and opened; for writing by who looks for files without a name
+    /// that nobody has open.
+    pub opens_nameless: RwLock<()>,
+}
+
+/// Who may come, and how much of what is bounded he gets.
+pub struct Admission {
+    /// To whom, and with which rights.
+    pub exports: Exports,
+    /// How clients prove that they had files open.
+    pub tickets: Tickets,
+    /// Clients' connections.
+    pub connections: Connections,
+    /// What each peer has of what is bounded.
+    pub shares: Shares,
+}
+
+/// Checksums of pages, and who looks for rot.
+pub struct Integrity {
+    /// The checksums.
+    pub sums: Arc<PageSums>,
+    /// Where the scrub is.
+    pub scrub: Mutex<ScrubFigures>,
+    /// Whose the pages are that it finds.
+    pub rotten: RottenPages,
+}
+
+/// What clients and people are told of a server. Fixed at its start, but for where it listens.
+pub struct About {
+    /// Differs at each start.
+    pub epoch: u64,
     /// Where it listens; filled once links are up.
     pub endpoints: Mutex<Vec<Endpoint>>,
     /// What protects connections between machines, for people.
@@ -58,21 +89,8 @@ pub struct Server {
     pub workers: usize,
     /// How clients count one-sided reads.
     pub sampling: Sampling,
-    /// Checksums of pages.
-    pub sums: Arc<PageSums>,
-    /// Where the scrub is.
-    pub scrub: Mutex<ScrubFigures>,
-    /// Whose the pages are that it finds.
-    pub rotten: RottenPages,
-    /// Whether it is going down.
-    pub drain: Drain,
     /// What a request changed is durable before its answer leaves.
     pub durable_answers: bool,
-    /// Clients' advisory locks.
-    pub locks: Locks,
-    /// Taken for reading while a file without a name is made and opened; for writing by who looks for files without a name
-    /// that nobody has open.
-    pub opens_nameless: RwLock<()>,
 }
 
 /// Who asks for something, and what that changed.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Of a FUSE thread: the request it has read, with room for the longest, and the bytes it reads for one.
 const THREAD_BYTES: usize = 2 * MAX_TRANSFER_BYTES as usize + 16 * 1024;
-/// All else: stacks, tables, connections' buffers, rings of early writes, what the heap has between what is used of it.
+/// All else: stacks, tables, connections' buffers, what the heap has between what is used of it.
 const OTHER_BYTES: usize = 24 << 20;
 
 /// What the heap still has of copies that a sync has freed: threads free what others have allocated, and it goes back to the system

@@ -21,8 +21,8 @@ mod counting;
 mod fetch;
 mod initiator;
 mod layout;
-#[cfg(all(test, feature = "model-check"))]
-mod model;
+#[cfg(feature = "model-check")]
+pub mod model;
 mod plan;
 mod reads;
 mod region;

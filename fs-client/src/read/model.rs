@@ -1,33 +1,24 @@
-//! Initiator translation under a model checker: `initiator::read`, as it is, beside everything that can befall a page
-//! (fs-server, `pages::model`).
+//! `initiator::read` for the model checker, which stands outside of the crate (tests/page_model.rs).
 
 use super::initiator;
 use super::layout::CachedLayout;
 use crate::session::Windows;
-use cuttlefs_common::ids::FilePage;
-use cuttlefs_server::pages::model::{LEN, SLOT, Site, check_given_away, check_reader, check_scribble};
+use cuttlefs_common::ids::{FilePage, FileSlot};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::{FileTable, ResidencyTable};
+use cuttlefs_common::rpc::Layout;
+use std::sync::Arc;
 
-fn read(site: &Site) -> Option<[u8; LEN]> {
-    let (frames, residency, files) = site.windows();
-    let layout = CachedLayout::new(FilePage(0), Site::layout());
-    let mut out = [0; LEN];
-    let got = initiator::read(&Windows { frames, residency, files }, SLOT, &layout, 0, &mut out).ok()?;
-    (got.valid_len == LEN && got.missing.is_empty()).then_some(out)
-}
-
-#[test]
-fn an_initiator_s_read_is_never_mistaken() {
-    check_reader(read);
-}
-
-#[test]
-#[should_panic(expected = "read [")]
-fn a_write_without_the_protocol_is_caught() {
-    check_scribble(read);
-}
-
-#[test]
-#[should_panic(expected = "read [")]
-fn a_page_that_is_given_away_under_its_generation_is_caught() {
-    check_given_away(read);
+/// Reads the beginning of a file of the server whose windows these are; whether all of it was there.
+pub fn read_as_initiator(
+    frames: Arc<SharedMemory>,
+    residency: ResidencyTable,
+    files: FileTable,
+    slot: FileSlot,
+    layout: Layout,
+    out: &mut [u8],
+) -> bool {
+    let layout = CachedLayout::new(FilePage(0), layout);
+    let got = initiator::read(&Windows { frames, residency, files }, slot, &layout, 0, out);
+    got.is_ok_and(|got| got.valid_len == out.len() && got.missing.is_empty())
 }

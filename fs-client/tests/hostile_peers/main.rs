@@ -58,8 +58,8 @@ impl Left {
         let server = running.server();
         let (turns, bounce) = (&server.counters.turns, &server.counters.bounce);
         Self {
-            used: Resource::ALL.map(|resource| server.shares.used(resource)),
-            connections: server.connections.len(),
+            used: Resource::ALL.map(|resource| server.admission.shares.used(resource)),
+            connections: server.admission.connections.len(),
             turns: (turns.running(), turns.waiting()),
             buffers: (bounce.running(), bounce.waiting()),
         }
@@ -191,7 +191,7 @@ fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
     let lookup = || client.lookup(&CALLER, InodeNo::ROOT, FILE).expect("an answer");
     // Each thread has a lane of its own; the first that comes has the first, which is there already.
     std::thread::scope(|scope| scope.spawn(lookup).join().expect("over the first lane"));
-    let connections = site.running().server().connections.len();
+    let connections = site.running().server().admission.connections.len();
     std::fs::rename(&path, &aside).expect("the server's socket");
     let refusing = UnixListener::bind(&path).expect("free");
     let refuse = |listener: &UnixListener, times| {
@@ -204,10 +204,12 @@ fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
         lookup();
         assert!(!asking.is_finished(), "it had a lane of its own");
         // Now the server ends all there are.
-        for connection in site.running().server().connections.all() {
+        for connection in site.running().server().admission.connections.all() {
             connection.close();
         }
-        site.wait_until("they are there", |site| site.running().server().connections.len() < connections);
+        site.wait_until("they are there", |site| {
+            site.running().server().admission.connections.len() < connections
+        });
         refuse(&refusing, 3);
         assert!(client.session().is_away(), "no lane stands");
         drop(refusing);
@@ -323,9 +325,9 @@ fn a_wait_ends_with_its_connection() {
     // Before the others, so it is answered before they would be.
     let first = asks(1, &[1]);
     for (client, slots) in [(2, &[1][..]), (3, &[1, 2])] {
-        let connections = site.running().server().connections.len();
+        let connections = site.running().server().admission.connections.len();
         drop(asks(client, slots));
-        let is_gone = |site: &Site| site.running().server().connections.len() <= connections;
+        let is_gone = |site: &Site| site.running().server().admission.connections.len() <= connections;
         site.wait_until("the connection is still counted", is_gone);
         assert!(!first.has_answer(), "that is how long it would have waited anyway");
     }

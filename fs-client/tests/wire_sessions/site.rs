@@ -226,9 +226,9 @@ impl Site {
         let (turns, bounce) = (&server.counters.turns, &server.counters.bounce);
         let locks = server.locks.figures();
         Left {
-            used: Resource::ALL.map(|resource| server.shares.used(resource)),
-            peers: server.shares.peers(),
-            connections: server.connections.len(),
+            used: Resource::ALL.map(|resource| server.admission.shares.used(resource)),
+            peers: server.admission.shares.peers(),
+            connections: server.admission.connections.len(),
             sessions: server.sessions.list().len(),
             turns: (turns.running(), turns.waiting()),
             buffers: (bounce.running(), bounce.waiting()),

@@ -480,8 +480,8 @@ impl Inner {
     fn others_come_back(self: &Rc<Self>) -> bool {
         let new = self.server.borrow().as_ref().and_then(|server| {
             let server = server.server();
-            let is_new = self.came_back_to.get() != Some(server.epoch);
-            (is_new && server.sessions.is_grace_period()).then_some(server.epoch)
+            let is_new = self.came_back_to.get() != Some(server.about.epoch);
+            (is_new && server.sessions.is_grace_period()).then_some(server.about.epoch)
         });
         let Some(epoch) = new.filter(|_| !self.coming_back.get()) else { return false };
         self.came_back_to.set(Some(epoch));

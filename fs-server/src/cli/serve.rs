@@ -145,9 +145,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     ensure!((1..=MOST_WORKERS).contains(&workers), "--workers must be between 1 and {MOST_WORKERS}");
     // A peer has half of them (`placement`).
     let workers = 2 * workers;
-    let mut policy = RegionPolicy::with(args.region, &args.with).map_err(anyhow::Error::msg)?;
+    let mut policy = RegionPolicy::with(args.region, &args.with)?;
     if args.odp_hardware {
-        policy = policy.with_hardware_times().map_err(anyhow::Error::msg)?;
+        policy = policy.with_hardware_times()?;
         tracing::warn!(
             "--odp-hardware: what faults is delayed by an RNIC's times; figures are not measured ones"
         );

@@ -121,7 +121,7 @@ impl ActiveFiles {
         if may_take
             && file.slot().is_none()
             && !file.is_directory()
-            && !file.owes()
+            && !file.is_closed()
             && let Some(slot) = self.find_slot(&shard)
         {
             file.assign_slot(&self.table, slot);
@@ -146,7 +146,7 @@ impl ActiveFiles {
     pub(super) fn close_contents(&self, ino: InodeNo) {
         let shard = self.shard(ino);
         if let Some(entry) = shard.entries.get(&ino) {
-            entry.file.owes.store(true, Ordering::Release);
+            entry.file.is_closed.store(true, Ordering::Release);
             self.release_slot(&entry.file);
         }
     }

@@ -133,9 +133,9 @@ pub struct FileRegion {
     pub(crate) reaped: AtomicBool,
     /// What clients sync of it, and when.
     pub(crate) rhythm: SyncRhythm,
-    /// The file owes a write (`Files::close_contents`). Set once, with release, by whoever learns of it; read with
+    /// Its contents are closed (`Files::close_contents`). Set once, with release, by whoever learns of it; read with
     /// acquire by every operation on contents, under the locks it works under.
-    pub(super) owes: AtomicBool,
+    pub(super) is_closed: AtomicBool,
 }
 
 impl PageOwner for FileRegion {
@@ -217,7 +217,7 @@ impl FileRegion {
             listed: AtomicBool::new(false),
             reaped: AtomicBool::new(false),
             rhythm: SyncRhythm::default(),
-            owes: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         }
     }
 
@@ -315,16 +315,16 @@ impl FileRegion {
     }
 
     /// Whether nobody may see or change its contents until the server is restarted.
-    pub(crate) fn owes(&self) -> bool {
-        self.owes.load(Ordering::Acquire)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Whether its contents may be seen and changed.
     ///
     /// # Errors
-    /// `Stale` if it was reaped, `Io` if it owes a write.
+    /// `Stale` if it was reaped, `Io` if its contents are closed.
     pub(crate) fn usable(&self) -> Result<(), Status> {
-        match (self.is_reaped(), self.owes()) {
+        match (self.is_reaped(), self.is_closed()) {
             (true, _) => Err(Status::Stale),
             (_, true) => Err(Status::Io),
             _ => Ok(()),

@@ -164,9 +164,9 @@ pub struct Files {
     random: Arc<dyn Random>,
     /// Files with something to write back.
     dirty: DirtyFiles,
-    /// Files that owe a write which was acknowledged and cannot be executed before the next start. Bounded by what rings
-    /// hold. Taken inside the locks of `active`.
-    owing: Mutex<BTreeSet<InodeNo>>,
+    /// Files whose contents are closed until the next start: a cut or a freeing of them was committed in part, and its rest could
+    /// not be. Bounded by the files that were cut while the store failed. Taken inside the locks of `active`.
+    closed: Mutex<BTreeSet<InodeNo>>,
     /// What has changed since the start, as long as clients may have something to restore.
     pub(crate) newer: Newer,
     /// The hot units of the last period, in units mode: their pages are the only warm ones.
@@ -202,7 +202,7 @@ impl Files {
             keys: FileKeys::default(),
             random,
             dirty: DirtyFiles::default(),
-            owing: Mutex::default(),
+            closed: Mutex::default(),
             newer: Newer::default(),
             hot_set: Mutex::default(),
         })
@@ -250,16 +250,15 @@ impl Files {
 
     pub(crate) fn end_reap(&self, ino: InodeNo, gone: bool) {
         if gone {
-            // What it owed goes with it.
-            self.owing.lock().remove(&ino);
+            self.closed.lock().remove(&ino);
         }
         self.active.end_reap(ino, gone);
     }
 
-    /// A write of this file was acknowledged and cannot be executed before the next start: until then nobody sees its
-    /// contents without that write, and nobody changes what the write would go over. `false`: that was so already.
+    /// A change of this file was committed in part, and its rest cannot be before the next start: until then nobody sees or changes
+    /// its contents. `false`: that was so already.
     pub(crate) fn close_contents(&self, ino: InodeNo) -> bool {
-        if !self.owing.lock().insert(ino) {
+        if !self.closed.lock().insert(ino) {
             return false;
         }
         // Whoever loads it from here on sees the set.
@@ -270,14 +269,14 @@ impl Files {
     /// Whether a file's contents may be seen and changed.
     ///
     /// # Errors
-    /// `Io` if it owes a write.
+    /// `Io` if they are closed.
     pub(crate) fn check_contents(&self, ino: InodeNo) -> Result<(), Status> {
-        if self.owing.lock().contains(&ino) { Err(Status::Io) } else { Ok(()) }
+        if self.closed.lock().contains(&ino) { Err(Status::Io) } else { Ok(()) }
     }
 
-    /// How many files owe a write.
+    /// How many files' contents are closed.
     pub fn closed_files(&self) -> usize {
-        self.owing.lock().len()
+        self.closed.lock().len()
     }
 
     /// The free space of the pool.
@@ -298,7 +297,7 @@ impl Files {
             Status::Io
         })?;
         let file = FileRegion::new(ino, table, attr.size, self.generations.next());
-        file.owes.store(self.check_contents(ino).is_err(), Ordering::Release);
+        file.is_closed.store(self.check_contents(ino).is_err(), Ordering::Release);
         file.append_only.store(attr.flags.has(InodeFlags::APPEND_ONLY), Ordering::Relaxed);
         Ok(file)
     }

@@ -45,7 +45,7 @@ impl Files {
         match self.resolve(owner, filekey) {
             Ok((file, rights)) if rights.read && !file.is_reaped() => {
                 // Where nobody looks for the pattern the READ is refused, and the client asks by RPC.
-                if file.owes() && self.pages.policy().exposure != Exposure::Magic {
+                if file.is_closed() && self.pages.policy().exposure != Exposure::Magic {
                     return Err(WcStatus::RemoteOperation);
                 }
                 Ok(file)
@@ -116,7 +116,7 @@ impl Files {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
-        if file.owes() {
+        if file.is_closed() {
             // Not one page is there: who asks by RPC is told.
             divide(offset, out.len()).for_each(|part| {
                 let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
@@ -189,7 +189,7 @@ impl FileTarget for Files {
     ) -> Result<(), WcStatus> {
         let file = self.file_to_read(owner, filekey)?;
         out.fill(0);
-        if file.owes() {
+        if file.is_closed() {
             return Ok(());
         }
         let state = file.state();

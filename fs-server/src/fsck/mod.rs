@@ -19,7 +19,8 @@ mod report;
 pub use report::{Finding, Report};
 
 use crate::meta::{
-    Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, Survey, image_count, paths, repair,
+    Detail, DiskOptions, DiskStore, HashKey, Meta, MetaError, Store, StoreError, Survey, image_count, paths,
+    repair,
 };
 use crate::pool::{self, Intent, PoolDirectory, PoolError};
 use cuttlefs_common::size::ByteSize;
@@ -158,7 +159,7 @@ impl Drop for Scratch {
     }
 }
 
-type Opened = Result<(DiskStore, Option<Scratch>), String>;
+type Opened = Result<(DiskStore, Option<Scratch>), StoreError>;
 
 /// The store, or why it cannot be opened.
 fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, FsckError> {
@@ -177,7 +178,7 @@ fn open_store(options: &FsckOptions, opened: &PoolDirectory) -> Result<Opened, F
         (path, Some(scratch))
     };
     let store = DiskStore::open(&path, DiskOptions::default());
-    Ok(store.map(|store| (store, scratch)).map_err(|error| error.to_string()))
+    Ok(store.map(|store| (store, scratch)))
 }
 
 /// Whether a copy of `from` fits beside what is in `to`.

@@ -2,8 +2,8 @@
 //! page of one file, two frames, one reader, and whatever befalls the page meanwhile.
 //!
 //! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A
-//! page is two words. The tests here read as the NIC engine does (target translation, `files::target`): the page and its entry under the
-//! mapping's lock, then the copy. Those of the initiator stand with its code (fs-client, `read::model`) and use the same site.
+//! page is two words. Its own way to read is the NIC engine's (target translation, `files::target`): the page and its entry under the
+//! mapping's lock, then the copy. The tests are fs-client's (tests/page_model.rs), which has the initiator's way.
 //!
 //! Restated is only what lies around the protocol: the block lock and the mapping's lock, which are locks of the checker's. What was
 //! written before a read began is told to the reader as a reply would be: released by the writer, acquired by it.
@@ -290,26 +290,4 @@ pub fn check_given_away(read: Reader) {
         },
         &[OWN],
     );
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_s_read_is_never_mistaken() {
-        check_reader(Site::read_as_target);
-    }
-
-    #[test]
-    #[should_panic(expected = "read [")]
-    fn a_write_without_the_protocol_is_caught() {
-        check_scribble(Site::read_as_target);
-    }
-
-    #[test]
-    #[should_panic(expected = "read [")]
-    fn a_page_that_is_given_away_under_its_mapping_is_caught() {
-        check_given_away(Site::read_as_target);
-    }
 }

@@ -19,6 +19,28 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Why there is no such policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// No policy is called so.
+    #[error("`{0}` is no region policy; give one of {names}", names = PolicyName::ALL.map(PolicyName::text).join(", "))]
+    Unknown(String),
+    /// Nor a technique.
+    #[error("`{0}` is no technique; give tiering, hotspot or magic")]
+    UnknownTechnique(String),
+    /// Only `rpc-direct` is given techniques.
+    #[error("--with belongs to --region rpc-direct; {0} takes no techniques")]
+    NoTechniques(PolicyName),
+    /// One that comes earlier is left out.
+    #[error(
+        "--with takes `tiering`, `tiering,hotspot` or `tiering,hotspot,magic`: each technique builds on the one before"
+    )]
+    TechniqueLeftOut,
+    /// Nothing faults in the NIC engine.
+    #[error("--odp-hardware belongs to --region odp; {0} has no such faults")]
+    NoFaults(RegionPolicy),
+}
+
 /// A policy by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyName {
@@ -61,13 +83,11 @@ impl fmt::Display for PolicyName {
 }
 
 impl FromStr for PolicyName {
-    type Err = String;
+    type Err = PolicyError;
 
     fn from_str(input: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|name| name.text() == input).ok_or_else(|| {
-            let names = Self::ALL.map(Self::text).join(", ");
-            format!("`{input}` is no region policy; give one of {names}")
-        })
+        let known = Self::ALL.into_iter().find(|name| name.text() == input);
+        known.ok_or_else(|| PolicyError::Unknown(input.to_owned()))
     }
 }
 
@@ -83,14 +103,14 @@ pub enum Technique {
 }
 
 impl FromStr for Technique {
-    type Err = String;
+    type Err = PolicyError;
 
     fn from_str(input: &str) -> Result<Self, Self::Err> {
         match input {
             "tiering" => Ok(Self::Tiering),
             "hotspot" => Ok(Self::Hotspot),
             "magic" => Ok(Self::Magic),
-            _ => Err(format!("`{input}` is no technique; give tiering, hotspot or magic")),
+            _ => Err(PolicyError::UnknownTechnique(input.to_owned())),
         }
     }
 }
@@ -157,23 +177,19 @@ impl RegionPolicy {
     /// `rpc-direct` with the first techniques of Figure 10.
     ///
     /// # Errors
-    /// In words: the name takes none, or one that comes earlier is left out.
-    pub fn with(name: PolicyName, techniques: &[Technique]) -> Result<Self, String> {
+    /// `NoTechniques`, `TechniqueLeftOut`.
+    pub fn with(name: PolicyName, techniques: &[Technique]) -> Result<Self, PolicyError> {
         if techniques.is_empty() {
             return Ok(Self::of(name));
         }
         if name != PolicyName::RpcDirect {
-            return Err(format!("--with belongs to --region rpc-direct; {name} takes no techniques"));
+            return Err(PolicyError::NoTechniques(name));
         }
         let wanted = [Technique::Tiering, Technique::Hotspot, Technique::Magic];
         let mut given = techniques.to_vec();
         given.sort_unstable();
         if !wanted.starts_with(&given) {
-            return Err(
-                "--with takes `tiering`, `tiering,hotspot` or `tiering,hotspot,magic`: each technique \
-                        builds on the one before"
-                    .to_owned(),
-            );
+            return Err(PolicyError::TechniqueLeftOut);
         }
         let has = |technique| given.contains(&technique);
         Ok(Self {
@@ -187,10 +203,10 @@ impl RegionPolicy {
     /// The same, with what an RNIC's page faults cost beside the CPU's.
     ///
     /// # Errors
-    /// In words: nothing faults in the NIC engine under this policy.
-    pub fn with_hardware_times(self) -> Result<Self, String> {
+    /// `NoFaults`.
+    pub fn with_hardware_times(self) -> Result<Self, PolicyError> {
         if self.exposure != Exposure::Faulting {
-            return Err(format!("--odp-hardware belongs to --region odp; {self} has no such faults"));
+            return Err(PolicyError::NoFaults(self));
         }
         Ok(Self { hardware_times: true, ..self })
     }
@@ -230,7 +246,7 @@ mod tests {
             assert_eq!(RegionPolicy::of(name).to_string(), name.to_string());
         }
         let error = "numa".parse::<PolicyName>().expect_err("no policy");
-        assert!(error.contains("rpc-buffer"), "{error}");
+        assert!(error.to_string().contains("rpc-buffer"), "{error}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::worker::WorkerContext;
 use crate::files::Changed;
 use crate::session::Admission;
 use crate::veil::Veil;
+use cuttlefs_common::breach::Breach;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rpc::{HEADER_LEN, Request, RequestHeader};
 use cuttlefs_common::status::Status;
@@ -42,10 +43,9 @@ pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection
     context.retire(&connection);
 }
 
-fn parse(message: &[u8]) -> Result<(RequestHeader, Request<'_>), String> {
-    let (header, bytes) = RequestHeader::parse(message).map_err(|error| error.to_string())?;
-    let request = Request::parse(bytes).map_err(|error| error.to_string())?;
-    Ok((header, request))
+fn parse(message: &[u8]) -> Result<(RequestHeader, Request<'_>), Breach> {
+    let (header, bytes) = RequestHeader::parse(message)?;
+    Ok((header, Request::parse(bytes)?))
 }
 
 /// Ends the connection of a peer that does not keep to the protocol.
@@ -103,12 +103,12 @@ async fn answer(
             };
             if unanswered {
                 // Whoever sent it again meanwhile was told that it runs; without its connection it sends once more.
-                if let Some(other) = context.server.connections.get(answer_to) {
+                if let Some(other) = context.server.admission.connections.get(answer_to) {
                     other.close();
                 }
             } else if answer_to == connection.number() {
                 reply.send(connection).await;
-            } else if let Some(other) = context.server.connections.get(answer_to) {
+            } else if let Some(other) = context.server.admission.connections.get(answer_to) {
                 other.send(&reply.to_vec()).await;
             }
             return;
@@ -120,7 +120,7 @@ async fn answer(
 /// Where answers are durable: waits until what a request has changed is. The one place where they wait.
 async fn make_durable(context: &Rc<WorkerContext>, claim: &Claim, changed: &Changed) -> Result<(), Status> {
     let server = &context.server;
-    if !server.durable_answers {
+    if !server.about.durable_answers {
         return Ok(());
     }
     let _turn = if changed.has_contents() { Some(context.turns.take(claim).await) } else { None };

@@ -37,7 +37,7 @@ impl Acceptor {
                     panic_ends::plant("acceptor");
                     match accepted {
                         Ok(incoming) => {
-                            let peer = server.shares.peer(&incoming.peer());
+                            let peer = server.admission.shares.peer(&incoming.peer());
                             let door = &doors[peer.home().next_worker()];
                             admit(incoming, &server, pd.as_ref(), door);
                         }
@@ -75,7 +75,7 @@ pub(super) fn accept(
     cq: &Arc<dyn CompletionQueue>,
 ) -> Option<Arc<Connection>> {
     let identity = incoming.peer();
-    let place = match server.shares.peer(&identity).take(Resource::Connections) {
+    let place = match server.admission.shares.peer(&identity).take(Resource::Connections) {
         Ok(place) => place,
         Err(full) => {
             server.counters.refused.fetch_add(1, Ordering::Relaxed);
@@ -96,10 +96,10 @@ pub(super) fn accept(
     });
     match accepted {
         Ok((qp, region)) => {
-            let entry = server.connections.entry();
+            let entry = server.admission.connections.entry();
             let connection = Arc::new(Connection::new((entry, place), qp, region));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
-            server.connections.add(&connection);
+            server.admission.connections.add(&connection);
             Some(connection)
         }
         Err(error) => {

@@ -46,7 +46,7 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
         worker.spawn_local(async move {
             let never = AtomicBool::new(false);
             let server = &task.server;
-            let period = Duration::from_millis(u64::from(server.sampling.period_ms));
+            let period = Duration::from_millis(u64::from(server.about.sampling.period_ms));
             let (files, clock) = (&server.files, server.clock.as_ref());
             files::run_promotion(files, task.disk.as_ref(), &timer, clock, period, &never).await;
         });
@@ -62,8 +62,8 @@ pub(super) fn spawn(worker: &Worker, context: &Rc<WorkerContext>, disk: &SummedD
             disk: &disk,
             timer: &timer,
             clock: server.clock.as_ref(),
-            name: &|pages| server.rotten.name(server, pages),
-            figures: &server.scrub,
+            name: &|pages| server.integrity.rotten.name(server, pages),
+            figures: &server.integrity.scrub,
             keep: &|record| {
                 // A failure is logged and counted there, and costs a part of a pass that is read again.
                 let _ = server.meta.keep_scrub(record);

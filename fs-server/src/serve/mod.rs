@@ -29,10 +29,10 @@ use crate::pages::{Hotspots, Pages, PagesConfig, ScrubFigures, ScrubOptions};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::rights::{Accounts, ExportRule, Exports, Tickets};
 use crate::rpc::connections::Connections;
-use crate::server::Server;
+use crate::server::{About, Admission, Integrity, Server};
 use crate::session::Sessions;
 use crate::shares::Shares;
-use crate::worker::WorkerHandle;
+use crate::worker::{WorkerError, WorkerHandle};
 
 use acceptor::Acceptor;
 use cuttlefs_common::ids::{ClientId, PoolPage};
@@ -43,6 +43,7 @@ use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::{Mutex, RwLock};
+use recovery::RecoveryError;
 use rotten::RottenPages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -163,9 +164,18 @@ pub enum StartError {
          to take a page fault; listen on tcp:// or unix:// only"
     )]
     FaultsWithoutNic(Endpoint),
-    /// A worker did not start.
+    /// What a server before this one left cannot be recovered.
+    #[error("cannot recover what the server before this one left: {0}")]
+    Recovery(#[from] RecoveryError),
+    /// A worker has no ring to wait with.
     #[error("a worker could not start: {0}")]
-    Worker(String),
+    Worker(#[from] WorkerError),
+    /// A worker ended before it served.
+    #[error("a worker ended before it served; the log above says why")]
+    WorkerEnded,
+    /// There is nothing to listen on.
+    #[error("no endpoint to listen on was given; give one (--listen)")]
+    NoEndpoint,
 }
 
 /// Whether the server is going down, and how many requests still run.
@@ -262,7 +272,7 @@ impl RunningServer {
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
         for endpoint in listen {
             let listener = pd.listen(endpoint)?;
-            self.server.endpoints.lock().push(listener.endpoint());
+            self.server.about.endpoints.lock().push(listener.endpoint());
             let acceptor = Acceptor::start(listener, &self.server, pd, doors.clone())
                 .map_err(|source| StartError::System { action: "start an acceptor", source })?;
             self.acceptors.push(acceptor);
@@ -272,7 +282,7 @@ impl RunningServer {
 
     /// Where it listens, with ports the system chose.
     pub fn endpoints(&self) -> Vec<Endpoint> {
-        self.server.endpoints.lock().clone()
+        self.server.about.endpoints.lock().clone()
     }
 
     /// What it shares, for figures.
@@ -302,18 +312,18 @@ impl RunningServer {
         for acceptor in self.acceptors.drain(..) {
             acceptor.join();
         }
-        for connection in self.server.connections.all() {
+        for connection in self.server.admission.connections.all() {
             connection.qp().close();
         }
         // The first worker writes everything back on its way out; the others have nothing left to do.
         for worker in self.workers.drain(..).rev() {
             worker.stop();
         }
-        let scrub = self.server.scrub.lock().record();
+        let scrub = self.server.integrity.scrub.lock().record();
         if let Some(Err(status)) = scrub.map(|record| self.server.meta.keep_scrub(&record)) {
             tracing::warn!(%status, "where the scrub is could not be kept");
         }
-        let clean = self.server.files.is_written_back().then_some(self.server.epoch);
+        let clean = self.server.files.is_written_back().then_some(self.server.about.epoch);
         if let Err(status) = self.server.meta.close(clean) {
             tracing::error!(%status, "metadata could not be flushed at the end");
         }
@@ -389,28 +399,31 @@ fn build(
         files.newer.start();
     }
     let scrub = meta.scrub().map(|record| ScrubFigures::kept(&record, pool_pages)).unwrap_or_default();
+    let workers = options.workers.max(1);
     let server = Arc::new(Server {
         meta,
         files,
         sessions,
-        connections: Connections::default(),
-        exports,
-        tickets,
-        shares: Shares::new(options.workers.max(1)),
+        locks,
+        admission: Admission {
+            exports,
+            tickets,
+            connections: Connections::default(),
+            shares: Shares::new(workers),
+        },
+        integrity: Integrity { sums, scrub: Mutex::new(scrub), rotten: RottenPages::default() },
+        about: About {
+            epoch: random.next_u64(),
+            endpoints: Mutex::default(),
+            network_security: device.network_security(),
+            workers,
+            sampling: options.sampling,
+            durable_answers: options.durable_answers,
+        },
         device: device.clone(),
-        epoch: random.next_u64(),
         clock,
         counters: ServerCounters::default(),
-        endpoints: Mutex::default(),
-        network_security: device.network_security(),
-        workers: options.workers.max(1),
-        sampling: options.sampling,
-        sums,
-        scrub: Mutex::new(scrub),
-        rotten: RottenPages::default(),
         drain: Drain::default(),
-        durable_answers: options.durable_answers,
-        locks,
         opens_nameless: RwLock::default(),
     });
     Ok((server, forgotten))

@@ -4,6 +4,7 @@
 //! What has a thread of its own elsewhere (the syncs of metadata's log) is run by `step`, too, sooner or later
 //! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
+use super::recovery::RecoveryError;
 use super::{ServeOptions, StartError, acceptor, background, build, recovery};
 use crate::committer::Committer;
 use crate::meta::Meta;
@@ -78,7 +79,7 @@ impl OneThreadServer {
         others: &dyn Fn() -> bool,
     ) -> Result<Self, StartError> {
         let endpoint = options.listen.first().cloned();
-        let endpoint = endpoint.ok_or_else(|| StartError::Worker("no endpoint to listen on".into()))?;
+        let endpoint = endpoint.ok_or(StartError::NoEndpoint)?;
         let committed = Committer::by_hand(meta.clone());
         let commits = Commits { meta: committed.clone(), random: random.clone(), at_once: Cell::new(false) };
         let layout = SumLayout::new([pool_pages]);
@@ -86,11 +87,10 @@ impl OneThreadServer {
         let (server, forgotten) =
             build(meta, committed, layout, None, device, clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
-        let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.sums.clone());
+        let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
         let pd = device.alloc_pd();
         let cq = device.create_cq(CQ_DEPTH)?;
-        let worker = Worker::new(Some(cq.clone()), None, clock)
-            .map_err(|error| StartError::Worker(error.to_string()))?;
+        let worker = Worker::new(Some(cq.clone()), None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
@@ -105,7 +105,7 @@ impl OneThreadServer {
         let step = || worker.step(&mut |_| {}).unwrap_or(false) || others();
         while outcome.borrow().is_none() && commits.run_beside(step) {}
         let done = outcome.borrow_mut().take();
-        done.unwrap_or_else(|| Err("recovery stands still".into())).map_err(StartError::Worker)?;
+        done.unwrap_or(Err(RecoveryError::Stopped))?;
         server.forget(&forgotten);
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);

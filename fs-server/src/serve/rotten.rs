@@ -28,7 +28,7 @@ impl RottenPages {
         let walker = server.clone();
         let begun = std::thread::Builder::new().name("rotten".into()).spawn(move || {
             walk(&walker, &pages);
-            walker.rotten.is_busy.store(false, Ordering::Release);
+            walker.integrity.rotten.is_busy.store(false, Ordering::Release);
         });
         if let Err(error) = begun {
             tracing::warn!(%error, "no thread can be started that finds the files of rotten pages");

@@ -1,5 +1,6 @@
 //! One worker thread: its queue, ring, context and tasks, from start to stop.
 
+use super::recovery::RecoveryError;
 use super::{Door, StartError, Storage, background, held_memory, join, recovery};
 use crate::files;
 use crate::pages::ScrubOptions;
@@ -35,7 +36,7 @@ impl WorkerThread {
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
-        let (started, wait) = mpsc::channel::<Result<WorkerHandle, String>>();
+        let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
         let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
         let body = move || {
             let built = build(&server, pd.as_ref(), &storage, queue);
@@ -84,8 +85,8 @@ impl WorkerThread {
                 let door = Door { handle, connections: sender, cq };
                 Ok(Self { door, thread })
             }
-            Ok(Err(reason)) => Err(StartError::Worker(reason)),
-            Err(_) => Err(StartError::Worker("it panicked".into())),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(StartError::WorkerEnded),
         }
     }
 
@@ -99,14 +100,10 @@ impl WorkerThread {
     }
 }
 
-fn recover(worker: &Worker, context: &Rc<WorkerContext>) -> Result<(), String> {
+fn recover(worker: &Worker, context: &Rc<WorkerContext>) -> Result<(), StartError> {
     let task = context.clone();
     let all = async move { recovery::run(&task.server, task.disk.as_ref()).await };
-    match worker.block_on(all) {
-        Ok(Some(done)) => done,
-        Ok(None) => Err("it was stopped during recovery".into()),
-        Err(error) => Err(error.to_string()),
-    }
+    Ok(worker.block_on(all)?.unwrap_or(Err(RecoveryError::Stopped))?)
 }
 
 fn build(
@@ -114,7 +111,7 @@ fn build(
     pd: &dyn ProtectionDomain,
     storage: &Storage,
     cq: Arc<dyn CompletionQueue>,
-) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), String> {
+) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), StartError> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
         None => {
@@ -123,21 +120,21 @@ fn build(
         }
     };
     let frames = server.files.pages().frames().memory().clone();
-    let disk = SummedDisk::new(disk, frames, server.sums.clone());
+    let disk = SummedDisk::new(disk, frames, server.integrity.sums.clone());
     let own_ring = ring.as_ref().map(OwnRing::set);
-    let worker = Worker::new(Some(cq), ring, server.clock.clone()).map_err(|error| error.to_string())?;
+    let worker = Worker::new(Some(cq), ring, server.clock.clone())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
     let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
-    Ok((worker, context.map_err(|e| e.to_string())?, disk, own_ring))
+    Ok((worker, context?, disk, own_ring))
 }
 
-fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, String> {
+fn open_ring(server: &Server, storage: &Storage) -> Result<Rc<UringDisk>, StartError> {
     let frames = server.files.pages().frames().memory().clone();
-    UringDisk::new(storage.data.clone(), frames).map(Rc::new).map_err(|error| {
-        format!("io_uring cannot be used ({error}); kernel 5.10 or newer with io_uring enabled is needed")
-    })
+    let action = "use io_uring (kernel 5.10 or newer with io_uring enabled is needed)";
+    let opened = UringDisk::new(storage.data.clone(), frames);
+    opened.map(Rc::new).map_err(|source| StartError::System { action, source })
 }
 
 /// A clean end: all that was acknowledged becomes durable. On the worker itself, for a write-back or an eviction that

@@ -12,6 +12,7 @@ use super::queue::{QpCore, QpParts};
 use super::tcp::{Channel, FirstWords, HelloReader, Knocked, TcpIncoming, TlsConfigs};
 use super::unheard::{Client, Crowd, Unheard};
 use super::{DeviceShared, TcpTrust, credentials, look_up, shm, sys, tcp};
+use crate::breach::Breach;
 use crate::descriptors::is_for_peers;
 use crate::memory::SharedMemory;
 use crate::rdma::PeerKey;
@@ -322,9 +323,9 @@ impl SoftListener {
         );
     }
 
-    fn fail(&self, client: &Client, reason: &str) {
+    fn fail(&self, client: &Client, reason: &Breach) {
         tracing::warn!(endpoint = %self.setup.endpoint, peer = %client.peer, "handshake failed: {reason}");
-        client.greeting.refuse(reason);
+        client.greeting.refuse(&reason.to_string());
     }
 
     /// Lets a client that has something to say go on. `Ok(true)`: the hello is whole.
@@ -332,7 +333,7 @@ impl SoftListener {
         &self,
         client: &mut Client,
         shm_hello: &mut Option<[OwnedFd; 3]>,
-    ) -> Result<Option<bool>, String> {
+    ) -> Result<Option<bool>, Breach> {
         match &mut client.greeting {
             Greeting::FirstWords(_) => unreachable!("answered when their time has come"),
             Greeting::Tcp(channel, reader) => reader.read(channel),

@@ -6,6 +6,7 @@
 
 use super::cq::{Pumped, SoftCq};
 use super::region::{LocalRange, Registry};
+use crate::breach::Breach;
 use crate::ids::QpNumber;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
@@ -227,7 +228,7 @@ pub(super) trait LinkQp: Pumped {
     /// Receives were posted: delivers messages that waited for them.
     fn receives_posted(&self);
     /// Goes to `Error` and flushes; `reason` is logged if it is not an orderly close.
-    fn fail(&self, reason: Option<&str>);
+    fn fail(&self, reason: Option<&Breach>);
 }
 
 /// The queue pair handed to the user. Dropping it disconnects.
@@ -264,7 +265,7 @@ impl QueuePair for SoftQp {
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
         let (result, broken) = self.0.core().post_receives(requests);
         if broken {
-            self.0.fail(Some("a posted receive names memory that is not registered for it"));
+            self.0.fail(Some(&Breach::of("a posted receive names memory that is not registered for it")));
         } else {
             self.0.receives_posted();
         }

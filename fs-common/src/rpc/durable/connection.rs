@@ -12,6 +12,7 @@ use super::service::Request;
 use super::wire::{
     ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, MESSAGE_LEN, Message, open_envelope,
 };
+use crate::breach::Breach;
 use crate::ids::{ClientId, LogSeq, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::{LogDevice, SyncFailed};
@@ -216,7 +217,7 @@ impl Connection {
     }
 
     /// A request arrived, or a batch of them: takes what the RNIC says is there.
-    pub(super) fn arrived(self: &Arc<Self>, imm: Option<u32>, out: &mut Vec<Work>) -> Result<(), String> {
+    pub(super) fn arrived(self: &Arc<Self>, imm: Option<u32>, out: &mut Vec<Work>) -> Result<(), Breach> {
         let mut state = self.state.lock();
         // What came before and nobody needed persistent is made so with the next that is: a record is valid only if
         // everything before it is.
@@ -234,18 +235,18 @@ impl Connection {
             if !more {
                 break;
             }
-            let Taken { lsn, seq, data, end, place, .. } =
-                state.reader.take().map_err(|error| error.to_string())?;
+            let Taken { lsn, seq, data, end, place, .. } = state.reader.take()?;
             match range.last_mut() {
                 Some(open) if open.0 + open.1 <= place.0 && place.0 - open.0 - open.1 < 4096 => {
                     open.1 = place.0 + place.1 - open.0;
                 }
                 _ => range.push(place),
             }
-            let (Envelope { answer_slot, passing }, _) =
-                open_envelope(&data).map_err(|error| error.to_string())?;
+            let (Envelope { answer_slot, passing }, _) = open_envelope(&data)?;
             if answer_slot.is_some_and(|slot| u32::from(slot) >= self.answers.slots) {
-                return Err(format!("request {lsn} wants its answer in a slot that is not there"));
+                return Err(Breach::new(format_args!(
+                    "request {lsn} wants its answer in a slot that is not there"
+                )));
             }
             durable |= !passing;
             state.taken.push_back(Progress { lsn, end, executed: false });
@@ -263,7 +264,7 @@ impl Connection {
         }
         if imm.is_some() {
             let plain = RecvWr { wr_id: WrId(PLAIN), local: self.outgoing.sge(0, 0) };
-            self.qp.post_recv(&[plain]).map_err(|error| error.to_string())?;
+            self.qp.post_recv(&[plain])?;
         }
         if self.kind.receiver_flushes() && !durable && range.len() < PASSING_MAX {
             state.passing = range;
@@ -271,7 +272,7 @@ impl Connection {
             return self.persist(&state.reader, said, &range, last);
         }
         if slows {
-            self.notice(&mut said).map_err(|error| error.to_string())?;
+            self.notice(&mut said)?;
         }
         Ok(())
     }
@@ -283,16 +284,16 @@ impl Connection {
         mut said: MutexGuard<'_, Said>,
         ranges: &[(usize, usize)],
         last: LogSeq,
-    ) -> Result<(), String> {
+    ) -> Result<(), Breach> {
         let persistence = reader.persistence().clone();
         let memory = reader.memory().clone();
         if persistence.by_cache_lines() {
             for (offset, len) in ranges {
                 let persisted = persistence.persist_and_wait(&memory, *offset, *len);
-                persisted.map_err(|error| error.to_string())?;
+                persisted?;
             }
             said.persistent = last;
-            return self.notice(&mut said).map_err(|error| error.to_string());
+            return self.notice(&mut said).map_err(Breach::from);
         }
         // One sync covers every range; the domain tells in the order it was asked.
         let Some((offset, len)) = ranges.first().copied() else { return Ok(()) };
@@ -300,9 +301,9 @@ impl Connection {
         let this = self.clone();
         let done = move |result: Result<(), SyncFailed>| {
             let mut said = this.said.lock();
-            let told = result.map_err(|error| error.to_string()).and_then(|()| {
+            let told = result.map_err(Breach::from).and_then(|()| {
                 said.persistent = last;
-                this.notice(&mut said).map_err(|error| error.to_string())
+                this.notice(&mut said).map_err(Breach::from)
             });
             drop(said);
             if let Err(reason) = told {
@@ -313,15 +314,15 @@ impl Connection {
         Ok(())
     }
 
-    /// A request was executed: answers, and moves the head past everything that was. A ring of persistent memory moves it at
-    /// once, one on a synced file once for many records.
+    /// A request was executed: answers, and moves the head past everything that was, once for many records. A ring of persistent memory
+    /// moves it also when all that was taken is executed: a doorbell's requests cost one checkpoint. On a synced file that is not worth its sync.
     fn executed(
         &self,
         lsn: LogSeq,
         status: u32,
         answer_slot: Option<u16>,
         body: &[u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), Breach> {
         self.common.executed.fetch_add(1, Ordering::Relaxed);
         let backlog = self.backlog.fetch_sub(1, Ordering::AcqRel) - 1;
         let mut state = self.state.lock();
@@ -331,9 +332,11 @@ impl Connection {
         }
         if let Some((end, next)) = finished(&state) {
             let by_lines = state.reader.persistence().by_cache_lines();
-            let part = if by_lines { 1 } else { state.reader.geometry().capacity() / 8 };
+            let is_all = state.taken.back().is_some_and(|last| last.lsn < next);
+            let part = state.reader.geometry().capacity() / 8;
             let before = state.reader.checkpoint();
-            if end - before.position >= part || next.0 - before.lsn.0 >= RECORDS_PER_HEAD {
+            let is_much = end - before.position >= part || next.0 - before.lsn.0 >= RECORDS_PER_HEAD;
+            if is_much || (by_lines && is_all) {
                 self.advance(&mut state, end, next)?;
             }
         }
@@ -344,11 +347,11 @@ impl Connection {
         let resumes = said.slow && backlog <= slow_beyond - slow_beyond / RESUME_PART;
         said.slow &= !resumes;
         if let Some(slot) = answer_slot {
-            self.answer(&state, slot, lsn, status, body).map_err(|error| error.to_string())?;
+            self.answer(&state, slot, lsn, status, body)?;
             said.told = said.head;
         }
         if resumes || self.is_untold(&state, &said) {
-            self.notice(&mut said).map_err(|error| error.to_string())?;
+            self.notice(&mut said)?;
         }
         Ok(())
     }
@@ -360,8 +363,9 @@ impl Connection {
     }
 
     /// Moves the head, makes that persistent, and posts the slots that are free by that.
-    fn advance(&self, state: &mut State, end: u64, next: LogSeq) -> Result<(), String> {
-        state.reader.checkpoint_to(end, next).map_err(|error| error.to_string())?;
+    fn advance(&self, state: &mut State, end: u64, next: LogSeq) -> Result<(), Breach> {
+        self.common.heads.fetch_add(1, Ordering::Relaxed);
+        state.reader.checkpoint_to(end, next)?;
         while state.taken.front().is_some_and(|progress| progress.lsn < next) {
             state.taken.pop_front();
         }
@@ -371,7 +375,7 @@ impl Connection {
         if self.kind.sends() && !self.broken.load(Ordering::Acquire) {
             let geometry = state.reader.geometry();
             let upto = (end + geometry.capacity()) / geometry.stride();
-            self.post_slots(state, upto).map_err(|error| error.to_string())?;
+            self.post_slots(state, upto)?;
         }
         Ok(())
     }
@@ -416,7 +420,7 @@ impl Connection {
     }
 
     /// Ends the connection; what its ring holds is executed when the sender comes back, or at the next start.
-    pub(super) fn give_up(&self, reason: &str) {
+    pub(super) fn give_up(&self, reason: &Breach) {
         if !self.broken.swap(true, Ordering::AcqRel) {
             tracing::warn!(client = %self.client, "durable connection closed: {reason}");
         }

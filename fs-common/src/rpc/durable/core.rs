@@ -12,6 +12,7 @@ use super::receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, ReceiverOptions};
 use super::rings::RingStore;
 use super::service::Service;
 use super::wire::{MESSAGE_LEN, Message};
+use crate::breach::Breach;
 use crate::ids::{ClientId, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::{
@@ -83,6 +84,8 @@ pub(super) struct Common {
     pub(super) options: ReceiverOptions,
     pub(super) executed: AtomicU64,
     pub(super) recovered: AtomicU64,
+    /// Checkpoints of heads. Relaxed: a figure.
+    pub(super) heads: AtomicU64,
 }
 
 /// A receiver without anybody to run it.
@@ -115,7 +118,13 @@ impl Core {
         options: ReceiverOptions,
         feeds: Vec<Feed<Work>>,
     ) -> Result<Self, RdmaError> {
-        let common = Common { service, options, executed: AtomicU64::new(0), recovered: AtomicU64::new(0) };
+        let common = Common {
+            service,
+            options,
+            executed: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+            heads: AtomicU64::new(0),
+        };
         Ok(Self {
             pd: device.alloc_pd(),
             cq: device.create_cq(QUEUE_DEPTH)?,
@@ -282,7 +291,7 @@ impl Core {
         match self.open(&qp, &region) {
             Ok(connection) => {
                 if let Err(error) = connection.welcome() {
-                    connection.give_up(&error.to_string());
+                    connection.give_up(&error.into());
                     // Without a receive posted no completion says that it is gone.
                     self.leave(qp.number());
                 }
@@ -304,40 +313,39 @@ impl Core {
         &self,
         qp: &Arc<dyn QueuePair>,
         region: &Arc<dyn MemoryRegion>,
-    ) -> Result<Arc<Connection>, String> {
+    ) -> Result<Arc<Connection>, Breach> {
         let mut bytes = [0; MESSAGE_LEN];
         region.memory().read(0, &mut bytes);
-        let hello = Message::parse(&bytes).map_err(|error| error.to_string())?;
+        let hello = Message::parse(&bytes)?;
         let Message::Hello { client, capacity, stride, answers, slots, slot_len, kind } = hello else {
-            return Err("the first message is no hello".to_owned());
+            return Err(Breach::of("the first message is no hello"));
         };
         if slot_len > SLOT_MAX || u64::from(slot_len) * u64::from(slots) > ANSWERS_MAX_BYTES {
-            return Err(format!("{slots} answer slots of {slot_len} bytes are too much"));
+            return Err(Breach::new(format_args!("{slots} answer slots of {slot_len} bytes are too much")));
         }
-        let geometry = Geometry::new(capacity, stride).map_err(|error| error.to_string())?;
+        let geometry = Geometry::new(capacity, stride)?;
         let slots_posted = if geometry.is_slots() { capacity / stride } else { 0 };
         if geometry.is_slots() != kind.sends() || slots_posted >= u64::from(QUEUE_DEPTH) {
-            return Err("that ring is not for that kind of RPC".to_owned());
+            return Err(Breach::of("that ring is not for that kind of RPC"));
         }
         let Common { service, executed, recovered, .. } = &*self.common;
         let _alone = self.opening.lock();
         service.admit(client, &qp.peer())?;
         self.end_connections(client);
         let opened = self.store.open(client, geometry, &**service);
-        let (ring, found) = opened.map_err(|error| error.to_string())?;
+        let (ring, found) = opened?;
         executed.fetch_add(found, Ordering::Relaxed);
         recovered.fetch_add(found, Ordering::Relaxed);
         let slots = AnswerSlots { rkey: answers, slots, slot_len };
         let common = self.common.clone();
-        let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)
-            .map_err(|error| error.to_string())?;
+        let connection = Connection::new(common, &*self.pd, qp.clone(), ring, client, kind, slots)?;
         let mut known = self.known.lock();
         // Where others go on meanwhile it may have gone.
         match known.insert(qp.number(), Known::Welcomed(connection.clone())) {
             Some(_) => Ok(connection),
             None => {
                 known.remove(&qp.number());
-                Err("it went away".to_owned())
+                Err(Breach::of("it went away"))
             }
         }
     }

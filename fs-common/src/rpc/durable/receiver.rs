@@ -57,6 +57,8 @@ pub struct ReceiverFigures {
     pub executed: u64,
     /// Of them, out of rings that a crash or a broken connection left.
     pub recovered: u64,
+    /// Times a ring's head was moved and made persistent.
+    pub heads: u64,
     /// Times senders were told to slow down.
     pub slowed: u64,
     /// Senders that are connected.
@@ -124,10 +126,11 @@ impl Receiver {
     pub fn figures(&self) -> ReceiverFigures {
         let welcomed = self.core.welcomed();
         let of_living = welcomed.iter().map(|connection| connection.slowed.load(Ordering::Relaxed));
-        let Common { executed, recovered, .. } = &*self.core.common;
+        let Common { executed, recovered, heads, .. } = &*self.core.common;
         ReceiverFigures {
             executed: executed.load(Ordering::Relaxed),
             recovered: recovered.load(Ordering::Relaxed),
+            heads: heads.load(Ordering::Relaxed),
             slowed: self.core.slowed.load(Ordering::Relaxed) + of_living.sum::<u64>(),
             senders: welcomed.len(),
             silent: self.core.silent.load(Ordering::Relaxed),

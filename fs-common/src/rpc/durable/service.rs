@@ -1,5 +1,6 @@
 //! What a receiver's requests do.
 
+use crate::breach::Breach;
 use crate::ids::{ClientId, LogSeq};
 use crate::rdma::PeerIdentity;
 use crate::redo::LogId;
@@ -33,7 +34,7 @@ pub trait Service: Send + Sync {
     ///
     /// # Errors
     /// The reason, for the log.
-    fn admit(&self, _client: ClientId, _peer: &PeerIdentity) -> Result<(), String> {
+    fn admit(&self, _client: ClientId, _peer: &PeerIdentity) -> Result<(), Breach> {
         Ok(())
     }
 }

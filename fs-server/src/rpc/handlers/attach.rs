@@ -27,7 +27,7 @@ pub(crate) fn attach(
 ) -> Result<Body, Status> {
     let server = &context.server;
     let peer = connection.qp().peer();
-    let grant = server.exports.grant(&peer, &server.meta)?;
+    let grant = server.admission.exports.grant(&peer, &server.meta)?;
     let who = grant.identify(header, None);
     let judge = Judge { meta: &server.meta, who: &who };
     let below = export::components(subtree)?;
@@ -47,7 +47,7 @@ pub(crate) fn attach(
     }
     let policy = server.files.pages().policy();
     body(&Reply::Attached(Attached {
-        server_epoch: server.epoch,
+        server_epoch: server.about.epoch,
         session: session.number().0,
         lease_ms: server.sessions.lease().as_millis() as u32,
         slots: SLOTS_PER_SESSION,
@@ -60,8 +60,8 @@ pub(crate) fn attach(
             Exposure::Pinned | Exposure::Faulting => OneSidedReads::Whole,
             Exposure::Hidden => OneSidedReads::Off,
         },
-        sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.sampling),
-        durable_answers: server.durable_answers,
+        sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.about.sampling),
+        durable_answers: server.about.durable_answers,
     }))
 }
 
@@ -91,7 +91,7 @@ fn reclaim_one(call: &Call<'_>, file: &Reclaim) -> Result<Opened, Status> {
     }
     let attr = server.meta.attr(file.ino)?;
     let client = call.session.client();
-    let is_good = |ticket| server.tickets.is_good(ticket, client, file.ino, file.rights);
+    let is_good = |ticket| server.admission.tickets.is_good(ticket, client, file.ino, file.rights);
     if !file.ticket.is_some_and(is_good) {
         call.judge().check_rights(&attr, file.rights)?;
     }

@@ -186,7 +186,7 @@ pub(super) async fn write(
     changing.done(written.attr.change, written.offset..written.offset + u64::from(written.len));
     server.counters.written_bytes.fetch_add(u64::from(written.len), Ordering::Relaxed);
     // While others sync the disk is busy, and who asks when they have done shares one sync with many.
-    if file.rhythm.wrote() && !server.durable_answers && !server.files.is_flushing() {
+    if file.rhythm.wrote() && !server.about.durable_answers && !server.files.is_flushing() {
         begin_sync(call, file);
     }
     body(&Reply::Written {

@@ -37,7 +37,7 @@ impl Call<'_> {
             Status::Busy
         })?;
         let opened = server.files.open_with(self.session.number(), attr.ino, rights, Some(place))?;
-        let ticket = server.tickets.issue(self.session.client(), attr.ino, rights);
+        let ticket = server.admission.tickets.issue(self.session.client(), attr.ino, rights);
         Ok(Opened { filekey: opened.filekey, slot: opened.slot, attr: *attr, ticket })
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Counters are pulled over the connection they are shared on, once a period, until it ends. One table a connection.
 pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Status> {
     let server = &call.context.server;
-    let shape = CountersShape::of(&server.sampling).ok_or(Status::Unsupported)?;
+    let shape = CountersShape::of(&server.about.sampling).ok_or(Status::Unsupported)?;
     let is_large_enough = buffer.len as usize >= shape.len_bytes();
     if !is_large_enough || buffer.offset.checked_add(u64::from(buffer.len)).is_none() {
         return Err(Status::Invalid);
@@ -23,7 +23,7 @@ pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Statu
         return Err(Status::Invalid);
     }
     let counters = SharedCounters { buffer, shape, owner: call.session.number() };
-    let period = Duration::from_millis(u64::from(server.sampling.period_ms));
+    let period = Duration::from_millis(u64::from(server.about.sampling.period_ms));
     let (connection, payer) = (Arc::downgrade(call.connection), call.connection.peer().payer());
     call.context.spawn_for(payer, sampling::run(call.context.clone(), connection, counters, period));
     done()

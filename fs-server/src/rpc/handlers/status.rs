@@ -52,16 +52,16 @@ fn shares(server: &Server) -> Value {
     let each = Resource::ALL.map(|resource| {
         let bound = resource.bound();
         let figures = json!({
-            "used": server.shares.used(resource),
+            "used": server.admission.shares.used(resource),
             "bound": bound.all,
             "share": bound.share,
             "reserve": bound.reserve,
-            "largest": server.shares.largest(resource),
+            "largest": server.admission.shares.largest(resource),
         });
         (resource.name().to_owned(), figures)
     });
     let mut shares: Map<String, Value> = each.into_iter().collect();
-    shares.insert("peers".to_owned(), json!(server.shares.peers()));
+    shares.insert("peers".to_owned(), json!(server.admission.shares.peers()));
     Value::Object(shares)
 }
 
@@ -85,11 +85,11 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let rpc: Map<String, Value> =
         server.counters.rpc().map(|(name, count)| (name.to_owned(), json!(count))).collect();
     let rpc_total: u64 = server.counters.rpc().map(|(_, count)| count).sum();
-    let durability = if server.durable_answers { Durability::Ack } else { Durability::Fsync };
+    let durability = if server.about.durable_answers { Durability::Ack } else { Durability::Fsync };
     let counts = pages.counts;
     let policy = server.files.pages().policy();
-    let sums = server.sums.figures();
-    let scrub = *server.scrub.lock();
+    let sums = server.integrity.sums.figures();
+    let scrub = *server.integrity.scrub.lock();
     let locks = server.locks.figures();
     let nic = server.device.figures();
     let metadata = server.meta.store_figures();
@@ -97,17 +97,17 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "version": env!("CARGO_PKG_VERSION"),
         "rpc_protocol": PROTOCOL_VERSION,
         "pid": std::process::id(),
-        "epoch": format!("{:016x}", server.epoch),
+        "epoch": format!("{:016x}", server.about.epoch),
         "uptime_seconds": server.clock.monotonic().as_secs(),
         "provider": "soft",
-        "network_security": server.network_security,
-        "links": server.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "exports": server.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
+        "network_security": server.about.network_security,
+        "links": server.about.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "exports": server.admission.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
         "durability": durability.to_string(),
         // How a request becomes persistent: it comes by SEND (large contents are pulled), and the server flushes.
         "durable_rpc": {
             "kind": Kind::SRFlush.label(),
-            "synced": if server.durable_answers { "before the answer" } else { "at fsync" },
+            "synced": if server.about.durable_answers { "before the answer" } else { "at fsync" },
         },
         "recovery": {
             // Clients of the server before this one that have not said that they have all they had.
@@ -119,22 +119,22 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "sessions": { "count": sessions.len(), "bound": Resource::Sessions.bound().all, "listed": listed },
         "byte_requests": {
             "running": server.counters.turns.running(),
-            "running_bound": server.workers * MOST_RUNNING,
+            "running_bound": server.about.workers * MOST_RUNNING,
             "waiting": server.counters.turns.waiting(),
             "waiting_bound": Resource::Connections.bound().all * RECEIVES,
-            "running_bound_per_peer": server.workers * PEER_RUNNING,
+            "running_bound_per_peer": server.about.workers * PEER_RUNNING,
         },
         "far_moves": {
             "running": server.counters.climbs.running(),
-            "running_bound": server.workers,
+            "running_bound": server.about.workers,
             "waiting": server.counters.climbs.waiting(),
             "waiting_bound": Resource::Connections.bound().all * RECEIVES,
             "levels_bound": LEVELS_MAX,
         },
         "bounce_buffers": {
             "used": server.counters.bounce.running(),
-            "bound": server.workers * BUFFERS_PER_WORKER,
-            "bound_per_peer": server.workers * BUFFERS_OF_PEER,
+            "bound": server.about.workers * BUFFERS_PER_WORKER,
+            "bound_per_peer": server.about.workers * BUFFERS_OF_PEER,
             "waiting": server.counters.bounce.waiting(),
         },
         "locks": {
@@ -146,7 +146,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         },
         "restoring": { "noted": server.files.newer.noted(), "bound": NEWER_MAX },
         "connections": {
-            "count": server.connections.len(),
+            "count": server.admission.connections.len(),
             "bound": Resource::Connections.bound().all,
             "refused": server.counters.refused.load(Relaxed),
             "timed_out": server.counters.timed_out.load(Relaxed),
@@ -178,7 +178,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "hotspots": {
             "of": server.files.pages().hotspots().to_string(),
             "sample_unit_bytes": server.files.pages().unit_pages() * PAGE_SIZE_U64,
-            "sample_period_ms": server.sampling.period_ms,
+            "sample_period_ms": server.about.sampling.period_ms,
             "scored_units": server.files.pages().scored_units(),
             "bound": MAX_UNITS,
             "cold_heat": server.files.pages().cold_heat(),
@@ -212,8 +212,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "cache_bound": metadata.cache_bound,
         },
         "memory": {
-            "bounce_bytes": server.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,
-            "workers": server.workers,
+            "bounce_bytes": server.about.workers * BUFFERS_PER_WORKER * MAX_TRANSFER_BYTES as usize,
+            "workers": server.about.workers,
         },
         "pages": {
             "fetch_hits": counts.fetch_hits,

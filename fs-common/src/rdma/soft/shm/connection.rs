@@ -6,6 +6,7 @@
 use super::flush::{Answer, Outstanding};
 use super::ring::{self, Body, DIRECTORY_LEN, RecordHeader, RecordOf, Side};
 use super::wire::ShmMessage;
+use crate::breach::Breach;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::cq::{Pumped, SoftCq};
@@ -98,7 +99,7 @@ pub(super) enum Step {
     },
     Wait,
     Failed(WcStatus),
-    Broken(String),
+    Broken(Breach),
 }
 
 impl ShmQp {
@@ -325,7 +326,7 @@ impl ShmQp {
                     ring::waits(memory, self.parts.side).store(1, Ordering::Relaxed);
                     fence(Ordering::SeqCst);
                 }
-                Err(error) => return Step::Broken(error.to_string()),
+                Err(error) => return Step::Broken(error.into()),
             }
         }
         Step::Wait
@@ -428,7 +429,7 @@ impl ShmQp {
     }
 
     /// Executes as many queued requests as can be, in order. Returns why the queue pair broke, if it did.
-    pub(super) fn drain_queue(&self, sending: &mut Sending) -> Option<String> {
+    pub(super) fn drain_queue(&self, sending: &mut Sending) -> Option<Breach> {
         let mut broken = None;
         let mut published = match self.drain_answers(sending) {
             Ok(published) => published,
@@ -456,7 +457,7 @@ impl ShmQp {
                     sending.queue.pop_front();
                     self.core.become_state(QpState::Error);
                     self.core.complete_send(request.wr_id, kind, status, true, 0);
-                    broken = Some(format!("{kind:?} failed with {status:?}"));
+                    broken = Some(Breach::new(format_args!("{kind:?} failed with {status:?}")));
                     break;
                 }
                 Step::Broken(reason) => {
@@ -488,7 +489,7 @@ impl ShmQp {
     }
 
     /// Ends the connection. `cut`: the peer ended it.
-    fn end(&self, reason: Option<&str>, cut: bool) {
+    fn end(&self, reason: Option<&Breach>, cut: bool) {
         // Not decided by the state: a failed request moved it before it got here. The word is set once.
         let first = ring::closed(&self.parts.memory, self.parts.side).swap(1, Ordering::AcqRel) == 0;
         fence(Ordering::SeqCst);
@@ -512,7 +513,7 @@ impl ShmQp {
     }
 
     /// Moves records from the ring into posted receives. Returns why the queue pair broke, if it did.
-    fn deliver(&self) -> Option<String> {
+    fn deliver(&self) -> Option<Breach> {
         let memory = &self.parts.memory;
         let side = self.parts.side;
         let mut own_head = self.receive.lock();
@@ -524,7 +525,7 @@ impl ShmQp {
                 Ok(Some(header)) => header,
                 Ok(None) => break,
                 Err(error) => {
-                    broken = Some(error.to_string());
+                    broken = Some(error.into());
                     break;
                 }
             };
@@ -545,7 +546,10 @@ impl ShmQp {
             if header.of == RecordOf::Message && header.len as usize > receive.local.len {
                 self.core.become_state(QpState::Error);
                 self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
-                broken = Some(format!("a message of {} bytes is longer than the receive posted", header.len));
+                broken = Some(Breach::new(format_args!(
+                    "a message of {} bytes is longer than the receive posted",
+                    header.len
+                )));
                 break;
             }
             let target = if header.of == RecordOf::Write { None } else { receive.local.place() };
@@ -643,7 +647,7 @@ impl LinkQp for ShmQp {
         self.pump_rings();
     }
 
-    fn fail(&self, reason: Option<&str>) {
+    fn fail(&self, reason: Option<&Breach>) {
         self.end(reason, false);
     }
 }

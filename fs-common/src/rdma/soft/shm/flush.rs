@@ -28,6 +28,7 @@
 
 use super::connection::{Sending, ShmQp, Step};
 use super::ring::{Body, RecordHeader, RecordOf, Side};
+use crate::breach::Breach;
 use crate::ids::Rkey;
 use crate::memory::SharedMemory;
 use crate::persist::SyncFailed;
@@ -224,7 +225,7 @@ impl ShmQp {
             (Placement::Persistence, PersistenceKind::CacheLines) if placed => {
                 memory.write_back(offset, len as usize);
                 if self.peer_is_gone() {
-                    return Step::Broken("the peer was gone before a flush was done".to_owned());
+                    return Step::Broken(Breach::of("the peer was gone before a flush was done"));
                 }
                 return Step::Done { len: 0 };
             }
@@ -262,15 +263,15 @@ impl ShmQp {
 
     /// A flush of the peer's, or the answer to one of ours. Under the receive lock. Returns why the queue pair
     /// broke, if it did.
-    pub(super) fn take_flush_record(&self, of: RecordOf, body: &[u8; FLUSH_LEN]) -> Option<String> {
+    pub(super) fn take_flush_record(&self, of: RecordOf, body: &[u8; FLUSH_LEN]) -> Option<Breach> {
         if of == RecordOf::Flushed {
             let Some(answer) = Answer::parse(body) else {
-                return Some("the answer to a flush does not parse".to_owned());
+                return Some(Breach::of("the answer to a flush does not parse"));
             };
             return self.take_answer(answer);
         }
         let Some(asked) = Asked::parse(body) else {
-            return Some("a flush does not parse".to_owned());
+            return Some(Breach::of("a flush does not parse"));
         };
         let sequence = asked.sequence;
         let checked = self
@@ -306,13 +307,15 @@ impl ShmQp {
     }
 
     /// Says how a flush of the peer's ended.
-    fn answer(&self, answer: Answer) -> Option<String> {
+    fn answer(&self, answer: Answer) -> Option<Breach> {
         let mut sending = self.send.lock();
         if !self.core.is_ready() {
             return None;
         }
         if sending.answers.len() >= MAX_QUEUE_DEPTH as usize {
-            return Some(format!("{MAX_QUEUE_DEPTH} answered flushes wait for a peer that does not read"));
+            return Some(Breach::new(format_args!(
+                "{MAX_QUEUE_DEPTH} answered flushes wait for a peer that does not read"
+            )));
         }
         sending.answers.push_back(answer);
         match self.drain_answers(&mut sending) {
@@ -330,7 +333,7 @@ impl ShmQp {
     }
 
     /// Puts answers into the ring; whether any.
-    pub(super) fn drain_answers(&self, sending: &mut Sending) -> Result<bool, String> {
+    pub(super) fn drain_answers(&self, sending: &mut Sending) -> Result<bool, Breach> {
         let mut published = false;
         while let Some(answer) = sending.answers.front().copied() {
             let header = RecordHeader { len: FLUSH_LEN as u32, imm: None, of: RecordOf::Flushed };
@@ -347,12 +350,15 @@ impl ShmQp {
     }
 
     /// Completes what an answer ends, and what was done behind it.
-    fn take_answer(&self, answer: Answer) -> Option<String> {
+    fn take_answer(&self, answer: Answer) -> Option<Breach> {
         let mut sending = self.send.lock();
         let outstanding = &mut sending.outstanding;
         let found = outstanding.entries.iter_mut().find(|entry| entry.sequence == Some(answer.sequence));
         let Some(entry) = found.filter(|entry| entry.result.is_none()) else {
-            return Some(format!("an answer to flush {} that is not outstanding", answer.sequence));
+            return Some(Breach::new(format_args!(
+                "an answer to flush {} that is not outstanding",
+                answer.sequence
+            )));
         };
         entry.result = Some(answer.result.map(|()| 0));
         outstanding.failed |= answer.result.is_err();
@@ -366,7 +372,7 @@ impl ShmQp {
                 Err(status) => {
                     self.core.become_state(QpState::Error);
                     self.core.complete_send(wr_id, kind, status, true, 0);
-                    return Some(format!("{kind:?} failed with {status:?}"));
+                    return Some(Breach::new(format_args!("{kind:?} failed with {status:?}")));
                 }
             }
         }

@@ -7,6 +7,7 @@
 use super::connection::{ShmParts, ShmQp};
 use super::ring::{DIRECTORY_LEN, MEMORY_LEN, RING_LEN, Side};
 use super::wire::ShmMessage;
+use crate::breach::Breach;
 use crate::memory::SharedMemory;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::cq::SLEEP_PAGE_LEN;
@@ -157,25 +158,23 @@ pub(in crate::rdma::soft) fn connect(
 }
 
 /// Takes a client's Hello from a socket that is readable. `None`: the client went away.
-pub(in crate::rdma::soft) fn receive_hello(socket: &OwnedFd) -> Result<Option<[OwnedFd; 3]>, String> {
+pub(in crate::rdma::soft) fn receive_hello(socket: &OwnedFd) -> Result<Option<[OwnedFd; 3]>, Breach> {
     let mut buffer = [0; BUFFER_LEN];
-    let Some((len, descriptors)) =
-        fds::receive::<{ fds::MAX_DESCRIPTORS }>(socket, &mut buffer).map_err(|error| error.to_string())?
-    else {
+    let Some((len, descriptors)) = fds::receive::<{ fds::MAX_DESCRIPTORS }>(socket, &mut buffer)? else {
         return Ok(None);
     };
-    match ShmMessage::parse(&buffer[..len]).map_err(|error| error.to_string())? {
+    match ShmMessage::parse(&buffer[..len])? {
         ShmMessage::Hello { page_len } if page_len as usize == SLEEP_PAGE_LEN => {}
         ShmMessage::Hello { .. } => {
-            return Err("sleep pages have another size; run the same release on both".to_owned());
+            return Err(Breach::of("sleep pages have another size; run the same release on both"));
         }
-        _ => return Err("the first message is no hello".to_owned()),
+        _ => return Err(Breach::of("the first message is no hello")),
     }
     let count = descriptors.len();
     descriptors
         .try_into()
         .map(Some)
-        .map_err(|_| format!("{count} descriptors came with the hello where 3 belong"))
+        .map_err(|_| Breach::new(format_args!("{count} descriptors came with the hello where 3 belong")))
 }
 
 /// A client that said hello.

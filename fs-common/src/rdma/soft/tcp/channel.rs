@@ -5,6 +5,7 @@
 //! lock (to seal what goes), and held over one system call that does not block.
 
 use super::tls::{Records, TlsConfigs, TlsError};
+use crate::breach::Breach;
 use crate::rdma::soft::sys;
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;
@@ -45,14 +46,14 @@ impl Channel {
         socket: OwnedFd,
         configs: &TlsConfigs,
         first_words: &[u8],
-    ) -> Result<Self, String> {
-        let mut records = Records::server(configs).map_err(|error| error.to_string())?;
+    ) -> Result<Self, Breach> {
+        let mut records = Records::server(configs)?;
         records.room()[..first_words.len()].copy_from_slice(first_words);
         let arrived = records.arrived(first_words.len());
         let answer = records.take_outgoing();
         let channel = Self { socket, records: Some(Box::new(Mutex::new(records))) };
         channel.say(&answer);
-        arrived.map(|()| channel).map_err(|error| error.to_string())
+        arrived.map(|()| channel).map_err(Breach::from)
     }
 
     /// Under TLS, at the side that connected.
@@ -79,7 +80,7 @@ impl Channel {
     }
 
     /// Takes what the peer said. An error is the end, for the reason given.
-    pub(super) fn receive(&self, into: &mut [u8]) -> Result<Input, String> {
+    pub(super) fn receive(&self, into: &mut [u8]) -> Result<Input, Breach> {
         let Some(records) = &self.records else {
             return Ok(match receive(&self.socket, into) {
                 Ok(0) => Input::Closed,
@@ -106,7 +107,7 @@ impl Channel {
     }
 
     /// Takes in what the socket has, once. None of it need be for us: it may be TLS's own.
-    fn take_in(&self, records: &mut Records) -> Result<Input, String> {
+    fn take_in(&self, records: &mut Records) -> Result<Input, Breach> {
         let room = records.room();
         let wanted = room.len();
         let count = match receive(&self.socket, room) {
@@ -120,7 +121,7 @@ impl Channel {
         if !was_established || arrived.is_err() {
             self.say(&records.take_outgoing());
         }
-        arrived.map_err(|error| error.to_string())?;
+        arrived?;
         Ok(Input::Bytes { count, more: count == wanted })
     }
 
@@ -132,10 +133,10 @@ impl Channel {
     }
 
     /// Appends to `wire` what goes over for a frame.
-    pub(super) fn seal(&self, frame: &[u8], wire: &mut Vec<u8>) -> Result<(), String> {
+    pub(super) fn seal(&self, frame: &[u8], wire: &mut Vec<u8>) -> Result<(), Breach> {
         match &self.records {
             None => wire.extend_from_slice(frame),
-            Some(records) => records.lock().seal(frame, wire).map_err(|error| error.to_string())?,
+            Some(records) => records.lock().seal(frame, wire)?,
         }
         Ok(())
     }
@@ -151,7 +152,7 @@ impl Channel {
     /// Sends a frame of a handshake: it fits a fresh socket's buffer, or the peer is gone.
     pub(in crate::rdma::soft) fn send_first(&self, frame: &[u8]) -> io::Result<()> {
         let mut wire = Vec::new();
-        self.seal(frame, &mut wire).map_err(io::Error::other)?;
+        self.seal(frame, &mut wire)?;
         let sent = rustix::net::send(&self.socket, &wire, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
         if sent == wire.len() { Ok(()) } else { Err(io::Error::other("it did not fit the socket's buffer")) }
     }
@@ -187,7 +188,7 @@ pub(super) enum DialogueError {
     /// The peer closed.
     Closed,
     /// TLS failed, for this reason.
-    Tls(String),
+    Tls(Breach),
     /// This side has a key, and the peer answers in plain. What it says is not to be believed but as a refusal.
     InPlain(Channel),
 }
@@ -209,7 +210,7 @@ impl<'c> Dialogue<'c> {
             return Ok(Channel::plain(socket));
         };
         let channel =
-            Channel::tls_client(socket, configs).map_err(|error| DialogueError::Tls(error.to_string()))?;
+            Channel::tls_client(socket, configs).map_err(|error| DialogueError::Tls(error.into()))?;
         if let Some(records) = &channel.records {
             channel.say(&records.lock().take_outgoing());
             let dialogue = Dialogue::new(&channel, deadline);

@@ -24,6 +24,7 @@ use super::channel::Channel;
 use super::engine::Engine;
 use super::frame::{FRAME_HEADER_LEN, FrameError};
 use super::ledger::{Account, Due, Progress};
+use crate::breach::Breach;
 use crate::fair::Payer;
 use crate::ids::QpNumber;
 use crate::rdma::PeerKey;
@@ -66,7 +67,7 @@ fn prepare(frame: &mut Vec<u8>, payload_len: usize) {
 /// Why a connection ends.
 enum End {
     /// The peer broke the protocol, or a bound was reached.
-    Broken(String),
+    Broken(Breach),
     /// The peer is gone.
     Cut,
     /// We sent a Nak.
@@ -77,7 +78,7 @@ enum End {
 
 impl From<FrameError> for End {
     fn from(error: FrameError) -> Self {
-        Self::Broken(error.to_string())
+        Self::Broken(error.into())
     }
 }
 
@@ -345,7 +346,7 @@ impl LinkQp for TcpQp {
         }
     }
 
-    fn fail(&self, reason: Option<&str>) {
+    fn fail(&self, reason: Option<&Breach>) {
         self.end(reason.map(|reason| End::Broken(reason.to_owned())));
     }
 }

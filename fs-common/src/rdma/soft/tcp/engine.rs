@@ -18,6 +18,7 @@
 use super::connection::TcpQp;
 use super::faults::Faults;
 use super::ledger::{Ledger, STALL_PATIENCE, Stall};
+use crate::breach::Breach;
 use crate::fair::{FairQueue, Payer};
 use crate::panic_ends;
 use crate::rdma::PeerKey;
@@ -169,11 +170,11 @@ impl Engine {
             let is_late =
                 (self.driven.lock().get_mut(&number)).is_some_and(|driven| driven.stall.look(now, progress));
             if is_late {
-                qp.fail(Some(&format!(
+                qp.fail(Some(&Breach::new(format_args!(
                     "{} bytes are held for a peer that has not got on for {} s",
                     qp.held(),
                     STALL_PATIENCE.as_secs()
-                )));
+                ))));
             }
         }
         true
@@ -199,10 +200,10 @@ impl Engine {
             let largest = (live.iter().filter(|qp| PeerKey::from(&qp.core().peer) == peer))
                 .max_by_key(|qp| qp.held())
                 .expect("the peer has a connection");
-            largest.fail(Some(&format!(
+            largest.fail(Some(&Breach::new(format_args!(
                 "more than {} bytes are held for peers, of them {of_peer} for this one",
                 self.ledger.most()
-            )));
+            ))));
             largest.discard_input();
         }
     }

@@ -8,6 +8,7 @@ use super::frame::{
     FRAME_HEADER_LEN, FrameHeader, FrameKind, HELLO_LEN, MAX_REASON_LEN, build, hello_payload, verify,
 };
 use super::tls::{ACCESS_DENIED, FIRST_WORDS_MAX, TlsConfigs};
+use crate::breach::Breach;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::soft::credentials::Trust;
 use crate::rdma::soft::look_up;
@@ -113,7 +114,7 @@ fn greet(
             DialogueError::Closed => {
                 RdmaError::Handshake { endpoint, reason: "the server closed the connection".to_owned() }
             }
-            DialogueError::Tls(reason) => RdmaError::Refused { endpoint, reason },
+            DialogueError::Tls(reason) => RdmaError::Refused { endpoint, reason: reason.to_string() },
             DialogueError::InPlain(channel) => match answer(&channel, deadline, &endpoint) {
                 Err(refused @ RdmaError::Refused { .. }) => refused,
                 _ => RdmaError::Refused { endpoint, reason: NO_KEY_TAKEN.to_owned() },
@@ -137,7 +138,9 @@ fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), Rd
     let failed = |error: DialogueError| match error {
         DialogueError::Io(source) => RdmaError::Io { action: "greet", endpoint: endpoint.to_owned(), source },
         DialogueError::Late => broken("no answer in time".to_owned()),
-        DialogueError::Tls(reason) => RdmaError::Refused { endpoint: endpoint.to_owned(), reason },
+        DialogueError::Tls(reason) => {
+            RdmaError::Refused { endpoint: endpoint.to_owned(), reason: reason.to_string() }
+        }
         DialogueError::Closed | DialogueError::InPlain(_) => {
             broken("the server closed the connection".to_owned())
         }
@@ -195,12 +198,12 @@ impl HelloReader {
     }
 
     /// Reads what is there; true once the hello is whole and good. `Ok(None)`: the client went away.
-    pub(in crate::rdma::soft) fn read(&mut self, channel: &Channel) -> Result<Option<bool>, String> {
+    pub(in crate::rdma::soft) fn read(&mut self, channel: &Channel) -> Result<Option<bool>, Breach> {
         if !self.begun && !channel.is_sealed() {
             match speaks_tls(channel.socket()) {
                 Ok(None) => return Ok(Some(false)),
                 Ok(Some(false)) => self.begun = true,
-                Ok(Some(true)) => return Err(NO_KEY_TAKEN.to_owned()),
+                Ok(Some(true)) => return Err(Breach::of(NO_KEY_TAKEN)),
                 Err(_) => return Ok(None),
             }
         }
@@ -211,17 +214,17 @@ impl HelloReader {
             Input::Nothing => return Ok(Some(false)),
         }
         if self.len >= FRAME_HEADER_LEN {
-            let header = FrameHeader::parse(&self.bytes).map_err(|error| error.to_string())?;
+            let header = FrameHeader::parse(&self.bytes)?;
             if header.kind != FrameKind::Hello {
-                return Err(format!("the first frame is {:?}, no hello", header.kind));
+                return Err(Breach::new(format_args!("the first frame is {:?}, no hello", header.kind)));
             }
         }
         if self.len < FULL_HELLO_LEN {
             return Ok(Some(false));
         }
-        verify(&self.bytes).map_err(|error| error.to_string())?;
+        verify(&self.bytes)?;
         if self.bytes[FRAME_HEADER_LEN..] != hello_payload() {
-            return Err("the client has other limits; run the same release on both".to_owned());
+            return Err(Breach::of("the client has other limits; run the same release on both"));
         }
         Ok(Some(true))
     }
@@ -253,7 +256,7 @@ impl FirstWords {
     }
 
     /// Reads what is there. Why the client may not go on, if not.
-    pub(in crate::rdma::soft) fn hear(&mut self, tls: &TlsConfigs) -> Result<Knocked, String> {
+    pub(in crate::rdma::soft) fn hear(&mut self, tls: &TlsConfigs) -> Result<Knocked, Breach> {
         let mut space = [0; FIRST_WORDS_MAX];
         match receive(&self.socket, &mut space[self.words.len()..]) {
             Ok(0) => return Ok(Knocked::Gone),
@@ -262,10 +265,10 @@ impl FirstWords {
             Err(_) => return Ok(Knocked::Gone),
         }
         if !self.are_tls() {
-            return Err(KEY_NEEDED.to_owned());
+            return Err(Breach::of(KEY_NEEDED));
         }
         // Never longer than there is space: then they are whole, or none.
-        match tls.hear_knock(&self.words).map_err(|error| error.to_string())? {
+        match tls.hear_knock(&self.words)? {
             Some(name) => Ok(Knocked::As(name)),
             None => Ok(Knocked::Waits),
         }
@@ -276,8 +279,8 @@ impl FirstWords {
     }
 
     /// Begins the handshake.
-    pub(in crate::rdma::soft) fn answer(self, tls: &TlsConfigs) -> Result<Channel, String> {
-        tune_tcp(&self.socket).map_err(|error| error.to_string())?;
+    pub(in crate::rdma::soft) fn answer(self, tls: &TlsConfigs) -> Result<Channel, Breach> {
+        tune_tcp(&self.socket)?;
         Channel::tls_server(self.socket, tls, &self.words)
     }
 

@@ -30,7 +30,7 @@ impl KeyedStream {
             DialogueError::Io(error) => error,
             DialogueError::Late => io::ErrorKind::TimedOut.into(),
             DialogueError::Closed => io::ErrorKind::UnexpectedEof.into(),
-            DialogueError::Tls(reason) => io::Error::other(reason),
+            DialogueError::Tls(reason) => reason.into(),
             DialogueError::InPlain(_) => io::Error::other("the peer speaks in plain"),
         })?;
         Ok(Self { channel, patience })
@@ -46,7 +46,7 @@ impl KeyedStream {
 impl Read for &KeyedStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.channel.receive(into).map_err(io::Error::other)? {
+            match self.channel.receive(into)? {
                 Input::Bytes { count, .. } => return Ok(count),
                 Input::Closed => return Ok(0),
                 Input::Nothing if sys::wait_readable(self.channel.socket(), self.patience)? => {}
@@ -59,7 +59,7 @@ impl Read for &KeyedStream {
 impl Write for &KeyedStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut wire = Vec::new();
-        self.channel.seal(bytes, &mut wire).map_err(io::Error::other)?;
+        self.channel.seal(bytes, &mut wire)?;
         let mut sent = 0;
         while sent < wire.len() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

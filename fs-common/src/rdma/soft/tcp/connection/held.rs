@@ -18,6 +18,7 @@ use super::input::Receiving;
 use super::output::{OUTPUT_HARD_BYTES, OWED_MAX_BYTES, Sending};
 use super::target::Parked;
 use super::{End, TcpQp};
+use crate::breach::Breach;
 use crate::memory::SharedMemory;
 use crate::persist::{Persistence, SyncFailed};
 use crate::rdma::soft::region::Need;
@@ -88,7 +89,7 @@ impl HeldReplies {
         };
         self.held.push_back(held);
         if self.bytes > OUTPUT_HARD_BYTES {
-            return Err(End::Broken(format!("{} bytes wait for a flush", self.bytes)));
+            return Err(End::Broken(Breach::new(format_args!("{} bytes wait for a flush", self.bytes))));
         }
         Ok(())
     }

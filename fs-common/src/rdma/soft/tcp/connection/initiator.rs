@@ -2,6 +2,7 @@
 
 use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
+use crate::breach::Breach;
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, kind_of, writes_local};
 use crate::rdma::soft::region::LocalRange;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, placement_number};
@@ -178,10 +179,10 @@ impl TcpQp {
                     sending.pending.pop_front();
                     Err(End::Failed(status))
                 }
-                _ => Err(End::Broken(format!(
+                _ => Err(End::Broken(Breach::new(format_args!(
                     "a refusal of request {} that is not outstanding",
                     header.sequence
-                ))),
+                )))),
             };
         }
         let expected = sending.pending.front().filter(|pending| {
@@ -192,10 +193,10 @@ impl TcpQp {
                 && (header.kind != FrameKind::ReadReply || fits)
         });
         let Some(pending) = expected else {
-            return Err(End::Broken(format!(
+            return Err(End::Broken(Breach::new(format_args!(
                 "a {:?} to request {} does not fit",
                 header.kind, header.sequence
-            )));
+            ))));
         };
         let len = match header.kind {
             FrameKind::ReadReply => {

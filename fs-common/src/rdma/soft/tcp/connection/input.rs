@@ -3,6 +3,7 @@
 use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
+use crate::breach::Breach;
 use crate::rdma::soft::tcp::channel::Input;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, verify};
 use std::collections::VecDeque;
@@ -168,11 +169,11 @@ impl TcpQp {
             return self.take_reply(header, payload);
         }
         if header.sequence != receiving.sequence + 1 {
-            return Err(End::Broken(format!(
+            return Err(End::Broken(Breach::new(format_args!(
                 "request {} came where {} belongs",
                 header.sequence,
                 receiving.sequence + 1
-            )));
+            ))));
         }
         receiving.sequence += 1;
         match self.serve(receiving, header, payload) {

@@ -7,6 +7,7 @@
 use super::held::HeldReplies;
 use super::initiator::Pending;
 use super::{End, KEEP_LEN, TcpQp};
+use crate::breach::Breach;
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
 use crate::rdma::soft::tcp::tls::SEALED_AT_ONCE;
 use crate::rdma::verbs::{SendWr, WrId};
@@ -140,7 +141,7 @@ impl TcpQp {
         if waiting <= OUTPUT_HARD_BYTES {
             return Ok(());
         }
-        Err(End::Broken(format!("{waiting} bytes wait for a peer that does not read")))
+        Err(End::Broken(Breach::new(format_args!("{waiting} bytes wait for a peer that does not read"))))
     }
 
     /// Sends what waits, and does what hangs on that.

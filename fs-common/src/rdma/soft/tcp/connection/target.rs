@@ -5,6 +5,7 @@
 use super::held::Flush;
 use super::input::Receiving;
 use super::{End, SCRATCH, TcpQp, prepare};
+use crate::breach::Breach;
 use crate::ids::FileKey;
 use crate::rdma::soft::queue::PostedReceive;
 use crate::rdma::soft::region::Need;
@@ -96,7 +97,10 @@ impl TcpQp {
                 self.reply(reply, 0, |_| Ok(0))
             }
             FrameKind::Flush => self.flush(receiving, header),
-            _ => Err(End::Broken(format!("a {:?} frame came inside the connection", header.kind))),
+            _ => Err(End::Broken(Breach::new(format_args!(
+                "a {:?} frame came inside the connection",
+                header.kind
+            )))),
         }
     }
 
@@ -224,9 +228,9 @@ impl TcpQp {
 
     pub(super) fn park(&self, receiving: &mut Receiving, message: Parked) -> Result<(), End> {
         if receiving.parked.len() >= PARKED_MESSAGES_MAX {
-            return Err(End::Broken(format!(
+            return Err(End::Broken(Breach::new(format_args!(
                 "{PARKED_MESSAGES_MAX} messages wait for a receive to be posted"
-            )));
+            ))));
         }
         if let Parked::Message(payload, _) = &message {
             receiving.parked_bytes += payload.len();
