@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
 # Figures that are named are made anew, others stay.
-# Takes about six hours with five rounds (each figure tells what is left) and wants the machine for itself.
+# Takes about four hours and a half with five rounds (each figure tells what is left) and wants the machine for itself.
 # usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
 source "$(dirname "$0")/env.sh"
+source "$(dirname "$0")/figures.sh"
 cd "$ROOT" || exit 1
 set -uo pipefail
 
@@ -26,10 +27,7 @@ while (($#)); do
 done
 ((${#figures[@]})) || figures=(links 8 9 10 11 12 13 14 15 octopus kv ram)
 
-# Programs are of this tree: built now, so that the commit on each page is theirs.
-cargo build --release --workspace --bins --quiet || die "the programs do not build"
-commit=$(git describe --always --dirty)
-bench=$CUTTLEFS_BIN/cuttlefs
+build_for_figures
 out=docs/term
 work=$(mktemp -d /var/tmp/cft-term.XXXX) || exit 1
 loop=
@@ -49,39 +47,6 @@ ram_device() {
     mkdir -p "$work/ram" && mount -t tmpfs -o size=$((bytes + (64 << 20))) tmpfs "$work/ram" || return 1
     truncate -s "$bytes" "$work/ram/disk" || return 1
     loop=$(losetup -f --show "$work/ram/disk")
-}
-
-# run NAME TITLE COMMAND...: a page with its tables and plot.
-run() {
-    local name=$1 title=$2
-    shift 2
-    say "$title"
-    mkdir -p "$out"
-    {
-        echo "# $title"
-        echo
-        # shellcheck disable=SC2016
-        printf '`cuttlefs %s`, commit %s, %s\n\n```\n' "${*//$loop/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
-    } >"$out/$name.md"
-    if "$bench" "$@" --scratch "$work" --out "$work/out" 2>"$work/progress" | grep -v '^written:' >"$work/table"; then
-        cat "$work/table"
-        cat "$work/table" >>"$out/$name.md"
-        echo '```' >>"$out/$name.md"
-        local plot
-        # Where the pool was is of no interest.
-        sed -i -e "s#$work/disk#FILE#g" "$out/$name.md" "$work"/out/*.svg "$work"/out/*.json
-        for plot in "$work"/out/*.svg; do
-            mv "$plot" "$out/$name.svg"
-            printf '\n![%s](%s.svg)\n' "$title" "$name" >>"$out/$name.md"
-        done
-        for plot in "$work"/out/*.json; do
-            mv "$plot" "$out/$name.json"
-        done
-        rm -rf "$work/out"
-    else
-        tail -n 5 "$work/progress" >&2
-        die "$title failed"
-    fi
 }
 
 common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds")

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Makes docs/rpc.md and docs/rpc/: every figure of the durable RPC paper's evaluation and its Table 2, measured here, as tables and plots.
+# Figures that are named are made anew, others stay. Table 2 is put together from Figures 9, 14, 17 and 20.
+# Takes about forty minutes with five rounds, and wants the machine for itself.
+# usage: measure-rpc.sh [--seconds N] [--rounds N] [FIGURE...]     8a, 8b, 9 to 20, shm (writes over shared memory), table2
+source "$(dirname "$0")/env.sh"
+source "$(dirname "$0")/figures.sh"
+cd "$ROOT" || exit 1
+set -uo pipefail
+
+seconds=0.4
+rounds=5
+figures=()
+while (($#)); do
+    case $1 in
+        --seconds | --rounds)
+            declare "${1#--}=$2"
+            shift
+            ;;
+        8a | 8b | 9 | 1[0-9] | 20 | shm | table2) figures+=("$1") ;;
+        *) die "unknown argument $1; see the head of $0" ;;
+    esac
+    shift
+done
+((${#figures[@]})) || figures=(8a 8b 9 10 11 12 13 14 15 16 17 18 19 20 shm table2)
+
+build_for_figures
+out=docs/rpc
+work=$(mktemp -d /var/tmp/cft-rpc.XXXX) || exit 1
+trap 'rm -rf --one-file-system "$work"' EXIT
+trap 'exit 130' INT TERM
+
+common=(--seconds "$seconds" --rounds "$rounds")
+for figure in "${figures[@]}"; do
+    case $figure in
+        shm) run shm "Writes whose processing takes 100 us, over shm" bench rpc "${common[@]}" --link shm ;;
+        table2)
+            mkdir -p "$work/parts"
+            for part in 9 14 17 20; do
+                [[ -e $out/figure-$part.json ]] || die "Table 2 is of Figures 9, 14, 17 and 20; Figure $part is not there yet"
+                cp "$out/figure-$part.json" "$work/parts/rpc-figure-$part.json"
+            done
+            say "Table 2"
+            {
+                echo "# Table 2"
+                echo
+                # shellcheck disable=SC2016
+                printf 'From Figures 9, 14, 17 and 20 (`cuttlefs bench rpc --figure table2`).\n\n```\n'
+                "$bench" bench rpc --figure table2 --out "$work/parts" || die "Table 2 failed"
+                echo '```'
+            } >"$out/table-2.md"
+            cat "$out/table-2.md"
+            ;;
+        *) run "figure-$figure" "Figure $figure" bench rpc "${common[@]}" --figure "$figure" ;;
+    esac
+done
+
+{
+    echo "# Durable RPC beside other RPCs, as its paper measures them"
+    echo
+    echo "Made by \`scripts/measure-rpc.sh\`; what the figures mean stands in [durable-rpc.md](durable-rpc.md). Each page says of which commit, day and machine it is."
+    echo
+    for name in figure-{8a,8b,9,10,11,12,13,14,15,16,17,18,19,20} shm table-2; do
+        [[ -e $out/$name.md ]] && echo "* [$(sed -n '1s/^# //p' "$out/$name.md")](rpc/$name.md)"
+    done
+} >docs/rpc.md
+say "written: docs/rpc.md and $out"
