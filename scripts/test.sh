@@ -8,7 +8,7 @@
 # Ends with a summary; the last line is `N passed, N failed`. Logs stay in target/test-logs.
 # Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
 #   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for so many seconds (0: not)
-#   CUTTLEFS_TEST_LANES        suites that run at a time (2)
+#   CUTTLEFS_TEST_LANES        suites that run at a time (3)
 #   CUTTLEFS_TEST_DEADLINE_S   when this many seconds have passed, what has not run counts as failed (2280)
 set -uo pipefail
 source "$(dirname "$0")/env.sh"
@@ -126,7 +126,7 @@ model_check() {
     phase model-check 900 cargo test -p cuttlefs-client --locked --features model-check --test page_model
 }
 
-# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it. The longest come first: two
+# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it. The longest come first: three
 # run at a time.
 all_suites="
 realwork    720 full
@@ -206,7 +206,7 @@ lane() {
 
 if ((built == 0 && ${#jobs[@]} > 0)); then
     printf '%s\n' "${jobs[@]}" >"$scratch/next"
-    for number in $(seq "${CUTTLEFS_TEST_LANES:-2}"); do
+    for number in $(seq "${CUTTLEFS_TEST_LANES:-3}"); do
         rm -f "$logs/lane-$number"
         lane "$number" &
         lanes+=($!)
