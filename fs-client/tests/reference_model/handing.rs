@@ -14,7 +14,7 @@ impl<S: Site> Walk<S> {
             return;
         }
         let Some(node) = self.model.nodes.get(&ino) else { return };
-        let unsynced = node.unsynced_by;
+        let unsynced = node.more.unsynced_by;
         for other in (0..self.site.clients()).filter(|other| *other != client && unsynced[*other]) {
             self.sync_client(other);
         }
@@ -23,13 +23,13 @@ impl<S: Site> Walk<S> {
     /// The same of a client that cuts a file. Where a server dies with that, what is reserved past the new end stays if only
     /// unsynced writes had made the file longer (docs/recovery.md, "What is durable when"): so those are synced, too.
     pub fn hand_over_cut(&mut self, ino: InodeNo, client: usize, size: u64) {
-        self.hand_over_synced_if(ino, client, |node| node.reserves_past(size));
+        self.hand_over_synced_if(ino, client, |node| node.contents.reserves_past(size));
     }
 
     /// The same of a client that zeroes a range. Where that leaves nothing but zeros of a page that stays, a client of a server
     /// that dies brings back zeros, which need no page: so what made it needed is synced, too.
     pub fn hand_over_zeroed(&mut self, ino: InodeNo, client: usize, offset: u64, end: u64) {
-        self.hand_over_synced_if(ino, client, |node| node.empties(offset, end));
+        self.hand_over_synced_if(ino, client, |node| node.contents.empties(offset, end));
     }
 
     /// As `hand_over`; of such a file the client's own writes are synced, too, where a server may die with them.

@@ -213,8 +213,10 @@ impl History {
     /// Length and bytes are such as the file had since it was synced last.
     fn check_contents(&self, ino: InodeNo, bytes: &[u8]) {
         let from = self.contents_from.get(&ino).copied().unwrap_or(0);
-        let had: Vec<&[u8]> =
-            self.models[from..].iter().filter_map(|model| Some(&*model.nodes.get(&ino)?.bytes)).collect();
+        let had: Vec<&[u8]> = self.models[from..]
+            .iter()
+            .filter_map(|model| Some(&*model.nodes.get(&ino)?.contents.bytes))
+            .collect();
         if had.is_empty() {
             // Made by the step under way.
             return;

@@ -1,6 +1,6 @@
 //! Runs steps on the real thing and on the model, and compares every answer, and now and then everything.
 
-use super::model::{GID, Model, Time, UID};
+use super::model::{Clients, GID, Model, Time, UID};
 use super::reached::Reached;
 use super::site::Site;
 use super::step::{How, Step};
@@ -79,7 +79,7 @@ impl<S: Site> Walk<S> {
     /// At an empty file system.
     pub fn new(site: S) -> Self {
         let root = status(site.client(0).get_attr(&CALLER, InodeNo::ROOT)).expect("root");
-        let model = Model::new(&root, site.pool_pages(), site.now());
+        let model = Model::new(&root, site.pool_pages(), site.now(), (UID, GID));
         let (handles, reached) = (Vec::new(), Reached::default());
         Self { site, model, handles, steps: 0, crash_is_near: false, reached }
     }
@@ -183,7 +183,7 @@ impl<S: Site> Walk<S> {
         }
         self.site.hold_crash(true);
         if self.site.remount(client) {
-            self.model.nodes.values_mut().for_each(|node| node.stale_for[client] = false);
+            self.model.nodes.values_mut().for_each(|node| node.more.stale_for[client] = false);
             // A server that forgot that it is gone would wait for it.
             self.sync_client(client);
         }
@@ -309,7 +309,7 @@ impl<S: Site> Walk<S> {
     }
 
     pub fn check_cache(&mut self, client: usize, ino: InodeNo, keep: bool) {
-        let stale = std::mem::take(&mut self.model.node_mut(ino).stale_for[client]);
+        let stale = std::mem::take(&mut self.model.node_mut(ino).more.stale_for[client]);
         assert!(!(stale && keep), "inode {ino}: client {client} keeps pages somebody else has changed");
     }
 
@@ -324,7 +324,7 @@ impl<S: Site> Walk<S> {
         });
         if let (Ok(open), Ok(())) = (&real, expected) {
             if how.truncate {
-                self.model.node_mut(ino).truncate(0);
+                self.model.node_mut(ino).contents.truncate(0);
                 self.model.contents_changed(ino, client);
             }
             self.check_cache(client, ino, open.keep_cache);
@@ -353,7 +353,7 @@ impl<S: Site> Walk<S> {
                     _ => Err(Status::Invalid),
                 });
                 if expected.is_ok() {
-                    model.node_mut(ino).truncate(size);
+                    model.node_mut(ino).contents.truncate(size);
                     model.contents_changed(ino, client);
                 }
                 assert_eq!(real, expected, "{step:?}");
@@ -369,7 +369,7 @@ impl<S: Site> Walk<S> {
                     let node = model.node_mut(ino);
                     node.ctime = Time::NotBefore(now);
                     if let Some(gid) = gid {
-                        node.chown_drops_set_ids();
+                        node.chown_drops_set_ids(GID);
                         node.gid = gid;
                     }
                     node.mode = mode.unwrap_or(node.mode);
@@ -464,11 +464,11 @@ impl<S: Site> Walk<S> {
                 let real = status(volume.write(&CALLER, handle, offset, &bytes)).map(u64::from);
                 let expected = if !how.write {
                     Err(Status::Denied)
-                } else if node.missing(place, place + len) > free {
+                } else if node.contents.missing(place, place + len) > free {
                     self.reached.refused_for_space += 1;
                     Err(Status::NoSpace)
                 } else {
-                    self.model.node_mut(ino).write(place, &bytes);
+                    self.model.node_mut(ino).contents.write(place, &bytes);
                     self.model.contents_changed(ino, client);
                     Ok(len)
                 };
@@ -478,7 +478,8 @@ impl<S: Site> Walk<S> {
             Step::Read { offset, len, .. } => {
                 let real = read_all(volume, handle, offset, len);
                 let node = &self.model.nodes[&ino];
-                let expected = if how.read { Ok(node.read(offset, len)) } else { Err(Status::Denied) };
+                let expected =
+                    if how.read { Ok(node.contents.read(offset, len)) } else { Err(Status::Denied) };
                 assert!(real.as_deref() == expected.as_deref(), "{step:?}: {}", differ(&real, &expected));
                 (Ok(()), Ok(()))
             }
@@ -487,21 +488,21 @@ impl<S: Site> Walk<S> {
                 let node = &self.model.nodes[&ino];
                 let expected = if !how.write {
                     Err(Status::Denied)
-                } else if what != Allocate::PunchHole && node.missing(offset, offset + len) > free {
+                } else if what != Allocate::PunchHole && node.contents.missing(offset, offset + len) > free {
                     Err(Status::NoSpace)
                 } else {
-                    let (before, size) = (node.bytes.clone(), node.size());
+                    let (before, size) = (node.contents.bytes.clone(), node.size());
                     let node = self.model.node_mut(ino);
                     let (mtime, ctime) = (node.mtime, node.ctime);
-                    node.allocate(offset, len, what);
-                    let changed = node.bytes != before || node.size() != size;
+                    node.contents.allocate(offset, len, what);
+                    let changed = node.contents.bytes != before || node.size() != size;
                     self.model.contents_changed(ino, client);
                     let reserves = matches!(what, Allocate::Reserve { .. });
                     if reserves && size == self.model.nodes[&ino].size() {
                         // Only space was taken: no byte and no time changes.
                         let node = self.model.node_mut(ino);
                         (node.mtime, node.ctime) = (mtime, ctime);
-                        for (other, stale) in node.stale_for.iter_mut().enumerate() {
+                        for (other, stale) in node.more.stale_for.iter_mut().enumerate() {
                             *stale &= changed || other == client;
                         }
                     }
@@ -511,12 +512,12 @@ impl<S: Site> Walk<S> {
             }
             Step::Seek { offset, seek, .. } => {
                 let real = status(volume.seek(&CALLER, handle, offset, seek));
-                assert_eq!(real, self.model.nodes[&ino].seek(offset, seek), "{step:?}");
+                assert_eq!(real, self.model.nodes[&ino].contents.seek(offset, seek), "{step:?}");
                 (Ok(()), Ok(()))
             }
             Step::Fsync { contents_only, .. } => {
                 let real = status(volume.fsync(&CALLER, handle, contents_only));
-                self.model.node_mut(ino).unsynced_by = Default::default();
+                self.model.node_mut(ino).more.unsynced_by = Default::default();
                 (real, Ok(()))
             }
             Step::Copy { from_offset, to, to_offset, len, .. } => {
@@ -528,7 +529,7 @@ impl<S: Site> Walk<S> {
                 self.hand_over(to_ino, client);
                 let volume = self.site.client(client);
                 let real = status(volume.copy_range(&CALLER, handle, from_offset, to_handle, to_offset, len));
-                let bytes = self.model.nodes[&ino].read(from_offset, len).to_vec();
+                let bytes = self.model.nodes[&ino].contents.read(from_offset, len).to_vec();
                 let copied = bytes.len() as u64;
                 let overlaps =
                     ino == to_ino && from_offset < to_offset + copied && to_offset < from_offset + copied;
@@ -537,12 +538,12 @@ impl<S: Site> Walk<S> {
                 } else if overlaps {
                     Err(Status::Invalid)
                 } else if copied > 0
-                    && self.model.nodes[&to_ino].missing(to_offset, to_offset + copied) > free
+                    && self.model.nodes[&to_ino].contents.missing(to_offset, to_offset + copied) > free
                 {
                     Err(Status::NoSpace)
                 } else {
                     if copied > 0 {
-                        self.model.node_mut(to_ino).write(to_offset, &bytes);
+                        self.model.node_mut(to_ino).contents.write(to_offset, &bytes);
                         self.model.contents_changed(to_ino, client);
                     }
                     Ok(copied)
@@ -609,7 +610,7 @@ impl<S: Site> Walk<S> {
                 node.rdev,
                 nlink,
                 node.size(),
-                node.pages.len() as u64 * PAGE_SIZE_U64
+                node.contents.pages.len() as u64 * PAGE_SIZE_U64
             ),
             "inode {ino}"
         );
@@ -626,7 +627,7 @@ impl<S: Site> Walk<S> {
             FileKind::File => {
                 let open = status(volume.open(&CALLER, ino, open_how(READ))).expect("open");
                 let bytes = read_all(volume, open.handle, 0, node.size() + 10);
-                let expected: Result<&[u8], Status> = Ok(&node.bytes);
+                let expected: Result<&[u8], Status> = Ok(&node.contents.bytes);
                 assert!(
                     bytes.as_deref() == expected.as_deref(),
                     "inode {ino}, client {client}: {}",

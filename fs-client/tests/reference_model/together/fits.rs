@@ -1,6 +1,6 @@
 //! Operations on the model: what an operation must be answered if it happens now, and what it changes.
 
-use super::super::model::{Model, Node, Time};
+use super::super::model::{Clients, GID, Model, Node, Time};
 use super::super::step::How;
 use super::op::{Answer, Op, Places, RDEV, TARGET, bytes_of, node_of, value_of};
 use cuttlefs_common::attr::FileKind;
@@ -71,7 +71,7 @@ pub fn fits(
             match (model.node(ino), real) {
                 (Ok(node), Ok(attr)) => {
                     let (kind, mode, gid, size) = (node.kind, node.mode, node.gid, node.size());
-                    let allocated_bytes = node.pages.len() as u64 * PAGE_SIZE_U64;
+                    let allocated_bytes = node.contents.pages.len() as u64 * PAGE_SIZE_U64;
                     (attr.kind, attr.mode, attr.gid, attr.size) == (kind, mode, gid, size)
                         && attr.nlink == model.nlink(ino)
                         && attr.allocated_bytes == allocated_bytes
@@ -101,7 +101,7 @@ pub fn fits(
                 Op::Read { handle, page } => {
                     let open = places.open(client, handle).expect("it was asked with it");
                     let node = &model.nodes[&open.ino];
-                    let there = node.read(page * PAGE_SIZE_U64, PAGE_SIZE_U64);
+                    let there = node.contents.read(page * PAGE_SIZE_U64, PAGE_SIZE_U64);
                     real == if open.how.read { Ok(there) } else { Err(Status::Denied) }
                 }
                 _ => unreachable!("reads nothing: {op:?}"),
@@ -165,12 +165,12 @@ fn create(
 /// A handle more. `false`: the client keeps pages that somebody else has changed.
 fn open(model: &mut Model, client: usize, ino: InodeNo, how: How, keep: bool) -> bool {
     if how.truncate {
-        model.node_mut(ino).truncate(0);
+        model.node_mut(ino).contents.truncate(0);
         model.contents_changed(ino, client);
     }
     let node = model.node_mut(ino);
     node.opens += 1;
-    !(std::mem::take(&mut node.stale_for[client]) && keep)
+    !(std::mem::take(&mut node.more.stale_for[client]) && keep)
 }
 
 /// What is told of an operation that tells nothing but that it was done. `None`: it is answered in some other way.
@@ -195,7 +195,7 @@ fn expected_done(model: &mut Model, client: usize, op: &Op, places: &Places) -> 
             }
             node.ctime = Time::NotBefore(now);
             if let Some(gid) = gid {
-                node.chown_drops_set_ids();
+                node.chown_drops_set_ids(GID);
                 node.gid = gid;
             }
             node.mode = mode.unwrap_or(node.mode);
@@ -222,7 +222,7 @@ fn expected_done(model: &mut Model, client: usize, op: &Op, places: &Places) -> 
             let kind = model.node(ino).map(|node| node.kind);
             kind.and_then(|kind| match kind {
                 FileKind::File => {
-                    model.node_mut(ino).truncate(size);
+                    model.node_mut(ino).contents.truncate(size);
                     model.contents_changed(ino, client);
                     Ok(())
                 }
@@ -240,7 +240,7 @@ fn expected_done(model: &mut Model, client: usize, op: &Op, places: &Places) -> 
             }
         }
         Op::Fsync { handle } => {
-            model.node_mut(places.open(client, handle)?.ino).unsynced_by = Default::default();
+            model.node_mut(places.open(client, handle)?.ino).more.unsynced_by = Default::default();
             Ok(())
         }
         _ => return None,
@@ -259,13 +259,13 @@ fn changing(
 fn allocate(model: &mut Model, client: usize, ino: InodeNo, (offset, len): (u64, u64), how: Allocate) {
     let node = model.node_mut(ino);
     let (size, mtime, ctime) = (node.size(), node.mtime, node.ctime);
-    let stale_for = node.stale_for;
-    node.allocate(offset, len, how);
+    let stale_for = node.more.stale_for;
+    node.contents.allocate(offset, len, how);
     model.contents_changed(ino, client);
     let node = model.node_mut(ino);
     if matches!(how, Allocate::Reserve { .. }) && size == node.size() {
         // Only space was taken: no byte and no time changes, and nobody's pages are worse than they were.
-        (node.mtime, node.ctime, node.stale_for) = (mtime, ctime, stale_for);
+        (node.mtime, node.ctime, node.more.stale_for) = (mtime, ctime, stale_for);
     }
 }
 
@@ -278,14 +278,14 @@ fn expected_count(model: &mut Model, client: usize, op: &Op, places: &Places) ->
             }
             let node = model.node_mut(open.ino);
             let offset = if open.how.append { node.size() } else { offset };
-            node.write(offset, &bytes_of(salt, len));
+            node.contents.write(offset, &bytes_of(salt, len));
             model.contents_changed(open.ino, client);
             Ok(len)
         }
         Op::Copy { from, from_offset, to, to_offset, len } => {
             let open = |index| places.open(client, index).expect("it was asked with it");
             let (from, to) = (open(from), open(to));
-            let bytes = model.nodes[&from.ino].read(from_offset, len).to_vec();
+            let bytes = model.nodes[&from.ino].contents.read(from_offset, len).to_vec();
             let copied = bytes.len() as u64;
             let overlaps = from_offset < to_offset + copied && to_offset < from_offset + copied;
             if !from.how.read || !to.how.write {
@@ -295,7 +295,7 @@ fn expected_count(model: &mut Model, client: usize, op: &Op, places: &Places) ->
                 return Err(Status::Invalid);
             }
             if copied > 0 {
-                model.node_mut(to.ino).write(to_offset, &bytes);
+                model.node_mut(to.ino).contents.write(to_offset, &bytes);
                 model.contents_changed(to.ino, client);
             }
             Ok(copied)

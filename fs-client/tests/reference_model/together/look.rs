@@ -70,7 +70,7 @@ fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: 
         Err(status) => return Some(format!("inode {ino}: {status}")),
     };
     let attr = &seen.attr;
-    let allocated_bytes = node.pages.len() as u64 * PAGE_SIZE_U64;
+    let allocated_bytes = node.contents.pages.len() as u64 * PAGE_SIZE_U64;
     let real = (attr.kind, attr.mode, attr.gid, attr.nlink, attr.size, attr.allocated_bytes);
     let wanted = (node.kind, node.mode, node.gid, nlink, node.size(), allocated_bytes);
     if real != wanted {
@@ -82,16 +82,16 @@ fn disagrees(model: &mut Model, ino: InodeNo, seen: &Result<Seen, Status>, now: 
     if seen.xattrs != node.xattrs {
         return Some(format!("inode {ino}: other attributes"));
     }
-    if seen.bytes != node.bytes {
-        let at = seen.bytes.iter().zip(&node.bytes).position(|(real, wanted)| real != wanted);
+    if seen.bytes != node.contents.bytes {
+        let at = seen.bytes.iter().zip(&node.contents.bytes).position(|(real, wanted)| real != wanted);
         return Some(format!("inode {ino}: other bytes from {at:?} on"));
     }
     let has_data = |(page, has): (&u64, &bool)| (*has && page * PAGE_SIZE_U64 < attr.size).then_some(*page);
-    let data: BTreeSet<u64> = node.pages.iter().filter_map(has_data).collect();
+    let data: BTreeSet<u64> = node.contents.pages.iter().filter_map(has_data).collect();
     if seen.data.as_ref().is_some_and(|seen| *seen != data) {
         return Some(format!("inode {ino}: pages with data {:?}, not {data:?}", seen.data));
     }
-    if node.kind == FileKind::File && std::mem::take(&mut node.stale_for[LOOKER]) && seen.kept {
+    if node.kind == FileKind::File && std::mem::take(&mut node.more.stale_for[LOOKER]) && seen.kept {
         return Some(format!("inode {ino}: pages are kept that somebody else has changed"));
     }
     let times = (node.mtime, node.ctime);
@@ -123,11 +123,11 @@ pub fn single_out(site: &impl Site, states: Vec<Model>) -> Result<Option<Model>,
         for (ino, node) in &mut first.nodes {
             let other = other.nodes.get_mut(ino).expect("they agree about what is there");
             for client in 0..MOST_CLIENTS {
-                node.stale_for[client] &= other.stale_for[client];
-                node.unsynced_by[client] |= other.unsynced_by[client];
+                node.more.stale_for[client] &= other.more.stale_for[client];
+                node.more.unsynced_by[client] |= other.more.unsynced_by[client];
             }
-            (other.stale_for, other.unsynced_by) = (node.stale_for, node.unsynced_by);
-            if node.pages != other.pages {
+            (other.more.stale_for, other.more.unsynced_by) = (node.more.stale_for, node.more.unsynced_by);
+            if node.contents.pages != other.contents.pages {
                 return Ok(None);
             }
         }

@@ -30,7 +30,7 @@ mod op;
 mod orders;
 mod regions;
 
-use super::model::Model;
+use super::model::{Clients, Model};
 use super::seeds::{self, Ran};
 use super::simulated::Simulated;
 use super::site::Site;
@@ -303,7 +303,9 @@ fn together(walk: &mut Walk<Simulated>, kind: Kind, batch: &Batch) -> bool {
             walk.handles.push(Open { handle, client: answered.client, ino, how });
             if died {
                 // It may have been told of the file as it was later.
-                states.iter_mut().for_each(|state| state.node_mut(ino).stale_for[answered.client] = false);
+                states
+                    .iter_mut()
+                    .for_each(|state| state.node_mut(ino).more.stale_for[answered.client] = false);
             }
         }
     }

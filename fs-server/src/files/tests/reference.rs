@@ -11,6 +11,7 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner};
 use cuttlefs_common::rpc::{Allocate, Rights, SeekFor};
 use cuttlefs_common::status::Status;
+use cuttlefs_reference::Contents;
 use futures_lite::future::block_on;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -79,91 +80,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-#[derive(Clone, Default)]
-struct Model {
-    bytes: Vec<u8>,
-    /// Pages the file holds: whether they have bytes.
-    pages: BTreeMap<u64, bool>,
-}
-
-impl Model {
-    fn grow(&mut self, size: u64) {
-        if size > self.bytes.len() as u64 {
-            self.bytes.resize(size as usize, 0);
-        }
-    }
-
-    fn missing(&self, offset: u64, end: u64) -> u64 {
-        (offset / PAGE_SIZE_U64..end.div_ceil(PAGE_SIZE_U64))
-            .filter(|page| !self.pages.contains_key(page))
-            .count() as u64
-    }
-
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        let end = offset + bytes.len() as u64;
-        self.grow(end);
-        self.bytes[offset as usize..end as usize].copy_from_slice(bytes);
-        (offset / PAGE_SIZE_U64..end.div_ceil(PAGE_SIZE_U64)).for_each(|page| {
-            self.pages.insert(page, true);
-        });
-    }
-
-    fn zero(&mut self, offset: u64, end: u64) {
-        let size = self.bytes.len() as u64;
-        if offset < size {
-            self.bytes[offset as usize..end.min(size) as usize].fill(0);
-        }
-    }
-
-    fn allocate(&mut self, offset: u64, len: u64, how: Allocate) {
-        let end = offset + len;
-        match how {
-            Allocate::PunchHole => {
-                let whole_end = if end >= self.bytes.len() as u64 {
-                    end.div_ceil(PAGE_SIZE_U64)
-                } else {
-                    end / PAGE_SIZE_U64
-                };
-                self.zero(offset, end);
-                self.pages.retain(|page, _| !(offset.div_ceil(PAGE_SIZE_U64)..whole_end).contains(page));
-            }
-            Allocate::Reserve { keep_size } | Allocate::ZeroRange { keep_size } => {
-                if matches!(how, Allocate::ZeroRange { .. }) {
-                    self.zero(offset, end);
-                    for page in offset.div_ceil(PAGE_SIZE_U64)..end / PAGE_SIZE_U64 {
-                        self.pages.insert(page, false);
-                    }
-                }
-                for page in offset / PAGE_SIZE_U64..end.div_ceil(PAGE_SIZE_U64) {
-                    self.pages.entry(page).or_insert(false);
-                }
-                if !keep_size {
-                    self.grow(end);
-                }
-            }
-        }
-    }
-
-    fn seek(&self, offset: u64, wanted: bool) -> Result<u64, Status> {
-        let size = self.bytes.len() as u64;
-        if offset >= size {
-            return Err(Status::NoSuchOffset);
-        }
-        let has_bytes = |at: u64| self.pages.get(&(at / PAGE_SIZE_U64)).copied().unwrap_or(false);
-        let mut at = offset;
-        while at < size {
-            if has_bytes(at) == wanted {
-                return Ok(at);
-            }
-            at = (at / PAGE_SIZE_U64 + 1) * PAGE_SIZE_U64;
-        }
-        if wanted { Err(Status::NoSuchOffset) } else { Ok(size) }
-    }
-}
-
 struct World {
     storage: Storage,
-    model: BTreeMap<u64, Model>,
+    model: BTreeMap<u64, Contents>,
     shared: SharedMemory,
     count: u64,
 }
@@ -204,9 +123,7 @@ impl World {
             Op::Read { ino, offset, len } => {
                 let model = &self.model[&ino];
                 let got = storage.read(&storage.file(ino), offset, len).expect("reads");
-                let from = (offset as usize).min(model.bytes.len());
-                let to = (offset as usize + len).min(model.bytes.len());
-                assert!(got == model.bytes[from..to], "file {ino} [{from}, {to})");
+                assert!(got == model.read(offset, len as u64), "file {ino} [{offset}, {offset} + {len})");
             }
             Op::Truncate { ino, size } => {
                 let commit = |commit| {
@@ -215,10 +132,7 @@ impl World {
                 };
                 block_on(truncate(files, disk, &storage.file(ino), size, commit)).expect("truncates");
                 let model = self.model.get_mut(&ino).expect("model");
-                if size < model.bytes.len() as u64 {
-                    model.pages.retain(|page, _| *page < size.div_ceil(PAGE_SIZE_U64));
-                }
-                model.bytes.resize(size as usize, 0);
+                model.truncate(size);
             }
             Op::Allocate { ino, offset, len, how } => {
                 let result = block_on(allocate_range(files, disk, &storage.file(ino), offset, len, how));
@@ -259,8 +173,8 @@ impl World {
             Op::Seek { ino, offset } => {
                 let file = storage.file(ino);
                 let model = &self.model[&ino];
-                assert_eq!(block_on(seek(&file, offset, SeekFor::Data)), model.seek(offset, true));
-                assert_eq!(block_on(seek(&file, offset, SeekFor::Hole)), model.seek(offset, false));
+                assert_eq!(block_on(seek(&file, offset, SeekFor::Data)), model.seek(offset, SeekFor::Data));
+                assert_eq!(block_on(seek(&file, offset, SeekFor::Hole)), model.seek(offset, SeekFor::Hole));
             }
             Op::Fsync { ino, in_place: true } => {
                 block_on(write_back(files, disk, &[storage.file(ino)], true)).expect("durable");
@@ -288,7 +202,7 @@ impl World {
                     block_on(reap(files, inode(ino), || storage.meta.remove(inode(ino)).map(|_| false)));
                 assert_eq!(freed, Ok(pages));
                 storage.meta.create(inode(ino));
-                self.model.insert(ino, Model::default());
+                self.model.insert(ino, Contents::default());
             }
             Op::Restart => {
                 block_on(write_back_all(files, disk)).expect("durable");
@@ -309,7 +223,7 @@ impl World {
         }
     }
 
-    fn check_target(&self, ino: u64, model: &Model) {
+    fn check_target(&self, ino: u64, model: &Contents) {
         let files = &self.storage.files;
         let rights = Rights { read: true, write: false };
         let opened = files.open(OWNER, inode(ino), rights).expect("opens");
@@ -349,7 +263,7 @@ impl World {
 fn run(ops: &[Op]) {
     let mut world = World {
         storage: Storage::new(POOL_PAGES, FRAMES),
-        model: (1..=FILES).map(|ino| (ino, Model::default())).collect(),
+        model: (1..=FILES).map(|ino| (ino, Contents::default())).collect(),
         shared: SharedMemory::new("source", 1 << 20).expect("memory"),
         count: 0,
     };

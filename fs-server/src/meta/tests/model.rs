@@ -1,22 +1,23 @@
-//! A reference model: the same random operations on a file system of maps, every answer and the whole tree
-//! compared, on both stores.
+//! The same random operations on the reference model (`cuttlefs_reference`), every answer and the whole tree compared, on both stores.
 
 use super::super::{DataCommit, NoteData, Operation, RangeUpdate};
 use super::super::{DiskOptions, DiskStore};
 use super::{HASH_KEY, MemoryStore, Store, USER, World, check, format};
-use cuttlefs_common::attr::{FileKind, SetAttr, Timestamp};
+use cuttlefs_common::attr::{FileKind, SetAttr};
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
 use cuttlefs_common::rpc::{NewNode, RenameMode, XattrMode};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
+use cuttlefs_reference::Time;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Steps between comparisons of everything.
 const COMPARE_EVERY: usize = 8;
-const NAMES: [&str; 5] = ["a", "b", "c", "d", ".."];
+const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b".."];
+const TARGET: &[u8] = b"target";
 
 /// An operation by places: inodes by the order in which they were made, names by index.
 #[derive(Clone, Debug)]
@@ -79,27 +80,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An inode of the model. Its link count is counted, never kept.
-#[derive(Clone, Debug)]
-struct Node {
-    kind: FileKind,
-    mode: u16,
-    uid: u32,
-    gid: u32,
+/// What is known of a file's data: the store keeps its mapping, whatever its bytes are.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Data {
     live_size: u64,
     durable_size: u64,
-    mtime: Timestamp,
-    ctime: Timestamp,
-    entries: BTreeMap<String, InodeNo>,
-    xattrs: BTreeMap<String, Vec<u8>>,
+    /// Pool pages of file pages.
     pages: BTreeMap<u64, u64>,
 }
 
-#[derive(Default)]
-struct Model {
-    nodes: BTreeMap<InodeNo, Node>,
-    made: Vec<InodeNo>,
-}
+type Model = cuttlefs_reference::Model<Data>;
+type Node = cuttlefs_reference::Node<Data>;
 
 /// Every third inode is open.
 fn is_open(ino: InodeNo) -> bool {
@@ -108,154 +99,13 @@ fn is_open(ino: InodeNo) -> bool {
 
 type Answer = Result<(), Status>;
 
-impl Model {
-    fn pick(&self, index: usize) -> InodeNo {
-        // Also some that were never made.
-        self.made.get(index).copied().unwrap_or(InodeNo(u64::MAX - index as u64))
+/// An inode that just came to be is open if it is one that is, and as long as it is.
+fn made(node: &mut Node, ino: InodeNo) {
+    node.opens = usize::from(is_open(ino));
+    if node.kind == FileKind::Symlink {
+        node.target = TARGET.to_vec();
     }
-
-    fn node(&self, ino: InodeNo) -> Result<&Node, Status> {
-        self.nodes.get(&ino).ok_or(Status::Stale)
-    }
-
-    fn change(&mut self, ino: InodeNo, change: impl FnOnce(&mut Node)) {
-        change(self.nodes.get_mut(&ino).expect("the model knows it"));
-    }
-
-    fn nlink(&self, ino: InodeNo) -> u32 {
-        let names =
-            self.nodes.values().flat_map(|node| node.entries.values()).filter(|named| **named == ino).count();
-        let node = &self.nodes[&ino];
-        let names = names as u32 + u32::from(ino == InodeNo::ROOT);
-        if node.kind != FileKind::Directory || names == 0 {
-            return names;
-        }
-        let is_directory = |child: &&InodeNo| self.nodes[*child].kind == FileKind::Directory;
-        2 + node.entries.values().filter(is_directory).count() as u32
-    }
-
-    fn directory(&self, ino: InodeNo) -> Result<&Node, Status> {
-        let node = self.node(ino)?;
-        match node.kind {
-            FileKind::Directory if self.nlink(ino) == 0 => Err(Status::NotFound),
-            FileKind::Directory => Ok(node),
-            _ => Err(Status::NotDirectory),
-        }
-    }
-
-    fn place(&self, parent: InodeNo, name: &str) -> Result<Option<InodeNo>, Status> {
-        let node = self.directory(parent)?;
-        if name == ".." { Err(Status::Invalid) } else { Ok(node.entries.get(name).copied()) }
-    }
-
-    fn touch(&mut self, directory: InodeNo, now: Timestamp) {
-        self.change(directory, |node| (node.mtime, node.ctime) = (now, now));
-    }
-
-    fn dropped(&mut self, ino: InodeNo, now: Timestamp) {
-        self.change(ino, |node| node.ctime = now);
-        if self.nlink(ino) == 0 && !is_open(ino) {
-            self.nodes.remove(&ino);
-        }
-    }
-
-    fn below(&self, ino: InodeNo, ancestor: InodeNo) -> bool {
-        ino == ancestor || self.nodes[&ancestor].entries.values().any(|child| self.below(ino, *child))
-    }
-
-    fn add(&mut self, parent: InodeNo, name: &str, ino: InodeNo, kind: FileKind, mode: u16, now: Timestamp) {
-        self.add_nameless(parent, ino, kind, mode, now);
-        self.change(parent, |node| {
-            node.entries.insert(name.to_owned(), ino);
-        });
-        self.touch(parent, now);
-    }
-
-    fn add_nameless(&mut self, parent: InodeNo, ino: InodeNo, kind: FileKind, mode: u16, now: Timestamp) {
-        let directory = &self.nodes[&parent];
-        let inherits = directory.mode & 0o2000 != 0;
-        let gid = if inherits { directory.gid } else { USER.gid };
-        let (mode, size) = match kind {
-            FileKind::Directory => (mode & 0o1777 | if inherits { 0o2000 } else { 0 }, 4096),
-            FileKind::Symlink => (0o777, 6),
-            _ => (mode, 0),
-        };
-        let node = Node {
-            kind,
-            mode,
-            uid: USER.uid,
-            gid,
-            live_size: size,
-            durable_size: size,
-            mtime: now,
-            ctime: now,
-            entries: BTreeMap::new(),
-            xattrs: BTreeMap::new(),
-            pages: BTreeMap::new(),
-        };
-        self.nodes.insert(ino, node);
-        self.made.push(ino);
-    }
-
-    fn rename(
-        &mut self,
-        (parent, name): (InodeNo, &str),
-        (new_parent, new_name): (InodeNo, &str),
-        mode: RenameMode,
-        now: Timestamp,
-    ) -> Answer {
-        self.directory(parent)?;
-        self.directory(new_parent)?;
-        let (source, target) = match (self.place(parent, name), self.place(new_parent, new_name)) {
-            (Err(status), _) | (_, Err(status)) => return Err(status),
-            (Ok(source), Ok(target)) => (source.ok_or(Status::NotFound)?, target),
-        };
-        match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(Status::Exists),
-            (RenameMode::Exchange, None) => return Err(Status::NotFound),
-            _ => {}
-        }
-        if self.below(new_parent, source) {
-            return Err(Status::Invalid);
-        }
-        if target == Some(source) {
-            return Ok(());
-        }
-        let is_directory = |ino: InodeNo| self.nodes[&ino].kind == FileKind::Directory;
-        if let (Some(target), RenameMode::Replace) = (target, mode) {
-            match (is_directory(source), is_directory(target)) {
-                (true, false) => return Err(Status::NotDirectory),
-                (false, true) => return Err(Status::IsDirectory),
-                (true, true) if !self.nodes[&target].entries.is_empty() => {
-                    return Err(Status::NotEmpty);
-                }
-                _ => {}
-            }
-        }
-        if let (Some(target), RenameMode::Exchange) = (target, mode)
-            && self.below(parent, target)
-        {
-            return Err(Status::Invalid);
-        }
-        self.change(parent, |node| {
-            node.entries.remove(name);
-        });
-        if let (Some(target), RenameMode::Exchange) = (target, mode) {
-            self.change(parent, |node| {
-                node.entries.insert(name.to_owned(), target);
-            });
-        }
-        self.change(new_parent, |node| {
-            node.entries.insert(new_name.to_owned(), source);
-        });
-        self.change(source, |node| node.ctime = now);
-        self.touch(parent, now);
-        self.touch(new_parent, now);
-        if let Some(target) = target {
-            self.dropped(target, now);
-        }
-        Ok(())
-    }
+    (node.more.live_size, node.more.durable_size) = (node.size(), node.size());
 }
 
 /// Both, side by side.
@@ -269,29 +119,16 @@ impl Pair {
     fn new(store: Arc<dyn Store>) -> Self {
         format(&*store);
         let world = World::on(store);
-        let mut model = Model::default();
         let root = world.attr(InodeNo::ROOT);
-        let node = Node {
-            kind: FileKind::Directory,
-            mode: root.mode,
-            uid: 0,
-            gid: 0,
-            live_size: 4096,
-            durable_size: 4096,
-            mtime: root.mtime,
-            ctime: root.ctime,
-            entries: BTreeMap::new(),
-            xattrs: BTreeMap::new(),
-            pages: BTreeMap::new(),
-        };
-        model.nodes.insert(InodeNo::ROOT, node);
-        model.made.push(InodeNo::ROOT);
+        let mut model = Model::new(&root, 0, world.clock.now(), (USER.uid, USER.gid));
+        (model.now_is_exact, model.names_come_first) = (true, false);
+        made(model.node_mut(InodeNo::ROOT), InodeNo::ROOT);
         Self { world, model, next_pool_page: 0 }
     }
 
     fn run(&mut self, step: &Step) {
         self.world.tick();
-        let now = self.world.clock.now();
+        self.model.now = self.world.clock.now();
         let execute = |world: &World, operation: &Operation<'_>| world.execute(operation, &is_open);
         let world = &self.world;
         let model = &mut self.model;
@@ -302,23 +139,23 @@ impl Pair {
                 let node = match kind {
                     FileKind::File => NewNode::File,
                     FileKind::Directory => NewNode::Directory,
-                    FileKind::Symlink => NewNode::Symlink(b"target"),
+                    FileKind::Symlink => NewNode::Symlink(TARGET),
                     kind => NewNode::Special { kind: *kind, rdev: 0 },
                 };
-                let real = execute(world, &Operation::Make { parent, name: name.as_bytes(), node, mode });
+                let real = execute(world, &Operation::Make { parent, name, node, mode });
                 let expected = model.place(parent, name).and_then(|taken| match taken {
                     Some(_) => Err(Status::Exists),
                     None => Ok(()),
                 });
                 if let (Ok(outcome), Ok(())) = (&real, expected) {
-                    model.add(parent, name, outcome.attr.expect("attr").ino, *kind, mode, now);
+                    let ino = outcome.attr.expect("attr").ino;
+                    made(model.add(parent, name, ino, *kind, mode), ino);
                 }
                 (real.map(|_| ()), expected)
             }
             Step::Create { parent, name, exclusive } => {
                 let (parent, name) = (model.pick(*parent), NAMES[*name]);
-                let create =
-                    Operation::Create { parent, name: name.as_bytes(), mode: 0o600, exclusive: *exclusive };
+                let create = Operation::Create { parent, name, mode: 0o600, exclusive: *exclusive };
                 let real = execute(world, &create);
                 let expected = model.place(parent, name).and_then(|taken| match taken {
                     None => Ok(None),
@@ -333,7 +170,7 @@ impl Pair {
                     let ino = outcome.attr.expect("attr").ino;
                     match taken {
                         Some(taken) => assert_eq!((ino, outcome.created), (taken, false)),
-                        None => model.add(parent, name, ino, FileKind::File, 0o600, now),
+                        None => made(model.add(parent, name, ino, FileKind::File, 0o600), ino),
                     }
                 }
                 (real.map(|_| ()), expected.map(|_| ()))
@@ -344,74 +181,45 @@ impl Pair {
                 let expected = model.directory(parent).map(|_| ());
                 if let (Ok(outcome), Ok(())) = (&real, expected) {
                     let ino = outcome.attr.expect("attr").ino;
-                    model.add_nameless(parent, ino, FileKind::File, 0o600, now);
+                    made(model.add_nameless(parent, ino, FileKind::File, 0o600), ino);
                 }
                 (real.map(|_| ()), expected)
             }
             Step::Link { ino, parent, name } => {
                 let (ino, parent, name) = (model.pick(*ino), model.pick(*parent), NAMES[*name]);
-                let real = execute(world, &Operation::Link { ino, parent, name: name.as_bytes() });
-                let expected = model.place(parent, name).and_then(|taken| match (model.node(ino)?, taken) {
-                    (_, Some(_)) => Err(Status::Exists),
-                    (node, _) if node.kind == FileKind::Directory => Err(Status::NotPermitted),
-                    _ if model.nlink(ino) == 0 && !is_open(ino) => Err(Status::NotFound),
-                    _ => Ok(()),
-                });
-                if expected.is_ok() {
-                    model.change(parent, |node| {
-                        node.entries.insert(name.to_owned(), ino);
-                    });
-                    model.touch(parent, now);
-                    model.change(ino, |node| node.ctime = now);
-                }
-                (real.map(|_| ()), expected)
+                let real = execute(world, &Operation::Link { ino, parent, name });
+                (real.map(|_| ()), model.link(ino, parent, name))
             }
             Step::Unlink { parent, name } | Step::Rmdir { parent, name } => {
                 let (parent, name) = (model.pick(*parent), NAMES[*name]);
                 let wants_directory = matches!(step, Step::Rmdir { .. });
                 let operation = if wants_directory {
-                    Operation::Rmdir { parent, name: name.as_bytes() }
+                    Operation::Rmdir { parent, name }
                 } else {
-                    Operation::Unlink { parent, name: name.as_bytes() }
+                    Operation::Unlink { parent, name }
                 };
                 let real = execute(world, &operation);
-                let expected = model.place(parent, name).and_then(|taken| {
-                    let ino = taken.ok_or(Status::NotFound)?;
-                    let node = &model.nodes[&ino];
-                    match (wants_directory, node.kind == FileKind::Directory) {
-                        (false, true) => Err(Status::IsDirectory),
-                        (true, false) => Err(Status::NotDirectory),
-                        (true, true) if !node.entries.is_empty() => Err(Status::NotEmpty),
-                        _ => Ok(ino),
-                    }
-                });
-                if let Ok(ino) = expected {
-                    model.change(parent, |node| {
-                        node.entries.remove(name);
-                    });
-                    model.touch(parent, now);
-                    model.dropped(ino, now);
-                }
-                (real.map(|_| ()), expected.map(|_| ()))
+                (real.map(|_| ()), model.remove(parent, name, wants_directory))
             }
             Step::Rename { parent, name, new_parent, new_name, mode } => {
                 let (from, to) =
                     ((model.pick(*parent), NAMES[*name]), (model.pick(*new_parent), NAMES[*new_name]));
                 let rename = Operation::Rename {
                     parent: from.0,
-                    name: from.1.as_bytes(),
+                    name: from.1,
                     new_parent: to.0,
-                    new_name: to.1.as_bytes(),
+                    new_name: to.1,
                     mode: *mode,
                 };
-                (execute(world, &rename).map(|_| ()), model.rename(from, to, *mode, now))
+                (execute(world, &rename).map(|_| ()), model.rename(from, to, *mode))
             }
             Step::Chmod { ino, mode } => {
                 let ino = model.pick(*ino);
                 let set = SetAttr { mode: Some(*mode), ..SetAttr::default() };
                 let expected = model.node(ino).map(|_| ());
                 if expected.is_ok() {
-                    model.change(ino, |node| (node.mode, node.ctime) = (*mode, now));
+                    model.node_mut(ino).mode = *mode;
+                    model.changed(ino);
                 }
                 (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
             }
@@ -420,13 +228,10 @@ impl Pair {
                 let set = SetAttr { gid: Some(*gid), ..SetAttr::default() };
                 let expected = model.node(ino).map(|_| ());
                 if expected.is_ok() {
-                    model.change(ino, |node| {
-                        if node.kind != FileKind::Directory {
-                            let stays = node.mode & 0o010 == 0 && node.gid == USER.gid;
-                            node.mode &= if stays { 0o3777 } else { 0o1777 };
-                        }
-                        (node.gid, node.ctime) = (*gid, now);
-                    });
+                    let node = model.node_mut(ino);
+                    node.chown_drops_set_ids(USER.gid);
+                    node.gid = *gid;
+                    model.changed(ino);
                 }
                 (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
             }
@@ -440,18 +245,17 @@ impl Pair {
                     _ => Err(Status::Invalid),
                 });
                 if expected.is_ok() {
-                    model.change(ino, |node| {
-                        (node.live_size, node.durable_size) = (size, size);
-                        (node.mtime, node.ctime) = (now, now);
-                        node.pages.retain(|page, _| *page < pages + extra);
-                    });
+                    let data = &mut model.node_mut(ino).more;
+                    (data.live_size, data.durable_size) = (size, size);
+                    data.pages.retain(|page, _| *page < pages + extra);
+                    model.touch(ino);
                 }
                 (world.meta.set_attr(USER, ino, &set, None).map(|_| ()), expected)
             }
             Step::SetXattr { ino, name, len, mode } => {
                 let (ino, name) = (model.pick(*ino), NAMES[*name]);
                 let value: Vec<u8> = (0..*len).map(|index| (index * 7) as u8).collect();
-                let set = Operation::SetXattr { ino, name: name.as_bytes(), value: &value, mode: *mode };
+                let set = Operation::SetXattr { ino, name, value: &value, mode: *mode };
                 let real = execute(world, &set);
                 let expected =
                     model.node(ino).and_then(|node| match (mode, node.xattrs.contains_key(name)) {
@@ -460,25 +264,21 @@ impl Pair {
                         _ => Ok(()),
                     });
                 if expected.is_ok() {
-                    model.change(ino, |node| {
-                        node.xattrs.insert(name.to_owned(), value.clone());
-                        node.ctime = now;
-                    });
+                    model.node_mut(ino).xattrs.insert(name.to_vec(), value.clone());
+                    model.changed(ino);
                 }
                 (real.map(|_| ()), expected)
             }
             Step::RemoveXattr { ino, name } => {
                 let (ino, name) = (model.pick(*ino), NAMES[*name]);
-                let real = execute(world, &Operation::RemoveXattr { ino, name: name.as_bytes() });
+                let real = execute(world, &Operation::RemoveXattr { ino, name });
                 let expected = model.node(ino).and_then(|node| match node.xattrs.contains_key(name) {
                     true => Ok(()),
                     false => Err(Status::NoAttribute),
                 });
                 if expected.is_ok() {
-                    model.change(ino, |node| {
-                        node.xattrs.remove(name);
-                        node.ctime = now;
-                    });
+                    model.node_mut(ino).xattrs.remove(name);
+                    model.changed(ino);
                 }
                 (real.map(|_| ()), expected)
             }
@@ -490,7 +290,8 @@ impl Pair {
                     _ => Err(Status::Invalid),
                 });
                 if expected.is_ok() {
-                    model.change(ino, |node| (node.live_size, node.mtime, node.ctime) = (*size, now, now));
+                    model.node_mut(ino).more.live_size = *size;
+                    model.touch(ino);
                 }
                 (world.meta.note_data(ino, note).map(|_| ()), expected)
             }
@@ -515,20 +316,19 @@ impl Pair {
                 let commit = DataCommit::of_ranges(ino, vec![update], *size);
                 let expected = match model.node(ino).map(|node| node.kind) {
                     Ok(FileKind::File) => {
-                        model.change(ino, |node| {
-                            let was_live = node.live_size != node.durable_size;
-                            node.durable_size = *size;
-                            // Without live data the commit is all that is known.
-                            if !was_live {
-                                node.live_size = *size;
-                            }
-                            node.pages.retain(|page, _| !(*first..at).contains(page));
-                            for extent in &extents {
-                                let pages = (0..extent.len_pages)
-                                    .map(|page| (extent.file_page.0 + page, extent.pool_page.0 + page));
-                                node.pages.extend(pages);
-                            }
-                        });
+                        let data = &mut model.node_mut(ino).more;
+                        let was_live = data.live_size != data.durable_size;
+                        data.durable_size = *size;
+                        // Without live data the commit is all that is known.
+                        if !was_live {
+                            data.live_size = *size;
+                        }
+                        data.pages.retain(|page, _| !(*first..at).contains(page));
+                        for extent in &extents {
+                            let pages = (0..extent.len_pages)
+                                .map(|page| (extent.file_page.0 + page, extent.pool_page.0 + page));
+                            data.pages.extend(pages);
+                        }
                         Ok(())
                     }
                     Ok(_) => Err(Status::Invalid),
@@ -565,24 +365,25 @@ impl Pair {
         }
         for (ino, node) in &self.model.nodes {
             let attr = world.attr(*ino);
-            let size = if durable { node.durable_size } else { node.live_size };
+            let size = if durable { node.more.durable_size } else { node.more.live_size };
             assert_eq!(
                 (attr.kind, attr.mode, attr.uid, attr.gid, attr.nlink, attr.size),
                 (node.kind, node.mode, node.uid, node.gid, self.model.nlink(*ino), size),
                 "inode {ino}"
             );
             if !durable {
-                assert_eq!((attr.mtime, attr.ctime), (node.mtime, node.ctime), "inode {ino}");
+                let times = (Time::Exactly(attr.mtime), Time::Exactly(attr.ctime));
+                assert_eq!(times, (node.mtime, node.ctime), "inode {ino}");
             }
             if node.kind == FileKind::Directory {
-                let names: Vec<_> = node.entries.keys().cloned().collect();
-                assert_eq!(world.names(*ino), names);
+                let names = node.entries.keys().map(|name| String::from_utf8_lossy(name).into_owned());
+                assert_eq!(world.names(*ino), names.collect::<Vec<_>>());
                 for (name, child) in &node.entries {
-                    assert_eq!(world.meta.lookup(*ino, name.as_bytes()).map(|attr| attr.ino), Ok(*child));
+                    assert_eq!(world.meta.lookup(*ino, name).map(|attr| attr.ino), Ok(*child));
                 }
             }
             for (name, value) in &node.xattrs {
-                assert_eq!(world.meta.xattr(*ino, name.as_bytes()).as_ref(), Ok(value));
+                assert_eq!(world.meta.xattr(*ino, name).as_ref(), Ok(value));
             }
             let listed = world.meta.xattr_names(*ino).expect("names");
             assert_eq!(listed.iter().filter(|byte| **byte == 0).count(), node.xattrs.len());
@@ -593,7 +394,7 @@ impl Pair {
                     (0..extent.len_pages).map(|page| (extent.file_page.0 + page, extent.pool_page.0 + page))
                 })
                 .collect();
-            assert_eq!(pages, node.pages, "inode {ino}");
+            assert_eq!(pages, node.more.pages, "inode {ino}");
             for pair in extents.windows(2) {
                 let joined = pair[0].file_end() == pair[1].file_page
                     && pair[0].pool_page.0 + pair[0].len_pages == pair[1].pool_page.0
