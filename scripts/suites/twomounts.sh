@@ -225,9 +225,9 @@ PYTHON
 check "a name leads to no file that lost it, whatever its other names are" opened_by_one_of_several_names
 
 # Who opens a file that others move to and fro all the time gets it or is told that it is not there; one that only loses further names is
-# always there.
+# always there. A third mount opens, which asks again for what was missing: else most opens would find nothing.
 moved_to_and_fro() {
-    python3 - "$MNT" "$OTHER" <<'PYTHON'
+    python3 - "$MNT" "$ASKING" <<'PYTHON'
 import os, sys, time
 here, other = sys.argv[1:]
 for name in "to", "stays":
@@ -253,7 +253,14 @@ os.wait()
 assert opened > 100, f"{opened} opens"
 PYTHON
 }
+if on_directory; then
+    ASKING=$MNT
+else
+    ASKING=$WORK/asking
+    mount_fs "$ASKING" negative_cache=0
+fi
 check "a file that is moved to and fro elsewhere is opened, or is not there" moved_to_and_fro
+on_directory || umount_fs "$ASKING"
 
 # Random names by either mount, one step after the other: an open gets the file that has the name, or says that there is none (a name may be
 # remembered as missing for a second), and nothing else. CUTTLEFS_NAMES_SECONDS: how long; CUTTLEFS_NAMES_SEED repeats one walk.

@@ -224,7 +224,8 @@ impl<V: Volume + ?Sized> Filesystem for CuttleFuse<V> {
             );
         }
         let found = self.volume.lookup(&caller(req), self.ino(parent), name.as_bytes());
-        self.nameless_opens.note_lookup(req.pid(), found.as_ref().ok().map(|attr| (attr.ino, attr.kind)));
+        let led_to = found.as_ref().ok().map(|attr| (attr.ino, attr.kind));
+        self.nameless_opens.note_lookup(req.pid(), self.name(parent, name), led_to);
         match found {
             Err(FsError::Server(Status::NotFound)) if !self.settings.negative_cache.is_zero() => {
                 // An entry with inode number 0 is ENOENT with a lifetime.

@@ -12,6 +12,7 @@
 //! # Bound
 //! [`MOST`] threads; beyond that all are forgotten, which refuses opens through `/proc` that were under way.
 
+use super::told_names::NameId;
 use cuttlefs_common::attr::FileKind;
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ enum Since {
     Walks,
     /// Last of all this.
     Found(InodeNo),
+    /// Nothing has that name. The kernel, which remembered it, asks for it once more before it believes that.
+    Missed(NameId),
 }
 
 /// By thread.
@@ -62,13 +65,20 @@ impl NamelessOpens {
     }
 
     /// The thread has looked a name up, and found this, or nothing.
-    pub(super) fn note_lookup(&self, thread: u32, found: Option<(InodeNo, FileKind)>) {
+    pub(super) fn note_lookup(&self, thread: u32, name: NameId, found: Option<(InodeNo, FileKind)>) {
         let mut refused = self.refused.lock();
         let Some(since) = refused.get_mut(&thread) else { return };
+        let missed = match *since {
+            Since::Missed(before) => Some(before),
+            _ => None,
+        };
         match found {
+            // It looks for something else by now.
+            _ if missed.is_some_and(|before| before != name) => drop(refused.remove(&thread)),
             // The kernel looks a name up twice where it has another meaning than it remembered.
             Some((ino, FileKind::File)) => *since = Since::Found(ino),
             Some(_) => *since = Since::Walks,
+            None if missed.is_none() => *since = Since::Missed(name),
             // There is nothing to open.
             None => drop(refused.remove(&thread)),
         }
@@ -93,17 +103,26 @@ mod tests {
         assert!(!opens.is_trusted(1, one), "not at once");
         let (directory, file) = (Some((other, FileKind::Directory)), Some((one, FileKind::File)));
         let (symlink, another) = (Some((other, FileKind::Symlink)), Some((other, FileKind::File)));
-        let after = |lookups: &[Option<(InodeNo, FileKind)>]| {
+        let name = |name: u8| NameId::new(InodeNo(1), &[name]);
+        let after = |lookups: &[(u8, Option<(InodeNo, FileKind)>)]| {
             opens.note_refused(1, one);
-            lookups.iter().for_each(|found| opens.note_lookup(1, *found));
+            lookups.iter().for_each(|(last, found)| opens.note_lookup(1, name(*last), *found));
             (opens.is_trusted(1, one), opens.is_trusted(1, one))
         };
-        assert_eq!(after(&[directory, symlink, directory, file]), (true, false), "it came by a name");
-        assert_eq!(after(&[file, file]), (true, false), "the kernel looked twice");
-        assert_eq!(after(&[file, another]), (false, false), "another file");
-        assert_eq!(after(&[directory]), (false, false));
-        assert_eq!(after(&[directory, None, file]), (false, false), "it found nothing");
-        opens.note_lookup(1, file);
+        let walk = [(b'd', directory), (b's', symlink), (b'd', directory), (b'f', file)];
+        assert_eq!(after(&walk), (true, false), "it came by a name");
+        assert_eq!(after(&[(b'f', file), (b'f', file)]), (true, false), "the kernel looked twice");
+        assert_eq!(after(&[(b'f', file), (b'f', another)]), (false, false), "another file");
+        assert_eq!(after(&[(b'd', directory)]), (false, false));
+        assert_eq!(
+            after(&[(b'f', None), (b'f', file)]),
+            (true, false),
+            "it was moved away and back between the two looks"
+        );
+        assert_eq!(after(&[(b'd', directory), (b'f', None)]), (false, false), "it found nothing");
+        assert_eq!(after(&[(b'f', None), (b'f', None), (b'f', file)]), (false, false), "and was told so");
+        assert_eq!(after(&[(b'f', None), (b'g', file)]), (false, false), "that is a new walk");
+        opens.note_lookup(1, name(b'f'), file);
         assert!(!opens.is_trusted(1, one), "it was refused nothing");
         opens.note_refused(UNKNOWN, one);
         assert!(!opens.is_trusted(UNKNOWN, one), "it may be another thread");
