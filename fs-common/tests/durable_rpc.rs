@@ -282,6 +282,30 @@ fn a_broken_connection_is_resumed(link: LinkKind, device: LogDeviceKind) {
     }
 }
 
+/// An answer that was under way when the connection broke is waited for again; slots whose answers nobody takes are told.
+fn an_answer_is_waited_for_across_a_resumption(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let running = site.start(1, 1000);
+        let two = Settings { answers: 2, batch: 100, patience: Duration::from_millis(400), ..settings(kind) };
+        let mut sender = connect(&running, two).expect("connected");
+        for index in 0..4 {
+            // Staged when the connection ends, so it is sent again.
+            let asked = sender.post(&body(index, 100), Wants::AnswerOnly).expect("there is a slot");
+            assert_eq!(sender.resume(&running.receiver.endpoint()).expect("resumed").resent, 1);
+            let mut answer = Vec::new();
+            sender.wait_answer(asked, &mut answer).expect("answered");
+            assert_eq!(answer, body(index, 100).into_iter().rev().collect::<Vec<_>>(), "{kind:?}");
+        }
+        let untaken =
+            [4, 5].map(|index| sender.post(&body(index, 100), Wants::Answer).expect("there is a slot"));
+        let refused = sender.post(&body(6, 100), Wants::Answer).expect_err("no slot");
+        assert!(matches!(refused, SenderError::NoSlot(_)), "{kind:?}: {refused}");
+        sender.wait_answer(untaken[0], &mut Vec::new()).expect("answered");
+        sender.post(&body(6, 100), Wants::Answer).expect("a slot is free");
+    }
+}
+
 /// Beyond its threshold the receiver asks to slow down, which is counted; a ring that stays full is a typed error.
 fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
@@ -339,6 +363,7 @@ suite!(
     requests_are_persistent_executed_in_order_and_answered,
     a_killed_receiver_executes_what_was_persistent,
     a_broken_connection_is_resumed,
+    an_answer_is_waited_for_across_a_resumption,
     a_receiver_that_is_behind_is_heard,
     the_head_moves_once_for_a_doorbell,
 );

@@ -71,6 +71,11 @@ pub enum SenderError {
     /// The receiver is behind.
     #[error("the receiver asked to slow down for {0} ms")]
     Slowed(u64),
+    /// No slot for the answer in time.
+    #[error(
+        "no answer could be asked for in {0} ms: all slots are of requests whose answers were not waited for"
+    )]
+    NoSlot(u64),
     /// No word in time.
     #[error("no word of the request in {0} ms")]
     TimedOut(u64),
@@ -321,10 +326,10 @@ impl Sender {
             let waited = self.clock.monotonic() - start;
             if waited > self.settings.patience {
                 let waited_ms = waited.as_millis() as u64;
-                return Err(if self.slow {
-                    SenderError::Slowed(waited_ms)
-                } else {
-                    SenderError::Full(waited_ms)
+                return Err(match (self.slow, full) {
+                    (true, _) => SenderError::Slowed(waited_ms),
+                    (false, false) if no_slot => SenderError::NoSlot(waited_ms),
+                    _ => SenderError::Full(waited_ms),
                 });
             }
             self.ring_doorbell()?;
@@ -425,7 +430,8 @@ impl Sender {
     /// Waits for a request's answer; its body is put into `body`. Returns the service's status.
     ///
     /// # Errors
-    /// [`SenderError`].
+    /// [`SenderError`]. After [`SenderError::Disconnected`] and [`SenderError::TimedOut`] the answer may still come, behind `resume`
+    /// too, and has its slot until it is waited for again.
     pub fn wait_answer(&mut self, ticket: Ticket, body: &mut Vec<u8>) -> Result<u32, SenderError> {
         self.check_resumed()?;
         self.ring_doorbell()?;
