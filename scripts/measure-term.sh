@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
 # Figures that are named are made anew, others stay.
-# Takes about four hours and a half with five rounds (each figure tells what is left) and wants the machine for itself.
+# Takes about two hours with five rounds (each figure tells what is left) and wants the machine for itself.
 # usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
 source "$(dirname "$0")/env.sh"
@@ -9,9 +9,9 @@ source "$(dirname "$0")/figures.sh"
 cd "$ROOT" || exit 1
 set -uo pipefail
 
-size=1G
-seconds=3
-warmup=4
+size=256M
+seconds=1
+warmup=2
 rounds=5
 figures=()
 while (($#)); do
@@ -50,22 +50,24 @@ ram_device() {
 }
 
 common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds")
+# What has few points is given longer to settle.
+settled=(--size "$size" --seconds $((2 * seconds)) --warmup $((3 * warmup)) --rounds "$rounds")
 for figure in "${figures[@]}"; do
     case $figure in
         links)
-            run link-tcp "4 KiB reads over tcp, settled" bench region --size "$size" --warmup 15 --seconds 8 --rounds "$rounds" --policy pin,term,term-units,hotspot,odp,odp-hardware,rpc --dram 50
-            run link-shm "4 KiB reads over shm, settled" bench region --size "$size" --warmup 15 --seconds 8 --rounds "$rounds" --policy pin,term,term-units,rpc --dram 50 --link shm
+            run link-tcp "4 KiB reads over tcp, settled" bench region "${settled[@]}" --policy pin,term,term-units,hotspot,odp,odp-hardware,rpc --dram 50
+            run link-shm "4 KiB reads over shm, settled" bench region "${settled[@]}" --policy pin,term,term-units,rpc --dram 50 --link shm
             ;;
         ram)
             ram_device || die "a loop device over a tmpfs needs root"
-            run ram "A RAM-backed block device in place of the SSD" bench region --size "$size" --warmup 12 --seconds 6 --rounds "$rounds" --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
+            run ram "A RAM-backed block device in place of the SSD" bench region "${settled[@]}" --policy pin,term,rpc --dram 50 --value-size 4K,16K --data "$loop"
             ;;
         15)
             ram_device || die "a loop device over a tmpfs needs root"
             run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
             ;;
-        # Half a minute on either side of the change.
-        11) run figure-11 "Figure 11" bench region --size "$size" --warmup "$warmup" --rounds "$rounds" --figure 11 ;;
+        # A quarter of a minute on either side of the change.
+        11) run figure-11 "Figure 11" bench region --size "$size" --seconds 30 --warmup "$warmup" --rounds "$rounds" --figure 11 ;;
         octopus) run figure-16 "Figure 16: Octopus" bench octopus --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
         kv) run figure-17 "Figure 17: a key-value table" bench kv --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
         *) run "figure-$figure" "Figure $figure" bench region "${common[@]}" --figure "$figure" ;;
