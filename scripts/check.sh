@@ -35,7 +35,7 @@ if command -v cargo-deny >/dev/null; then
 else
     echo "note  check: cargo-deny is missing (scripts/setup.sh --tests builds it), licences were not checked"
 fi
-for script in .ci/run scripts/*.sh scripts/suites/*.sh xfstests/*.sh; do
+for script in .ci/run scripts/*.sh scripts/suites/*.sh scripts/vm/*.sh xfstests/*.sh; do
     [[ -e $script ]] || continue
     step "syntax of $script" bash -n "$script"
 done
@@ -53,7 +53,7 @@ if command -v systemd-analyze >/dev/null; then
     for unit in scripts/systemd/*.service; do step "unit $unit" check_unit "$unit"; done
 fi
 if command -v shellcheck >/dev/null; then
-    step "shellcheck" shellcheck -x -S warning .ci/run scripts/*.sh scripts/suites/*.sh xfstests/*.sh
+    step "shellcheck" shellcheck -x -S warning .ci/run scripts/*.sh scripts/suites/*.sh scripts/vm/*.sh xfstests/*.sh
 fi
 
 echo "$passed passed, $failed failed"

@@ -85,7 +85,7 @@ struct Walk {
 impl Walk {
     fn new(seed: u64) -> Self {
         let random = SeededRandom::new(seed ^ 0xab5e);
-        let translation = if seed.is_multiple_of(2) { Translation::Target } else { Translation::Initiator };
+        let translation = Translation::ALL[seed as usize % Translation::ALL.len()];
         let deferred = random.next_u64().is_multiple_of(2);
         let (durable_answers, restless) =
             (random.next_u64().is_multiple_of(4), random.next_u64().is_multiple_of(2));

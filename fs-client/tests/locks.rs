@@ -79,7 +79,7 @@ impl User {
 }
 
 fn both(test: impl Fn(&World, LockSpace)) {
-    for translation in [Translation::Target, Translation::Initiator] {
+    for translation in Translation::ALL {
         for durable_answers in [false, true] {
             for space in SPACES {
                 test(&World::new(WorldConfig { translation, durable_answers, frames: 16, ..CONFIG }), space);

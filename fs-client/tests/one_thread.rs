@@ -21,7 +21,7 @@ fn config(translation: Translation) -> WorldConfig {
 }
 
 fn both(test: impl Fn(&World)) {
-    for translation in [Translation::Target, Translation::Initiator] {
+    for translation in Translation::ALL {
         test(&World::new(config(translation)));
     }
 }

@@ -1,27 +1,78 @@
-//! The page protocol's own code under a model checker, with both translators: the target's, as the NIC engine reads, and the initiator's
-//! (fs-server, `pages::model`). Needs the feature `model-check`, with which nothing but this works; [docs/testing.md] has the command.
+//! The page protocol's own code under a model checker, with all translators: the target's, as the NIC engine reads, and the initiator's, with
+//! loads and with READs (fs-server, `pages::model`). Needs the feature `model-check`, with which nothing but this works; [docs/testing.md] has the command.
 
-use cuttlefs_client::model::read_as_initiator;
+use cuttlefs_client::model::{RemoteReader, read_as_initiator};
+use cuttlefs_common::rpc::Layout;
 use cuttlefs_server::pages::model::{
-    LEN, Reader, SLOT, Site, check_given_away, check_reader, check_scribble,
+    LEN, PREEMPTIONS, Reader, SLOT, Site, check_given_away, check_growth, check_reader, check_scribble,
 };
 
-fn initiator(site: &Site) -> Option<[u8; LEN]> {
+fn with_loads(site: &Site, layout: Layout, out: &mut [u8]) -> bool {
     let (frames, residency, files) = site.windows();
+    read_as_initiator(frames, residency, files, SLOT, layout, out)
+}
+
+fn initiator(site: &Site) -> Option<[u8; LEN]> {
     let mut out = [0; LEN];
-    read_as_initiator(frames, residency, files, SLOT, Site::layout(), &mut out).then_some(out)
+    with_loads(site, Site::layout(), &mut out).then_some(out)
+}
+
+fn with_reads(reader: &RemoteReader, site: &Site, layout: Layout, out: &mut [u8]) -> bool {
+    let (frames, residency, files) = site.windows();
+    reader.read([frames, residency.memory().clone(), files.memory().clone()], SLOT, layout, out)
+}
+
+/// Nothing is known of frames: a doorbell for the entry, and one for the bytes.
+fn remote(site: &Site) -> Option<[u8; LEN]> {
+    let mut out = [0; LEN];
+    with_reads(&RemoteReader::default(), site, Site::layout(), &mut out).then_some(out)
+}
+
+/// The frame is guessed.
+fn remote_guessing(site: &Site) -> Option<[u8; LEN]> {
+    let mut out = [0; LEN];
+    let (_, residency, _) = site.windows();
+    with_reads(&RemoteReader::guessing(&residency, Site::layout()), site, Site::layout(), &mut out)
+        .then_some(out)
 }
 
 const TARGET: Reader = Site::read_as_target;
 
 #[test]
 fn a_target_s_read_is_never_mistaken() {
-    check_reader(TARGET);
+    check_reader(TARGET, PREEMPTIONS);
 }
 
 #[test]
 fn an_initiator_s_read_is_never_mistaken() {
-    check_reader(initiator);
+    check_reader(initiator, PREEMPTIONS);
+}
+
+/// Such a read has twice the loads.
+#[test]
+fn a_remote_initiator_s_first_read_is_never_mistaken() {
+    check_reader(remote, PREEMPTIONS - 2);
+}
+
+/// And one more look at the entry, and bytes that come in the first doorbell: with another preemption it takes minutes.
+#[test]
+fn a_remote_initiator_s_guessing_read_is_never_mistaken() {
+    check_reader(remote_guessing, PREEMPTIONS - 3);
+}
+
+#[test]
+fn a_file_that_grows_is_not_read_as_zeros() {
+    check_growth(|site| with_loads(site, Site::empty_layout(), &mut [0; LEN]), Site::grow);
+    check_growth(
+        |site| with_reads(&RemoteReader::default(), site, Site::empty_layout(), &mut [0; LEN]),
+        Site::grow,
+    );
+}
+
+#[test]
+#[should_panic(expected = "zeros were read")]
+fn a_length_that_is_shown_before_its_layout_is_caught() {
+    check_growth(|site| with_loads(site, Site::empty_layout(), &mut [0; LEN]), Site::grow_carelessly);
 }
 
 /// The model can fail: without the odd version in between, the checker finds the torn copy.
@@ -48,4 +99,16 @@ fn a_page_given_away_under_its_mapping_is_caught_by_a_target() {
 #[should_panic(expected = "read [")]
 fn a_page_given_away_under_its_generation_is_caught_by_an_initiator() {
     check_given_away(initiator);
+}
+
+#[test]
+#[should_panic(expected = "read [")]
+fn a_write_without_the_protocol_is_caught_by_a_remote_initiator() {
+    check_scribble(remote);
+}
+
+#[test]
+#[should_panic(expected = "read [")]
+fn a_page_given_away_under_its_generation_is_caught_by_a_remote_initiator() {
+    check_given_away(remote);
 }

@@ -45,7 +45,7 @@ struct Raw {
 impl Raw {
     fn connect(endpoint: &Endpoint) -> Self {
         let device = SoftDevice::new(SoftOptions::default());
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(256).expect("cq");
         let memory = Arc::new(SharedMemory::new("raw", MEMORY).expect("memory"));
         let region = pd.register(memory, Access::ALL).expect("register");

@@ -76,7 +76,7 @@ fn measure(name: &str, rounds: u32, mut one: impl FnMut()) {
 fn pair(endpoint: &Endpoint, tcp: &TcpSecurity) -> (Half, Half, [Arc<SoftDevice>; 2]) {
     let make = || {
         let device = SoftDevice::new(SoftOptions { tcp: tcp.clone(), ..SoftOptions::default() });
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("bench", 1 << 21).expect("memory"));
         let mr = pd.register(memory, Access::ALL).expect("register");

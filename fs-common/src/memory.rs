@@ -185,6 +185,37 @@ impl SharedMemory {
         unsafe { racing_copy(self.base.as_ptr().add(offset), out.as_mut_ptr(), out.len()) }
     }
 
+    /// As an RNIC reads for a READ: an aligned word of eight bytes in a range of at most [`Self::WHOLE_WORDS_MAX`] bytes is read whole,
+    /// and what is read afterwards is at least as new as what this read. Longer ranges can be torn anywhere.
+    pub fn read_as_rnic(&self, offset: usize, out: &mut [u8]) {
+        assert!(self.contains(offset as u64, out.len() as u64), "read past shared memory");
+        if out.len() <= Self::WHOLE_WORDS_MAX && offset.is_multiple_of(8) {
+            let (words, rest) = out.as_chunks_mut::<8>();
+            let words_len = words.len() * 8;
+            for (index, word) in words.iter_mut().enumerate() {
+                *word = self.load_u64_relaxed(offset + index * 8).to_ne_bytes();
+            }
+            self.read(offset + words_len, rest);
+        } else {
+            self.read(offset, out);
+        }
+        fence(Ordering::Acquire);
+    }
+
+    /// Copies to other memory, reading as [`Self::read_as_rnic`] does.
+    pub fn copy_as_rnic(&self, offset: usize, to: &SharedMemory, to_offset: usize, len: usize) {
+        if len > Self::WHOLE_WORDS_MAX {
+            self.copy_to(offset, to, to_offset, len);
+            return fence(Ordering::Acquire);
+        }
+        let mut bytes = [0; Self::WHOLE_WORDS_MAX];
+        self.read_as_rnic(offset, &mut bytes[..len]);
+        to.write(to_offset, &bytes[..len]);
+    }
+
+    /// Longest range whose aligned words [`Self::read_as_rnic`] reads whole: the entries of 64 pages.
+    pub const WHOLE_WORDS_MAX: usize = 512;
+
     /// Copies bytes in. A concurrent reader can see them torn.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable, "write to a read-only mapping");

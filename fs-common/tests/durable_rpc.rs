@@ -444,7 +444,7 @@ fn a_resumption_that_fails_on_its_way_loses_nothing() {
     let tickets: Vec<_> =
         (1..6).map(|index| sender.post(&body(index, 100), Wants::Answer).expect("posted")).collect();
     let device = SoftDevice::new(SoftOptions::default());
-    let (pd, cq) = (device.alloc_pd(), device.create_cq(32).expect("a queue"));
+    let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(32).expect("a queue"));
     let at: Endpoint =
         format!("unix://{}", site.dir.path().join("fake").display()).parse().expect("an endpoint");
     let listener = pd.listen(&at).expect("it listens");

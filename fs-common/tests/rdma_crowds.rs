@@ -35,7 +35,8 @@ fn serve() -> Served {
     cuttlefs_common::descriptors::raise_limit().expect("raised");
     let device = device();
     let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
-    let listener: Arc<dyn Listener> = Arc::from(device.alloc_pd().listen(&endpoint).expect("listen"));
+    let listener: Arc<dyn Listener> =
+        Arc::from(device.alloc_pd().expect("a domain").listen(&endpoint).expect("listen"));
     let Endpoint::Tcp { port, .. } = listener.endpoint() else { panic!("tcp") };
     let accepts = listener.clone();
     let accepting = std::thread::spawn(move || {
@@ -84,7 +85,7 @@ fn connect(port: u16) -> Result<Arc<dyn QueuePair>, RdmaError> {
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
     let options = ConnectOptions { qp, receives: vec![], timeout: PATIENCE };
     let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port };
-    device.alloc_pd().connect(&endpoint, options).map(|connected| connected.qp)
+    device.alloc_pd().expect("a domain").connect(&endpoint, options).map(|connected| connected.qp)
 }
 
 fn pass_on(mut from: TcpStream, mut to: TcpStream, at_once: usize) {

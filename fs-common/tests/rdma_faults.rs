@@ -116,7 +116,7 @@ impl Target {
         let device = SoftDevice::new(SoftOptions::default());
         let gate = Arc::new(Gate::default());
         device.set_file_target(gate.clone());
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64).expect("queue");
         let endpoint = match scheme {
             "tcp" => "tcp://127.0.0.1:0".to_owned(),
@@ -128,7 +128,7 @@ impl Target {
 
     fn connect(&self) -> Reader {
         let device = SoftDevice::new(SoftOptions::default());
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64).expect("queue");
         let memory = Arc::new(SharedMemory::new("reader", 1 << 20).expect("memory"));
         let mr = pd.register(memory, Access::ALL).expect("register");

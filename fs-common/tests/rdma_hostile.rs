@@ -67,7 +67,7 @@ fn serve(endpoint: &Endpoint, trust: Trust) -> Served {
 }
 
 fn serve_with(endpoint: &Endpoint, trust: Trust, device: Arc<SoftDevice>) -> Served {
-    let pd = device.alloc_pd();
+    let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(16).expect("cq");
     let memory = Arc::new(SharedMemory::new("server", 65536).expect("memory"));
     memory.write(0, &[7; 8]);
@@ -556,7 +556,7 @@ fn what_comes_with_the_end_is_taken_first() {
 
 fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
     let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
-    let (pd, cq) = (device.alloc_pd(), device.create_cq(16).expect("cq"));
+    let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(16).expect("cq"));
     let mr = pd.register(Arc::new(SharedMemory::new("peer", 4096).expect("memory")), Access::ALL)?;
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
     let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };

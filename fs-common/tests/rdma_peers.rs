@@ -23,7 +23,7 @@ fn connect_to(endpoint: &Endpoint, server_user: Option<u32>) -> Result<(), RdmaE
     let cq = device.create_cq(16).expect("a queue");
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
     let options = ConnectOptions { qp, receives: Vec::new(), timeout: Duration::from_secs(30) };
-    device.alloc_pd().connect(endpoint, options).map(|connected| connected.qp.close())
+    device.alloc_pd().expect("a domain").connect(endpoint, options).map(|connected| connected.qp.close())
 }
 
 /// Listens, has `client` connect, and gives who came and whether the client was let in.
@@ -33,7 +33,8 @@ fn seen<T>(link: &str, client: impl FnOnce(Endpoint) -> JoinHandle<T>) -> (Optio
     let path = directory.path().join("socket");
     let endpoint: Endpoint = format!("{link}://{}", path.display()).parse().expect("an endpoint");
     let device = SoftDevice::new(SoftOptions::default());
-    let listener = std::sync::Arc::from(device.alloc_pd().listen(&endpoint).expect("listen"));
+    let listener =
+        std::sync::Arc::from(device.alloc_pd().expect("a domain").listen(&endpoint).expect("listen"));
     let accepting = std::thread::spawn({
         let (listener, cq): (std::sync::Arc<dyn cuttlefs_common::rdma::Listener>, _) =
             (std::sync::Arc::clone(&listener), device.create_cq(16).expect("a queue"));
@@ -114,7 +115,7 @@ fn listening_as(uid: u32, endpoint: &Endpoint) -> Listening {
     let endpoint = endpoint.clone();
     let listen = move || {
         let device = SoftDevice::new(SoftOptions::default());
-        let listener = device.alloc_pd().listen(&endpoint).expect("listen");
+        let listener = device.alloc_pd().expect("a domain").listen(&endpoint).expect("listen");
         (device, listener)
     };
     as_user((uid, uid), &[], listen).join().expect("it listens")
@@ -218,7 +219,11 @@ fn a_peer_without_a_number_here_is_a_peer() {
     // The other way round: the listener in a namespace of its own, and whoever connects outside.
     if let Ok(endpoint) = std::env::var(ENDPOINT) {
         let device = SoftDevice::new(SoftOptions::default());
-        let listener = device.alloc_pd().listen(&endpoint.parse().expect("an endpoint")).expect("listen");
+        let listener = device
+            .alloc_pd()
+            .expect("a domain")
+            .listen(&endpoint.parse().expect("an endpoint"))
+            .expect("listen");
         println!("listening");
         let incoming = listener.accept().expect("somebody comes");
         let PeerIdentity::Local(peer) = incoming.peer() else { panic!("a local link has local peers") };

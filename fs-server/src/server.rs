@@ -13,8 +13,8 @@ use crate::pages::{ScrubFigures, Source};
 use crate::pool::{Disk, PageSums};
 use crate::rights::{Exports, Identity, Judge, Tickets};
 use crate::rpc::connections::Connections;
-use crate::serve::Drain;
 use crate::serve::rotten::RottenPages;
+use crate::serve::{Drain, ShownWindows};
 use crate::session::{Session, Sessions};
 use crate::shares::Shares;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
@@ -24,7 +24,7 @@ use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A server, but for its threads and links.
 pub struct Server {
@@ -65,6 +65,8 @@ pub struct Admission {
     pub connections: Connections,
     /// What each peer has of what is bounded.
     pub shares: Shares,
+    /// The tables that clients may READ, where they are trusted.
+    pub windows: OnceLock<ShownWindows>,
 }
 
 /// Checksums of pages, and who looks for rot.

@@ -77,7 +77,7 @@ fn connect(serving: &Serving, tcp: TcpSecurity) -> Result<(), RdmaError> {
     let cq = device.create_cq(16).expect("cq");
     let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
     let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(20) };
-    device.alloc_pd().connect(&serving.endpoint, options).map(drop)
+    device.alloc_pd().expect("a domain").connect(&serving.endpoint, options).map(drop)
 }
 
 fn with(file: &Path) -> TcpSecurity {

@@ -5,8 +5,8 @@ use crate::file::volume::Volume;
 use crate::session::{Session, SessionOptions, unsynced_bytes};
 use anyhow::anyhow;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
-use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
+use cuttlefs_common::rdma::soft::{SoftOptions, TcpSecurity};
+use cuttlefs_common::rdma::{Device, Endpoint, RdmaError, open_to_connect};
 use cuttlefs_common::world::{Random, SystemClock, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -93,6 +93,7 @@ fn reach<T>(
         lanes: options.threads.max(1),
         unsynced_bytes: unsynced_bytes(),
         clock: Arc::new(SystemClock::new()),
+        initiator_translates: false,
         background,
     };
     let device = device(server, &options.trust)?;
@@ -121,7 +122,7 @@ fn wrong_kind(server: &Endpoint, error: &std::io::Error) -> Option<String> {
     let (path, other) = match server {
         Endpoint::Shm(path) => (path, "unix"),
         Endpoint::Unix(path) => (path, "shm"),
-        Endpoint::Tcp { .. } => return None,
+        Endpoint::Tcp { .. } | Endpoint::Rdma { .. } => return None,
     };
     if error.raw_os_error() == Some(libc::EPROTOTYPE) {
         return Some(format!(
@@ -154,7 +155,10 @@ fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
                 .to_owned()
         }
         // Somebody is there who does not want us, or the name means nothing: both say why.
-        (Endpoint::Tcp { .. }, ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable) => return None,
+        (
+            Endpoint::Tcp { .. } | Endpoint::Rdma { .. },
+            ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable,
+        ) => return None,
         (
             Endpoint::Tcp { port, .. },
             ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::WouldBlock,
@@ -167,15 +171,15 @@ fn advice(server: &Endpoint, kind: ErrorKind) -> Option<String> {
 ///
 /// # Errors
 /// The key file cannot be used.
-pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<SoftDevice>> {
+pub fn device(server: &Endpoint, trust: &Trust) -> anyhow::Result<Arc<dyn Device>> {
     let tcp = match (server, &trust.key) {
         // Over the others the kernel says who is there.
-        (Endpoint::Tcp { .. }, Some(file)) => {
+        (Endpoint::Tcp { .. } | Endpoint::Rdma { .. }, Some(file)) => {
             TcpSecurity::Keys(ClusterKeys::new(vec![ClusterKey::read_file(file)?])?)
         }
         _ => TcpSecurity::Loopback,
     };
-    Ok(SoftDevice::new(SoftOptions { tcp, server_user: trust.server_user }))
+    Ok(open_to_connect(server, SoftOptions { tcp, server_user: trust.server_user })?)
 }
 
 fn server_status(server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {

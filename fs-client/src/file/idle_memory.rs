@@ -3,7 +3,7 @@
 //!
 //! The control thread looks each [`LOOK_PERIOD`]. A mount that was not used for two looks in a row has given everything back by then.
 
-use crate::read::Reads;
+use crate::read::{FRAME_GUESSES_BYTES, Reads};
 use crate::session::{Session, SessionLane, Task};
 use crate::transport::{FsError, LANE_BYTES};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
@@ -93,8 +93,10 @@ impl Idle {
 /// frames, which it maps over `shm`. While the server is away requests wait besides (`fuse/kernel/attendant.rs` has their bound).
 pub(super) fn memory_bound_bytes(session: &Session) -> u64 {
     let (lanes, threads) = session.link().lane_counts();
-    (lanes * LANE_BYTES + threads * THREAD_BYTES + session.unsynced().bound() + FREED_BYTES + OTHER_BYTES)
-        as u64
+    // What is guessed of frames is there where the server's tables are read.
+    let guesses = if session.reads_remote_tables() { FRAME_GUESSES_BYTES } else { 0 };
+    let own = lanes * LANE_BYTES + threads * THREAD_BYTES + guesses + FREED_BYTES + OTHER_BYTES;
+    (own + session.unsynced().bound()) as u64
 }
 
 #[cfg(test)]

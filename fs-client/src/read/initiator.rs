@@ -1,4 +1,4 @@
-//! Initiator translation: plain loads from the target's tables and frames (DESIGN section 2).
+//! Initiator translation over a link that maps the target's tables: plain loads from the target's tables and frames (DESIGN section 2).
 //!
 //! Order of loads: slot (generation, size), then for each page: residency entry, frame bytes, residency entry
 //! again; last the slot's generation again. Equal entries prove that the copy is that pool page, untorn; an equal
@@ -8,7 +8,7 @@
 
 use super::OneSided;
 use super::layout::CachedLayout;
-use crate::session::Windows;
+use crate::session::MappedWindows;
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE};
 use cuttlefs_common::region::{ExtentState, PageSet, divide};
 
@@ -23,7 +23,7 @@ pub(super) enum NoAnswer {
 
 /// Reads `[offset, offset + out.len())` of the file in `slot` whose layout is `layout`.
 pub(super) fn read(
-    windows: &Windows,
+    windows: &MappedWindows,
     slot: FileSlot,
     layout: &CachedLayout,
     offset: u64,
@@ -84,7 +84,7 @@ mod tests {
 
     const SLOT: FileSlot = FileSlot(1);
 
-    fn windows() -> Windows {
+    fn windows() -> MappedWindows {
         let frames = Arc::new(SharedMemory::new("frames", 8 * PAGE_SIZE).expect("frames"));
         frames.write(4 * PAGE_SIZE, &[b'a'; PAGE_SIZE]);
         let residency = ResidencyTable::new(64).expect("residency");
@@ -92,7 +92,7 @@ mod tests {
         residency.end_change(PoolPage(10), FrameIndex(4), false);
         let files = FileTable::new(4).expect("files");
         files.publish(SLOT, InodeNo(5), 7, 3 * PAGE_SIZE as u64 - 10);
-        Windows { frames, residency, files }
+        MappedWindows { frames, residency, files }
     }
 
     fn layout(generation: u64) -> CachedLayout {

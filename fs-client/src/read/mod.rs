@@ -1,8 +1,8 @@
 //! Reads: what of a request goes one-sidedly, and how the rest comes.
 //!
 //! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer (DESIGN section 2), for each page
-//! `Filled` or `Missing`: `initiator` follows the server's tables itself, over links that map them; `target` lets the target's NIC engine
-//! do it. The code above them does not know which one ran.
+//! `Filled` or `Missing`. The initiator follows the server's tables itself: `initiator` with loads, over links that map them, `remote` with
+//! READs. `target` lets the target's NIC engine do it. The code above them does not know which one ran.
 //!
 //! [`CachedRegion`] is what is remembered of an open file for that: its layout and its page bitmap. Each mount has one [`Reads`]; the session's
 //! control thread pulls bitmaps ([`BitmapPulls`], TeRM section 4.2) and tells each server where one-sided reads are counted ([`CountSharing`],
@@ -19,18 +19,23 @@ mod buffers;
 mod counters;
 mod counting;
 mod fetch;
+mod frame_guesses;
 mod initiator;
 mod layout;
 #[cfg(feature = "model-check")]
 pub mod model;
+#[cfg(any(test, feature = "model-check"))]
+mod near_rnic;
 mod plan;
 mod reads;
 mod region;
+mod remote;
 mod spread_count;
 mod target;
 
 pub(crate) use bitmap_pulls::BitmapPulls;
 pub(crate) use counting::CountSharing;
+pub(crate) use frame_guesses::FRAME_GUESSES_BYTES;
 pub(crate) use reads::Reads;
 pub(crate) use region::CachedRegion;
 

@@ -1,8 +1,10 @@
-//! `initiator::read` for the model checker, which stands outside of the crate (tests/page_model.rs).
+//! Both ways of initiator translation for the model checker, which stands outside of the crate (tests/page_model.rs).
 
-use super::initiator;
+use super::frame_guesses::FrameGuesses;
 use super::layout::CachedLayout;
-use crate::session::Windows;
+use super::near_rnic::NearRnic;
+use super::{initiator, remote};
+use crate::session::MappedWindows;
 use cuttlefs_common::ids::{FilePage, FileSlot};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::region::{FileTable, ResidencyTable};
@@ -19,6 +21,35 @@ pub fn read_as_initiator(
     out: &mut [u8],
 ) -> bool {
     let layout = CachedLayout::new(FilePage(0), layout);
-    let got = initiator::read(&Windows { frames, residency, files }, slot, &layout, 0, out);
+    let got = initiator::read(&MappedWindows { frames, residency, files }, slot, &layout, 0, out);
     got.is_ok_and(|got| got.valid_len == out.len() && got.missing.is_empty())
+}
+
+/// The same by READs of the windows, with what is guessed of frames from one read to the next.
+#[derive(Debug, Default)]
+pub struct RemoteReader(FrameGuesses);
+
+impl RemoteReader {
+    /// One that has looked at the first page of the layout before.
+    pub fn guessing(residency: &ResidencyTable, layout: Layout) -> Self {
+        let page = layout.extents[0].pool_page;
+        let reader = Self::default();
+        reader.0.note(page, residency.load(page));
+        reader
+    }
+
+    /// As [`read_as_initiator`].
+    pub fn read(
+        &self,
+        [frames, residency, files]: [Arc<SharedMemory>; 3],
+        slot: FileSlot,
+        layout: Layout,
+        out: &mut [u8],
+    ) -> bool {
+        let layout = CachedLayout::new(FilePage(0), layout);
+        let mut rnic = NearRnic::new(frames, residency, files);
+        let windows = rnic.windows();
+        let got = remote::read(&mut rnic, &windows, &self.0, slot, &layout, 0, out);
+        matches!(got, Ok(Some(got)) if got.valid_len == out.len() && got.missing.is_empty())
+    }
 }

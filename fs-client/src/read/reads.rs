@@ -1,10 +1,11 @@
 //! The way of a read: plan, one-sided, fetch.
 
 use super::bitmap::PageBitmap;
+use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
 use super::layout::{CachedLayout, MAX_EXTENTS};
 use super::plan::Plan;
-use super::{CachedRegion, OneSided, ReadBuffers, ReadCounters, counting, initiator, target};
+use super::{CachedRegion, OneSided, ReadBuffers, ReadCounters, counting, initiator, remote, target};
 use crate::session::{Attachment, Session, SessionLane, Windows};
 use crate::transport::{Caller, FsError};
 use cuttlefs_common::ids::{FilePage, PAGE_SIZE_U64};
@@ -25,6 +26,7 @@ pub(crate) struct Reads {
     pub(crate) buffers: ReadBuffers,
     /// Figures.
     pub(crate) counters: ReadCounters,
+    frame_guesses: FrameGuesses,
 }
 
 impl Reads {
@@ -77,7 +79,7 @@ impl Reads {
             return Ok(None);
         }
         let got = if let Some(windows) = &attachment.windows {
-            self.by_initiator(session, windows, caller, region, offset, out)?
+            self.by_initiator(session, &attachment, windows, caller, region, offset, out)?
         } else if session.target_translates_for(&attachment) {
             self.by_target(session, &attachment, region, offset, out)?
         } else {
@@ -128,9 +130,11 @@ impl Reads {
         Ok(Some(got))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "who asks, whom, and for what")]
     fn by_initiator(
         &self,
         session: &Session,
+        attachment: &Attachment,
         windows: &Windows,
         caller: &Caller,
         region: &CachedRegion,
@@ -141,10 +145,25 @@ impl Reads {
             return Ok(None);
         };
         for _ in 0..=LAYOUT_ATTEMPTS {
-            match region.with_layout(|layout| initiator::read(windows, slot, layout, offset, out)) {
+            // A lane that is read with is given back before the layout is asked for.
+            let got = match windows {
+                Windows::Mapped(windows) => {
+                    region.with_layout(|layout| initiator::read(windows, slot, layout, offset, out).map(Some))
+                }
+                Windows::Remote(windows) => {
+                    let mut lane = session.borrow_lane()?;
+                    if !lane.is_attached_to(attachment.attached.session) {
+                        return Ok(None);
+                    }
+                    region.with_layout(|layout| {
+                        remote::read(&mut lane, windows, &self.frame_guesses, slot, layout, offset, out)
+                    })
+                }
+            };
+            match got {
                 Some(Ok(got)) => {
-                    self.counters.onesided_reads.add(1);
-                    return Ok(Some(got));
+                    self.counters.onesided_reads.add(u64::from(got.is_some()));
+                    return Ok(got);
                 }
                 Some(Err(NoAnswer::SlotGone)) => return Ok(None),
                 Some(Err(NoAnswer::LayoutStale)) | None => {}

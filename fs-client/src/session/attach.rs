@@ -2,7 +2,8 @@
 
 use super::Session;
 use crate::transport::{Attach, FsError, Lane, Link};
-use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::RdmaError;
 use cuttlefs_common::rpc::{Reply, Request};
 use cuttlefs_common::status::Status;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ impl Attach for Session {
         &self.link
     }
 
-    fn attach(&self, lane: &mut Lane, windows: &[Arc<dyn RemoteWindow>]) -> Result<u64, RdmaError> {
+    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<u64, RdmaError> {
         let request = Request::Attach {
             secret: self.secret,
             label: &self.options.label,
@@ -46,7 +47,7 @@ impl Attach for Session {
         let number = attached.session;
         let epoch = attached.server_epoch;
         let durable_answers = attached.durable_answers;
-        self.attachment.attached(attached, windows);
+        self.attachment.attached(attached, windows, self.reads_tables());
         let mut recovered = self.recovered.lock();
         if recovered.number == 0 {
             // The mount's first attach: nothing is open yet.

@@ -1,16 +1,25 @@
-//! What the session knows of the server it is attached to, and the server's tables, where the link maps them.
+//! What the session knows of the server it is attached to, and the server's tables, where this side may read them.
 
 use super::Session;
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::RemoteWindow;
+use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::Attached;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
-/// The server's tables, mapped: what initiator translation reads.
-pub(crate) struct Windows {
+/// The server's tables: what initiator translation reads.
+#[derive(Clone)]
+pub(crate) enum Windows {
+    /// With loads.
+    Mapped(Arc<MappedWindows>),
+    /// With READs.
+    Remote(RemoteWindows),
+}
+
+/// The server's tables, mapped.
+pub(crate) struct MappedWindows {
     /// The frames.
     pub(crate) frames: Arc<SharedMemory>,
     /// The residency table.
@@ -19,13 +28,24 @@ pub(crate) struct Windows {
     pub(crate) files: FileTable,
 }
 
+/// Where the server's tables are, for READs.
+#[derive(Clone, Copy)]
+pub(crate) struct RemoteWindows {
+    /// The frames.
+    pub(crate) frames: RemoteRange,
+    /// The residency table.
+    pub(crate) residency: RemoteRange,
+    /// The file table.
+    pub(crate) files: RemoteRange,
+}
+
 /// What the session knows of the server it is attached to.
 #[derive(Clone)]
 pub(crate) struct Attachment {
     pub(crate) attached: Attached,
-    /// The link maps the server's tables: this side translates. Stays true when the windows are dropped.
+    /// This side translates. Stays true when the windows are dropped.
     pub(crate) initiator_translates: bool,
-    pub(crate) windows: Option<Arc<Windows>>,
+    pub(crate) windows: Option<Windows>,
     /// Where one-sided reads are counted, once the server has been told. Stays when the windows are dropped.
     pub(crate) counting: Arc<OnceLock<AccessCounters>>,
 }
@@ -51,17 +71,20 @@ pub(super) struct CurrentAttachment {
 }
 
 impl CurrentAttachment {
-    /// A connection was attached, and brought `windows`. What is known of the same session already stays.
-    pub(super) fn attached(&self, attached: Attached, windows: &[Arc<dyn RemoteWindow>]) {
+    /// A connection was attached, and maps `mapped`. `reads_tables`: the server's tables are read where they are not mapped and the
+    /// server told where they are. What is known of the same session already stays.
+    pub(super) fn attached(&self, attached: Attached, mapped: &[Arc<SharedMemory>], reads_tables: bool) {
         let _alone = self.changing.lock();
+        let told = attached.windows.filter(|_| reads_tables).map(Windows::remote);
+        let windows = Windows::mapped(mapped).or(told);
         let known = self.current.load().as_ref().is_some_and(|known| {
-            known.attached.session == attached.session && (known.windows.is_some() || windows.is_empty())
+            known.attached.session == attached.session && (known.windows.is_some() || windows.is_none())
         });
         if !known {
             self.current.store(Some(Arc::new(Attachment {
                 attached,
-                initiator_translates: !windows.is_empty(),
-                windows: map(windows).map(Arc::new),
+                initiator_translates: windows.is_some(),
+                windows,
                 counting: Arc::default(),
             })));
         }
@@ -79,15 +102,21 @@ impl CurrentAttachment {
     }
 }
 
-fn map(windows: &[Arc<dyn RemoteWindow>]) -> Option<Windows> {
-    let [frames, residency, files] = windows else {
-        return None;
-    };
-    Some(Windows {
-        frames: frames.mapped()?.clone(),
-        residency: ResidencyTable::over(residency.mapped()?.clone()),
-        files: FileTable::over(files.mapped()?.clone()),
-    })
+impl Windows {
+    fn mapped(windows: &[Arc<SharedMemory>]) -> Option<Self> {
+        let [frames, residency, files] = windows else {
+            return None;
+        };
+        Some(Self::Mapped(Arc::new(MappedWindows {
+            frames: frames.clone(),
+            residency: ResidencyTable::over(residency.clone()),
+            files: FileTable::over(files.clone()),
+        })))
+    }
+
+    fn remote([frames, residency, files]: [RemoteRange; 3]) -> Self {
+        Self::Remote(RemoteWindows { frames, residency, files })
+    }
 }
 
 impl Session {
@@ -100,6 +129,16 @@ impl Session {
     /// The same, to be kept.
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
         self.attachment.current.load_full()
+    }
+
+    /// Whether tables are read that are not mapped: where nobody else translates, or when told to.
+    pub(super) fn reads_tables(&self) -> bool {
+        self.options.initiator_translates || !self.link.has_file_regions()
+    }
+
+    /// Whether the server's tables are READ.
+    pub(crate) fn reads_remote_tables(&self) -> bool {
+        self.look().is_some_and(|attachment| matches!(attachment.windows, Some(Windows::Remote(_))))
     }
 
     /// Whether the target translates file addresses on this link.

@@ -28,6 +28,8 @@ pub struct SessionOptions {
     pub unsynced_bytes: usize,
     /// By what patience is measured.
     pub clock: Arc<dyn Clock>,
+    /// Reads the server's tables itself where it is told where they are, though the target would translate.
+    pub initiator_translates: bool,
     /// Whether heartbeats, bitmap pulls and closes run in threads of their own. Without, nothing runs but calls:
     /// for a simulation in one thread.
     pub background: bool,

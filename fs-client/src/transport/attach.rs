@@ -1,7 +1,8 @@
 //! What a lane needs of the session whose requests it carries.
 
 use super::{FsError, Lane, Link};
-use cuttlefs_common::rdma::{RdmaError, RemoteWindow};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::RdmaError;
 use std::sync::Arc;
 
 /// The session that a link's lanes carry requests of.
@@ -13,7 +14,7 @@ pub(crate) trait Attach {
     ///
     /// # Errors
     /// The server refuses, or the connection broke.
-    fn attach(&self, lane: &mut Lane, windows: &[Arc<dyn RemoteWindow>]) -> Result<u64, RdmaError>;
+    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<u64, RdmaError>;
 
     /// Has what this mount holds at the server be of the session that the lane's connection is of, `number`, unless it is. `false`: the
     /// connection broke, or is of a session that is over.

@@ -3,7 +3,8 @@
 use super::exchange::Place;
 use super::lane::{Connection, Lane, MAX_RUNS, RECEIVES};
 use super::{Attach, FsError, Link, interrupt};
-use cuttlefs_common::rdma::{ConnectOptions, QpConfig, QpState, RdmaError, RemoteWindow};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{ConnectOptions, QpConfig, QpState, RdmaError};
 use cuttlefs_common::rpc::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +17,8 @@ pub(super) const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1);
 
 impl Lane {
-    /// Connects, once; attached to no session yet. Gives what the server shows of its memory.
-    pub(crate) fn connect_link(&mut self, link: &Link) -> Result<Vec<Arc<dyn RemoteWindow>>, RdmaError> {
+    /// Connects, once; attached to no session yet. Gives what the link maps of the server's memory.
+    pub(crate) fn connect_link(&mut self, link: &Link) -> Result<Vec<Arc<SharedMemory>>, RdmaError> {
         self.disconnect();
         let qp = QpConfig {
             send_cq: self.cq.clone(),

@@ -1,6 +1,6 @@
 //! The part of a lane's memory that carries file bytes.
 
-use super::lane::{DATA_LEN, DATA_OFFSET};
+use super::lane::{DATA_LEN, DATA_OFFSET, PROOFS_OFFSET};
 use cuttlefs_common::rdma::MemoryRegion;
 use cuttlefs_common::rpc::{MAX_INLINE_BYTES, Payload, RemoteBuffer};
 use std::sync::Arc;
@@ -28,6 +28,11 @@ impl DataBuffer {
     /// Copies bytes out.
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         self.region.memory().read(DATA_OFFSET + offset, out);
+    }
+
+    /// Copies proofs out.
+    pub(crate) fn proof(&self, at: usize, out: &mut [u8]) {
+        self.region.memory().read(PROOFS_OFFSET + at, out);
     }
 
     /// What the server needs to reach the first `len` bytes.

@@ -1,10 +1,11 @@
 //! One lane: a queue pair, a session slot and the memory its requests travel through.
 //!
 //! ```text
-//! lane memory:  [ request 64 KiB | 2 receives of 64 KiB | data: 1 MiB + a page ]
+//! lane memory:  [ request 64 KiB | 2 receives of 64 KiB | data: 1 MiB + a page | proofs: a page ]
 //! ```
 //!
-//! The data part is where large writes are pulled from and where fetches and one-sided reads land.
+//! The data part is where large writes are pulled from and where fetches and one-sided reads land; entries of tables that are READ land among
+//! the proofs.
 
 use super::DataBuffer;
 use cuttlefs_common::ids::{PAGE_SIZE, SlotIndex};
@@ -22,11 +23,14 @@ pub(super) const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 /// Receives posted: the reply, and one more so that a late duplicate never waits for a buffer.
 pub(super) const RECEIVES: usize = 2;
 pub(super) const DATA_OFFSET: usize = MESSAGE * (1 + RECEIVES);
-pub(super) const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
+pub(crate) const DATA_LEN: usize = MAX_TRANSFER_BYTES as usize + PAGE_SIZE;
+pub(super) const PROOFS_OFFSET: usize = DATA_OFFSET + DATA_LEN;
+/// Bytes of the proofs.
+pub(crate) const PROOFS_LEN: usize = PAGE_SIZE;
 /// Memory of a lane.
-pub(crate) const LANE_BYTES: usize = DATA_OFFSET + DATA_LEN;
-/// One-sided reads of one request at most: a request of 1 MiB whose every second page is absent.
-pub(super) const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
+pub(crate) const LANE_BYTES: usize = PROOFS_OFFSET + PROOFS_LEN;
+/// One-sided reads of one doorbell at most: a request of 1 MiB whose every second page is absent.
+pub(crate) const MAX_RUNS: usize = MAX_TRANSFER_BYTES as usize / PAGE_SIZE / 2 + 1;
 
 /// A connection that stands.
 pub(super) struct Connection {
@@ -91,7 +95,7 @@ impl Lane {
 
     /// Gives back the memory that file bytes travel through. Nobody uses the lane.
     pub(super) fn give_memory_back(&self) {
-        if let Err(error) = self.region.memory().discard(DATA_OFFSET, DATA_LEN) {
+        if let Err(error) = self.region.memory().discard(DATA_OFFSET, DATA_LEN + PROOFS_LEN) {
             tracing::debug!(%error, "a lane keeps its memory");
         }
     }

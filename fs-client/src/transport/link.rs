@@ -77,7 +77,7 @@ impl Link {
         callers: usize,
         own: usize,
     ) -> Result<Self, RdmaError> {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         let lane = |slot| Lane::new(SlotIndex(slot as u16), device.as_ref(), pd.as_ref());
         let lanes = (0..callers + own).map(lane).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {

@@ -36,5 +36,8 @@ pub(crate) use call::LaneGuard;
 pub use caller::Caller;
 pub(crate) use data_buffer::DataBuffer;
 pub use error::FsError;
-pub(crate) use lane::{LANE_BYTES, Lane};
+#[cfg(any(test, feature = "model-check"))]
+pub(crate) use lane::DATA_LEN;
+pub(crate) use lane::{LANE_BYTES, Lane, MAX_RUNS, PROOFS_LEN};
 pub(crate) use link::Link;
+pub(crate) use one_sided::{Landing, Piece};

@@ -1,34 +1,68 @@
-//! One-sided reads: what the target's NIC translates.
+//! One-sided reads.
 
-use super::lane::{DATA_OFFSET, MAX_RUNS};
+use super::lane::{DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
 use super::{Attach, LaneGuard};
 use cuttlefs_common::rdma::{CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
 
+/// Where in a lane's memory what is read lands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landing {
+    /// At an offset of the data.
+    Data(usize),
+    /// At an offset of the proofs.
+    Proof(usize),
+}
+
+/// One READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// What is read.
+    pub(crate) remote: Remote,
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Where they land.
+    pub(crate) to: Landing,
+}
+
 impl<S: Attach> LaneGuard<'_, S> {
-    /// Reads runs `(offset in request, len)`, which `remote` places, all posted with one doorbell; bytes land in the data buffer at their
-    /// offset in the request. Returns for each run how many came, fewer where a file ends, or `None` if the connection broke or
-    /// the target refused: then everything is asked for by RPC, which also finds out why.
+    /// Reads runs `(offset in request, len)`, which `remote` places; bytes land in the data at their offset in the request. As
+    /// [`Self::read_pieces`].
     pub(crate) fn read_runs(
         &mut self,
         runs: &[(usize, usize)],
         remote: impl Fn(usize) -> Remote,
     ) -> Option<Vec<usize>> {
-        if runs.len() > MAX_RUNS || !self.lane.is_connected() {
+        let piece =
+            |&(start, len): &(usize, usize)| Piece { remote: remote(start), len, to: Landing::Data(start) };
+        self.read_pieces(&runs.iter().map(piece).collect::<Vec<_>>())
+    }
+
+    /// Reads, at most [`MAX_RUNS`], all posted with one doorbell, one after the other. Returns for each how many bytes came, fewer where a
+    /// file ends, or `None` if the connection broke or the target refused: then everything is asked for by RPC, which also finds out
+    /// why.
+    pub(crate) fn read_pieces(&mut self, pieces: &[Piece]) -> Option<Vec<usize>> {
+        if pieces.len() > MAX_RUNS || !self.lane.is_connected() {
             return None;
         }
         let link = self.session.link();
-        let wrs: Vec<SendWr> = runs
+        let wrs: Vec<SendWr> = pieces
             .iter()
             .enumerate()
-            .map(|(index, &(start, len))| SendWr {
-                wr_id: WrId(index as u64),
-                op: SendOp::Read(remote(start)),
-                local: self.lane.region.sge((DATA_OFFSET + start) as u64, len as u32),
-                signaled: true,
+            .map(|(index, piece)| {
+                let at = match piece.to {
+                    Landing::Data(at) => DATA_OFFSET + at,
+                    Landing::Proof(at) => PROOFS_OFFSET + at,
+                };
+                SendWr {
+                    wr_id: WrId(index as u64),
+                    op: SendOp::Read(piece.remote),
+                    local: self.lane.region.sge(at as u64, piece.len as u32),
+                    signaled: true,
+                }
             })
             .collect();
-        let mut lens = vec![0usize; runs.len()];
-        let mut outstanding = runs.len();
+        let mut lens = vec![0usize; pieces.len()];
+        let mut outstanding = pieces.len();
         self.lane.post(&wrs).ok()?;
         while outstanding > 0 {
             match self.lane.next_completion(link) {

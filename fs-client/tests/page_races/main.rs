@@ -1,5 +1,5 @@
-//! Pages that are evicted, rewritten, cut off and given to other files while clients read them, over tcp and shared
-//! memory at once: nobody ever sees a torn, foreign or old page, nor the magic pattern for data or data for the pattern.
+//! Pages that are evicted, rewritten, cut off and given to other files while clients read them, translated by the target, with loads and with
+//! READs of the tables at once: nobody ever sees a torn, foreign or old page, nor the magic pattern for data or data for the pattern.
 //!
 //! The server has far fewer frames than the files have pages, and the pool hardly more pages than the files, so that
 //! everything moves all the time. `CUTTLEFS_STRESS_SEED` repeats what is drawn (not how threads meet);
@@ -32,7 +32,11 @@ fn race(hotspots: Hotspots) {
         variable("CUTTLEFS_STRESS_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let site = Site::new(Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots });
     let magic = site.files().pages().magic();
-    let clients = ["tcp", "shm", "tcp", "shm"].map(|scheme| site.connect(scheme, 8, true));
+    let connect = |scheme| match scheme {
+        "tables" => site.connect_reading_tables(8),
+        scheme => site.connect(scheme, 8, true),
+    };
+    let clients = ["tcp", "shm", "tables", "shm"].map(connect);
     let plain = site.connect("tcp", 2, false);
     let world = World::new([&clients[0], &clients[1], &clients[2], &clients[3]], seed, until);
     std::thread::scope(|scope| {
@@ -47,7 +51,7 @@ fn race(hotspots: Hotspots) {
         for reader in 0..4 {
             scope.spawn(move || world.bounded(|| world.reader(reader)));
         }
-        for reader in 0..2 {
+        for reader in 0..3 {
             scope.spawn(move || world.bounded(|| world.churn_reader(reader)));
         }
         // One that panicked ends the run at once: `bounded` sees to it.

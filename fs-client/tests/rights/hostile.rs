@@ -54,7 +54,7 @@ impl RawPeer {
     /// The same of a subtree.
     pub fn attach_below(endpoint: &Endpoint, secret: SessionSecret, subtree: &[u8]) -> Result<Self, Status> {
         let device = SoftDevice::new(SoftOptions::default());
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16).expect("a queue");
         let memory = SharedMemory::new("peer", 2 * MESSAGE).expect("memory");
         let region = pd.register(Arc::new(memory), Access::LOCAL).expect("registered");

@@ -77,6 +77,8 @@ pub fn serve_by(
         sampling: Sampling { unit_pages: 16, period_ms: 50 },
         scrub: ScrubOptions { rate_bytes: 64 << 20, interval: Duration::from_secs(1) },
         durable_answers: serve.durable_answers,
+        // Clients that are told to read the tables do, others have no use for them.
+        trust_clients: true,
         ..ServeOptions::new(serve.frames * 4096, serve.listen)
     };
     RunningServer::start(parts, options)
@@ -85,6 +87,14 @@ pub fn serve_by(
 /// A client. `background`: it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
+    let device = SoftDevice::new(SoftOptions::default());
+    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+}
+
+/// A client that reads the server's tables, over a link that maps nothing.
+pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize) -> RemoteVolume {
+    let options =
+        SessionOptions { lanes, background: true, initiator_translates: true, ..options(endpoint, "tables") };
     let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
@@ -103,6 +113,7 @@ fn options(endpoint: &Endpoint, label: &str) -> SessionOptions {
         lanes: 1,
         unsynced_bytes: UNSYNCED_BYTES_LEAST,
         clock: Arc::new(SystemClock::new()),
+        initiator_translates: false,
         background: false,
     }
 }

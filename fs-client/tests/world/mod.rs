@@ -420,6 +420,7 @@ impl World {
                 lanes: 2,
                 unsynced_bytes: self.inner.config.unsynced_bytes,
                 clock: self.inner.clock.clone(),
+                initiator_translates: false,
                 background: false,
             };
             Session::connect(self.inner.network.device(), options, self.inner.random.as_ref())
@@ -542,6 +543,7 @@ impl Inner {
             // One block: sums are read again and again.
             sum_cache_bytes: 4096,
             durable_answers: self.config.durable_answers,
+            trust_clients: self.config.translation == Translation::InitiatorByReads,
         };
         let server = OneThreadServer::start(
             meta,

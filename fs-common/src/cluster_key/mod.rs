@@ -17,7 +17,8 @@
 //!
 //! # What is derived (HKDF-SHA256, RFC 5869)
 //! A seed of an Ed25519 key pair for clients and one for servers, so that a handshake that is reflected to where it came
-//! from proves nothing; a secret for the first words of a client (`rdma::soft::tcp::tls::knock`); and a fingerprint, by which people
+//! from proves nothing; a secret for the first words of a client (`rdma::soft::tcp::tls::knock`), and one for proofs over RDMA
+//! (`rdma::verbs_provider::hello`); and a fingerprint, by which people
 //! and handshakes name a key. No one of them tells of another.
 
 mod file;
@@ -132,8 +133,7 @@ impl ClusterKey {
 
     /// Names the key itself. Nobody learns the key from it.
     pub fn fingerprint(&self) -> String {
-        let bytes = self.derive(b"fingerprint");
-        to_hex(&bytes[..FINGERPRINT_LEN])
+        to_hex(&self.fingerprint_bytes())
     }
 
     /// The seed of a role's Ed25519 key pair.
@@ -144,6 +144,17 @@ impl ClusterKey {
     /// What a client's first words are made with.
     pub(crate) fn knock_secret(&self) -> [u8; SECRET_LEN] {
         self.derive(b"knock")
+    }
+
+    /// What who connects over RDMA proves it with, and the server.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn rdma_secret(&self) -> [u8; SECRET_LEN] {
+        self.derive(b"rdma")
+    }
+
+    /// The first bytes of what [`Self::fingerprint`] tells.
+    pub(crate) fn fingerprint_bytes(&self) -> [u8; FINGERPRINT_LEN] {
+        *self.derive(b"fingerprint").first_chunk().expect("thirty-two bytes")
     }
 
     fn derive(&self, label: &[u8]) -> [u8; SECRET_LEN] {
@@ -197,6 +208,11 @@ impl ClusterKeys {
     pub fn all(&self) -> &[Arc<ClusterKey>] {
         &self.0
     }
+}
+
+/// Whether a MAC that was said is the right one, in time that does not tell how much of it is.
+pub(crate) fn is_same_mac(right: [u8; 16], said: [u8; 16]) -> bool {
+    right.iter().zip(said).fold(0, |bits, (right, said)| bits | (right ^ said)) == 0
 }
 
 fn check_name(name: &str) -> Result<(), KeyError> {

@@ -2,19 +2,25 @@
 //!
 //! It owns no hardware. `verbs.rs` is the API: traits and plain types after libibverbs and rdma_cm.
 //! Providers implement it: `soft` is the software RNIC with its links `shm` and `tcp`
-//! (the same byte protocol also over Unix sockets), `sim` runs both ends in one thread.
+//! (the same byte protocol also over Unix sockets), `verbs_provider` is libibverbs, `sim` runs both ends in one thread. `open_to_listen` and
+//! `open_to_connect` choose one by the endpoint's scheme.
 //!
 //! Nothing above this module knows which provider it talks to; what differs is in `Capabilities`.
 
+mod open;
 mod peer;
 mod peer_key;
 /// Both ends in one thread, for tests from a seed.
 pub mod sim;
 /// The software RNIC.
 pub mod soft;
+mod sys;
 mod url;
 mod verbs;
+#[cfg(feature = "verbs")]
+pub mod verbs_provider;
 
+pub use open::{open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
 pub use url::{Endpoint, EndpointError};
@@ -22,5 +28,5 @@ pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
     DeviceFigures, FileRead, FileTarget, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, Placement,
     PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner, Remote,
-    RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

@@ -1,12 +1,12 @@
 //! Endpoints: where a server listens, as a person writes it.
 //!
-//! `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket), `shm:///path` (shared memory, set up
-//! over a Unix socket at that path).
+//! `rdma://host:port` (an RNIC, by the address of its interface), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
+//! `shm:///path` (shared memory, set up over a Unix socket at that path).
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The port when a `tcp://` endpoint names none.
+/// The port when a `tcp://` or `rdma://` endpoint names none.
 pub const DEFAULT_PORT: u16 = 7950;
 
 /// Where a server can be reached.
@@ -19,6 +19,13 @@ pub enum Endpoint {
         /// Port.
         port: u16,
     },
+    /// An RNIC, connections by rdma_cm.
+    Rdma {
+        /// Name or address of an interface of the RNIC; IPv6 without brackets.
+        host: String,
+        /// Port, in rdma_cm's own space.
+        port: u16,
+    },
     /// Software RNIC's TCP protocol over a Unix socket.
     Unix(PathBuf),
     /// Software RNIC over shared memory.
@@ -27,7 +34,9 @@ pub enum Endpoint {
 
 /// Why a string is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{input}` is no endpoint: {reason}; write tcp://HOST:PORT, unix:///PATH or shm:///PATH")]
+#[error(
+    "`{input}` is no endpoint: {reason}; write tcp://HOST:PORT, rdma://HOST:PORT, unix:///PATH or shm:///PATH"
+)]
 pub struct EndpointError {
     input: String,
     reason: &'static str,
@@ -42,7 +51,7 @@ impl FromStr for Endpoint {
             return Err(error("it has no scheme"));
         };
         match scheme {
-            "tcp" => {
+            "tcp" | "rdma" => {
                 let rest = rest.strip_suffix('/').unwrap_or(rest);
                 let (host, port) = match rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
                     Some((host, "")) => (host, DEFAULT_PORT),
@@ -63,7 +72,8 @@ impl FromStr for Endpoint {
                 if host.is_empty() {
                     return Err(error("the host is missing"));
                 }
-                Ok(Self::Tcp { host: host.to_owned(), port })
+                let host = host.to_owned();
+                Ok(if scheme == "rdma" { Self::Rdma { host, port } } else { Self::Tcp { host, port } })
             }
             "unix" | "shm" => {
                 if !rest.starts_with('/') {
@@ -73,9 +83,7 @@ impl FromStr for Endpoint {
                 Ok(if scheme == "shm" { Self::Shm(path) } else { Self::Unix(path) })
             }
             "http" | "https" => Err(error("a cuttlefs server is no web server")),
-            "rdma" | "rdmacm" | "verbs" | "ib" | "ibv" | "roce" => {
-                Err(error("RDMA hardware is not supported yet; the software RNIC runs over tcp://"))
-            }
+            "rdmacm" | "verbs" | "ib" | "ibv" | "roce" => Err(error("RDMA hardware is rdma://")),
             "file" | "nfs" | "ssh" | "sshfs" => Err(error("that is another kind of file system's")),
             _ => Err(error("the scheme is not known")),
         }
@@ -85,8 +93,14 @@ impl FromStr for Endpoint {
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Tcp { host, port } | Self::Rdma { host, port } => {
+                let scheme = if matches!(self, Self::Rdma { .. }) { "rdma" } else { "tcp" };
+                if host.contains(':') {
+                    write!(f, "{scheme}://[{host}]:{port}")
+                } else {
+                    write!(f, "{scheme}://{host}:{port}")
+                }
+            }
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
             Self::Shm(path) => write!(f, "shm://{}", path.display()),
         }
@@ -99,7 +113,14 @@ mod tests {
 
     #[test]
     fn endpoints_round_trip() {
-        for text in ["tcp://127.0.0.1:7950", "tcp://[::1]:80", "unix:///run/a.sock", "shm:///run/a.sock"] {
+        for text in [
+            "tcp://127.0.0.1:7950",
+            "tcp://[::1]:80",
+            "rdma://10.9.0.1:7950",
+            "rdma://[fe80::1%2]:80",
+            "unix:///run/a.sock",
+            "shm:///run/a.sock",
+        ] {
             assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), text);
         }
         assert_eq!("tcp://box".parse::<Endpoint>().expect("host").to_string(), "tcp://box:7950");
@@ -114,6 +135,6 @@ mod tests {
         }
         let hint = |text: &str| text.parse::<Endpoint>().expect_err(text).to_string();
         assert!(hint("http://box:80").contains("no web server"));
-        assert!(hint("rdma://box").contains("software RNIC"));
+        assert!(hint("roce://box").contains("rdma://"));
     }
 }

@@ -15,6 +15,8 @@
 //! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
 //!   persistence domain, and fails with `RemoteOperation` if the device behind it does.
+//! * A READ loads an aligned word of eight bytes whole, in ranges of up to 512 bytes, and a queue pair's later READs see what is at least
+//!   as new (IBTA volume 1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
 //! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
 //!   (`Capabilities::word_last`).
 //!
@@ -25,6 +27,7 @@ use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
+use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -63,15 +66,17 @@ impl Access {
         remote_flush: true,
         own_bytes: 0,
     };
-    /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
-    pub const LOCAL: Self = Self {
-        local_write: true,
+    /// Nothing but local reading.
+    pub const NONE: Self = Self {
+        local_write: false,
         remote_read: false,
         remote_write: false,
         remote_atomic: false,
         remote_flush: false,
         own_bytes: 0,
     };
+    /// For buffers only the local side fills and peers read nothing from: receive buffers, READ targets.
+    pub const LOCAL: Self = Self { local_write: true, ..Self::NONE };
 }
 
 /// A range of locally registered memory: one scatter-gather element.
@@ -167,6 +172,20 @@ pub enum SendOp {
         /// How far.
         placement: Placement,
     },
+}
+
+impl SendOp {
+    /// Of its completion.
+    pub fn kind(&self) -> CompletionKind {
+        match self {
+            Self::Send | Self::SendImm(_) => CompletionKind::Send,
+            Self::Read(_) => CompletionKind::Read,
+            Self::Write(_) | Self::WriteImm(..) => CompletionKind::Write,
+            Self::CompareSwap { .. } => CompletionKind::CompareSwap,
+            Self::FetchAdd { .. } => CompletionKind::FetchAdd,
+            Self::Flush { .. } => CompletionKind::Flush,
+        }
+    }
 }
 
 /// A send work request.
@@ -343,7 +362,7 @@ pub enum RdmaError {
 pub struct Capabilities {
     /// The target translates `Remote::File` and `Remote::Bitmap`.
     pub file_regions: bool,
-    /// `Connected::windows` holds the target's exported windows, for initiator translation.
+    /// `Connected::windows` holds the target's exported windows, where the link maps memory.
     pub windows: bool,
     /// Largest two-sided message in bytes.
     pub max_message_bytes: u32,
@@ -367,6 +386,8 @@ pub enum LinkKind {
     Tcp,
     /// Software RNIC, the TCP protocol over a Unix socket.
     Unix,
+    /// An RNIC.
+    Rdma,
     /// Both ends in one thread, for simulation.
     Sim,
 }
@@ -447,16 +468,20 @@ pub trait FileTarget: Send + Sync {
     ) -> Result<(), WcStatus>;
 }
 
-/// Memory of the target that an initiator may read whole, one-sidedly. Everything read is untrusted bytes.
-pub trait RemoteWindow: Send + Sync {
-    /// Length in bytes.
-    fn len(&self) -> usize;
-    /// Whether there is nothing to read.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+/// A window that is not mapped: READs reach it. Everything read is untrusted bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteRange {
+    /// Key of the region, whole.
+    pub rkey: Rkey,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl RemoteRange {
+    /// Whether `[offset, offset + len)` lies inside.
+    pub fn contains(self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len)
     }
-    /// The mapped memory, where plain loads reach it.
-    fn mapped(&self) -> Option<&Arc<SharedMemory>>;
 }
 
 /// A registered range of memory, after `ibv_mr`. Deregistered when the last reference goes.
@@ -549,6 +574,9 @@ pub trait ProtectionDomain: Send + Sync {
         access: Access,
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Target side: memory that whoever connects to a listener of this domain from now on maps whole, for reading, where the link maps
+    /// memory. Whoever is to READ it is told its key: see [`RemoteRange`].
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);
     /// Connects to a listener; the queue pair is ready to send when this returns. Blocking, bounded by
     /// `options.timeout`.
     ///
@@ -576,8 +604,9 @@ pub struct ConnectOptions {
 pub struct Connected {
     /// Ready to send.
     pub qp: Arc<dyn QueuePair>,
-    /// Windows the target exports over this link, in `WindowId::ALL` order; empty where the target translates.
-    pub windows: Vec<Arc<dyn RemoteWindow>>,
+    /// Windows that the target exports and this link maps, for reading, in `WindowId::ALL` order; empty where links map nothing. Everything
+    /// read there is untrusted bytes.
+    pub windows: Vec<Arc<SharedMemory>>,
 }
 
 /// How long whoever connected may take to say hello: to a listener, and to a service that takes hellos of its own.
@@ -649,7 +678,10 @@ pub trait Device: Send + Sync {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
     /// A new protection domain.
-    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain>;
+    ///
+    /// # Errors
+    /// `RdmaError` if the device cannot.
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError>;
     /// A completion queue for `depth` completions.
     ///
     /// # Errors
@@ -661,6 +693,4 @@ pub trait Device: Send + Sync {
     }
     /// Target side: who serves `Remote::File` and `Remote::Bitmap`.
     fn set_file_target(&self, target: Arc<dyn FileTarget>);
-    /// Target side: memory to export whole to peers that may have it.
-    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);
 }

@@ -11,9 +11,11 @@
 //! generation a client could have cached.
 //!
 //! # Ordering
-//! Server writes size, then generation, with release. A reader loads generation, then size (acquire), copies,
-//! and loads generation again behind an acquire fence; an unchanged generation means its cached layout held
-//! throughout, so every page it copied was mapped to this file.
+//! A length alone changes in one store. With the layout it changes under generation 0: generation 0, then size, then the new generation.
+//! Who reads the two in any order, copies, and reads generation again behind an acquire fence, and finds it what it was and of the layout
+//! that he has cached, knows two things: the layout held throughout, so every page that he copied was mapped to this file; and the length
+//! is not that of a later layout. (With the length alone stored first, a file that grows would be read with its old layout up to its new
+//! end: zeros where there never were any.)
 
 use crate::ids::{FileSlot, InodeNo};
 use crate::memory::SharedMemory;
@@ -69,6 +71,18 @@ impl FileTable {
         slot.0 as usize * FILE_SLOT_LEN + field
     }
 
+    /// Bytes of a slot that [`Self::view_of`] looks at, from its beginning on.
+    pub const VIEW_LEN: usize = 16;
+
+    /// Of them the generation's.
+    pub const GENERATION_LEN: usize = 8;
+
+    /// What a READ of the first bytes of a slot brought.
+    pub fn view_of(bytes: &[u8; Self::VIEW_LEN]) -> FileSlotView {
+        let (words, _) = bytes.as_chunks::<8>();
+        FileSlotView { generation: u64::from_le_bytes(words[0]), size: u64::from_le_bytes(words[1]) }
+    }
+
     /// Loads a slot before the copies it guards.
     pub fn load(&self, slot: FileSlot) -> FileSlotView {
         let generation = self.memory.load_u64(self.at(slot, GENERATION));
@@ -90,13 +104,20 @@ impl FileTable {
         self.set_generation(slot, generation);
     }
 
-    /// Changes the file's length. Server only. Shrinking also needs a new generation.
+    /// The layout changes, and with it the length. Server only; before any page that left the file is used for another.
+    pub fn change_layout(&self, slot: FileSlot, generation: u64, size: u64) {
+        assert_ne!(generation, 0, "generation 0 means free");
+        self.set_generation(slot, 0);
+        self.set_size(slot, size);
+        self.set_generation(slot, generation);
+    }
+
+    /// Changes the file's length, and no page's place. Server only.
     pub fn set_size(&self, slot: FileSlot, size: u64) {
         self.memory.store_u64(self.at(slot, SIZE), size, Ordering::Release);
     }
 
-    /// Says that the layout changed. Server only; before any page that left the file is used for another.
-    pub fn set_generation(&self, slot: FileSlot, generation: u64) {
+    fn set_generation(&self, slot: FileSlot, generation: u64) {
         self.memory.store_u64(self.at(slot, GENERATION), generation, Ordering::SeqCst);
     }
 
@@ -122,6 +143,10 @@ mod tests {
         expected[16] = 0x11;
         assert_eq!(bytes, expected);
         assert_eq!(table.load(FileSlot(1)), FileSlotView { generation: 0x22, size: 0x33 });
+        let view = bytes.first_chunk().expect("sixteen bytes");
+        assert_eq!(FileTable::view_of(view), table.load(FileSlot(1)));
+        table.change_layout(FileSlot(1), 0x23, 0x31);
+        assert_eq!(table.load(FileSlot(1)), FileSlotView { generation: 0x23, size: 0x31 });
         table.retire(FileSlot(1));
         assert_eq!(table.generation_after_copy(FileSlot(1)), 0);
     }

@@ -95,6 +95,11 @@ impl ResidencyTable {
         &self.memory
     }
 
+    /// An entry as a READ brought it.
+    pub fn entry_of(bytes: [u8; 8]) -> ResidencyEntry {
+        ResidencyEntry(u64::from_le_bytes(bytes))
+    }
+
     /// Whether the table has an entry for this page. Ask it of every page number a peer or a cached layout names.
     pub fn covers(&self, page: PoolPage) -> bool {
         page.0.checked_mul(8).is_some_and(|offset| self.memory.contains(offset, 8))
@@ -177,6 +182,9 @@ mod tests {
         assert!(table.load(PoolPage(7)).is_changing());
         table.end_change(PoolPage(7), FrameIndex(3), true);
         assert_eq!(table.load(PoolPage(7)), ResidencyEntry::new(FrameIndex(3), 2, true));
+        let mut bytes = [0; 8];
+        table.memory().read(7 * 8, &mut bytes);
+        assert_eq!(ResidencyTable::entry_of(bytes), table.load(PoolPage(7)));
         assert!(!table.covers(PoolPage(u64::MAX)));
     }
 }

@@ -26,7 +26,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the RPC protocol. 1: the first. 5: locks. 7: no rings.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 /// Bytes of either header.
 pub const HEADER_LEN: usize = 48;
 const REQUEST_MAGIC: [u8; 4] = *b"CFRQ";
@@ -254,7 +254,7 @@ mod tests {
     fn golden_request_header() {
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRQ");
-        expected.extend_from_slice(&[8, 0, 2, 0]); // version, slot
+        expected.extend_from_slice(&[9, 0, 2, 0]); // version, slot
         expected.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]); // length, reserved
         expected.extend_from_slice(&3u64.to_le_bytes()); // seq
         expected.extend_from_slice(&4u64.to_le_bytes()); // trace
@@ -272,7 +272,7 @@ mod tests {
             ReplyHeader { slot: SlotIndex(2), seq: 3, trace: TraceId(4), result: Err(Status::Exists) };
         let mut expected = Vec::new();
         expected.extend_from_slice(b"CFRP");
-        expected.extend_from_slice(&[8, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
+        expected.extend_from_slice(&[9, 0, 2, 0, 0, 0, 0, 0]); // version, slot, length
         expected.extend_from_slice(&[2, 0, 0, 0]); // status: Exists
         expected.extend_from_slice(&3u64.to_le_bytes());
         expected.extend_from_slice(&4u64.to_le_bytes());
@@ -291,7 +291,7 @@ mod tests {
             RequestHeader::parse(&bytes).map(|_| ()).expect_err("damaged")
         };
         assert_eq!(damaged(0, b'X'), HeaderError::Magic(*b"XFRQ"));
-        assert_eq!(damaged(4, 9), HeaderError::Version(9));
+        assert_eq!(damaged(4, 8), HeaderError::Version(8));
         assert_eq!(damaged(8, 1), HeaderError::Length { announced: 1, present: 0 });
         assert_eq!(damaged(12, 1), HeaderError::Reserved);
         // A umask of more than permission bits, a flag that nobody knows, and what nothing uses.

@@ -7,6 +7,7 @@ use super::limits::MAX_MESSAGE_BYTES;
 use super::parts::{OpenTicket, SettledLock, TestedLock};
 use crate::attr::{Attr, FileKind};
 use crate::ids::{FileKey, FilePage, FileSlot, InodeNo};
+use crate::rdma::RemoteRange;
 use crate::region::{Extent, MagicPattern};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,9 @@ pub struct Attached {
     pub sampling: Option<Sampling>,
     /// Every mutation that is answered is durable: there is nothing a client would have to keep for a restart.
     pub durable_answers: bool,
+    /// The server's tables, in `WindowId::ALL` order, for a client that is trusted with them and has no link that maps them: it may READ
+    /// these regions whole.
+    pub windows: Option<[RemoteRange; 3]>,
 }
 
 /// What one-sided reads of file bytes are worth at a server.

@@ -69,13 +69,11 @@ pub(super) fn files_are_read_by_the_engine(link: LinkKind) {
 
 pub(super) fn windows_are_mapped_read_only(link: LinkKind) {
     let dir = tempfile::tempdir().expect("dir");
-    let (client, server) = (Half::new(Access::ALL), Half::new(Access::ALL));
+    let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
     let frames = Arc::new(SharedMemory::new("frames", 8192).expect("memory"));
     frames.write(0, b"frame");
-    server.device.export_window(WindowId::Frames, frames.clone());
-    server
-        .device
-        .export_window(WindowId::FileTable, Arc::new(SharedMemory::new("table", 4096).expect("memory")));
+    server.pd.export_window(WindowId::Frames, frames.clone());
+    server.pd.export_window(WindowId::FileTable, Arc::new(SharedMemory::new("table", 4096).expect("memory")));
     let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
     let (_client_qp, _server_qp, windows) = join(&client, &server, &listener, 4, [vec![], vec![]]);
     if link != LinkKind::Shm {
@@ -83,7 +81,7 @@ pub(super) fn windows_are_mapped_read_only(link: LinkKind) {
         return;
     }
     assert_eq!(windows.iter().map(|window| window.len()).collect::<Vec<_>>(), [8192, 4096]);
-    let mapped = windows[0].mapped().expect("mapped");
+    let mapped = &windows[0];
     let mut bytes = [0; 5];
     mapped.read(0, &mut bytes);
     assert_eq!(&bytes, b"frame");

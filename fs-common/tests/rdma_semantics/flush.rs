@@ -288,7 +288,7 @@ fn the_simulated_rnic_flushes_too() {
     use cuttlefs_common::rdma::sim::{SimNetwork, Translation, clear_pump, set_pump};
     let network = SimNetwork::new(Translation::Target);
     let (client, server) = (network.device(), network.device());
-    let (client_pd, server_pd) = (client.alloc_pd(), server.alloc_pd());
+    let (client_pd, server_pd) = (client.alloc_pd().expect("a domain"), server.alloc_pd().expect("a domain"));
     let endpoint = Endpoint::Unix("sim".into());
     let listener = server_pd.listen(&endpoint).expect("listen");
     let server_cq = server.create_cq(8).expect("cq");

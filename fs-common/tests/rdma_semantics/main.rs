@@ -6,7 +6,7 @@ use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
     FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
-    RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -168,9 +168,65 @@ fn order_and_silence(link: LinkKind) {
     }
 }
 
+/// What a lockless reader of tables relies on: a READ loads an aligned word whole, and READs that are posted later see memory no older. The
+/// target writes, as a page of the pool is written: odd version, bytes, even version.
+fn reads_see_whole_words_in_order(link: LinkKind) {
+    const VERSION: u64 = 0;
+    const BYTES: u64 = 4096;
+    let pair = Pair::new(link);
+    let (client, server) = (&pair.client, &pair.server);
+    let stop = AtomicBool::new(false);
+    let over = Instant::now() + PATIENCE;
+    std::thread::scope(|scope| {
+        let memory = server.mr.memory();
+        scope.spawn(|| {
+            for version in (0..u64::MAX / 2).map(|turn| turn * 2) {
+                if stop.load(Ordering::Relaxed) || Instant::now() > over {
+                    break;
+                }
+                // Both halves of the word say which one it is.
+                let word = |version: u64| version << 32 | version;
+                memory.store_u64(VERSION as usize, word(version + 1), Ordering::Relaxed);
+                std::sync::atomic::fence(Ordering::Release);
+                memory.fill(BYTES as usize, 4096, (version / 2) as u8);
+                memory.store_u64(VERSION as usize, word(version + 2), Ordering::Release);
+                // Long enough for some copies to be whole, now and then.
+                if version % 256 == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        let read = |id, from, to, len| send(id, SendOp::Read(server.place(from)), client.mr.sge(to, len));
+        let version_at = |offset| {
+            let word = u64::from_le_bytes(client.bytes(offset, 8).try_into().expect("eight bytes"));
+            assert_eq!(word >> 32, word & u64::from(u32::MAX), "a torn word");
+            word & u64::from(u32::MAX)
+        };
+        let (mut proven, mut last) = (0, 0);
+        let deadline = Instant::now() + PATIENCE;
+        while proven < 500 {
+            assert!(Instant::now() < deadline, "only {proven} copies could be proven");
+            let requests = [read(1, VERSION, 0, 8), read(2, BYTES, BYTES, 4096), read(3, VERSION, 64, 8)];
+            pair.c().post_send(&requests).expect("post");
+            for id in 1..=3 {
+                assert_eq!(client.next().wr_id, WrId(id));
+            }
+            let (before, after) = (version_at(0), version_at(64));
+            assert!(last <= before && before <= after, "{last}, {before}, {after}");
+            last = after;
+            if before == after && before.is_multiple_of(2) && before > 0 {
+                let wanted = (before / 2 - 1) as u8;
+                assert!(client.bytes(BYTES as usize, 4096).iter().all(|byte| *byte == wanted), "{before}");
+                proven += 1;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 fn refusals_and_shutdown(link: LinkKind) {
     let dir = tempfile::tempdir().expect("dir");
-    let (client, server) = (Half::new(Access::ALL), Half::new(Access::ALL));
+    let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
     let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
     let bound = listener.endpoint();
     std::thread::scope(|scope| {
@@ -190,25 +246,40 @@ fn refusals_and_shutdown(link: LinkKind) {
     });
     drop(listener);
     assert!(client.pd.connect(&bound, options(&client, 4, vec![])).is_err());
-    let other = Half::new(Access::ALL);
+    let other = Half::new(link, Access::ALL);
     let foreign = ConnectOptions { qp: other.config(4), receives: vec![], timeout: PATIENCE };
-    assert!(matches!(client.pd.connect(&bound, foreign), Err(RdmaError::Unsupported(_))));
+    let error = client.pd.connect(&bound, foreign).err().expect("refused");
+    // Two who open one RNIC have one device.
+    assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
+/// The suite over every link. What is `everywhere` an RNIC does, too: `rdma::verbs_provider` says why the rest is software's.
 macro_rules! suite {
-    ($($name:ident),* $(,)?) => {
-        mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* }
-        mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* }
-        mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* }
-        mod tls { $(#[test] fn $name() { super::pair::with_keys(super::$name) })* }
+    (everywhere: $($name:ident),*; software: $($soft:ident),* $(,)?) => {
+        mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Shm) })* }
+        mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Tcp) })* }
+        mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Unix) })* }
+        mod tls {
+            $(#[test] fn $name() { super::pair::with_keys(super::LinkKind::Tcp, super::$name) })*
+            $(#[test] fn $soft() { super::pair::with_keys(super::LinkKind::Tcp, super::$soft) })*
+        }
+        #[cfg(feature = "verbs")]
+        mod rdma { $(#[test] #[ignore = "wants an RNIC"] fn $name() { super::$name(super::LinkKind::Rdma) })* }
+        #[cfg(feature = "verbs")]
+        mod rdma_keys {
+            $(#[test] #[ignore = "wants an RNIC"]
+            fn $name() { super::pair::with_keys(super::LinkKind::Rdma, super::$name) })*
+        }
     };
 }
 
 suite!(
+    everywhere:
     send_and_receive,
     one_sided,
     write_imm_and_atomics,
     order_and_silence,
+    reads_see_whole_words_in_order,
     access_errors,
     silent_failure_is_heard,
     deregistered_memory_is_gone,
@@ -216,14 +287,15 @@ suite!(
     message_too_long,
     messages_wait_for_receives,
     queues_are_bounded,
-    a_burst_larger_than_the_link_arrives,
     close_flushes_and_the_peer_notices,
     a_hundred_on_one_queue,
     ping_pong_loses_no_wake_up,
     two_threads_post_to_one_queue_pair,
-    files_are_read_by_the_engine,
     windows_are_mapped_read_only,
-    refusals_and_shutdown,
+    refusals_and_shutdown;
+    software:
+    a_burst_larger_than_the_link_arrives,
+    files_are_read_by_the_engine,
     flush_errors,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
@@ -238,13 +310,18 @@ suite!(
 #[test]
 fn listening_beyond_this_machine_needs_a_word() {
     let open = Endpoint::Tcp { host: "0.0.0.0".into(), port: 0 };
-    let refused = SoftDevice::new(SoftOptions::default()).alloc_pd().listen(&open).err().expect("refused");
+    let refused = SoftDevice::new(SoftOptions::default())
+        .alloc_pd()
+        .expect("a domain")
+        .listen(&open)
+        .err()
+        .expect("refused");
     assert!(refused.to_string().contains("--insecure"), "{refused}");
     let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Insecure, ..SoftOptions::default() });
-    assert!(device.alloc_pd().listen(&open).is_ok());
+    assert!(device.alloc_pd().expect("a domain").listen(&open).is_ok());
     let device =
         SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(pair::keys()), ..SoftOptions::default() });
-    assert!(device.alloc_pd().listen(&open).is_ok());
+    assert!(device.alloc_pd().expect("a domain").listen(&open).is_ok());
 }
 
 #[test]
@@ -253,10 +330,10 @@ fn a_socket_left_behind_is_replaced_and_another_file_is_not() {
     let path = dir.path().join("left.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("bind"));
     let device = SoftDevice::new(SoftOptions::default());
-    assert!(device.alloc_pd().listen(&Endpoint::Unix(path)).is_ok());
+    assert!(device.alloc_pd().expect("a domain").listen(&Endpoint::Unix(path)).is_ok());
     let file = dir.path().join("precious");
     std::fs::write(&file, "bytes").expect("write");
-    assert!(device.alloc_pd().listen(&Endpoint::Shm(file.clone())).is_err());
+    assert!(device.alloc_pd().expect("a domain").listen(&Endpoint::Shm(file.clone())).is_err());
     assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
 }
 

@@ -7,7 +7,27 @@ use cuttlefs_common::world::SeededRandom;
 use std::cell::Cell;
 
 /// Client's and server's queue pair, and the windows the client got.
-pub(super) type Joined = (Arc<dyn QueuePair>, Arc<dyn QueuePair>, Vec<Arc<dyn RemoteWindow>>);
+pub(super) type Joined = (Arc<dyn QueuePair>, Arc<dyn QueuePair>, Vec<Arc<SharedMemory>>);
+
+/// The address of an RNIC's interface, where the suite runs over one.
+#[cfg(feature = "verbs")]
+pub(super) fn rdma_host() -> String {
+    std::env::var("CUTTLEFS_RDMA_ADDRESS")
+        .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface")
+}
+
+fn device(link: LinkKind) -> Arc<dyn Device> {
+    let tcp = if KEYED.get() { TcpSecurity::Keys(keys()) } else { TcpSecurity::Loopback };
+    match link {
+        #[cfg(feature = "verbs")]
+        LinkKind::Rdma => {
+            let endpoint = Endpoint::Rdma { host: rdma_host(), port: 0 };
+            let trust = if KEYED.get() { tcp } else { TcpSecurity::Insecure };
+            cuttlefs_common::rdma::verbs_provider::VerbsDevice::to_listen(&endpoint, trust).expect("an RNIC")
+        }
+        _ => SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
+    }
+}
 
 thread_local! {
     /// Whether RNICs that this thread makes have a key: `tcp` goes under TLS then.
@@ -19,26 +39,25 @@ pub(super) fn keys() -> ClusterKeys {
     ClusterKeys::new(vec![key]).expect("keys")
 }
 
-/// Runs a test over `tcp`, with keys.
-pub(super) fn with_keys(test: fn(LinkKind)) {
+/// Runs a test over a network's link, with keys.
+pub(super) fn with_keys(link: LinkKind, test: fn(LinkKind)) {
     KEYED.set(true);
-    test(LinkKind::Tcp);
+    test(link);
     KEYED.set(false);
 }
 
 /// One process's half.
 pub(super) struct Half {
-    pub(super) device: Arc<SoftDevice>,
+    pub(super) device: Arc<dyn Device>,
     pub(super) pd: Arc<dyn ProtectionDomain>,
     pub(super) cq: Arc<dyn CompletionQueue>,
     pub(super) mr: Arc<dyn MemoryRegion>,
 }
 
 impl Half {
-    pub(super) fn new(access: Access) -> Self {
-        let tcp = if KEYED.get() { TcpSecurity::Keys(keys()) } else { TcpSecurity::Loopback };
-        let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
-        let pd = device.alloc_pd();
+    pub(super) fn new(link: LinkKind, access: Access) -> Self {
+        let device = device(link);
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("half", MEMORY_LEN).expect("memory"));
         let mr = pd.register(memory, access).expect("register");
@@ -106,6 +125,8 @@ pub(super) fn endpoint(link: LinkKind, dir: &tempfile::TempDir) -> Endpoint {
     match link {
         LinkKind::Shm => Endpoint::Shm(dir.path().join("shm.sock")),
         LinkKind::Unix => Endpoint::Unix(dir.path().join("unix.sock")),
+        #[cfg(feature = "verbs")]
+        LinkKind::Rdma => Endpoint::Rdma { host: rdma_host(), port: 0 },
         _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
     }
 }
@@ -142,7 +163,7 @@ impl Pair {
         first: impl FnOnce(&Half, &Half) -> [Vec<RecvWr>; 2],
     ) -> Self {
         let dir = tempfile::tempdir().expect("dir");
-        let (client, server) = (Half::new(Access::ALL), Half::new(access));
+        let (client, server) = (Half::new(link, Access::ALL), Half::new(link, access));
         let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
         let receives = first(&client, &server);
         let (client_qp, server_qp, _) = join(&client, &server, &listener, depth, receives);

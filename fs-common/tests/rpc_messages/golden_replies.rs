@@ -2,8 +2,9 @@
 
 use crate::{joined, room};
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, Timestamp};
-use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage};
+use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern};
 use cuttlefs_common::rpc::{
     Attached, BlockingLock, DirEntry, HEADER_LEN, Layout, OneSidedReads, OpenTicket, Opened,
@@ -104,6 +105,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 one_sided: OneSidedReads::Off,
                 sampling: Some(Sampling { unit_pages: 256, period_ms: 1000 }),
                 durable_answers: true,
+                windows: Some([1, 2, 3].map(|n| RemoteRange { rkey: Rkey(n), len: 1000 * u64::from(n) })),
             }),
             joined(&[
                 &[1],
@@ -118,6 +120,7 @@ fn cases() -> Vec<(Reply<'static>, Vec<u8>)> {
                 &[2],
                 &[1, 0x80, 2, 0xe8, 7],
                 &[1],
+                &[1, 1, 0xe8, 7, 2, 0xd0, 0xf, 3, 0xb8, 0x17],
             ]),
         ),
         (

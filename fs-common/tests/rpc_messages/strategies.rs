@@ -5,6 +5,7 @@
 use cuttlefs_common::attr::{Attr, FileKind, InodeFlags, SetAttr, SetTime, Timestamp};
 use cuttlefs_common::ids::{FileKey, FilePage, FileSlot, InodeNo, PoolPage, Rkey, SlotIndex};
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
+use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{Extent, ExtentState, MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
     Allocate, Attached, BlockingLock, DirEntry, Layout, NewNode, OneSidedReads, OpenBy, OpenTicket, Opened,
@@ -363,14 +364,14 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
             any::<(u64, u64, u32, u16, u64, bool, Option<u64>)>(),
             any::<[u8; 32]>(),
             select(vec![OneSidedReads::Magic, OneSidedReads::Whole, OneSidedReads::Off]),
-            any::<(Option<(u32, u32)>, bool)>(),
+            any::<(Option<(u32, u32)>, bool, Option<[(u32, u64); 3]>)>(),
         )
             .prop_map(
                 |(
                     (server_epoch, session, lease_ms, slots, root, read_only, clean_predecessor),
                     magic,
                     one_sided,
-                    (sampling, durable_answers),
+                    (sampling, durable_answers, windows),
                 )| {
                     Reply::Attached(Attached {
                         server_epoch,
@@ -384,6 +385,8 @@ pub fn reply() -> impl Strategy<Value = Reply<'static>> {
                         one_sided,
                         sampling: sampling.map(|(unit_pages, period_ms)| Sampling { unit_pages, period_ms }),
                         durable_answers,
+                        windows: windows
+                            .map(|windows| windows.map(|(rkey, len)| RemoteRange { rkey: Rkey(rkey), len })),
                     })
                 },
             )

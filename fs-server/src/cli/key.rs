@@ -82,7 +82,7 @@ pub(super) fn tcp_security(
     given: &[PathBuf],
     insecure: bool,
 ) -> anyhow::Result<TcpSecurity> {
-    if !listen.iter().any(|endpoint| matches!(endpoint, Endpoint::Tcp { .. })) {
+    if !listen.iter().any(|endpoint| matches!(endpoint, Endpoint::Tcp { .. } | Endpoint::Rdma { .. })) {
         return Ok(TcpSecurity::Loopback);
     }
     if insecure {

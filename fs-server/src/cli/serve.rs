@@ -13,7 +13,8 @@ use clap::Args;
 use cuttlefs_common::descriptors::{self, OWN_DESCRIPTORS};
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
+use cuttlefs_common::rdma::open_to_listen;
+use cuttlefs_common::rdma::soft::SoftOptions;
 use cuttlefs_common::region::MAX_SAMPLE_UNIT_PAGES;
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
@@ -46,7 +47,8 @@ pub(super) struct ServeArgs {
     /// DRAM for file pages, never exceeded [default: `memory` of cuttlefs.toml, 1G]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// Where to listen: tcp://HOST:PORT, unix:///PATH or shm:///PATH; may be given several times
+    /// Where to listen: tcp://HOST:PORT, unix:///PATH, shm:///PATH, or rdma://HOST:PORT (the address of an RNIC's interface, and
+    /// no other endpoints beside it); may be given several times
     /// [default: `listen` of cuttlefs.toml]
     #[arg(long, value_name = "ENDPOINT")]
     listen: Vec<Endpoint>,
@@ -84,13 +86,17 @@ pub(super) struct ServeArgs {
     /// DRAM for checksums; 4K for 4M of file pages that are in use. What is not there is read from SSD
     #[arg(long, default_value = "16M", value_name = "SIZE")]
     checksum_cache: ByteSize,
-    /// A key that tcp:// takes (`cuttlefsd key new`); may be given several times
+    /// A key that tcp:// and rdma:// take (`cuttlefsd key new`); may be given several times
     /// [default: `keys` of cuttlefs.toml, else the file `key` in the pool's directory, made if there is none]
     #[arg(long, value_name = "FILE")]
     key: Vec<PathBuf>,
-    /// Take anybody over tcp://, without keys and in plain: for networks whose every member is trusted
+    /// Take anybody over tcp:// and rdma://, without keys and in plain: for networks whose every member is trusted
     #[arg(long)]
     insecure: bool,
+    /// Let every client over rdma:// read this server's memory, so that reads cost it no CPU: whoever may connect can then read every
+    /// file, whatever its mode and his export. Without it reads over rdma:// are RPCs
+    #[arg(long)]
+    trust_clients: bool,
     /// Stop when standard input ends: for a program that starts a server and may be killed, which closes its pipe
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -166,7 +172,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
-        device: SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
+        device: open_to_listen(&listen, SoftOptions { tcp, ..SoftOptions::default() })?,
         clock,
         random: Arc::new(SystemRandom),
     };
@@ -185,6 +191,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
         },
         sum_cache_bytes: usize::try_from(args.checksum_cache.0).context("--checksum-cache is too large")?,
         durable_answers: durability == Durability::Ack,
+        trust_clients: args.trust_clients,
     };
     let running = RunningServer::start(parts, options)?;
     for endpoint in running.endpoints() {

@@ -89,9 +89,8 @@ impl FileState {
     /// Clients see that the mapping is another one, and the length.
     pub(crate) fn show_layout(&mut self, files: &FileTable, generations: &Generations) {
         self.generation = generations.next();
-        self.show_size(files);
         if let Some(slot) = self.slot {
-            files.set_generation(slot, self.generation);
+            files.change_layout(slot, self.generation, self.size);
         }
     }
 

@@ -141,10 +141,31 @@ impl Site {
         self.residency.write_in_frame(PAGE, |_| {});
     }
 
+    /// An empty file in place of the page's: it has a layout without extents.
+    pub fn emptied(self) -> Self {
+        self.files.publish(SLOT, InodeNo(5), GENERATION, 0);
+        self
+    }
+
+    /// The layout of an empty file.
+    pub fn empty_layout() -> Layout {
+        Layout { generation: GENERATION, extents: Vec::new(), known_until: None }
+    }
+
+    /// The empty file gets its first bytes.
+    pub fn grow(&self) {
+        self.files.change_layout(SLOT, GENERATION + 1, LEN as u64);
+    }
+
+    /// The same, with the length shown first, and the layout that it is of next.
+    pub fn grow_carelessly(&self) {
+        self.files.publish(SLOT, InodeNo(5), GENERATION + 1, LEN as u64);
+    }
+
     /// The page leaves its file: the mapping changes first, then the entry moves.
     pub fn leave(&self) {
         *self.mapping.lock().expect("nobody panics with it") = None;
-        self.files.set_generation(SLOT, GENERATION + 1);
+        self.files.change_layout(SLOT, GENERATION + 1, PAGE_SIZE as u64);
         self.residency.vacate(PAGE);
     }
 
@@ -180,12 +201,14 @@ fn read_once(site: &Site, read: Reader, allowed: &[u64]) {
     }
 }
 
+/// How often a thread is stopped in its midst, at most, where two run. One read has eight loads, and what can go wrong does so in one gap or
+/// two between them; a bound keeps the longest of these models at seconds.
+pub const PREEMPTIONS: usize = 4;
+
 /// One read beside one thread that does `change`.
-fn check(read: Reader, change: fn(&Site), allowed: &'static [u64]) {
+fn check(read: Reader, preemptions: usize, change: fn(&Site), allowed: &'static [u64]) {
     let mut model = loom::model::Builder::new();
-    // One read has eight loads, and what can go wrong does so in one gap or two between them; a bound keeps the longest of
-    // these models at seconds.
-    model.preemption_bound = Some(4);
+    model.preemption_bound = Some(preemptions);
     model.check(move || {
         let site = Arc::new(Site::new());
         let seen = site.clone();
@@ -199,10 +222,11 @@ fn check(read: Reader, change: fn(&Site), allowed: &'static [u64]) {
 ///
 /// # Panics
 /// A read gave what it must not.
-pub fn check_reader(read: Reader) {
+pub fn check_reader(read: Reader, preemptions: usize) {
     // An evicted frame that another page gets is not believed.
     check(
         read,
+        preemptions,
         |site| {
             site.evict();
             site.promote_other();
@@ -212,6 +236,7 @@ pub fn check_reader(read: Reader) {
     // A page that another file gets is not believed.
     check(
         read,
+        preemptions,
         |site| {
             site.leave();
             site.promote(FOREIGN);
@@ -219,10 +244,11 @@ pub fn check_reader(read: Reader) {
         &[OWN],
     );
     // A write in the frame is not seen torn.
-    check(read, |site| site.rewrite(NEWER), &[OWN, NEWER]);
+    check(read, preemptions, |site| site.rewrite(NEWER), &[OWN, NEWER]);
     // All that can befall a page, one after another, while one read is under way.
     check(
         read,
+        preemptions,
         |site| {
             site.evict();
             site.promote_other();
@@ -274,7 +300,7 @@ fn check_two_changers(read: Reader) {
 /// # Panics
 /// Always, if the model is worth something.
 pub fn check_scribble(read: Reader) {
-    check(read, |site| site.scribble(NEWER), &[OWN, NEWER]);
+    check(read, PREEMPTIONS, |site| site.scribble(NEWER), &[OWN, NEWER]);
 }
 
 /// And so it can with reuse: a page that is given away while the mapping and the generation still name it.
@@ -284,10 +310,27 @@ pub fn check_scribble(read: Reader) {
 pub fn check_given_away(read: Reader) {
     check(
         read,
+        PREEMPTIONS,
         |site| {
             site.evict();
             site.promote(FOREIGN);
         },
         &[OWN],
     );
+}
+
+/// A file that gets its first bytes while it is read by the layout that it had before, which has none. `read`: whether it got any bytes.
+///
+/// # Panics
+/// It did: zeros that the file never had.
+pub fn check_growth(read: fn(&Site) -> bool, grow: fn(&Site)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(move || {
+        let site = Arc::new(Site::new().emptied());
+        let seen = site.clone();
+        let reader = loom::thread::spawn(move || assert!(!read(&seen), "zeros were read"));
+        grow(&site);
+        reader.join().expect("the reader found nothing wrong");
+    });
 }

@@ -36,8 +36,8 @@ pub const DATA_FILE: &str = "data";
 /// How long the lock of a pool's directory is waited for. A process that just ended, or a child between fork and exec, holds
 /// it for some milliseconds more; who holds it longer really has the pool.
 const DIRECTORY_PATIENCE: Duration = Duration::from_millis(200);
-/// How long that of a data file is waited for, by who has the directory's. The io_uring of a server that was killed lets go of its files
-/// behind the server's end; on a busy machine that takes a while.
+/// How long that of a data file is waited for, and a device that somebody has open, by who has the directory's. The io_uring of a server that
+/// ended lets go of its files behind the server's end; on a busy machine that takes a while.
 const DATA_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 pub(super) const LOCK_FILE: &str = "lock";
@@ -180,7 +180,9 @@ fn open_data_file_to(path: &Path, intent: Intent) -> Result<OpenedData, PoolErro
     // Without O_CREAT, O_EXCL means: fail if the kernel or anyone else holds this block device.
     let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
     let try_open = |flags: OFlags| {
-        OpenOptions::new().read(true).write(writes).custom_flags((flags | exclusive).bits() as i32).open(path)
+        let mut options = OpenOptions::new();
+        options.read(true).write(writes).custom_flags((flags | exclusive).bits() as i32);
+        unless_busy(is_device, || options.open(path))
     };
     let (opened, direct) = match try_open(OFlags::DIRECT) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -298,6 +300,21 @@ fn in_use(dir: &Path, lock: &File) -> PoolError {
     let read = lock.take(32).read_to_string(&mut text);
     let pid = read.ok().and_then(|_| text.trim().parse().ok());
     PoolError::InUse { path: dir.to_owned(), pid }
+}
+
+/// Opens a device that may be busy for a moment more.
+fn unless_busy(is_device: bool, open: impl Fn() -> io::Result<File>) -> io::Result<File> {
+    let give_up = Instant::now() + DATA_PATIENCE;
+    loop {
+        match open() {
+            Err(error)
+                if is_device && error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < give_up =>
+            {
+                std::thread::sleep(LOCK_RETRY);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Whether the file is now locked by this process.

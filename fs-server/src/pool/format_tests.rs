@@ -4,6 +4,7 @@ use super::*;
 use crate::pool::{PoolDirectory, open};
 use std::cell::Cell;
 use std::process::Command;
+use std::time::Duration;
 
 const SIZE: u64 = 8 << 20;
 /// With the superblock and two blocks of sums.
@@ -424,8 +425,13 @@ fn block_devices_give_all_they_have_and_are_held_alone() {
     let pool = open(&options.dir).expect("opened");
     let other = FormatOptions { dir: dir.path().join("other"), force: true, ..options.clone() };
     assert!(matches!(format(&other), Err(PoolError::DeviceBusy(_))), "not even with force");
-    drop(pool);
+    // Whoever held it lets go behind its end, as a server's io_uring does.
+    let last = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(pool);
+    });
     let error = format(&FormatOptions { force: false, ..other }).expect_err("a pool's");
     assert!(matches!(error, PoolError::Occupied { .. }), "{error}");
+    last.join().expect("dropped");
     open(&options.dir).expect("untouched");
 }

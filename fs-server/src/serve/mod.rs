@@ -16,6 +16,7 @@ mod memory;
 pub mod one_thread;
 mod recovery;
 pub mod rotten;
+mod shown_windows;
 mod worker_thread;
 
 use crate::bits;
@@ -37,7 +38,7 @@ use crate::worker::{WorkerError, WorkerHandle};
 use acceptor::Acceptor;
 use cuttlefs_common::ids::{ClientId, PoolPage};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError, WindowId};
+use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
@@ -45,8 +46,9 @@ use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::{Mutex, RwLock};
 use recovery::RecoveryError;
 use rotten::RottenPages;
-use std::sync::Arc;
+pub use shown_windows::ShownWindows;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker_thread::WorkerThread;
@@ -106,6 +108,8 @@ pub struct ServeOptions {
     pub sum_cache_bytes: usize,
     /// What a request changed is durable before its answer leaves.
     pub durable_answers: bool,
+    /// Every client may READ the frames and tables, and with them every file: for clients that read as root.
+    pub trust_clients: bool,
 }
 
 impl ServeOptions {
@@ -123,6 +127,7 @@ impl ServeOptions {
             scrub: ScrubOptions::default(),
             sum_cache_bytes: 1 << 20,
             durable_answers: false,
+            trust_clients: false,
         }
     }
 }
@@ -234,7 +239,7 @@ impl RunningServer {
         };
         let cached = cached.map(|reach| CachedPool::open(&data, reach)).transpose();
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
-        let (layout, scrub) = (data.sum_layout(), options.scrub);
+        let (layout, scrub, trust) = (data.sum_layout(), options.scrub, options.trust_clients);
         let (server, forgotten) =
             build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
@@ -242,6 +247,7 @@ impl RunningServer {
         let started = running.start_workers(&device, &storage, workers, scrub).and_then(|pd| {
             // Which of their writes were done had to be known until here.
             running.server.forget(&forgotten);
+            shown_windows::show(&running.server, pd.as_ref(), trust)?;
             running.listen(&pd, &listen)
         });
         match started {
@@ -260,7 +266,7 @@ impl RunningServer {
         workers: usize,
         scrub: ScrubOptions,
     ) -> Result<Arc<dyn ProtectionDomain>, StartError> {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         for index in 0..workers {
             let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub)?;
             self.workers.push(worker);
@@ -378,10 +384,6 @@ fn build(
         .map_err(system("take the memory of the file table"))?;
     let files = Arc::new(files);
     device.set_file_target(files.clone());
-    // What the NIC must fault for, nobody is to read by himself.
-    for id in WindowId::ALL.into_iter().filter(|_| !faults) {
-        device.export_window(id, files.window(id));
-    }
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
     // Of some only a request was left that came to its end when they had said good-bye.
@@ -410,6 +412,7 @@ fn build(
             tickets,
             connections: Connections::default(),
             shares: Shares::new(workers),
+            windows: OnceLock::new(),
         },
         integrity: Integrity { sums, scrub: Mutex::new(scrub), rotten: RottenPages::default() },
         about: About {

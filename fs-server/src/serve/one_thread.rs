@@ -5,7 +5,7 @@
 //! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
 use super::recovery::RecoveryError;
-use super::{ServeOptions, StartError, acceptor, background, build, recovery};
+use super::{ServeOptions, StartError, acceptor, background, build, recovery, shown_windows};
 use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
@@ -83,12 +83,12 @@ impl OneThreadServer {
         let committed = Committer::by_hand(meta.clone());
         let commits = Commits { meta: committed.clone(), random: random.clone(), at_once: Cell::new(false) };
         let layout = SumLayout::new([pool_pages]);
-        let scrub = options.scrub;
+        let (scrub, trust) = (options.scrub, options.trust_clients);
         let (server, forgotten) =
             build(meta, committed, layout, None, device, clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         let cq = device.create_cq(CQ_DEPTH)?;
         let worker = Worker::new(Some(cq.clone()), None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
@@ -109,6 +109,7 @@ impl OneThreadServer {
         server.forget(&forgotten);
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);
+        shown_windows::show(&server, pd.as_ref(), trust)?;
         let listener = pd.listen(&endpoint)?;
         Ok(Self { worker, context, listener, pd, cq, server, commits })
     }

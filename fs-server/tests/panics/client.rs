@@ -32,7 +32,7 @@ impl Client {
     pub fn new(endpoint: &Endpoint) -> Self {
         let keys = ClusterKeys::new(vec![crate::server::key()]).expect("keys");
         let device = SoftDevice::new(SoftOptions { tcp: TcpSecurity::Keys(keys), ..SoftOptions::default() });
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16).expect("a queue");
         let memory = SharedMemory::new("client", 2 * MESSAGE).expect("memory");
         let region = pd.register(Arc::new(memory), Access::LOCAL).expect("registered");

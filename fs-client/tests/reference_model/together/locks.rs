@@ -83,7 +83,7 @@ fn case(seed: u64) -> impl Strategy<Value = LockCase> {
         crash,
         pass: Duration::from_millis(ms),
     });
-    let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
+    let translation = proptest::sample::select(Translation::ALL.to_vec());
     (translation, any::<bool>(), 2usize..=4, prop::collection::vec(batch, 2..8)).prop_map(
         move |(translation, deferred, clients, batches)| {
             let small = WorldConfig::new(seed, translation, POOL_PAGES, 32);

@@ -135,7 +135,7 @@ fn batch(kind: Kind) -> impl Strategy<Value = Batch> {
 }
 
 fn case(kind: Kind, seed: u64, lie: Option<Lie>) -> impl Strategy<Value = Case> {
-    let translation = prop_oneof![Just(Translation::Target), Just(Translation::Initiator)];
+    let translation = proptest::sample::select(Translation::ALL.to_vec());
     let weather = prop::option::weighted(0.15, 10u64..60);
     let step = step_among_crashes(4, kind == Kind::Ack)
         // Crashes come with batches, so that they are about what goes on together.

@@ -8,7 +8,7 @@ use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
     Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement, ProtectionDomain,
-    QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, RemoteWindow, Sge, WcStatus, WindowId,
+    QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -27,6 +27,13 @@ pub enum Translation {
     Target,
     /// The initiator, as over `shm`.
     Initiator,
+    /// The initiator, from tables that no link maps, as over verbs: it READs them.
+    InitiatorByReads,
+}
+
+impl Translation {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Target, Self::Initiator, Self::InitiatorByReads];
 }
 
 /// What is lost when a connection is cut. Who connected is the client, who accepted the server.
@@ -170,7 +177,6 @@ impl SimNetwork {
             network: self.clone(),
             regions: Mutex::default(),
             target: Mutex::default(),
-            windows: Mutex::default(),
         })
     }
 
@@ -191,7 +197,6 @@ pub struct SimDevice {
     network: Arc<SimNetwork>,
     regions: Mutex<HashMap<u32, Registration>>,
     target: Mutex<Option<Arc<dyn FileTarget>>>,
-    windows: Mutex<HashMap<u32, Arc<SharedMemory>>>,
 }
 
 impl SimDevice {
@@ -257,7 +262,7 @@ impl Peer<'_> {
     fn target(&self) -> Result<Arc<dyn FileTarget>, WcStatus> {
         match self.device.network.translation {
             Translation::Target => self.device.target.lock().clone().ok_or(WcStatus::RemoteInvalid),
-            Translation::Initiator => Err(WcStatus::RemoteInvalid),
+            Translation::Initiator | Translation::InitiatorByReads => Err(WcStatus::RemoteInvalid),
         }
     }
 
@@ -266,7 +271,7 @@ impl Peer<'_> {
         match remote {
             Remote::Memory { rkey, offset } => {
                 let memory = self.device.remote(rkey, offset, len, |access| access.remote_read)?;
-                memory.read(offset as usize, &mut bytes);
+                memory.read_as_rnic(offset as usize, &mut bytes);
             }
             Remote::File { filekey, offset } => {
                 let target = self.target()?;
@@ -353,19 +358,13 @@ impl Drop for SimRegion {
     }
 }
 
-struct SimWindow(Arc<SharedMemory>);
-
-impl RemoteWindow for SimWindow {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn mapped(&self) -> Option<&Arc<SharedMemory>> {
-        Some(&self.0)
-    }
+struct SimDomain {
+    device: Arc<SimDevice>,
+    windows: Arc<Windows>,
 }
 
-struct SimDomain(Arc<SimDevice>);
+/// What a protection domain exports, by `WindowId`.
+type Windows = Mutex<HashMap<u32, Arc<SharedMemory>>>;
 
 impl SimDomain {
     fn insert(
@@ -374,9 +373,9 @@ impl SimDomain {
         access: Access,
         persistence: Option<Arc<dyn Persistence>>,
     ) -> Arc<dyn MemoryRegion> {
-        let key = self.0.network.number();
-        self.0.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
-        Arc::new(SimRegion { device: self.0.clone(), key, memory })
+        let key = self.device.network.number();
+        self.device.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
+        Arc::new(SimRegion { device: self.device.clone(), key, memory })
     }
 }
 
@@ -398,8 +397,12 @@ impl ProtectionDomain for SimDomain {
         Ok(self.insert(memory, access, Some(domain)))
     }
 
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
+        self.windows.lock().insert(id as u32, memory);
+    }
+
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
-        let listener = self.0.network.listeners.lock().get(endpoint).and_then(Weak::upgrade);
+        let listener = self.device.network.listeners.lock().get(endpoint).and_then(Weak::upgrade);
         let Some(listener) = listener.filter(|listener| !listener.closed.load(Ordering::SeqCst)) else {
             super::pump();
             return Err(RdmaError::Refused {
@@ -407,7 +410,7 @@ impl ProtectionDomain for SimDomain {
                 reason: "nobody listens there".into(),
             });
         };
-        let pair = self.0.pair(Role::Client, options.qp, options.receives)?;
+        let pair = self.device.pair(Role::Client, options.qp, options.receives)?;
         let outcome = Arc::new(Mutex::new(None));
         listener.queue.lock().push_back(SimIncoming {
             device: listener.device.clone(),
@@ -432,35 +435,37 @@ impl ProtectionDomain for SimDomain {
 
     fn listen(&self, endpoint: &Endpoint) -> Result<Box<dyn Listener>, RdmaError> {
         let listener = Arc::new(SimListener {
-            device: self.0.clone(),
+            device: self.device.clone(),
+            windows: self.windows.clone(),
             endpoint: endpoint.clone(),
             queue: Mutex::default(),
             closed: AtomicBool::new(false),
         });
-        self.0.network.listeners.lock().insert(endpoint.clone(), Arc::downgrade(&listener));
+        self.device.network.listeners.lock().insert(endpoint.clone(), Arc::downgrade(&listener));
         Ok(Box::new(Listening(listener)))
     }
 }
 
 struct SimListener {
     device: Arc<SimDevice>,
+    windows: Arc<Windows>,
     endpoint: Endpoint,
     queue: Mutex<VecDeque<SimIncoming>>,
     closed: AtomicBool,
 }
 
 impl SimListener {
-    fn windows(&self) -> Vec<Arc<dyn RemoteWindow>> {
-        if self.device.network.translation == Translation::Target {
+    fn windows(&self) -> Vec<Arc<SharedMemory>> {
+        if self.device.network.translation != Translation::Initiator {
             return Vec::new();
         }
-        let windows = self.device.windows.lock();
+        let windows = self.windows.lock();
         let window = |id: WindowId| windows.get(&(id as u32)).cloned();
         WindowId::ALL
             .into_iter()
             .filter_map(window)
             .filter_map(|memory| memory.read_only_view().ok())
-            .map(|view| Arc::new(SimWindow(Arc::new(view))) as Arc<dyn RemoteWindow>)
+            .map(Arc::new)
             .collect()
     }
 }
@@ -539,9 +544,9 @@ impl Device for SimDevice {
         }
     }
 
-    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain> {
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError> {
         let this = self.this.upgrade().expect("a device that is called is alive");
-        Arc::new(SimDomain(this))
+        Ok(Arc::new(SimDomain { device: this, windows: Arc::default() }))
     }
 
     fn create_cq(&self, _depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
@@ -555,9 +560,5 @@ impl Device for SimDevice {
 
     fn set_file_target(&self, target: Arc<dyn FileTarget>) {
         *self.target.lock() = Some(target);
-    }
-
-    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
-        self.windows.lock().insert(id as u32, memory);
     }
 }

@@ -338,7 +338,7 @@ impl QueuePair for SimPair {
             self.send_cq.push(Completion {
                 wr_id: request.wr_id,
                 qp: self.number,
-                kind: kind_of(&request.op),
+                kind: request.op.kind(),
                 status: result.err().unwrap_or(WcStatus::Success),
                 byte_len: result.unwrap_or(0),
                 imm: None,
@@ -370,16 +370,5 @@ impl QueuePair for SimPair {
 
     fn close(&self) {
         self.fail();
-    }
-}
-
-fn kind_of(op: &SendOp) -> CompletionKind {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) => CompletionKind::Send,
-        SendOp::Read(_) => CompletionKind::Read,
-        SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
-        SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
-        SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
-        SendOp::Flush { .. } => CompletionKind::Flush,
     }
 }

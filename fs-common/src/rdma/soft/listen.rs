@@ -20,7 +20,7 @@ use crate::rdma::peer::{LocalPeer, PeerIdentity};
 use crate::rdma::soft::queue::SoftQp;
 use crate::rdma::soft::region::Registry;
 use crate::rdma::url::Endpoint;
-use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr, WindowId};
+use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -54,8 +54,7 @@ pub(super) struct Setup {
 impl Setup {
     /// The exported windows in `WindowId::ALL` order.
     pub(super) fn windows(&self) -> [Option<Arc<SharedMemory>>; 3] {
-        let windows = self.device.windows.read();
-        WindowId::ALL.map(|id| windows.get(&(id as u32)).cloned())
+        self.registry.windows()
     }
 
     fn tls(&self) -> Option<&TlsConfigs> {
@@ -133,6 +132,7 @@ impl SoftListener {
                 bound = Endpoint::Tcp { host: host.clone(), port: address.port() };
                 (OwnedFd::from(socket), LinkKind::Tcp, None)
             }
+            Endpoint::Rdma { .. } => return Err(super::not_software(endpoint)),
             // Anyone who reaches the path may connect: sessions decide what they may do.
             Endpoint::Unix(path) => (
                 bind_unix(path, SocketType::STREAM, 0o666).map_err(failed)?,

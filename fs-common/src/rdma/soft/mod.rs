@@ -7,7 +7,7 @@
 //!
 //! # The parts
 //! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` what queue pairs of both
-//! links share; `listen` listeners and the start of each handshake; `arrivals` how fast a peer may connect; `fds` and `sys` descriptors and system calls;
+//! links share; `listen` listeners and the start of each handshake; `arrivals` how fast a peer may connect; `fds` descriptors that are handed over;
 //! `credentials` who connected to a Unix socket.
 //!
 //! # What software promises beyond or less than an RNIC
@@ -26,7 +26,6 @@ mod look_up;
 mod queue;
 mod region;
 pub mod shm;
-mod sys;
 pub mod tcp;
 mod unheard;
 
@@ -34,6 +33,7 @@ use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
+use crate::rdma::sys;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, DeviceFigures, FileTarget,
@@ -45,7 +45,6 @@ use look_up::look_up;
 use parking_lot::{Mutex, RwLock};
 use queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_QUEUE_DEPTH, MAX_TRANSFER_BYTES, QpParts, SoftQp};
 use region::Registry;
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -89,6 +88,10 @@ impl TcpTrust {
     }
 }
 
+fn not_software(endpoint: &Endpoint) -> RdmaError {
+    RdmaError::Unsupported(format!("{endpoint} is of RDMA hardware, and this is the software RNIC"))
+}
+
 /// The software RNIC.
 pub struct SoftDevice {
     shared: Arc<DeviceShared>,
@@ -101,7 +104,6 @@ struct DeviceShared {
     held_max_bytes: usize,
     last_qp_number: AtomicU32,
     queues: Mutex<Vec<Weak<SoftCq>>>,
-    windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
     file_target: FileTargetCell,
     engine: Mutex<Option<Arc<Engine>>>,
     /// Clients that were let wait, or not listened to, because their peers connect often. Relaxed: for status.
@@ -132,7 +134,6 @@ impl SoftDevice {
                 held_max_bytes,
                 last_qp_number: AtomicU32::new(0),
                 queues: Mutex::new(Vec::new()),
-                windows: RwLock::new(HashMap::new()),
                 file_target: Arc::new(RwLock::new(None)),
                 engine: Mutex::new(None),
                 unheard: unheard::Waiting::default(),
@@ -237,8 +238,8 @@ impl Device for SoftDevice {
         }
     }
 
-    fn alloc_pd(&self) -> Arc<dyn ProtectionDomain> {
-        Arc::new(SoftPd { device: self.shared.clone(), registry: Arc::new(Registry::default()) })
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError> {
+        Ok(Arc::new(SoftPd { device: self.shared.clone(), registry: Arc::new(Registry::default()) }))
     }
 
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
@@ -256,10 +257,6 @@ impl Device for SoftDevice {
 
     fn set_file_target(&self, target: Arc<dyn FileTarget>) {
         *self.shared.file_target.write() = Some(target);
-    }
-
-    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
-        self.shared.windows.write().insert(id as u32, memory);
     }
 }
 
@@ -304,6 +301,10 @@ impl ProtectionDomain for SoftPd {
         self.insert(memory, access, Some(domain))
     }
 
+    fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
+        self.registry.export(id, memory);
+    }
+
     fn connect(&self, endpoint: &Endpoint, options: ConnectOptions) -> Result<Connected, RdmaError> {
         let ConnectOptions { qp, receives, timeout } = options;
         let parts = self.device.parts(&self.registry, qp)?;
@@ -317,6 +318,7 @@ impl ProtectionDomain for SoftPd {
                 let trust = self.device.local;
                 (tcp::connect_unix(place, trust, parts, prepare, timeout, file_target)?, Vec::new())
             }
+            Endpoint::Rdma { .. } => return Err(not_software(endpoint)),
             Endpoint::Tcp { host, port } => {
                 let tls = self.device.tcp.configs();
                 let address = (host.as_str(), *port);

@@ -65,18 +65,6 @@ pub(super) struct QpParts {
     pub(super) recv_depth: u32,
 }
 
-/// The completion kind of a send operation.
-pub(super) fn kind_of(op: &SendOp) -> CompletionKind {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) => CompletionKind::Send,
-        SendOp::Read(_) => CompletionKind::Read,
-        SendOp::Write(_) | SendOp::WriteImm(..) => CompletionKind::Write,
-        SendOp::CompareSwap { .. } => CompletionKind::CompareSwap,
-        SendOp::FetchAdd { .. } => CompletionKind::FetchAdd,
-        SendOp::Flush { .. } => CompletionKind::Flush,
-    }
-}
-
 /// Whether the provider writes the local range of an operation.
 pub(super) fn writes_local(op: &SendOp) -> bool {
     matches!(op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })

@@ -14,7 +14,7 @@ use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
-use crate::rdma::verbs::{Access, MemoryRegion, Sge, WcStatus};
+use crate::rdma::verbs::{Access, MemoryRegion, Sge, WcStatus, WindowId};
 use crate::world::{Random, SystemRandom};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -68,6 +68,8 @@ pub(super) struct Registry {
     regions: RwLock<HashMap<u32, Arc<Region>>>,
     /// Shared-memory connections, to which regions are announced. Taken before any connection's own locks.
     connections: Mutex<Vec<Weak<ShmQp>>>,
+    /// Exported windows, by `WindowId`.
+    windows: RwLock<HashMap<u32, Arc<SharedMemory>>>,
 }
 
 impl Registry {
@@ -97,6 +99,17 @@ impl Registry {
             }
         }
         SoftRegion { registry: self.clone(), region }
+    }
+
+    /// Exports a window to who connects from now on.
+    pub(super) fn export(&self, id: WindowId, memory: Arc<SharedMemory>) {
+        self.windows.write().insert(id as u32, memory);
+    }
+
+    /// The exported windows in `WindowId::ALL` order.
+    pub(super) fn windows(&self) -> [Option<Arc<SharedMemory>>; 3] {
+        let windows = self.windows.read();
+        WindowId::ALL.map(|id| windows.get(&(id as u32)).cloned())
     }
 
     /// Adds a connection that hears of every region, those that exist first.

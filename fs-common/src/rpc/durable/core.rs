@@ -126,7 +126,7 @@ impl Core {
             heads: AtomicU64::new(0),
         };
         Ok(Self {
-            pd: device.alloc_pd(),
+            pd: device.alloc_pd()?,
             cq: device.create_cq(QUEUE_DEPTH)?,
             store,
             common: Arc::new(common),

@@ -98,7 +98,7 @@ impl Link {
         geometry: Geometry,
         buffers: &Buffers,
     ) -> Result<(Self, Welcomed, Registered), SenderError> {
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd()?;
         let cq = device.create_cq(DEPTH)?;
         let failed =
             |source| RdmaError::Io { action: "allocate memory for", endpoint: "a sender".into(), source };

@@ -11,9 +11,7 @@ use crate::ids::QpNumber;
 use crate::memory::SharedMemory;
 use crate::rdma::soft::cq::{Pumped, SoftCq};
 use crate::rdma::soft::fds;
-use crate::rdma::soft::queue::{
-    LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, kind_of, writes_local,
-};
+use crate::rdma::soft::queue::{LinkQp, MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, QpCore, writes_local};
 use crate::rdma::soft::region::{LocalRange, Need, PersistenceKind, Region};
 use crate::rdma::soft::sys;
 use crate::rdma::verbs::{Access, QpState, Remote, SendOp, SendWr, WcStatus};
@@ -398,7 +396,7 @@ impl ShmQp {
         check_transfer(local)?;
         let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Read)?;
         if let Some((to, to_offset)) = local.place() {
-            memory.copy_to(offset, to, to_offset, local.len);
+            memory.copy_as_rnic(offset, to, to_offset, local.len);
         }
         Ok(local.len as u32)
     }
@@ -438,7 +436,7 @@ impl ShmQp {
         while !sending.outstanding.has_failed()
             && let Some(request) = sending.queue.front().copied()
         {
-            let kind = kind_of(&request.op);
+            let kind = request.op.kind();
             match self.execute(sending, &request, &mut published) {
                 Step::Done { len } => {
                     sending.queue.pop_front();
@@ -482,7 +480,7 @@ impl ShmQp {
         }
         sending.answers.clear();
         for request in sending.queue.drain(..) {
-            self.core.complete_send(request.wr_id, kind_of(&request.op), first, true, 0);
+            self.core.complete_send(request.wr_id, request.op.kind(), first, true, 0);
             first = WcStatus::Flushed;
         }
         self.blocked.store(false, Ordering::Release);

@@ -32,7 +32,7 @@ use crate::breach::Breach;
 use crate::ids::Rkey;
 use crate::memory::SharedMemory;
 use crate::persist::SyncFailed;
-use crate::rdma::soft::queue::{MAX_QUEUE_DEPTH, kind_of};
+use crate::rdma::soft::queue::MAX_QUEUE_DEPTH;
 use crate::rdma::soft::region::{Need, PersistenceKind};
 use crate::rdma::verbs::{CompletionKind, Placement, QpState, Remote, SendWr, WcStatus, WrId};
 use rustix::fd::OwnedFd;
@@ -165,7 +165,7 @@ impl Outstanding {
 
     pub(super) fn ask(&mut self, request: &SendWr, sequence: u64) {
         self.asked = sequence;
-        let kind = kind_of(&request.op);
+        let kind = request.op.kind();
         let (wr_id, signaled) = (request.wr_id, request.signaled);
         self.entries.push_back(Entry { wr_id, kind, signaled, sequence: Some(sequence), result: None });
     }
@@ -247,7 +247,7 @@ impl ShmQp {
         request: &SendWr,
         result: Result<u32, WcStatus>,
     ) {
-        let kind = kind_of(&request.op);
+        let kind = request.op.kind();
         match result {
             Ok(len) if sending.outstanding.is_empty() => {
                 self.core.complete_send(request.wr_id, kind, WcStatus::Success, request.signaled, len);

@@ -16,7 +16,7 @@ use crate::rdma::soft::fds;
 use crate::rdma::soft::listen::Setup;
 use crate::rdma::soft::queue::{LinkQp, QpCore, QpParts};
 use crate::rdma::soft::sys;
-use crate::rdma::verbs::{LinkKind, RdmaError, RemoteWindow};
+use crate::rdma::verbs::{LinkKind, RdmaError};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -27,20 +27,7 @@ use std::time::Duration;
 const BUFFER_LEN: usize = 512;
 
 /// A connection at the client: its queue pair and the server's windows.
-type Connection = (Arc<dyn LinkQp>, Vec<Arc<dyn RemoteWindow>>);
-
-/// An exported window, mapped.
-pub(in crate::rdma::soft) struct MappedWindow(Arc<SharedMemory>);
-
-impl RemoteWindow for MappedWindow {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn mapped(&self) -> Option<&Arc<SharedMemory>> {
-        Some(&self.0)
-    }
-}
+type Connection = (Arc<dyn LinkQp>, Vec<Arc<SharedMemory>>);
 
 /// What of the two queues is handed to the peer.
 fn sleep_pages(parts: &QpParts) -> io::Result<[OwnedFd; 2]> {
@@ -138,11 +125,11 @@ pub(in crate::rdma::soft) fn connect(
     let memory = SharedMemory::from_fd(next(), memory_len, true).map_err(io_error("map memory of"))?;
     let peer_pages = map_pages([next(), next()]).map_err(io_error("map memory of"))?;
     let peer_doorbell = next();
-    let mut windows: Vec<Arc<dyn RemoteWindow>> = Vec::with_capacity(exported);
+    let mut windows = Vec::with_capacity(exported);
     for len in window_lens.into_iter().filter(|len| *len != 0) {
         let len = usize::try_from(len).map_err(|_| handshake("a window is larger than memory".to_owned()))?;
         let memory = SharedMemory::from_fd(next(), len, false).map_err(io_error("map memory of"))?;
-        windows.push(Arc::new(MappedWindow(Arc::new(memory))));
+        windows.push(Arc::new(memory));
     }
     let core = QpCore::new(parts, LinkKind::Shm, peer);
     prepare(&core)?;

@@ -29,7 +29,7 @@ use crate::fair::Payer;
 use crate::ids::QpNumber;
 use crate::rdma::PeerKey;
 use crate::rdma::soft::cq::Pumped;
-use crate::rdma::soft::queue::{LinkQp, QpCore, kind_of};
+use crate::rdma::soft::queue::{LinkQp, QpCore};
 use crate::rdma::verbs::{FileTarget, QpState, SendWr, WcStatus};
 use input::Receiving;
 use output::{OWED_MAX_BYTES, Sending};
@@ -167,7 +167,7 @@ impl TcpQp {
             status = WcStatus::Flushed;
         }
         for request in sending.queue.drain(..) {
-            self.core.complete_send(request.wr_id, kind_of(&request.op), status, true, 0);
+            self.core.complete_send(request.wr_id, request.op.kind(), status, true, 0);
             status = WcStatus::Flushed;
         }
         sending.held.clear();

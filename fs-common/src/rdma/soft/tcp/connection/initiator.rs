@@ -3,7 +3,7 @@
 use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::breach::Breach;
-use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, kind_of, writes_local};
+use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, writes_local};
 use crate::rdma::soft::region::LocalRange;
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, placement_number};
 use crate::rdma::verbs::{CompletionKind, QpState, Remote, SendOp, SendWr, WcStatus, WrId};
@@ -42,7 +42,7 @@ impl TcpQp {
 
     /// Builds and sends the frame of one request.
     fn execute(&self, sending: &mut Sending, request: &SendWr) -> Result<(), End> {
-        let kind = kind_of(&request.op);
+        let kind = request.op.kind();
         let refuse = |status| {
             self.core.become_state(QpState::Error);
             self.core.complete_send(request.wr_id, kind, status, true, 0);

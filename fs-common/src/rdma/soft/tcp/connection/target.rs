@@ -63,7 +63,7 @@ impl TcpQp {
             FrameKind::ReadMemory => {
                 let region = remote(wanted as u64, Need::Read)?;
                 self.reply(reply, wanted, |out| {
-                    region.memory.read(header.offset as usize, out);
+                    region.memory.read_as_rnic(header.offset as usize, out);
                     Ok(wanted)
                 })
             }

@@ -19,7 +19,7 @@
 //! life of the server, begins one handshake and no more.
 
 use super::{TlsConfigs, TlsError};
-use crate::cluster_key::{ClusterKey, ClusterKeys};
+use crate::cluster_key::{ClusterKey, ClusterKeys, is_same_mac};
 use parking_lot::Mutex;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -124,10 +124,7 @@ impl Doorkeeper {
         let mut parts = knock.splitn(3, '.');
         let (nonce, said) = (number_of(parts.next()?)?, number_of(parts.next()?)?);
         let (key, name) = self.keys.get(parts.next()?)?;
-        // In time that does not tell how much of it is right.
-        let difference =
-            mac(key, &nonce).iter().zip(said).fold(0, |bits, (right, said)| bits | (right ^ said));
-        (difference == 0 && self.heard.lock().note(nonce)).then(|| name.clone())
+        (is_same_mac(mac(key, &nonce), said) && self.heard.lock().note(nonce)).then(|| name.clone())
     }
 }
 

@@ -1,0 +1,64 @@
+//! READs of windows that this process has: for tests and the model checker.
+
+use super::remote::ReadsPieces;
+use crate::session::RemoteWindows;
+use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece};
+use cuttlefs_common::ids::Rkey;
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::{Remote, RemoteRange};
+use std::sync::Arc;
+
+/// See the module.
+pub(super) struct NearRnic {
+    /// Frames, residency table, file table; their keys are their places here.
+    windows: [Arc<SharedMemory>; 3],
+    data: Vec<u8>,
+    proofs: Vec<u8>,
+    /// Doorbells rung.
+    pub(super) doorbells: usize,
+    /// Run before each doorbell.
+    pub(super) meanwhile: Box<dyn FnMut(usize)>,
+}
+
+impl NearRnic {
+    pub(super) fn new(
+        frames: Arc<SharedMemory>,
+        residency: Arc<SharedMemory>,
+        files: Arc<SharedMemory>,
+    ) -> Self {
+        let data = vec![0; if cfg!(feature = "model-check") { 64 } else { DATA_LEN }];
+        let proofs = vec![0; PROOFS_LEN];
+        Self { windows: [frames, residency, files], data, proofs, doorbells: 0, meanwhile: Box::new(|_| ()) }
+    }
+
+    /// Where the windows are.
+    pub(super) fn windows(&self) -> RemoteWindows {
+        let range =
+            |place: usize| RemoteRange { rkey: Rkey(place as u32), len: self.windows[place].len() as u64 };
+        RemoteWindows { frames: range(0), residency: range(1), files: range(2) }
+    }
+}
+
+impl ReadsPieces for NearRnic {
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
+        (self.meanwhile)(self.doorbells);
+        self.doorbells += 1;
+        for piece in pieces {
+            let target = match piece.to {
+                Landing::Data(at) => &mut self.data[at..at + piece.len],
+                Landing::Proof(at) => &mut self.proofs[at..at + piece.len],
+            };
+            let Remote::Memory { rkey, offset } = piece.remote else { return None };
+            self.windows[rkey.0 as usize].read_as_rnic(usize::try_from(offset).ok()?, target);
+        }
+        Some(())
+    }
+
+    fn data(&self, at: usize, out: &mut [u8]) {
+        out.copy_from_slice(&self.data[at..at + out.len()]);
+    }
+
+    fn proof(&self, at: usize, out: &mut [u8]) {
+        out.copy_from_slice(&self.proofs[at..at + out.len()]);
+    }
+}

@@ -1,0 +1,260 @@
+//! Initiator translation over a link that maps nothing: the target's tables and frames are READ (DESIGN section 2).
+//!
+//! One doorbell brings all that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes, the entries
+//! again, the slot again. READs of a queue pair see memory no older than earlier ones did, so what proves a mapped read (`initiator`)
+//! proves this one: equal entries, that the copy is that pool page, untorn; an equal generation, that the page was the file's all the while.
+//!
+//! Where the bytes are is known only from the entry that travels with them. The frame is guessed from the page's entry of the last time
+//! ([`FrameGuesses`]). Pages whose guess was wrong, or of which there was none, are read once more with the entries that came; what was
+//! wrong again is missing.
+//!
+//! # Invariants
+//! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
+//! * A doorbell's pages are proven by its own slot. The file ends where the smallest of the looked-at sizes says: bytes before that were the
+//!   file's at each look.
+
+use super::OneSided;
+use super::frame_guesses::FrameGuesses;
+use super::initiator::NoAnswer;
+use super::layout::CachedLayout;
+use crate::session::{RemoteWindows, SessionLane};
+use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece};
+use cuttlefs_common::ids::{FileSlot, PAGE_SIZE_U64, PoolPage, Rkey};
+use cuttlefs_common::rdma::Remote;
+use cuttlefs_common::region::{
+    ExtentState, FILE_SLOT_LEN, FileSlotView, FileTable, PagePart, PageSet, ResidencyEntry, ResidencyTable,
+    divide,
+};
+
+/// Pages of a doorbell.
+const PAGES: usize = 32;
+/// The slot, as READ first, and its generation, as READ last.
+const SLOT_BEFORE: usize = 0;
+const SLOT_AFTER: usize = FileTable::VIEW_LEN;
+/// The entries, as READ before the bytes and behind them.
+const ENTRIES_BEFORE: usize = 64;
+const ENTRIES_AFTER: usize = ENTRIES_BEFORE + PAGES * ENTRY;
+const ENTRY: usize = 8;
+const _: () = assert!(ENTRIES_AFTER + PAGES * ENTRY <= PROOFS_LEN);
+// Each page may have an entry far from the others', twice, and bytes.
+const _: () = assert!(2 + 3 * PAGES <= MAX_RUNS);
+
+/// Who READs, and where what was read lands.
+pub(super) trait ReadsPieces {
+    /// Reads all of them, in order, with one doorbell. `None`: the link or the target refused.
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()>;
+    /// Copies what landed among the data.
+    fn data(&self, at: usize, out: &mut [u8]);
+    /// Copies what landed among the proofs.
+    fn proof(&self, at: usize, out: &mut [u8]);
+}
+
+impl ReadsPieces for SessionLane<'_> {
+    fn read_pieces(&mut self, pieces: &[Piece]) -> Option<()> {
+        let lens = SessionLane::read_pieces(self, pieces)?;
+        lens.iter().zip(pieces).all(|(got, piece)| *got == piece.len).then_some(())
+    }
+
+    fn data(&self, at: usize, out: &mut [u8]) {
+        SessionLane::data(self).read(at, out);
+    }
+
+    fn proof(&self, at: usize, out: &mut [u8]) {
+        SessionLane::data(self).proof(at, out);
+    }
+}
+
+/// A page of the request that has a place in the pool.
+struct Wanted {
+    /// Its number in the request.
+    index: usize,
+    part: PagePart,
+    pool: PoolPage,
+    /// What its entry may be.
+    guess: Option<ResidencyEntry>,
+}
+
+/// What became of a page.
+enum Came {
+    Filled,
+    Missing,
+    /// It is somewhere else than was guessed.
+    Elsewhere(ResidencyEntry),
+}
+
+/// Reads `[offset, offset + out.len())` of the file in `slot` whose layout is `layout`. `None`: the link or the target refused; fetch
+/// everything.
+pub(super) fn read(
+    rnic: &mut impl ReadsPieces,
+    windows: &RemoteWindows,
+    guesses: &FrameGuesses,
+    slot: FileSlot,
+    layout: &CachedLayout,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<Option<OneSided>, NoAnswer> {
+    let slot = u64::from(slot.0) * FILE_SLOT_LEN as u64;
+    if !windows.files.contains(slot, FILE_SLOT_LEN as u64) {
+        return Err(NoAnswer::SlotGone);
+    }
+    let mut reading = Reading { rnic, windows, guesses, slot, generation: layout.generation() };
+    let parts: Vec<PagePart> = divide(offset, out.len()).collect();
+    let mut valid_len = out.len();
+    let mut missing = Vec::new();
+    for (number, chunk) in parts.chunks(PAGES).enumerate() {
+        let mut wanted = Vec::with_capacity(chunk.len());
+        for (index, part) in (number * PAGES..).zip(chunk) {
+            match layout.find(part.page)? {
+                Some(extent) if extent.state != ExtentState::Unwritten => {
+                    let pool = extent.pool_page_of(part.page);
+                    if reading.covers(pool) {
+                        wanted.push(Wanted { index, part: *part, pool, guess: guesses.get(pool) });
+                    } else {
+                        missing.push(index);
+                    }
+                }
+                _ => out[part.offset_in_request..part.offset_in_request + part.len].fill(0),
+            }
+        }
+        let Some(size) = reading.pages(wanted, &mut missing, out)? else {
+            return Ok(None);
+        };
+        let end = chunk.last().map_or(0, |part| part.offset_in_request + part.len);
+        let before_end = size.saturating_sub(offset).min(out.len() as u64) as usize;
+        if before_end < end {
+            valid_len = before_end;
+            break;
+        }
+    }
+    let mut not_there = PageSet::none_of_range(offset, valid_len);
+    let pages = divide(offset, valid_len).len();
+    missing.into_iter().filter(|index| *index < pages).for_each(|index| not_there.insert(index));
+    Ok(Some(OneSided { valid_len, missing: not_there }))
+}
+
+/// A read under way.
+struct Reading<'r, R> {
+    rnic: &'r mut R,
+    windows: &'r RemoteWindows,
+    guesses: &'r FrameGuesses,
+    /// Where the file's slot is.
+    slot: u64,
+    /// Of the layout.
+    generation: u64,
+}
+
+impl<R: ReadsPieces> Reading<'_, R> {
+    fn covers(&self, page: PoolPage) -> bool {
+        page.0.checked_mul(ENTRY as u64).is_some_and(|at| self.windows.residency.contains(at, ENTRY as u64))
+    }
+
+    /// Where a page's bytes are if its entry is this, and there is such a frame.
+    fn bytes_at(&self, entry: ResidencyEntry, part: &PagePart) -> Option<u64> {
+        let at = u64::from(entry.frame().0) * PAGE_SIZE_U64 + part.offset_in_page as u64;
+        (entry.is_resident() && self.windows.frames.contains(at, part.len as u64)).then_some(at)
+    }
+
+    /// Brings pages into their places in `out`. Gives the smallest size of the file that was looked at.
+    fn pages(
+        &mut self,
+        mut wanted: Vec<Wanted>,
+        missing: &mut Vec<usize>,
+        out: &mut [u8],
+    ) -> Result<Option<u64>, NoAnswer> {
+        let mut size = u64::MAX;
+        for attempt in 0..2 {
+            if attempt > 0 && wanted.is_empty() {
+                break;
+            }
+            if self.rnic.read_pieces(&self.pieces(&wanted)).is_none() {
+                return Ok(None);
+            }
+            size = size.min(self.view()?.size);
+            let mut elsewhere = Vec::new();
+            for (place, mut page) in wanted.into_iter().enumerate() {
+                match self.look(place, &page, out) {
+                    Came::Filled => {}
+                    Came::Elsewhere(entry) if attempt == 0 => {
+                        page.guess = Some(entry);
+                        elsewhere.push(page);
+                    }
+                    Came::Missing | Came::Elsewhere(_) => missing.push(page.index),
+                }
+            }
+            wanted = elsewhere;
+        }
+        Ok(Some(size))
+    }
+
+    /// What is READ for these pages.
+    fn pieces(&self, wanted: &[Wanted]) -> Vec<Piece> {
+        let RemoteWindows { frames, residency, files } = self.windows;
+        let piece = |rkey: Rkey, offset: u64, len: usize, to: Landing| {
+            let remote = Remote::Memory { rkey, offset };
+            Piece { remote, len, to }
+        };
+        let entries = |at: usize| {
+            // Neighbours in the pool are neighbours in the table.
+            let runs = wanted.chunk_by(|before, after| before.pool.0 + 1 == after.pool.0);
+            let mut place = 0;
+            runs.map(move |run| {
+                let to = Landing::Proof(at + place * ENTRY);
+                place += run.len();
+                piece(residency.rkey, run[0].pool.0 * ENTRY as u64, run.len() * ENTRY, to)
+            })
+        };
+        let bytes = wanted.iter().filter_map(|page| {
+            let at = self.bytes_at(page.guess?, &page.part)?;
+            Some(piece(frames.rkey, at, page.part.len, Landing::Data(page.part.offset_in_request)))
+        });
+        let before = piece(files.rkey, self.slot, FileTable::VIEW_LEN, Landing::Proof(SLOT_BEFORE));
+        let after = piece(files.rkey, self.slot, FileTable::GENERATION_LEN, Landing::Proof(SLOT_AFTER));
+        let mut pieces = vec![before];
+        pieces.extend(entries(ENTRIES_BEFORE));
+        pieces.extend(bytes);
+        pieces.extend(entries(ENTRIES_AFTER));
+        pieces.push(after);
+        pieces
+    }
+
+    /// The slot as it was all the while.
+    fn view(&self) -> Result<FileSlotView, NoAnswer> {
+        let mut bytes = [0; FileTable::VIEW_LEN];
+        self.rnic.proof(SLOT_BEFORE, &mut bytes);
+        let view = FileTable::view_of(&bytes);
+        let mut after = [0; FileTable::GENERATION_LEN];
+        self.rnic.proof(SLOT_AFTER, &mut after);
+        if view.generation == 0 {
+            return Err(NoAnswer::SlotGone);
+        }
+        if view.generation != self.generation || after != bytes[..FileTable::GENERATION_LEN] {
+            return Err(NoAnswer::LayoutStale);
+        }
+        Ok(view)
+    }
+
+    /// Looks at what came for the page at this place among the wanted ones.
+    fn look(&self, place: usize, page: &Wanted, out: &mut [u8]) -> Came {
+        let entry = |at: usize| {
+            let mut bytes = [0; ENTRY];
+            self.rnic.proof(at + place * ENTRY, &mut bytes);
+            ResidencyTable::entry_of(bytes)
+        };
+        let (before, after) = (entry(ENTRIES_BEFORE), entry(ENTRIES_AFTER));
+        self.guesses.note(page.pool, after);
+        if !before.validates(after) || self.bytes_at(before, &page.part).is_none() {
+            return Came::Missing;
+        }
+        // The bytes were asked for at the guess.
+        if page.guess.is_none_or(|guess| guess.frame() != before.frame()) {
+            return Came::Elsewhere(before);
+        }
+        let part = &page.part;
+        let target = &mut out[part.offset_in_request..part.offset_in_request + part.len];
+        self.rnic.data(part.offset_in_request, target);
+        Came::Filled
+    }
+}
+
+#[cfg(test)]
+mod tests;

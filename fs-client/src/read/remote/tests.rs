@@ -1,0 +1,180 @@
+use super::super::near_rnic::NearRnic;
+use super::*;
+use cuttlefs_common::ids::{FilePage, FrameIndex, InodeNo, PAGE_SIZE, PoolPage};
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::region::Extent;
+use cuttlefs_common::rpc::Layout;
+use std::sync::Arc;
+
+const SLOT: FileSlot = FileSlot(1);
+/// Pages of the file: more than a doorbell's.
+const PAGES_OF_FILE: u64 = 40;
+
+struct Server {
+    frames: Arc<SharedMemory>,
+    residency: ResidencyTable,
+    files: FileTable,
+}
+
+impl Server {
+    /// Page `n` of the file is pool page `100 - n`, so that no two are neighbours there, and is in frame `3 + n` where its bytes are `n`,
+    /// but for every fourth page, which is on SSD.
+    fn new() -> Self {
+        let frames = Arc::new(SharedMemory::new("frames", 64 * PAGE_SIZE).expect("frames"));
+        let residency = ResidencyTable::new(512).expect("residency");
+        let files = FileTable::new(4).expect("files");
+        for page in (0..PAGES_OF_FILE).filter(|page| page % 4 != 3) {
+            frames.fill((3 + page as usize) * PAGE_SIZE, PAGE_SIZE, page as u8);
+            residency.begin_change(PoolPage(100 - page));
+            residency.end_change(PoolPage(100 - page), FrameIndex(3 + page as u32), false);
+        }
+        files.publish(SLOT, InodeNo(5), 7, PAGES_OF_FILE * PAGE_SIZE_U64 - 10);
+        Self { frames, residency, files }
+    }
+
+    fn rnic(&self) -> NearRnic {
+        NearRnic::new(self.frames.clone(), self.residency.memory().clone(), self.files.memory().clone())
+    }
+}
+
+fn layout(generation: u64) -> CachedLayout {
+    let extent = |page| Extent {
+        file_page: FilePage(page),
+        pool_page: PoolPage(100 - page),
+        len_pages: 1,
+        state: ExtentState::Written,
+    };
+    let extents = (0..PAGES_OF_FILE).map(extent).collect();
+    CachedLayout::new(FilePage(0), Layout { generation, extents, known_until: None })
+}
+
+fn read_with(
+    rnic: &mut NearRnic,
+    guesses: &FrameGuesses,
+    out: &mut [u8],
+) -> Result<Option<OneSided>, NoAnswer> {
+    let windows = rnic.windows();
+    read(rnic, &windows, guesses, SLOT, &layout(7), 0, out)
+}
+
+/// What every page must be that is not missing.
+fn check(got: &OneSided, out: &[u8]) {
+    for (page, bytes) in out[..got.valid_len].chunks(PAGE_SIZE).enumerate() {
+        assert_eq!(got.missing.contains(page), page % 4 == 3, "page {page}");
+        assert!(page % 4 == 3 || bytes.iter().all(|byte| *byte == page as u8), "page {page}");
+    }
+}
+
+#[test]
+fn a_first_read_takes_two_doorbells_for_each_part_and_the_next_one() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let mut out = vec![0xff; (PAGES_OF_FILE as usize + 2) * PAGE_SIZE];
+    for doorbells in [4, 2] {
+        let mut rnic = server.rnic();
+        let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+        assert_eq!(got.valid_len, PAGES_OF_FILE as usize * PAGE_SIZE - 10);
+        check(&got, &out);
+        assert_eq!(rnic.doorbells, doorbells);
+        out.fill(0xff);
+    }
+}
+
+#[test]
+fn a_page_that_is_somewhere_else_is_read_there_and_one_that_moves_on_is_missing() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let mut out = vec![0xff; PAGE_SIZE];
+    let move_to = |residency: &ResidencyTable, frames: &SharedMemory, frame: u32| {
+        frames.fill(frame as usize * PAGE_SIZE, PAGE_SIZE, 0);
+        residency.begin_change(PoolPage(100));
+        residency.end_change(PoolPage(100), FrameIndex(frame), false);
+    };
+    let mut rnic = server.rnic();
+    read_with(&mut rnic, &guesses, &mut out).expect("answer");
+    // It moved since: the guess is wrong, and the bytes that came with it are not its.
+    move_to(&server.residency, &server.frames, 60);
+    server.frames.fill(3 * PAGE_SIZE, PAGE_SIZE, 0xee);
+    let mut rnic = server.rnic();
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.is_empty() && out.iter().all(|byte| *byte == 0));
+    assert_eq!(rnic.doorbells, 2);
+    // It moves on between the two looks, and again.
+    let (residency, frames) = (server.residency.clone(), server.frames.clone());
+    move_to(&residency, &frames, 61);
+    let mut rnic = server.rnic();
+    rnic.meanwhile = Box::new(move |doorbell| {
+        if doorbell == 1 {
+            move_to(&residency, &frames, 62);
+        }
+    });
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert!(got.missing.contains(0));
+    assert_eq!(rnic.doorbells, 2);
+}
+
+#[test]
+fn a_file_that_becomes_shorter_between_two_doorbells_ends_at_the_shorter_length() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let mut out = vec![0xff; 36 * PAGE_SIZE];
+    let mut rnic = server.rnic();
+    let files = server.files.clone();
+    rnic.meanwhile = Box::new(move |doorbell| {
+        if doorbell == 1 {
+            files.set_size(SLOT, 5);
+        }
+    });
+    let got = read_with(&mut rnic, &guesses, &mut out).expect("answer").expect("read");
+    assert_eq!(got.valid_len, 5);
+    assert_eq!(rnic.doorbells, 2, "nothing is read past the end");
+}
+
+#[test]
+fn layouts_and_slots_that_are_gone_are_noticed() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let mut out = vec![0; 100];
+    let windows = server.rnic().windows();
+    let mut read = |slot, generation| {
+        read(&mut server.rnic(), &windows, &guesses, slot, &layout(generation), 0, &mut out)
+    };
+    assert_eq!(read(SLOT, 6), Err(NoAnswer::LayoutStale));
+    assert_eq!(read(FileSlot(999), 7), Err(NoAnswer::SlotGone));
+    server.files.retire(SLOT);
+    assert_eq!(read(SLOT, 7), Err(NoAnswer::SlotGone));
+    // The layout changes while the bytes travel.
+    let files = server.files.clone();
+    files.publish(SLOT, InodeNo(5), 7, 100);
+    let mut rnic = server.rnic();
+    rnic.meanwhile = Box::new(move |doorbell| {
+        if doorbell == 1 {
+            files.change_layout(SLOT, 8, 100);
+        }
+    });
+    let mut out = vec![0; 100];
+    let fresh = FrameGuesses::default();
+    assert_eq!(read_with(&mut rnic, &fresh, &mut out), Err(NoAnswer::LayoutStale));
+}
+
+#[test]
+fn numbers_from_a_broken_peer_are_checked() {
+    let (server, guesses) = (Server::new(), FrameGuesses::default());
+    let mut out = vec![0; 100];
+    // A frame past the window, as the entry says and as was guessed.
+    server.residency.begin_change(PoolPage(100));
+    server.residency.end_change(PoolPage(100), FrameIndex(u32::MAX), false);
+    for _ in 0..2 {
+        let got = read_with(&mut server.rnic(), &guesses, &mut out).expect("answer").expect("read");
+        assert!(got.missing.contains(0));
+    }
+    // A pool page past the table.
+    let wild = Extent {
+        file_page: FilePage(0),
+        pool_page: PoolPage(u64::MAX / 2),
+        len_pages: 1,
+        state: ExtentState::Written,
+    };
+    let wild =
+        CachedLayout::new(FilePage(0), Layout { generation: 7, extents: vec![wild], known_until: None });
+    let mut rnic = server.rnic();
+    let windows = rnic.windows();
+    let got = read(&mut rnic, &windows, &guesses, SLOT, &wild, 0, &mut out).expect("answer").expect("read");
+    assert!(got.missing.contains(0));
+}

@@ -1,0 +1,164 @@
+//! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
+//! connection up, listens, or has the queue pair. It never waits for any of them.
+
+use super::listen::Shared as ListenerShared;
+use super::queue::VerbsQp;
+use super::sys::{Channel, Event, Happened};
+use crate::rdma::sys::{new_eventfd, ring_eventfd};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Events of a connection that is being set up.
+#[derive(Default)]
+pub(super) struct Setup {
+    events: Mutex<VecDeque<Event>>,
+    came: Condvar,
+}
+
+impl Setup {
+    /// The next one; `None`: none came in time.
+    pub(super) fn next(&self, deadline: Instant) -> Option<Event> {
+        let mut events = self.events.lock();
+        loop {
+            if let Some(event) = events.pop_front() {
+                return Some(event);
+            }
+            if self.came.wait_until(&mut events, deadline).timed_out() {
+                return events.pop_front();
+            }
+        }
+    }
+}
+
+/// Who hears of an identifier.
+enum Ear {
+    Setup(Arc<Setup>),
+    Listener(Weak<ListenerShared>),
+    Connected(Weak<VerbsQp>),
+}
+
+type Ears = Mutex<HashMap<usize, Ear>>;
+
+/// See the module.
+pub(super) struct Events {
+    channel: Arc<Channel>,
+    ears: Arc<Ears>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Events {
+    pub(super) fn start() -> io::Result<Arc<Self>> {
+        let channel = Channel::new()?;
+        let ears: Arc<Ears> = Arc::default();
+        let stop = Arc::new(new_eventfd()?);
+        let thread = {
+            let (channel, ears, stop) = (channel.clone(), ears.clone(), stop.clone());
+            std::thread::Builder::new()
+                .name("rdma-events".to_owned())
+                .spawn(move || run(&channel, &ears, &stop))?
+        };
+        Ok(Arc::new(Self { channel, ears, stop, thread: Some(thread) }))
+    }
+
+    /// Where identifiers are made for.
+    pub(super) fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// Events of this identifier wait to be asked for.
+    pub(super) fn set_up(&self, id: usize) -> Arc<Setup> {
+        let setup = Arc::new(Setup::default());
+        self.ears.lock().insert(id, Ear::Setup(setup.clone()));
+        setup
+    }
+
+    /// Events of this identifier are this listener's.
+    pub(super) fn listens(&self, id: usize, listener: &Arc<ListenerShared>) {
+        self.ears.lock().insert(id, Ear::Listener(Arc::downgrade(listener)));
+    }
+
+    /// Events of this identifier are this queue pair's from now on; what came before is looked at.
+    pub(super) fn connected(&self, id: usize, qp: &Arc<VerbsQp>) {
+        let before = self.ears.lock().insert(id, Ear::Connected(Arc::downgrade(qp)));
+        if let Some(Ear::Setup(setup)) = before {
+            for event in setup.events.lock().drain(..) {
+                tell(qp, &event);
+            }
+        }
+    }
+
+    /// Nobody hears of this identifier any more.
+    pub(super) fn forget(&self, id: usize) {
+        self.ears.lock().remove(&id);
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        ring_eventfd(&self.stop);
+        if let Some(thread) = self.thread.take()
+            // The last queue pair may have gone with an event.
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread for events of RDMA connections panicked");
+        }
+    }
+}
+
+fn tell(qp: &VerbsQp, event: &Event) {
+    if matches!(event.what, Happened::Disconnected | Happened::Rejected | Happened::Failed(_)) {
+        qp.fail();
+    }
+}
+
+fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd) {
+    loop {
+        let mut fds =
+            [PollFd::from_borrowed_fd(channel.event_fd(), PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        if rustix::event::poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+            tracing::error!("events of RDMA connections cannot be waited for any more");
+            return;
+        }
+        if !fds[1].revents().is_empty() {
+            return;
+        }
+        while let Some(event) = channel.next() {
+            hand_on(ears, event);
+        }
+    }
+}
+
+fn hand_on(ears: &Ears, event: Event) {
+    let known = ears.lock();
+    match known.get(&event.id) {
+        Some(Ear::Setup(setup)) => {
+            setup.events.lock().push_back(event);
+            setup.came.notify_all();
+        }
+        // Neither is told with the lock: what they do ends with identifiers that are forgotten here.
+        Some(Ear::Listener(listener)) => {
+            let listener = listener.upgrade();
+            drop(known);
+            if let Some(listener) = listener {
+                listener.asked(event);
+            }
+        }
+        Some(Ear::Connected(qp)) => {
+            let qp = qp.upgrade();
+            drop(known);
+            if let Some(qp) = qp {
+                tell(&qp, &event);
+            }
+        }
+        // Who asks a listener that is gone is refused by its identifier's end.
+        None => drop(known),
+    }
+}

@@ -1,0 +1,163 @@
+//! Completion queues over libibverbs.
+//!
+//! # How it works
+//! The RNIC's completion names a queue pair and a sequence number; the queue pair's own list says what the user posted (`queue`), because the
+//! RNIC tells nothing of a request that failed but its number. Completions wait in a list of this queue between the RNIC and
+//! whoever polls: arming must look into the RNIC once more, and what it finds there belongs to the next poll.
+//!
+//! Waiting spins for as long as the budget says ([`SpinBudget`]), then arms the queue and sleeps on one descriptor for both reasons to
+//! wake up: a completion, and a queue pair that broke.
+
+use super::queue::VerbsQp;
+use super::sys;
+use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
+use crate::rdma::verbs::{Completion, CompletionQueue};
+use crate::spin::SpinBudget;
+use parking_lot::{Mutex, RwLock};
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// See the module.
+pub(super) struct VerbsCq {
+    pub(super) raw: Arc<sys::Cq>,
+    /// By the RNIC's numbers.
+    queue_pairs: RwLock<HashMap<u32, Weak<VerbsQp>>>,
+    /// Taken from the RNIC and not polled yet. Held while the RNIC is asked, so that completions stay in order.
+    waiting: Mutex<VecDeque<Completion>>,
+    /// Rung when a queue pair broke.
+    broke: OwnedFd,
+    /// Both descriptors.
+    events: OwnedFd,
+    budget: SpinBudget,
+}
+
+impl VerbsCq {
+    pub(super) fn new(context: sys::Context, depth: u32) -> io::Result<Self> {
+        let raw = Arc::new(sys::Cq::new(context, depth)?);
+        let broke = new_eventfd()?;
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [raw.event_fd(), broke.as_fd()] {
+            epoll::add(&events, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            raw,
+            queue_pairs: RwLock::default(),
+            waiting: Mutex::default(),
+            broke,
+            events,
+            budget: SpinBudget::new(),
+        })
+    }
+
+    /// Completions of this queue pair come here from now on.
+    pub(super) fn add(&self, number: u32, qp: &Arc<VerbsQp>) {
+        let mut known = self.queue_pairs.write();
+        known.retain(|_, qp| qp.strong_count() > 0);
+        known.insert(number, Arc::downgrade(qp));
+    }
+
+    /// Wakes whoever waits: a queue pair broke.
+    pub(super) fn wake(&self) {
+        ring_eventfd(&self.broke);
+    }
+
+    /// Takes what the RNIC has.
+    pub(super) fn collect(&self, waiting: &mut VecDeque<Completion>) {
+        let mut broken = Vec::new();
+        let known = self.queue_pairs.read();
+        while self.raw.poll(|wc| {
+            // One that is gone had nobody any more who would want its completions.
+            let Some(qp) = known.get(&wc.qp).and_then(Weak::upgrade) else { return };
+            qp.complete(wc, waiting);
+            if wc.status != sys::status::IBV_WC_SUCCESS {
+                broken.push(qp);
+            }
+        }) > 0
+        {}
+        drop(known);
+        for qp in broken {
+            qp.fail();
+        }
+    }
+
+    /// Takes what the RNIC has, so that places in queue pairs become free.
+    pub(super) fn make_room(&self) {
+        self.collect(&mut self.waiting.lock());
+    }
+
+    /// Adds completions that the RNIC knows nothing of.
+    pub(super) fn put(&self, completions: impl Iterator<Item = Completion>) {
+        self.waiting.lock().extend(completions);
+        self.wake();
+    }
+
+    fn has_some(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        if waiting.is_empty() {
+            self.collect(&mut waiting);
+        }
+        !waiting.is_empty()
+    }
+}
+
+impl CompletionQueue for VerbsCq {
+    fn poll(&self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() < max {
+            self.collect(&mut waiting);
+        }
+        let count = waiting.len().min(max);
+        out.extend(waiting.drain(..count));
+        let left = !waiting.is_empty();
+        drop(waiting);
+        if left {
+            // Another thread that sleeps on this queue can take the rest.
+            self.wake();
+        }
+        count
+    }
+
+    fn arm(&self) -> bool {
+        self.raw.arm();
+        !self.has_some()
+    }
+
+    fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    fn take_event(&self) {
+        self.raw.take_events();
+        let _ = rustix::io::read(&self.broke, &mut [0u8; 8]);
+    }
+
+    fn wait(&self, timeout: Duration) {
+        if self.has_some() {
+            return;
+        }
+        let start = Instant::now();
+        let mut now = start;
+        while now - start < self.budget.spin(now).min(timeout) {
+            self.budget.pause();
+            now = Instant::now();
+            if self.has_some() {
+                self.budget.waited(now - start);
+                return;
+            }
+        }
+        if self.arm() {
+            let left = timeout.saturating_sub(start.elapsed());
+            let mut fds = [PollFd::new(&self.events, PollFlags::IN)];
+            // An interrupted or failed sleep is a spurious return.
+            let _ = rustix::event::poll(&mut fds, Some(&timespec(left)));
+            self.take_event();
+        }
+        self.budget.waited(start.elapsed());
+    }
+}

@@ -1,0 +1,211 @@
+//! Listening over librdmacm, and who is let in.
+
+use super::cm::Events;
+use super::domain::VerbsPd;
+use super::hello::{Answer, Ask, Doorkeeper, Refusal, Verdict};
+use super::sys::{Event, Happened, Id, ReadDepth};
+use crate::rdma::peer::PeerIdentity;
+use crate::rdma::url::Endpoint;
+use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Clients that asked and wait to be accepted. More are refused, and ask again.
+const WAITING_MAX: usize = 128;
+/// Clients that the kernel keeps meanwhile.
+const BACKLOG: i32 = 128;
+
+/// Who asked and may come in.
+struct Admitted {
+    id: Id,
+    peer: PeerIdentity,
+    answer: Answer,
+    reads: ReadDepth,
+}
+
+/// What a listener and the thread that hears of its clients share.
+pub(super) struct Shared {
+    id: Id,
+    endpoint: Endpoint,
+    pd: VerbsPd,
+    /// Takes who asks to [`Shared::asked`].
+    events: Arc<Events>,
+    /// `None`: whoever comes.
+    doorkeeper: Option<Doorkeeper>,
+    admitted: Mutex<VecDeque<Admitted>>,
+    came: Condvar,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    /// Somebody asks to be let in.
+    pub(super) fn asked(&self, event: Event) {
+        let Event { what: Happened::Asked, asker: Some(id), private, reads, .. } = event else { return };
+        let refuse = |reason: &str| id.reject(&Refusal::Reason(reason.to_owned()).encode());
+        let Some(address) = id.peer_address() else {
+            return refuse("your address is of no kind that is known here");
+        };
+        let ask = match Ask::parse(&private) {
+            Ok(ask) => ask,
+            Err(unheard) => return refuse(&unheard.to_string()),
+        };
+        let (peer, answer) = match &self.doorkeeper {
+            None => (PeerIdentity::Remote(address), Answer::WITHOUT_PROOF),
+            Some(doorkeeper) => match doorkeeper.look(&ask, address.ip(), Instant::now()) {
+                Verdict::Known(name, answer) => (PeerIdentity::Key { name, address }, answer),
+                Verdict::Challenged(challenge) => return id.reject(&Refusal::Challenge(challenge).encode()),
+                Verdict::Unknown => {
+                    return refuse("your key is none of this server's; give one that it has (--key)");
+                }
+            },
+        };
+        let mut admitted = self.admitted.lock();
+        if self.closed.load(Ordering::SeqCst) || admitted.len() >= WAITING_MAX {
+            drop(admitted);
+            return refuse("too many ask at once, or the server is stopping; ask again");
+        }
+        admitted.push_back(Admitted { id, peer, answer, reads });
+        self.came.notify_one();
+    }
+}
+
+/// See the module.
+pub(super) struct VerbsListener(Arc<Shared>);
+
+impl VerbsListener {
+    pub(super) fn bind(pd: VerbsPd, endpoint: &Endpoint) -> Result<Self, RdmaError> {
+        let device = pd.device().clone();
+        let doorkeeper = device.doorkeeper()?;
+        let address = super::address_of(endpoint)?;
+        let failed = |action| move |source| RdmaError::Io { action, endpoint: endpoint.to_string(), source };
+        let events = device.events()?;
+        let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
+        id.bind(address).map_err(failed("bind"))?;
+        if id.context() != Some(device.context()) {
+            return Err(super::another_device(endpoint));
+        }
+        let endpoint = match endpoint {
+            Endpoint::Rdma { host, .. } => Endpoint::Rdma { host: host.clone(), port: id.local_port() },
+            other => other.clone(),
+        };
+        let number = id.number();
+        let shared = Arc::new(Shared {
+            id,
+            endpoint: endpoint.clone(),
+            pd,
+            events: events.clone(),
+            doorkeeper,
+            admitted: Mutex::default(),
+            came: Condvar::new(),
+            closed: AtomicBool::new(false),
+        });
+        events.listens(number, &shared);
+        let listener = Self(shared);
+        listener.0.id.listen(BACKLOG).map_err(|source| RdmaError::Io {
+            action: "listen on",
+            endpoint: endpoint.to_string(),
+            source,
+        })?;
+        Ok(listener)
+    }
+}
+
+impl Listener for VerbsListener {
+    fn endpoint(&self) -> Endpoint {
+        self.0.endpoint.clone()
+    }
+
+    fn accept(&self) -> Result<Box<dyn Incoming>, RdmaError> {
+        let mut admitted = self.0.admitted.lock();
+        loop {
+            if self.0.closed.load(Ordering::SeqCst) {
+                return Err(RdmaError::Closed);
+            }
+            if let Some(Admitted { id, peer, answer, reads }) = admitted.pop_front() {
+                let listener = self.0.clone();
+                return Ok(Box::new(VerbsIncoming { listener, id: Some(id), peer, answer, reads }));
+            }
+            self.0.came.wait(&mut admitted);
+        }
+    }
+
+    fn close(&self) {
+        let left = {
+            let mut admitted = self.0.admitted.lock();
+            self.0.closed.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *admitted)
+        };
+        self.0.came.notify_all();
+        for Admitted { id, .. } in left {
+            id.reject(&Refusal::Reason("the server is stopping".to_owned()).encode());
+        }
+    }
+}
+
+impl Drop for VerbsListener {
+    fn drop(&mut self) {
+        self.close();
+        self.0.events.forget(self.0.id.number());
+    }
+}
+
+/// Who asked and may come in.
+struct VerbsIncoming {
+    listener: Arc<Shared>,
+    /// Until it is answered.
+    id: Option<Id>,
+    peer: PeerIdentity,
+    answer: Answer,
+    reads: ReadDepth,
+}
+
+impl Incoming for VerbsIncoming {
+    fn peer(&self) -> PeerIdentity {
+        self.peer.clone()
+    }
+
+    fn link(&self) -> LinkKind {
+        LinkKind::Rdma
+    }
+
+    fn accept(
+        mut self: Box<Self>,
+        qp: QpConfig,
+        receives: Vec<RecvWr>,
+    ) -> Result<Arc<dyn QueuePair>, RdmaError> {
+        let id = self.id.take().expect("it is answered once");
+        let pd = &self.listener.pd;
+        let number = id.number();
+        let endpoint = self.listener.endpoint.to_string();
+        let (made, events) = pd.make_qp(id, self.peer.clone(), qp, &endpoint)?;
+        events.connected(number, &made);
+        let accept = || {
+            made.post_recv(&receives).map_err(std::io::Error::other)?;
+            made.id().accept(&self.answer.encode(), self.reads.min(pd.device().limits().reads))?;
+            made.id().hurry_messages()
+        };
+        if let Err(source) = accept() {
+            made.fail();
+            return Err(RdmaError::Io { action: "accept a client of", endpoint, source });
+        }
+        made.begin();
+        Ok(made)
+    }
+
+    fn refuse(mut self: Box<Self>, reason: &str) {
+        if let Some(id) = self.id.take() {
+            id.reject(&Refusal::Reason(reason.to_owned()).encode());
+        }
+    }
+}
+
+impl Drop for VerbsIncoming {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            id.reject(&Refusal::Reason("the server cannot take this connection".to_owned()).encode());
+        }
+    }
+}

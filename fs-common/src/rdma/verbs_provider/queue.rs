@@ -1,0 +1,375 @@
+//! Queue pairs over libibverbs.
+//!
+//! # Sequence numbers
+//! A queue pair completes what was posted to one of its queues in order. So each queue has a list of what is under way, and the number that
+//! is posted as `wr_id` counts through it (the top bit says which list). A completion of a send ends everything before it: those were not
+//! signalled, and succeeded. So that places become free although the user asks for no completions, every now and then one is
+//! asked for in his place and not shown to him.
+//!
+//! # Failure
+//! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes what is under way, and
+//! the peer is told.
+
+use super::MAX_MESSAGE_BYTES;
+use super::cm::Events;
+use super::cq::VerbsCq;
+use super::sys::{self, Far, Local, Posted, Wc, What};
+use crate::ids::QpNumber;
+use crate::rdma::peer::PeerIdentity;
+use crate::rdma::verbs::{
+    Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RecvWr, RegionOwner, Remote, SendOp,
+    SendWr, Sge, WcStatus, WrId,
+};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Set in the RNIC's name for a receive.
+const RECEIVE: u64 = 1 << 63;
+
+/// A send that is under way.
+struct Sending {
+    wr_id: WrId,
+    kind: CompletionKind,
+    len: u32,
+    /// The user is to hear of success.
+    is_shown: bool,
+}
+
+/// What is under way on one of the queues; the first one's number.
+struct UnderWay<T> {
+    first: u64,
+    list: VecDeque<T>,
+}
+
+impl<T> Default for UnderWay<T> {
+    fn default() -> Self {
+        Self { first: 0, list: VecDeque::new() }
+    }
+}
+
+impl<T> UnderWay<T> {
+    fn next(&self) -> u64 {
+        self.first + self.list.len() as u64
+    }
+
+    /// Takes the one with this number, and those before it away.
+    fn take(&mut self, number: u64) -> Option<T> {
+        let before = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        if before >= self.list.len() {
+            return None;
+        }
+        self.first = number + 1;
+        self.list.drain(..before);
+        self.list.pop_front()
+    }
+}
+
+#[derive(Default)]
+struct Sends {
+    under_way: UnderWay<Sending>,
+    /// Posted since the last one whose completion was asked for.
+    silent: u32,
+}
+
+/// See the module.
+pub(super) struct VerbsQp {
+    number: QpNumber,
+    peer: PeerIdentity,
+    id: sys::Id,
+    events: Arc<Events>,
+    state: AtomicU8,
+    send_cq: Arc<VerbsCq>,
+    recv_cq: Arc<VerbsCq>,
+    send_depth: u32,
+    recv_depth: u32,
+    /// Held while posting, so that numbers are posted in order.
+    sends: Mutex<Sends>,
+    receives: Mutex<UnderWay<WrId>>,
+}
+
+const INIT: u8 = 0;
+const READY: u8 = 1;
+const ERROR: u8 = 2;
+
+fn local(sge: Sge) -> Option<Local> {
+    (sge.len > 0).then_some(Local { lkey: sge.lkey.0, offset: sge.offset, len: sge.len })
+}
+
+/// What the RNIC is to do.
+///
+/// # Errors
+/// What is refused here, because the RNIC would not take it, or not say so at once.
+fn what(op: SendOp, len: u32) -> Result<What, WcStatus> {
+    let far = |remote: Remote| match remote {
+        Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
+        // Nobody translates at the target.
+        Remote::File { .. } | Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
+    };
+    let atomic = |remote: Remote| match far(remote)? {
+        _ if len != 8 => Err(WcStatus::LocalLength),
+        far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
+        far => Ok(far),
+    };
+    Ok(match op {
+        SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES => return Err(WcStatus::LocalLength),
+        SendOp::Send => What::Send,
+        SendOp::SendImm(imm) => What::SendImm(imm),
+        SendOp::Read(remote) => What::Read(far(remote)?),
+        SendOp::Write(remote) => What::Write(far(remote)?),
+        SendOp::WriteImm(remote, imm) => What::WriteImm(far(remote)?, imm),
+        SendOp::CompareSwap { remote, expect, swap } => {
+            What::CompareSwap { far: atomic(remote)?, expect, swap }
+        }
+        SendOp::FetchAdd { remote, add } => What::FetchAdd { far: atomic(remote)?, add },
+        SendOp::Flush { .. } => return Err(WcStatus::RemoteInvalid),
+    })
+}
+
+fn status_of(status: u32, is_receive: bool) -> WcStatus {
+    use sys::status as s;
+    match status {
+        // What rdma_rxe says of a message that is longer than its receive (6.12, `rxe_resp.c`: a malformed request).
+        s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
+        s::IBV_WC_SUCCESS => WcStatus::Success,
+        s::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
+        s::IBV_WC_LOC_PROT_ERR | s::IBV_WC_LOC_QP_OP_ERR | s::IBV_WC_LOC_ACCESS_ERR => {
+            WcStatus::LocalProtection
+        }
+        s::IBV_WC_REM_ACCESS_ERR => WcStatus::RemoteAccess,
+        s::IBV_WC_REM_INV_REQ_ERR => WcStatus::RemoteInvalid,
+        s::IBV_WC_REM_OP_ERR | s::IBV_WC_REM_ABORT_ERR => WcStatus::RemoteOperation,
+        s::IBV_WC_WR_FLUSH_ERR => WcStatus::Flushed,
+        // The peer, or the way to it, is gone.
+        _ => WcStatus::Disconnected,
+    }
+}
+
+impl VerbsQp {
+    /// A queue pair in state `Init`; its identifier has one already, whose number at the RNIC is `raw_number`.
+    pub(super) fn new(
+        (number, raw_number): (QpNumber, u32),
+        peer: PeerIdentity,
+        id: sys::Id,
+        events: &Arc<Events>,
+        [send_cq, recv_cq]: [Arc<VerbsCq>; 2],
+        depths: sys::Capacities,
+    ) -> Arc<Self> {
+        let qp = Arc::new(Self {
+            number,
+            peer,
+            id,
+            events: events.clone(),
+            state: AtomicU8::new(INIT),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            send_depth: depths.send_depth,
+            recv_depth: depths.recv_depth,
+            sends: Mutex::default(),
+            receives: Mutex::default(),
+        });
+        send_cq.add(raw_number, &qp);
+        recv_cq.add(raw_number, &qp);
+        qp
+    }
+
+    pub(super) fn id(&self) -> &sys::Id {
+        &self.id
+    }
+
+    /// The handshake is done.
+    pub(super) fn begin(&self) {
+        let _ = self.state.compare_exchange(INIT, READY, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// It is broken, or not wanted any more: what is under way is flushed, and the peer told. Idempotent.
+    pub(super) fn fail(&self) {
+        if self.state.swap(ERROR, Ordering::AcqRel) == ERROR {
+            return;
+        }
+        self.id.disconnect();
+        self.send_cq.wake();
+        self.recv_cq.wake();
+    }
+
+    fn takes_posts(&self) -> Result<(), PostError> {
+        match self.state() {
+            QpState::Error => Err(PostError::BadState { state: QpState::Error }),
+            _ => Ok(()),
+        }
+    }
+
+    /// One of its completions came; what the user is to hear goes to `out`.
+    pub(super) fn complete(&self, wc: Wc, out: &mut VecDeque<Completion>) {
+        let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
+        let completion = |wr_id, kind, byte_len| {
+            let byte_len = if status == WcStatus::Success { byte_len } else { 0 };
+            Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None }
+        };
+        if wc.wr_id & RECEIVE != 0 {
+            let Some(wr_id) = self.receives.lock().take(wc.wr_id & !RECEIVE) else { return };
+            let is_immediate = wc.imm.is_some() || wc.is_write_imm;
+            let kind = if is_immediate { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
+            out.push_back(Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) });
+            return;
+        }
+        let Some(sent) = self.sends.lock().under_way.take(wc.wr_id) else { return };
+        if sent.is_shown || status != WcStatus::Success {
+            out.push_back(completion(sent.wr_id, sent.kind, sent.len));
+        }
+    }
+
+    /// Posts as many requests as there is room for; how many.
+    fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
+        let mut sends = self.sends.lock();
+        let room = (self.send_depth as usize).saturating_sub(sends.under_way.list.len());
+        let mut posted = Vec::with_capacity(requests.len().min(room));
+        for request in requests.iter().take(room) {
+            let Ok(what) = what(request.op, request.local.len) else { break };
+            sends.silent = if request.signaled { 0 } else { sends.silent + 1 };
+            let is_asked = request.signaled || sends.silent >= self.send_depth.div_ceil(2);
+            if is_asked {
+                sends.silent = 0;
+            }
+            posted.push(Posted {
+                wr_id: sends.under_way.next(),
+                what,
+                local: local(request.local),
+                signaled: is_asked,
+            });
+            sends.under_way.list.push_back(Sending {
+                wr_id: request.wr_id,
+                kind: request.op.kind(),
+                len: request.local.len,
+                is_shown: request.signaled,
+            });
+        }
+        match self.id.post_send(&posted) {
+            Ok(()) => Ok(posted.len()),
+            Err((done, error)) => {
+                // What was not taken is not under way.
+                let left = sends.under_way.list.len() - (posted.len() - done);
+                sends.under_way.list.truncate(left);
+                drop(sends);
+                tracing::debug!(%error, "the RNIC refused a post");
+                self.fail();
+                Err(PostError::BadState { state: QpState::Error })
+            }
+        }
+    }
+}
+
+impl VerbsQp {
+    /// Completes the first of these as refused and the others as flushed. What was posted before them is flushed, too, or done, and its
+    /// completions may come later: the one place where their order is not that of the posts.
+    fn refuse(&self, requests: &[SendWr], status: WcStatus) {
+        self.fail();
+        let statuses = std::iter::once(status).chain(std::iter::repeat(WcStatus::Flushed));
+        self.send_cq.put(requests.iter().zip(statuses).map(|(request, status)| Completion {
+            wr_id: request.wr_id,
+            qp: self.number,
+            kind: request.op.kind(),
+            status,
+            byte_len: 0,
+            imm: None,
+        }));
+    }
+}
+
+impl QueuePair for VerbsQp {
+    fn number(&self) -> QpNumber {
+        self.number
+    }
+
+    fn state(&self) -> QpState {
+        match self.state.load(Ordering::Acquire) {
+            INIT => QpState::Init,
+            READY => QpState::ReadyToSend,
+            _ => QpState::Error,
+        }
+    }
+
+    fn link(&self) -> LinkKind {
+        LinkKind::Rdma
+    }
+
+    fn peer(&self) -> PeerIdentity {
+        self.peer.clone()
+    }
+
+    fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
+        if self.state() != QpState::ReadyToSend {
+            return Err(PostError::BadState { state: self.state() });
+        }
+        let refusal = |posted: usize| {
+            let request: Option<&SendWr> = requests.get(posted);
+            request.and_then(|request| what(request.op, request.local.len).err())
+        };
+        let mut posted = self.post_some(requests)?;
+        if posted < requests.len() && refusal(posted).is_none() {
+            // Silent ones may be done.
+            self.send_cq.make_room();
+            posted += self.post_some(&requests[posted..])?;
+        }
+        match refusal(posted) {
+            Some(status) => {
+                self.refuse(&requests[posted..], status);
+                Ok(())
+            }
+            None if posted < requests.len() => Err(PostError::QueueFull { posted }),
+            None => Ok(()),
+        }
+    }
+
+    fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        self.takes_posts()?;
+        let mut receives = self.receives.lock();
+        for (posted, request) in requests.iter().enumerate() {
+            if receives.list.len() >= self.recv_depth as usize {
+                return Err(PostError::QueueFull { posted });
+            }
+            let number = receives.next();
+            if self.id.post_receive(number | RECEIVE, local(request.local)).is_err() {
+                drop(receives);
+                self.fail();
+                return Err(PostError::BadState { state: QpState::Error });
+            }
+            receives.list.push_back(request.wr_id);
+        }
+        Ok(())
+    }
+
+    /// File requests are not the RNIC's.
+    fn set_region_owner(&self, _owner: RegionOwner) {}
+
+    fn close(&self) {
+        self.fail();
+    }
+}
+
+impl Drop for VerbsQp {
+    fn drop(&mut self) {
+        self.events.forget(self.id.number());
+        self.fail();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_ends_what_was_posted_before_it() {
+        let mut under_way = UnderWay::default();
+        for name in ["a", "b", "c", "d"] {
+            under_way.list.push_back(name);
+        }
+        assert_eq!(under_way.next(), 4);
+        assert_eq!(under_way.take(1), Some("b"));
+        assert_eq!(under_way.take(0), None, "it is over");
+        assert_eq!(under_way.take(4), None, "nobody posted that");
+        assert_eq!(under_way.take(2), Some("c"));
+        assert_eq!((under_way.take(3), under_way.next()), (Some("d"), 4));
+    }
+}

@@ -1,0 +1,791 @@
+//! libibverbs and librdmacm, with owners for what they give and errors in place of numbers. All that is unsafe of this provider is here.
+//!
+//! # Invariants
+//! * What is made is destroyed once, after everything that was made with it: each owner holds the owners of what it needs.
+//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers.
+//! * A context belongs to librdmacm, which never closes it.
+
+use crate::memory::SharedMemory;
+use rdma_sys as ffi;
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// What a call gave that returns 0, or an error in errno.
+fn done(result: c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
+    NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
+}
+
+/// Makes a descriptor of a library's not block.
+fn unblock(fd: RawFd) -> io::Result<()> {
+    // SAFETY: the library that gave the number keeps the descriptor open, and this borrows it for two calls.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
+}
+
+/// An opened RNIC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Context(NonNull<ffi::ibv_context>);
+
+// SAFETY: libibverbs' calls may be made from any thread, and librdmacm keeps contexts open for as long as the process lives.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// What bounds an RNIC's queues.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Work requests of a queue.
+    pub(super) queue_depth: u32,
+    /// Completions of a queue.
+    pub(super) completions: u32,
+    /// READs and atomics of one queue pair.
+    pub(super) reads: ReadDepth,
+}
+
+impl Context {
+    /// As the kernel calls it.
+    pub(super) fn name(self) -> String {
+        // SAFETY: the context is open; the name is a string in memory of the library's, copied at once.
+        unsafe {
+            CStr::from_ptr(ffi::ibv_get_device_name((*self.0.as_ptr()).device)).to_string_lossy().into_owned()
+        }
+    }
+
+    pub(super) fn limits(self) -> io::Result<Limits> {
+        let mut attributes = MaybeUninit::<ffi::ibv_device_attr>::zeroed();
+        // SAFETY: the context is open; the library fills the plain structure in, of which all zeros is a value, too.
+        let attributes = unsafe {
+            match ffi::ibv_query_device(self.0.as_ptr(), attributes.as_mut_ptr()) {
+                0 => attributes.assume_init(),
+                error => return Err(io::Error::from_raw_os_error(error)),
+            }
+        };
+        let few = |count: c_int| u8::try_from(count.max(0)).unwrap_or(u8::MAX);
+        Ok(Limits {
+            queue_depth: attributes.max_qp_wr.max(0) as u32,
+            completions: attributes.max_cqe.max(0) as u32,
+            reads: ReadDepth {
+                at_us: few(attributes.max_qp_rd_atom),
+                of_us: few(attributes.max_qp_init_rd_atom),
+            },
+        })
+    }
+}
+
+/// A protection domain.
+pub(super) struct Pd {
+    raw: NonNull<ffi::ibv_pd>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    pub(super) fn new(context: Context) -> io::Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let raw = made(unsafe { ffi::ibv_alloc_pd(context.0.as_ptr()) })?;
+        Ok(Arc::new(Self { raw }))
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; regions and queue pairs hold an `Arc` of it, so none is left.
+        unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) };
+    }
+}
+
+/// What of `Access` the RNIC is told.
+#[derive(Clone, Copy)]
+pub(super) struct Rights {
+    pub(super) local_write: bool,
+    pub(super) remote_read: bool,
+    pub(super) remote_write: bool,
+    pub(super) remote_atomic: bool,
+}
+
+/// Registered memory.
+pub(super) struct Mr {
+    raw: NonNull<ffi::ibv_mr>,
+    pub(super) memory: Arc<SharedMemory>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread; the keys do not change.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    /// Pins the memory: its pages stay where they are until this is dropped.
+    pub(super) fn new(pd: &Arc<Pd>, memory: Arc<SharedMemory>, rights: Rights) -> io::Result<Self> {
+        let mut access = ffi::ibv_access_flags(0);
+        for (has, flag) in [
+            // Of a region that peers write, the RNIC is the writer (IBTA volume 1, 10.6.3.1).
+            (
+                rights.local_write || rights.remote_write || rights.remote_atomic,
+                ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,
+            ),
+            (rights.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ),
+            (rights.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
+            (rights.remote_atomic, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
+        ] {
+            if has {
+                access |= flag;
+            }
+        }
+        let base = memory.base_address().as_ptr().cast::<c_void>();
+        // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
+        // with the CPU's, as `SharedMemory` allows.
+        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, memory.len(), 0, access.0 as c_int) };
+        Ok(Self { raw: made(raw)?, memory, _pd: pd.clone() })
+    }
+
+    pub(super) fn lkey(&self) -> u32 {
+        // SAFETY: the registration stands while `self` lives; the field does not change.
+        unsafe { (*self.raw.as_ptr()).lkey }
+    }
+
+    pub(super) fn rkey(&self) -> u32 {
+        // SAFETY: as `lkey`.
+        unsafe { (*self.raw.as_ptr()).rkey }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, deregistered once; `memory` and `_pd` go after this.
+        unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
+    }
+}
+
+/// A completion, as the RNIC tells it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wc {
+    pub(super) wr_id: u64,
+    pub(super) status: u32,
+    pub(super) qp: u32,
+    pub(super) byte_len: u32,
+    /// It consumed a receive, and brought this, if anything.
+    pub(super) imm: Option<u32>,
+    pub(super) is_write_imm: bool,
+}
+
+pub(super) use ffi::ibv_wc_status as status;
+
+/// A completion queue with its channel.
+pub(super) struct Cq {
+    raw: NonNull<ffi::ibv_cq>,
+    channel: NonNull<ffi::ibv_comp_channel>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+/// Completions taken at once.
+const POLLED: usize = 16;
+
+impl Cq {
+    pub(super) fn new(context: Context, depth: u32) -> io::Result<Self> {
+        // SAFETY: the context is open.
+        let channel = made(unsafe { ffi::ibv_create_comp_channel(context.0.as_ptr()) })?;
+        // SAFETY: as above; the channel was just made, and is destroyed after the queue.
+        let queue = unsafe {
+            ffi::ibv_create_cq(context.0.as_ptr(), depth as c_int, null_mut(), channel.as_ptr(), 0)
+        };
+        let raw = made(queue).inspect_err(|_| {
+            // SAFETY: nothing uses the channel.
+            unsafe { ffi::ibv_destroy_comp_channel(channel.as_ptr()) };
+        })?;
+        let queue = Self { raw, channel };
+        // SAFETY: the channel is there; the field does not change.
+        unblock(unsafe { (*channel.as_ptr()).fd })?;
+        Ok(queue)
+    }
+
+    /// Readable when an armed queue got a completion.
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
+    }
+
+    /// Takes up to [`POLLED`] completions.
+    pub(super) fn poll(&self, mut take: impl FnMut(Wc)) -> usize {
+        let mut entries: [MaybeUninit<ffi::ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
+        // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
+        let count = unsafe {
+            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.as_mut_ptr().cast::<ffi::ibv_wc>())
+        };
+        let count = usize::try_from(count).unwrap_or(0).min(POLLED);
+        for entry in &entries[..count] {
+            // SAFETY: one of the first `count`.
+            let entry = unsafe { entry.assume_init_ref() };
+            let has_imm = entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+            take(Wc {
+                wr_id: entry.wr_id,
+                status: entry.status,
+                qp: entry.qp_num,
+                byte_len: entry.byte_len,
+                // SAFETY: both variants of the union are 32 bits wide.
+                imm: has_imm.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
+                is_write_imm: entry.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+            });
+        }
+        count
+    }
+
+    /// Asks for an event with the next completion.
+    pub(super) fn arm(&self) {
+        // SAFETY: the queue is there. It cannot fail but for a broken argument.
+        unsafe { ffi::ibv_req_notify_cq(self.raw.as_ptr(), 0) };
+    }
+
+    /// Takes all events.
+    pub(super) fn take_events(&self) {
+        let (mut queue, mut context) = (null_mut(), null_mut());
+        // SAFETY: queue and channel are there; the channel has no other queue, and each event is acknowledged at once.
+        unsafe {
+            while ffi::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) == 0 {
+                ffi::ibv_ack_cq_events(self.raw.as_ptr(), 1);
+            }
+        }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs hold an `Arc` of it, so none is left; all events are acknowledged; the channel goes last.
+        unsafe {
+            ffi::ibv_destroy_cq(self.raw.as_ptr());
+            ffi::ibv_destroy_comp_channel(self.channel.as_ptr());
+        }
+    }
+}
+
+/// A connection manager's address as librdmacm takes it.
+fn raw_address(address: SocketAddr) -> libc::sockaddr_storage {
+    // SAFETY: all zeros is a value of this plain structure.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    match address {
+        SocketAddr::V4(address) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: `sockaddr_storage` is as large and as aligned as any address.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+        }
+        SocketAddr::V6(address) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+        }
+    }
+    storage
+}
+
+fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which structure it is, and storage is as large and as aligned.
+            let raw = unsafe { &*(&raw const *storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let raw = unsafe { &*(&raw const *storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(raw.sin6_port), 0, raw.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+/// Where events of connections come from.
+pub(super) struct Channel(NonNull<ffi::rdma_event_channel>);
+
+// SAFETY: librdmacm's calls may be made from any thread.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Happened {
+    AddressResolved,
+    RouteResolved,
+    /// Somebody asks to connect: a new identifier.
+    Asked,
+    Established,
+    /// The peer will not have us; what it said is in the private data.
+    Rejected,
+    /// It did not come about: errno.
+    Failed(i32),
+    Disconnected,
+    Other,
+}
+
+/// An event.
+pub(super) struct Event {
+    /// Of which identifier: see [`Id::number`]. Of a listener, where somebody asks.
+    pub(super) id: usize,
+    pub(super) what: Happened,
+    /// Who asks.
+    pub(super) asker: Option<Id>,
+    pub(super) private: Vec<u8>,
+    /// READs that the peer wants to have under way at us, and lets us have under way at it.
+    pub(super) reads: ReadDepth,
+}
+
+impl Channel {
+    pub(super) fn new() -> io::Result<Arc<Self>> {
+        // SAFETY: no preconditions.
+        let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
+        let channel = Arc::new(Self(raw));
+        // SAFETY: the channel was just made.
+        unblock(unsafe { (*raw.as_ptr()).fd })?;
+        Ok(channel)
+    }
+
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw((*self.0.as_ptr()).fd) }
+    }
+
+    /// The next event, if there is one. It is acknowledged already: an identifier can be destroyed whatever becomes of its events.
+    pub(super) fn next(self: &Arc<Self>) -> Option<Event> {
+        use ffi::rdma_cm_event_type as kind;
+        let mut raw = null_mut();
+        // SAFETY: the channel is there; the event is read before it is acknowledged, and not after. Private data is copied.
+        unsafe {
+            if ffi::rdma_get_cm_event(self.0.as_ptr(), &mut raw) != 0 {
+                return None;
+            }
+            let event = &*raw;
+            let what = match event.event {
+                kind::RDMA_CM_EVENT_ADDR_RESOLVED => Happened::AddressResolved,
+                kind::RDMA_CM_EVENT_ROUTE_RESOLVED => Happened::RouteResolved,
+                kind::RDMA_CM_EVENT_CONNECT_REQUEST => Happened::Asked,
+                kind::RDMA_CM_EVENT_ESTABLISHED => Happened::Established,
+                kind::RDMA_CM_EVENT_REJECTED => Happened::Rejected,
+                kind::RDMA_CM_EVENT_ADDR_ERROR
+                | kind::RDMA_CM_EVENT_ROUTE_ERROR
+                | kind::RDMA_CM_EVENT_CONNECT_ERROR
+                | kind::RDMA_CM_EVENT_UNREACHABLE => Happened::Failed(event.status.saturating_neg()),
+                kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    Happened::Disconnected
+                }
+                _ => Happened::Other,
+            };
+            let carries = matches!(what, Happened::Asked | Happened::Established | Happened::Rejected);
+            let (mut private, mut reads) = (Vec::new(), ReadDepth { at_us: 0, of_us: 0 });
+            if carries {
+                let conn = &event.param.conn;
+                if !conn.private_data.is_null() {
+                    let bytes = conn.private_data.cast::<u8>();
+                    private = std::slice::from_raw_parts(bytes, conn.private_data_len.into()).to_vec();
+                }
+                // Of an event they are told from the side of who gets it (rdma_get_cm_event(3)).
+                reads = ReadDepth { at_us: conn.responder_resources, of_us: conn.initiator_depth };
+            }
+            let (id, asker) = if what == Happened::Asked {
+                let asker = NonNull::new(event.id).map(|raw| Id::adopt(raw, self));
+                (event.listen_id as usize, asker)
+            } else {
+                (event.id as usize, None)
+            };
+            ffi::rdma_ack_cm_event(raw);
+            Some(Event { id, what, asker, private, reads })
+        }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: identifiers hold an `Arc` of it, so none is left.
+        unsafe { ffi::rdma_destroy_event_channel(self.0.as_ptr()) };
+    }
+}
+
+/// A queue pair's capacities.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacities {
+    pub(super) send_depth: u32,
+    pub(super) recv_depth: u32,
+}
+
+/// Retransmissions before a connection is given up: the most there are, some seconds with the time-outs that the connection manager derives of
+/// the path. A path that is gone for longer is a lost connection.
+const RETRIES: u8 = 7;
+/// 7: for ever. A message waits for its receive, as over the other links; whoever waits too long for an answer gives the connection up.
+const RNR_RETRIES: u8 = 7;
+
+/// READs under way, in either direction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadDepth {
+    pub(super) at_us: u8,
+    pub(super) of_us: u8,
+}
+
+impl ReadDepth {
+    /// What both sides can.
+    pub(super) fn min(self, other: Self) -> Self {
+        Self { at_us: self.at_us.min(other.at_us), of_us: self.of_us.min(other.of_us) }
+    }
+}
+
+/// A connection identifier, with its queue pair once that is made.
+pub(super) struct Id {
+    raw: NonNull<ffi::rdma_cm_id>,
+    _channel: Option<Arc<Channel>>,
+    /// What its queue pair was made with, which stays until that is gone.
+    made_with: Option<(Arc<Pd>, [Arc<Cq>; 2])>,
+}
+
+// SAFETY: librdmacm's and libibverbs' calls may be made from any thread; what needs an exclusive owner takes `&mut self`.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+
+impl Id {
+    fn adopt(raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<Channel>) -> Self {
+        Self { raw, _channel: Some(channel.clone()), made_with: None }
+    }
+
+    /// One whose events come by a channel, or, without one, whose calls wait.
+    pub(super) fn new(channel: Option<&Arc<Channel>>) -> io::Result<Self> {
+        let events = channel.map_or(null_mut(), |channel| channel.0.as_ptr());
+        let mut raw = null_mut();
+        // SAFETY: the channel outlives the identifier, which holds an `Arc` of it.
+        let result =
+            unsafe { ffi::rdma_create_id(events, &mut raw, null_mut(), ffi::rdma_port_space::RDMA_PS_TCP) };
+        done(result)?;
+        Ok(Self { raw: made(raw)?, _channel: channel.cloned(), made_with: None })
+    }
+
+    /// Names it in events.
+    pub(super) fn number(&self) -> usize {
+        self.raw.as_ptr() as usize
+    }
+
+    /// The RNIC, once an address says which.
+    pub(super) fn context(&self) -> Option<Context> {
+        // SAFETY: the identifier is there; librdmacm sets the field before the call or event that says so.
+        NonNull::new(unsafe { (*self.raw.as_ptr()).verbs }).map(Context)
+    }
+
+    pub(super) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        let mut address = raw_address(address);
+        // SAFETY: the identifier is there; the address is copied.
+        done(unsafe { ffi::rdma_bind_addr(self.raw.as_ptr(), (&raw mut address).cast()) })
+    }
+
+    pub(super) fn listen(&self, backlog: i32) -> io::Result<()> {
+        // SAFETY: the identifier is there.
+        done(unsafe { ffi::rdma_listen(self.raw.as_ptr(), backlog) })
+    }
+
+    pub(super) fn local_port(&self) -> u16 {
+        // SAFETY: the identifier is there.
+        u16::from_be(unsafe { ffi::rdma_get_src_port(self.raw.as_ptr()) })
+    }
+
+    pub(super) fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is there; every variant of the union is an address, and storage is the largest.
+        address_of(unsafe { &(*self.raw.as_ptr()).route.addr.dst_addr_union.dst_storage })
+    }
+
+    pub(super) fn resolve_address(&self, address: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+        let mut address = raw_address(address);
+        // SAFETY: the identifier is there; the address is copied.
+        done(unsafe {
+            ffi::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), (&raw mut address).cast(), timeout_ms)
+        })
+    }
+
+    pub(super) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+        // SAFETY: the identifier is there.
+        done(unsafe { ffi::rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
+    }
+
+    /// Makes the queue pair, once. Gives its number.
+    pub(super) fn make_qp(
+        &mut self,
+        pd: &Arc<Pd>,
+        [send_cq, recv_cq]: [&Arc<Cq>; 2],
+        capacities: Capacities,
+    ) -> io::Result<u32> {
+        assert!(self.made_with.is_none(), "an identifier has one queue pair");
+        let mut wanted = ffi::ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: send_cq.raw.as_ptr(),
+            recv_cq: recv_cq.raw.as_ptr(),
+            srq: null_mut(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: capacities.send_depth,
+                max_recv_wr: capacities.recv_depth,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: the domain and the queues are there and stay: `made_with` holds them until the queue pair is destroyed.
+        done(unsafe { ffi::rdma_create_qp(self.raw.as_ptr(), pd.raw.as_ptr(), &mut wanted) })?;
+        self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()]));
+        // SAFETY: the queue pair was just made.
+        Ok(unsafe { (*(*self.raw.as_ptr()).qp).qp_num })
+    }
+
+    fn conn_param(private: &[u8], reads: ReadDepth) -> ffi::rdma_conn_param {
+        ffi::rdma_conn_param {
+            private_data: private.as_ptr().cast(),
+            private_data_len: u8::try_from(private.len()).expect("private data is short"),
+            responder_resources: reads.at_us,
+            initiator_depth: reads.of_us,
+            flow_control: 1,
+            retry_count: RETRIES,
+            rnr_retry_count: RNR_RETRIES,
+            srq: 0,
+            qp_num: 0,
+        }
+    }
+
+    pub(super) fn connect(&self, private: &[u8], reads: ReadDepth) -> io::Result<()> {
+        let mut param = Self::conn_param(private, reads);
+        // SAFETY: the identifier is there; what is pointed to is copied.
+        done(unsafe { ffi::rdma_connect(self.raw.as_ptr(), &mut param) })
+    }
+
+    pub(super) fn accept(&self, private: &[u8], reads: ReadDepth) -> io::Result<()> {
+        let mut param = Self::conn_param(private, reads);
+        // SAFETY: as `connect`.
+        done(unsafe { ffi::rdma_accept(self.raw.as_ptr(), &mut param) })
+    }
+
+    /// Refuses who asks.
+    pub(super) fn reject(&self, private: &[u8]) {
+        let len = u8::try_from(private.len()).expect("private data is short");
+        // SAFETY: as `connect`. If it fails the peer is gone.
+        unsafe { ffi::rdma_reject(self.raw.as_ptr(), private.as_ptr().cast(), len) };
+    }
+
+    /// The queue pair goes into the error state, and the peer is told.
+    pub(super) fn disconnect(&self) {
+        // SAFETY: the identifier is there. If it fails there is no connection.
+        unsafe { ffi::rdma_disconnect(self.raw.as_ptr()) };
+    }
+
+    /// Sets how soon a peer sends a message again for which there was no receive (IBTA volume 1, table 45: 12 is 0.64 ms; the connection
+    /// manager leaves it at 0, which is 655 ms). Of a connected queue pair.
+    pub(super) fn hurry_messages(&self) -> io::Result<()> {
+        assert!(self.made_with.is_some(), "there is a queue pair");
+        // SAFETY: all zeros is a value of this plain structure; what the mask does not name is not looked at.
+        let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attributes.min_rnr_timer = 12;
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0;
+        // SAFETY: the queue pair is there.
+        match unsafe { ffi::ibv_modify_qp((*self.raw.as_ptr()).qp, &mut attributes, mask as c_int) } {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error.abs())),
+        }
+    }
+
+    /// Posts a receive.
+    pub(super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
+        assert!(self.made_with.is_some(), "there is a queue pair to post to");
+        let mut sge = local.map(Local::raw);
+        let mut wr = ffi::ibv_recv_wr {
+            wr_id,
+            next: null_mut(),
+            sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
+            num_sge: c_int::from(local.is_some()),
+        };
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is there; requests and elements are copied by the call. What they name is checked by the RNIC.
+        match unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, &mut wr, &mut bad) } {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error.abs())),
+        }
+    }
+
+    /// Posts send work requests with one doorbell. On an error it says how many were posted.
+    pub(super) fn post_send(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
+        assert!(self.made_with.is_some(), "there is a queue pair to post to");
+        let mut sges: Vec<_> = requests.iter().map(|request| request.local.map(Local::raw)).collect();
+        let mut wrs: Vec<ffi::ibv_send_wr> = requests
+            .iter()
+            .zip(&mut sges)
+            .map(|(request, sge)| request.raw(sge.as_mut().map_or(null_mut(), |sge| sge)))
+            .collect();
+        let first = wrs.as_mut_ptr();
+        for index in 1..wrs.len() {
+            // SAFETY: inside of the vector, which does not move any more.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        if wrs.is_empty() {
+            return Ok(());
+        }
+        let mut bad = null_mut();
+        // SAFETY: the queue pair is there; the list and its elements outlive the call, which copies them. What they name is checked by
+        // the RNIC, here and at the target.
+        match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
+            0 => Ok(()),
+            error => {
+                let posted = if bad.is_null() {
+                    0
+                } else {
+                    // SAFETY: the library gives an element of the list.
+                    usize::try_from(unsafe { bad.offset_from(first) }).unwrap_or(0)
+                };
+                Err((posted, io::Error::from_raw_os_error(error.abs())))
+            }
+        }
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; all its events are acknowledged (`Channel::next`), so this does not wait. What the queue pair was
+        // made with goes after it.
+        unsafe {
+            if self.made_with.is_some() {
+                ffi::rdma_destroy_qp(self.raw.as_ptr());
+            }
+            ffi::rdma_destroy_id(self.raw.as_ptr());
+        }
+    }
+}
+
+/// A local range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Local {
+    pub(super) lkey: u32,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+}
+
+impl Local {
+    fn raw(self) -> ffi::ibv_sge {
+        ffi::ibv_sge { addr: self.offset, length: self.len, lkey: self.lkey }
+    }
+}
+
+/// A range at the target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Far {
+    pub(super) rkey: u32,
+    pub(super) offset: u64,
+}
+
+/// What is posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Send,
+    SendImm(u32),
+    Read(Far),
+    Write(Far),
+    WriteImm(Far, u32),
+    CompareSwap { far: Far, expect: u64, swap: u64 },
+    FetchAdd { far: Far, add: u64 },
+}
+
+/// A send work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Posted {
+    pub(super) wr_id: u64,
+    pub(super) what: What,
+    pub(super) local: Option<Local>,
+    pub(super) signaled: bool,
+}
+
+impl Posted {
+    fn raw(&self, sge: *mut ffi::ibv_sge) -> ffi::ibv_send_wr {
+        use ffi::ibv_wr_opcode as op;
+        // SAFETY: all zeros is a value of this plain structure.
+        let mut wr: ffi::ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = self.wr_id;
+        wr.sg_list = sge;
+        wr.num_sge = c_int::from(self.local.is_some());
+        if self.signaled {
+            wr.send_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
+        let atomic = |far: Far, compare_add, swap| ffi::atomic_t {
+            remote_addr: far.offset,
+            compare_add,
+            swap,
+            rkey: far.rkey,
+        };
+        let mut imm = None;
+        wr.opcode = match self.what {
+            What::Send => op::IBV_WR_SEND,
+            What::SendImm(value) => {
+                imm = Some(value);
+                op::IBV_WR_SEND_WITH_IMM
+            }
+            What::Read(far) => {
+                wr.wr.rdma = rdma(far);
+                op::IBV_WR_RDMA_READ
+            }
+            What::Write(far) => {
+                wr.wr.rdma = rdma(far);
+                op::IBV_WR_RDMA_WRITE
+            }
+            What::WriteImm(far, value) => {
+                wr.wr.rdma = rdma(far);
+                imm = Some(value);
+                op::IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            What::CompareSwap { far, expect, swap } => {
+                wr.wr.atomic = atomic(far, expect, swap);
+                op::IBV_WR_ATOMIC_CMP_AND_SWP
+            }
+            What::FetchAdd { far, add } => {
+                wr.wr.atomic = atomic(far, add, 0);
+                op::IBV_WR_ATOMIC_FETCH_AND_ADD
+            }
+        };
+        if let Some(value) = imm {
+            wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();
+        }
+        wr
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_round_trip() {
+        for text in ["10.9.0.1:7950", "[fe80::1%3]:80", "[::1]:65535"] {
+            let address: SocketAddr = text.parse().expect(text);
+            assert_eq!(address_of(&raw_address(address)), Some(address));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs one command in a virtual machine with a kernel of its own (QEMU without KVM; about 8 s beside the command). The guest sees this machine's
+# files, read-only with a tmpfs above them; programs of this machine run there unchanged. Its exit status is the command's.
+# usage: run.sh [-r] [-t SECONDS] [-m MIB] [-c CORES] [-k VERSION] [-K KERNEL-ARGUMENTS] [-M MACHINE] [-D DEVICE]... [-o FOLDER] [--] COMMAND...
+#   -r  with an RDMA device: soft-RoCE (rdma_rxe) on a dummy interface, rdma-device.sh says how
+#   -t  the whole run's limit (300 s)      -m  memory (3072)      -c  cores (2)
+#   -k  kernel, as fetch.sh names it       -K  more kernel arguments
+#   -M  QEMU's machine, for example q35    -D  a device of QEMU, for example edu
+#   -o  a folder that the guest can write, at the same path there
+# Variables whose names begin with CUTTLEFS_ or RUST_ are passed on.
+# Exit status 3: no virtual machine can be had here; 124: it took too long.
+source "$(dirname "$0")/../env.sh"
+set -uo pipefail
+
+limit=300 memory=3072 cores=2 version= arguments= machine=pc out= rdma=
+devices=()
+while getopts rt:m:c:k:K:M:D:o: option; do
+    case $option in
+        r) rdma=1 ;;
+        t) limit=$OPTARG ;;
+        m) memory=$OPTARG ;;
+        c) cores=$OPTARG ;;
+        k) version=$OPTARG ;;
+        K) arguments=$OPTARG ;;
+        M) machine=$OPTARG ;;
+        D) devices+=(-device "$OPTARG") ;;
+        o) out=$(readlink -f "$OPTARG") ;;
+        *) die "unknown option; see the head of $0" ;;
+    esac
+done
+shift $((OPTIND - 1))
+(($#)) || die "no command; see the head of $0"
+
+kernel=$("$ROOT/scripts/vm/fetch.sh" ${version:+"$version"}) || exit $?
+work=$(mktemp -d /var/tmp/cft-vm.XXXXXX) || exit 1
+trap 'rm -rf "$work"' EXIT
+[[ -n $out ]] || out=$work/out
+mkdir -p "$out" && rm -f "$out/status"
+{
+    # What the caller has set.
+    while IFS= read -r name; do
+        printf 'export %s=%q\n' "$name" "${!name}"
+    done < <(compgen -e | grep -E '^(CUTTLEFS_|RUST_)')
+    [[ -n $rdma ]] && printf 'source %q || exit 70\n' "$ROOT/scripts/vm/rdma-device.sh"
+    printf 'cd %q || exit 70\n' "$PWD"
+    printf '%q ' "$@"
+    echo
+} >"$out/job"
+# 9p has no socket files and no room to write: what a command makes, it makes in /tmp.
+timeout -k 5 "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp "$cores" -m "$memory" -machine "$machine" \
+    -nographic -no-reboot -nodefaults -serial stdio \
+    -kernel "$kernel"/boot/vmlinuz-* -initrd "$kernel/initrd.cpio" \
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off kernel=$kernel job=$out/job out=$out $arguments" \
+    -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
+    -fsdev local,id=out,path="$out",security_model=none -device virtio-9p-pci,fsdev=out,mount_tag=out \
+    ${devices[@]+"${devices[@]}"} </dev/null | tr -d '\r'
+ended=${PIPESTATUS[0]}
+((ended == 124 || ended == 137)) && { say "the virtual machine took more than $limit s"; exit 124; }
+[[ -e $out/status ]] || die "the virtual machine ended without an answer (QEMU: $ended)"
+exit "$(<"$out/status")"
