@@ -95,6 +95,8 @@ if [[ -n $headers && ! -e $folder/headers-complete ]]; then
     for package in "linux-headers-$version" "linux-headers-${version%-amd64}-common" linux-kbuild-"${version%-amd64}"; do
         unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
     done
+    # Debian's makefile includes another by its installed path.
+    sed -i "s|/usr/src/|$folder/usr/src/|" "$folder/usr/src/linux-headers-$version/Makefile" || exit 1
     touch "$folder/headers-complete"
 fi
 echo "$folder"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA.
+# usage: kmod-test.sh [-k VERSION] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each)
+# Exit status 3: no virtual machine can be had here.
+source "$(dirname "$0")/../env.sh"
+set -uo pipefail
+
+version=
+if [[ ${1:-} == -k ]]; then
+    version=$2
+    shift 2
+fi
+(($#)) || set -- intel amd
+kernel=$("$ROOT/scripts/vm/fetch.sh" --headers ${version:+"$version"}) || exit $?
+version=${kernel##*/}
+
+# Not in /var/tmp, which the guest has of its own.
+work=$(mktemp -d "${kernel%/*}/kmod.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+cp -r "$ROOT"/kmod-iommu/. "$work" || exit 1
+# pahole, which writes debugging types, need not be there.
+make -s -C "$work" KDIR="$kernel/usr/src/linux-headers-$version" CUTTLEFS_TEST=m CONFIG_DEBUG_INFO_BTF_MODULES= W=1 >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; die "kmod-iommu does not build for $version"; }
+if grep -q warning: "$work/log"; then
+    cat "$work/log" >&2
+    die "kmod-iommu builds with warnings for $version"
+fi
+cc -O1 -Wall -Wextra -Werror -pthread -o "$work/test/window_test" "$work/test/window_test.c" || exit 1
+
+# Faults of the device are what some tests make; the guest looks into its log itself.
+failed=0
+for name; do
+    case $name in
+        intel) devices=(-D intel-iommu,intremap=off) arguments="intel_iommu=on" ;;
+        intel-scalable) devices=(-D intel-iommu,intremap=off,x-scalable-mode=on) arguments="intel_iommu=on,sm_on" ;;
+        amd) devices=(-D amd-iommu) arguments= ;;
+        *) die "unknown IOMMU $name; see the head of $0" ;;
+    esac
+    say "kmod-iommu on $version behind $name"
+    "$ROOT/scripts/vm/run.sh" -k "$version" -t 300 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
+        bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" || failed=1
+done
+exit $failed
