@@ -13,6 +13,10 @@ import subprocess
 import sys
 import time
 
+# Of the file that is larger than the server's memory, which interrupts.sh makes 64 MiB.
+CHUNK = 1 << 20
+LARGE_CHUNKS = 80
+
 # For what is to happen at once, on a busy machine.
 PATIENCE_S = 15
 
@@ -120,8 +124,13 @@ def signalled(mnt):
         if os.waitstatus_to_exitcode(status) != 3:
             fail(f"{what} ended with status {status} instead of EINTR")
 
-    page = mmap.mmap(-1, 4096)
-    one("a direct read", lambda: os.preadv(direct, [page], 0), True)
+    def read_large():
+        buffer = mmap.mmap(-1, CHUNK)
+        for number in range(LARGE_CHUNKS):
+            os.preadv(direct, [buffer], number * CHUNK)
+
+    # A page in a frame of the server's can be read without him: here are more pages than frames.
+    one("a direct read", read_large, True)
     # As on any file system: who waits for a page of the cache can only be killed.
     one("a read", lambda: os.pread(opened, 4096, 0), False)
     one("an open", lambda: os.open(f"{mnt}/dir", os.O_RDONLY), False)
@@ -177,7 +186,10 @@ mnt = sys.argv[2]
 if sys.argv[1] == "signalled":
     # While it can be asked.
     opened = os.open(f"{mnt}/file", os.O_RDWR)
-    direct = os.open(f"{mnt}/file", os.O_RDONLY | os.O_DIRECT)
+    with open(f"{mnt}/large", "wb") as file:
+        for _ in range(LARGE_CHUNKS):
+            file.write(os.urandom(CHUNK))
+    direct = os.open(f"{mnt}/large", os.O_RDONLY | os.O_DIRECT)
     os.kill(int(sys.argv[3]), signal.SIGSTOP)
 match sys.argv[1]:
     case "killed":

@@ -3,7 +3,11 @@
 //! # How it works
 //! The RNIC's completion names a queue pair and a sequence number; the queue pair's own list says what the user posted (`queue`), because the
 //! RNIC tells nothing of a request that failed but its number. Completions wait in a list of this queue between the RNIC and
-//! whoever polls: arming must look into the RNIC once more, and what it finds there belongs to the next poll.
+//! whoever polls: arming must look into the RNIC once more, and what it finds there belongs to the next poll. One that waits keeps its
+//! place in its queue pair, so that the list is no longer than the queues that complete into it are deep.
+//!
+//! An RNIC breaks a completion queue that overflows, and every queue pair of it. So the RNIC's queue is as deep as the queue pairs that
+//! complete into it together ([`VerbsCq::promise`]), and grows with them.
 //!
 //! Waiting spins for as long as the budget says ([`SpinBudget`]), then arms the queue and sleeps on one descriptor for both reasons to
 //! wake up: a completion, and a queue pair that broke.
@@ -20,16 +24,47 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+/// A completion that nobody has polled yet.
+pub(super) struct Waiting {
+    pub(super) completion: Completion,
+    /// Counts those of its queue that wait; none for one that has no place there.
+    pub(super) unpolled: Option<Arc<AtomicU32>>,
+}
+
+/// Completions that can come before somebody polls.
+struct Places {
+    /// Of all queue pairs that are there.
+    promised: u32,
+    /// Room at the RNIC.
+    size: u32,
+    /// The RNIC's most.
+    most: u32,
+}
+
+/// See [`VerbsCq::promise`].
+pub(super) struct Promise {
+    queue: Arc<VerbsCq>,
+    count: u32,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.queue.places.lock().promised -= self.count;
+    }
+}
 
 /// See the module.
 pub(super) struct VerbsCq {
     pub(super) raw: Arc<sys::Cq>,
+    places: Mutex<Places>,
     /// By the RNIC's numbers.
     queue_pairs: RwLock<HashMap<u32, Weak<VerbsQp>>>,
     /// Taken from the RNIC and not polled yet. Held while the RNIC is asked, so that completions stay in order.
-    waiting: Mutex<VecDeque<Completion>>,
+    waiting: Mutex<VecDeque<Waiting>>,
     /// Rung when a queue pair broke.
     broke: OwnedFd,
     /// Both descriptors.
@@ -38,7 +73,9 @@ pub(super) struct VerbsCq {
 }
 
 impl VerbsCq {
-    pub(super) fn new(context: sys::Context, depth: u32) -> io::Result<Self> {
+    /// At most `most` completions fit a queue of this RNIC.
+    pub(super) fn new(context: sys::Context, depth: u32, most: u32) -> io::Result<Self> {
+        let depth = depth.clamp(1, most);
         let raw = Arc::new(sys::Cq::new(context, depth)?);
         let broke = new_eventfd()?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -47,12 +84,36 @@ impl VerbsCq {
         }
         Ok(Self {
             raw,
+            places: Mutex::new(Places { promised: 0, size: depth, most }),
             queue_pairs: RwLock::default(),
             waiting: Mutex::default(),
             broke,
             events,
             budget: SpinBudget::new(),
         })
+    }
+
+    /// Room for the completions of one queue of a queue pair, as long as the answer lives.
+    ///
+    /// # Errors
+    /// The RNIC has no queue as long as that.
+    pub(super) fn promise(self: &Arc<Self>, count: u32) -> io::Result<Promise> {
+        let mut places = self.places.lock();
+        let promised = places.promised.saturating_add(count);
+        if promised > places.most {
+            return Err(io::Error::other(format!(
+                "a completion queue of this RNIC holds {}, and {promised} could come: serve with more --workers, or mount fewer times",
+                places.most
+            )));
+        }
+        if promised > places.size {
+            // Twice: a queue pair that is gone leaves what was flushed behind it, until somebody polls.
+            let size = promised.saturating_mul(2).min(places.most);
+            self.raw.resize(size)?;
+            places.size = size;
+        }
+        places.promised = promised;
+        Ok(Promise { queue: self.clone(), count })
     }
 
     /// Completions of this queue pair come here from now on.
@@ -68,7 +129,7 @@ impl VerbsCq {
     }
 
     /// Takes what the RNIC has.
-    pub(super) fn collect(&self, waiting: &mut VecDeque<Completion>) {
+    pub(super) fn collect(&self, waiting: &mut VecDeque<Waiting>) {
         let mut broken = Vec::new();
         let known = self.queue_pairs.read();
         while self.raw.poll(|wc| {
@@ -86,14 +147,14 @@ impl VerbsCq {
         }
     }
 
-    /// Takes what the RNIC has, so that places in queue pairs become free.
+    /// Takes what the RNIC has, so that the places of requests whose completions nobody asked for become free.
     pub(super) fn make_room(&self) {
         self.collect(&mut self.waiting.lock());
     }
 
     /// Adds completions that the RNIC knows nothing of.
     pub(super) fn put(&self, completions: impl Iterator<Item = Completion>) {
-        self.waiting.lock().extend(completions);
+        self.waiting.lock().extend(completions.map(|completion| Waiting { completion, unpolled: None }));
         self.wake();
     }
 
@@ -113,7 +174,12 @@ impl CompletionQueue for VerbsCq {
             self.collect(&mut waiting);
         }
         let count = waiting.len().min(max);
-        out.extend(waiting.drain(..count));
+        out.extend(waiting.drain(..count).map(|Waiting { completion, unpolled }| {
+            if let Some(unpolled) = unpolled {
+                unpolled.fetch_sub(1, Ordering::Release);
+            }
+            completion
+        }));
         let left = !waiting.is_empty();
         drop(waiting);
         if left {

@@ -65,15 +65,16 @@ impl VerbsPd {
         }
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
         let depths = Capacities { send_depth: config.send_depth, recv_depth: config.recv_depth };
-        let raw = id.make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), depths);
-        let raw = raw.map_err(|source| RdmaError::Io {
-            action: "make a queue pair for",
-            endpoint: endpoint.to_owned(),
-            source,
-        })?;
+        let failed =
+            |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
+        let promises = [
+            queues[0].promise(depths.send_depth).map_err(failed)?,
+            queues[1].promise(depths.recv_depth).map_err(failed)?,
+        ];
+        let raw = id.make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), depths).map_err(failed)?;
         let events = self.device.events()?;
         let numbers = (self.device.next_number(), raw);
-        Ok((VerbsQp::new(numbers, peer, id, &events, queues, depths), events))
+        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), depths), events))
     }
 
     /// One attempt to connect. `Err(Again)`: with this request.

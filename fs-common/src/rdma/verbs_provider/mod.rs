@@ -243,8 +243,8 @@ impl Device for VerbsDevice {
     }
 
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {
-        let depth = depth.clamp(1, self.shared.limits.completions);
-        let queue = VerbsCq::new(self.shared.context, depth).map_err(|source| RdmaError::Io {
+        let most = self.shared.limits.completions;
+        let queue = VerbsCq::new(self.shared.context, depth, most).map_err(|source| RdmaError::Io {
             action: "make a completion queue of",
             endpoint: self.shared.name.clone(),
             source,

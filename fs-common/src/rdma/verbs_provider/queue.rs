@@ -4,7 +4,7 @@
 //! A queue pair completes what was posted to one of its queues in order. So each queue has a list of what is under way, and the number that
 //! is posted as `wr_id` counts through it (the top bit says which list). A completion of a send ends everything before it: those were not
 //! signalled, and succeeded. So that places become free although the user asks for no completions, every now and then one is
-//! asked for in his place and not shown to him.
+//! asked for in his place and not shown to him. What he is shown has its place until he polls it.
 //!
 //! # Failure
 //! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes what is under way, and
@@ -12,7 +12,7 @@
 
 use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
-use super::cq::VerbsCq;
+use super::cq::{Promise, VerbsCq, Waiting};
 use super::sys::{self, Far, Local, Posted, Wc, What};
 use crate::ids::QpNumber;
 use crate::rdma::peer::PeerIdentity;
@@ -23,7 +23,7 @@ use crate::rdma::verbs::{
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// Set in the RNIC's name for a receive.
 const RECEIVE: u64 = 1 << 63;
@@ -41,17 +41,31 @@ struct Sending {
 struct UnderWay<T> {
     first: u64,
     list: VecDeque<T>,
+    /// Completed, and not polled by the user yet.
+    unpolled: Arc<AtomicU32>,
 }
 
 impl<T> Default for UnderWay<T> {
     fn default() -> Self {
-        Self { first: 0, list: VecDeque::new() }
+        Self { first: 0, list: VecDeque::new(), unpolled: Arc::default() }
     }
 }
 
 impl<T> UnderWay<T> {
     fn next(&self) -> u64 {
         self.first + self.list.len() as u64
+    }
+
+    /// Places that are free, of this many.
+    fn room(&self, depth: u32) -> usize {
+        let taken = self.list.len() + self.unpolled.load(Ordering::Acquire) as usize;
+        (depth as usize).saturating_sub(taken)
+    }
+
+    /// A completion that keeps its place until it is polled.
+    fn waiting(&self, completion: Completion) -> Waiting {
+        self.unpolled.fetch_add(1, Ordering::Relaxed);
+        Waiting { completion, unpolled: Some(self.unpolled.clone()) }
     }
 
     /// Takes the one with this number, and those before it away.
@@ -82,6 +96,8 @@ pub(super) struct VerbsQp {
     state: AtomicU8,
     send_cq: Arc<VerbsCq>,
     recv_cq: Arc<VerbsCq>,
+    /// Behind `id`: the RNIC's queue pair goes first.
+    _promises: [Promise; 2],
     send_depth: u32,
     recv_depth: u32,
     /// Held while posting, so that numbers are posted in order.
@@ -153,7 +169,7 @@ impl VerbsQp {
         peer: PeerIdentity,
         id: sys::Id,
         events: &Arc<Events>,
-        [send_cq, recv_cq]: [Arc<VerbsCq>; 2],
+        ([send_cq, recv_cq], promises): ([Arc<VerbsCq>; 2], [Promise; 2]),
         depths: sys::Capacities,
     ) -> Arc<Self> {
         let qp = Arc::new(Self {
@@ -164,6 +180,7 @@ impl VerbsQp {
             state: AtomicU8::new(INIT),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            _promises: promises,
             send_depth: depths.send_depth,
             recv_depth: depths.recv_depth,
             sends: Mutex::default(),
@@ -201,29 +218,32 @@ impl VerbsQp {
     }
 
     /// One of its completions came; what the user is to hear goes to `out`.
-    pub(super) fn complete(&self, wc: Wc, out: &mut VecDeque<Completion>) {
+    pub(super) fn complete(&self, wc: Wc, out: &mut VecDeque<Waiting>) {
         let status = status_of(wc.status, wc.wr_id & RECEIVE != 0);
         let completion = |wr_id, kind, byte_len| {
             let byte_len = if status == WcStatus::Success { byte_len } else { 0 };
             Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None }
         };
         if wc.wr_id & RECEIVE != 0 {
-            let Some(wr_id) = self.receives.lock().take(wc.wr_id & !RECEIVE) else { return };
+            let mut receives = self.receives.lock();
+            let Some(wr_id) = receives.take(wc.wr_id & !RECEIVE) else { return };
             let is_immediate = wc.imm.is_some() || wc.is_write_imm;
             let kind = if is_immediate { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-            out.push_back(Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) });
+            let received = Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) };
+            out.push_back(receives.waiting(received));
             return;
         }
-        let Some(sent) = self.sends.lock().under_way.take(wc.wr_id) else { return };
+        let mut sends = self.sends.lock();
+        let Some(sent) = sends.under_way.take(wc.wr_id) else { return };
         if sent.is_shown || status != WcStatus::Success {
-            out.push_back(completion(sent.wr_id, sent.kind, sent.len));
+            out.push_back(sends.under_way.waiting(completion(sent.wr_id, sent.kind, sent.len)));
         }
     }
 
     /// Posts as many requests as there is room for; how many.
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
-        let room = (self.send_depth as usize).saturating_sub(sends.under_way.list.len());
+        let room = sends.under_way.room(self.send_depth);
         let mut posted = Vec::with_capacity(requests.len().min(room));
         for request in requests.iter().take(room) {
             let Ok(what) = what(request.op, request.local.len) else { break };
@@ -326,7 +346,7 @@ impl QueuePair for VerbsQp {
         self.takes_posts()?;
         let mut receives = self.receives.lock();
         for (posted, request) in requests.iter().enumerate() {
-            if receives.list.len() >= self.recv_depth as usize {
+            if receives.room(self.recv_depth) == 0 {
                 return Err(PostError::QueueFull { posted });
             }
             let number = receives.next();

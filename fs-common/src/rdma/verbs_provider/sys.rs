@@ -248,6 +248,15 @@ impl Cq {
         count
     }
 
+    /// Makes room for this many completions. What is there stays.
+    pub(super) fn resize(&self, depth: u32) -> io::Result<()> {
+        // SAFETY: the queue is there; the library takes its own lock against threads that poll.
+        match unsafe { ffi::ibv_resize_cq(self.raw.as_ptr(), depth as c_int) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
     /// Asks for an event with the next completion.
     pub(super) fn arm(&self) {
         // SAFETY: the queue is there. It cannot fail but for a broken argument.
