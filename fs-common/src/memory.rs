@@ -19,6 +19,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// What memory holds, in builds with debug assertions, when it is lent again, in the place of what its last user left there. Nobody
@@ -39,9 +40,29 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Registrations with RNICs: they keep the pages that are there, whatever becomes of the mapping.
+    pins: AtomicU32,
     /// What a model checker sees of it.
     #[cfg(feature = "model-check")]
     pub modelled: crate::sync::Words,
+}
+
+/// See [`SharedMemory::pin`].
+#[derive(Debug)]
+pub struct Pinned(Arc<SharedMemory>);
+
+impl std::ops::Deref for Pinned {
+    type Target = Arc<SharedMemory>;
+
+    fn deref(&self) -> &Arc<SharedMemory> {
+        &self.0
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 // SAFETY: the mapping is plain memory owned by this value; every access is an atomic or an opaque copy.
@@ -117,6 +138,7 @@ impl SharedMemory {
             base,
             len,
             writable,
+            pins: AtomicU32::new(0),
             #[cfg(feature = "model-check")]
             modelled: crate::sync::Words::default(),
         })
@@ -153,7 +175,14 @@ impl SharedMemory {
         self.base
     }
 
-    /// Gives the whole pages of a range back to the system; they read as zeros from then on.
+    /// The pages that are there stay, as long as the answer lives: an RNIC reads and writes them.
+    pub fn pin(self: &Arc<Self>) -> Pinned {
+        self.pins.fetch_add(1, Ordering::AcqRel);
+        Pinned(self.clone())
+    }
+
+    /// Gives the whole pages of a range back to the system; they read as zeros from then on. Pinned memory stays as it is: new pages would
+    /// be in its place for the processor, and the old ones for the RNIC.
     ///
     /// # Errors
     /// The memory behind it cannot be given back; nothing is lost by that.
@@ -161,7 +190,7 @@ impl SharedMemory {
         assert!(self.contains(offset as u64, len as u64), "discard outside of the memory");
         let page = rustix::param::page_size();
         let (start, end) = (offset.next_multiple_of(page), (offset + len) / page * page);
-        if start >= end {
+        if start >= end || self.pins.load(Ordering::Acquire) > 0 {
             return Ok(());
         }
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -489,6 +518,22 @@ mod tests {
         memory.read(0, &mut out);
         assert!(out[..page].iter().chain(&out[3 * page..]).all(|byte| *byte == 7));
         assert!(out[page..3 * page].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn pinned_pages_stay() {
+        let memory = Arc::new(SharedMemory::new("test", 4096).expect("memfd"));
+        memory.fill(0, 4096, 7);
+        let (first, second) = (memory.pin(), memory.pin());
+        drop(first);
+        memory.discard(0, 4096).expect("discard");
+        let mut out = [0u8; 4096];
+        memory.read(0, &mut out);
+        assert_eq!(out, [7; 4096]);
+        drop(second);
+        memory.discard(0, 4096).expect("discard");
+        memory.read(0, &mut out);
+        assert_eq!(out, [0; 4096]);
     }
 
     #[test]

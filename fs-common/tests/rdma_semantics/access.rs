@@ -109,6 +109,25 @@ pub(super) fn deregistered_memory_is_gone(link: LinkKind) {
     bad(pair.client.next(), 1, WcStatus::RemoteAccess);
 }
 
+/// A lane gives its buffer back while it is idle, and stays registered.
+pub(super) fn discarded_memory_is_still_the_regions(link: LinkKind) {
+    let pair = Pair::new(link);
+    let memory = Arc::new(SharedMemory::new("idle", 4 * 4096).expect("memory"));
+    memory.fill(0, 4 * 4096, 1);
+    let region = pair.server.pd.register(memory.clone(), Access::ALL).expect("register");
+    memory.discard(0, 4 * 4096).expect("discard");
+    memory.write(5000, b"new");
+    let place = Remote::Memory { rkey: region.rkey(), offset: 5000 };
+    pair.c().post_send(&[send(1, SendOp::Read(place), pair.client.mr.sge(0, 3))]).expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Read, 3);
+    assert_eq!(pair.client.bytes(0, 3), b"new");
+    pair.c().post_send(&[send(2, SendOp::Write(place), pair.client.put(64, b"far"))]).expect("post");
+    ok(pair.client.next(), 2, CompletionKind::Write, 3);
+    let mut out = [0; 3];
+    memory.read(5000, &mut out);
+    assert_eq!(&out, b"far");
+}
+
 pub(super) fn many_registrations_stay_reachable(link: LinkKind) {
     let pair = Pair::new(link);
     // More than the socket's buffer takes announcements of; the server only polls now and then.

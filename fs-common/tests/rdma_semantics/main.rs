@@ -19,8 +19,8 @@ mod pair;
 mod queues;
 
 use access::{
-    access_errors, deregistered_memory_is_gone, many_registrations_stay_reachable, refused,
-    silent_failure_is_heard,
+    access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
+    many_registrations_stay_reachable, refused, silent_failure_is_heard,
 };
 use files::{files_are_read_by_the_engine, windows_are_mapped_read_only};
 use flush::{
@@ -283,6 +283,7 @@ suite!(
     access_errors,
     silent_failure_is_heard,
     deregistered_memory_is_gone,
+    discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable,
     message_too_long,
     messages_wait_for_receives,

@@ -5,7 +5,7 @@
 //! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers.
 //! * A context belongs to librdmacm, which never closes it.
 
-use crate::memory::SharedMemory;
+use crate::memory::{Pinned, SharedMemory};
 use rdma_sys as ffi;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -119,7 +119,7 @@ pub(super) struct Rights {
 /// Registered memory.
 pub(super) struct Mr {
     raw: NonNull<ffi::ibv_mr>,
-    pub(super) memory: Arc<SharedMemory>,
+    pub(super) memory: Pinned,
     _pd: Arc<Pd>,
 }
 
@@ -146,6 +146,7 @@ impl Mr {
                 access |= flag;
             }
         }
+        let memory = memory.pin();
         let base = memory.base_address().as_ptr().cast::<c_void>();
         // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
         // with the CPU's, as `SharedMemory` allows.

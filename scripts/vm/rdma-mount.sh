@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# In the guest: a server and two mounts over rdma_rxe, as a user has them. Files go through one mount and are compared through the other, behind
+# a killed server, too.
+# usage: run.sh -r -- rdma-mount.sh FOLDER        FOLDER has cuttlefsd and cuttlefs, built with the feature `verbs`
+set -uo pipefail
+programs=$1
+work=$(mktemp -d)
+endpoint=rdma://10.9.0.1:7950
+passed=0 failed=0
+check() {
+    local what=$1 begin=$SECONDS
+    shift
+    if "$@" >"$work/output" 2>&1; then
+        passed=$((passed + 1))
+        echo "ok    $what ($((SECONDS - begin)) s)"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $what"
+        head -n 20 "$work/output"
+    fi
+}
+
+ulimit -l unlimited
+modprobe fuse 2>/dev/null
+"$programs/cuttlefsd" format --pool "$work/pool" --size 256M >"$work/format.log" 2>&1 || { cat "$work/format.log"; exit 1; }
+serve() {
+    "$programs/cuttlefsd" serve --pool "$work/pool" --memory 64M --listen "$endpoint" --trust-clients >>"$work/server.log" 2>&1 &
+    server=$!
+    for ((i = 0; i < 300; i++)); do
+        [[ -S $work/pool/control ]] || grep -q -i -E 'ready|listening|serving' "$work/server.log" && return 0
+        kill -0 "$server" || return 1
+        sleep 0.1
+    done
+    return 1
+}
+check "a server listens on $endpoint" serve
+mount_at() {
+    mkdir -p "$1"
+    "$programs/cuttlefs" mount "$endpoint" "$1" --key "$work/pool/key" --foreground >>"$work/client.log" 2>&1 &
+    for ((i = 0; i < 300; i++)); do
+        mountpoint -q "$1" && return 0
+        sleep 0.1
+    done
+    return 1
+}
+check "a mount" mount_at "$work/one"
+check "another" mount_at "$work/two"
+cp -r /usr/include/linux "$work/tree"
+copy() { cp -r "$work/tree" "$work/one/tree" && sync -f "$work/one"; }
+check "a tree of $(find "$work/tree" -type f | wc -l) files is copied" copy
+check "and is the same through the other mount" diff -r "$work/tree" "$work/two/tree"
+head -c 100M /dev/urandom >"$work/large"
+large() { cp "$work/large" "$work/one/large" && sync -f "$work/one"; }
+check "a file that is larger than the server's memory is written" large
+check "and read" cmp "$work/large" "$work/two/large"
+again() { echo 3 >/proc/sys/vm/drop_caches && cmp "$work/large" "$work/two/large"; }
+check "and read again" again
+direct() { dd if="$work/two/large" of=/dev/null bs=4k count=2000 iflag=direct; }
+check "in pieces of 4 KiB past the page cache" direct
+status() { "$programs/cuttlefs" status "$work/two" --all 2>/dev/null || "$programs/cuttlefs" status "$work/two"; }
+check "its status" status
+status >"$work/status"
+grep -E -i 'sided|rdma|missing|fetch|pages read' "$work/status" | sed 's/^/      /' | head -30
+
+again_after_a_kill() {
+    kill -9 "$server"
+    wait "$server"
+    serve && echo more >>"$work/one/tree/types.h" && echo more >>"$work/tree/types.h" && diff -r "$work/tree" "$work/two/tree"
+}
+check "the server is killed and started again: mounts go on" again_after_a_kill
+no_link() {
+    ip link set rnic0 down && sleep 2 && ip link set rnic0 up && ip addr add 10.9.0.1/24 dev rnic0
+    ip addr add 10.9.0.2/24 dev rnic0
+    cmp "$work/large" "$work/one/large"
+}
+check "the link goes and comes: mounts go on" no_link
+stop() { umount "$work/one" && umount "$work/two" && kill "$server" && wait "$server"; }
+check "all ends" stop
+check "the pool is sound" "$programs/cuttlefsd" fsck --pool "$work/pool"
+if ((failed)); then
+    for log in server client; do
+        echo "---- $log"
+        tail -n 30 "$work/$log.log"
+    done
+fi
+echo "$passed passed, $failed failed"
+exit $((failed > 0))
