@@ -1,10 +1,11 @@
 //! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
-//! connection up, listens, or has the queue pair. It never waits for any of them.
+//! connection up, listens, or has the queue pair. It never waits for any of them. Every two seconds it has each queue pair look whether its
+//! peer is still there.
 
 use super::listen::Shared as ListenerShared;
 use super::queue::VerbsQp;
 use super::sys::{Channel, Event, Happened};
-use crate::rdma::sys::{new_eventfd, ring_eventfd};
+use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -12,7 +13,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often peers of queue pairs that only wait are looked for. What is lost is found out this much and the RNIC's retries later.
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Events of a connection that is being set up.
 #[derive(Default)]
@@ -119,11 +123,30 @@ fn tell(qp: &VerbsQp, event: &Event) {
     }
 }
 
+/// Looks whether the peers of queue pairs that only wait are still there: an RNIC notices only for what it sends.
+fn probe_all(ears: &Ears) {
+    let connected = |ear: &Ear| match ear {
+        Ear::Connected(qp) => qp.upgrade(),
+        _ => None,
+    };
+    // Not with the lock: the last reference may end here, and asks to be forgotten.
+    let all: Vec<_> = ears.lock().values().filter_map(connected).collect();
+    for qp in all {
+        qp.probe();
+    }
+}
+
 fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd) {
+    let mut probed = Instant::now();
     loop {
+        if probed.elapsed() >= PROBE_INTERVAL {
+            probe_all(ears);
+            probed = Instant::now();
+        }
         let mut fds =
             [PollFd::from_borrowed_fd(channel.event_fd(), PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        if rustix::event::poll(&mut fds, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+        let left = timespec(PROBE_INTERVAL.saturating_sub(probed.elapsed()));
+        if rustix::event::poll(&mut fds, Some(&left)).is_err_and(|error| error != rustix::io::Errno::INTR) {
             tracing::error!("events of RDMA connections cannot be waited for any more");
             return;
         }

@@ -35,6 +35,8 @@ struct Sending {
     len: u32,
     /// The user is to hear of success.
     is_shown: bool,
+    /// The user is to hear nothing: it is not his.
+    is_probe: bool,
 }
 
 /// What is under way on one of the queues; the first one's number.
@@ -235,8 +237,36 @@ impl VerbsQp {
         }
         let mut sends = self.sends.lock();
         let Some(sent) = sends.under_way.take(wc.wr_id) else { return };
-        if sent.is_shown || status != WcStatus::Success {
+        if sent.is_shown || (status != WcStatus::Success && !sent.is_probe) {
             out.push_back(sends.under_way.waiting(completion(sent.wr_id, sent.kind, sent.len)));
+        }
+    }
+
+    /// Sends the peer's RNIC a WRITE of nothing, if nothing else is under way. It needs no key (IBTA volume 1, C9-88), and its
+    /// failure is that of the queue pair: so a peer is missed that went without a word while only its answer was waited for.
+    pub(super) fn probe(&self) {
+        if self.state() != QpState::ReadyToSend {
+            return;
+        }
+        let mut sends = self.sends.lock();
+        if !sends.under_way.list.is_empty() || sends.under_way.room(self.send_depth) == 0 {
+            return;
+        }
+        let nothing = Posted {
+            wr_id: sends.under_way.next(),
+            what: What::Write(Far { rkey: 0, offset: 0 }),
+            local: None,
+            signaled: true,
+        };
+        if self.id.post_send(&[nothing]).is_ok() {
+            let silent = Sending {
+                wr_id: WrId(0),
+                kind: CompletionKind::Write,
+                len: 0,
+                is_shown: false,
+                is_probe: true,
+            };
+            sends.under_way.list.push_back(silent);
         }
     }
 
@@ -263,6 +293,7 @@ impl VerbsQp {
                 kind: request.op.kind(),
                 len: request.local.len,
                 is_shown: request.signaled,
+                is_probe: false,
             });
         }
         match self.id.post_send(&posted) {
