@@ -28,15 +28,23 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 /// Set in the RNIC's name for a receive.
 const RECEIVE: u64 = 1 << 63;
 
+/// What the user is to hear of a send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tells {
+    /// How it ended.
+    End,
+    /// That it failed, if it does.
+    Failure,
+    /// Nothing: it is not his.
+    Nothing,
+}
+
 /// A send that is under way.
 struct Sending {
     wr_id: WrId,
     kind: CompletionKind,
     len: u32,
-    /// The user is to hear of success.
-    is_shown: bool,
-    /// The user is to hear nothing: it is not his.
-    is_probe: bool,
+    tells: Tells,
 }
 
 /// What is under way on one of the queues; the first one's number.
@@ -237,7 +245,12 @@ impl VerbsQp {
         }
         let mut sends = self.sends.lock();
         let Some(sent) = sends.under_way.take(wc.wr_id) else { return };
-        if sent.is_shown || (status != WcStatus::Success && !sent.is_probe) {
+        let is_told = match sent.tells {
+            Tells::End => true,
+            Tells::Failure => status != WcStatus::Success,
+            Tells::Nothing => false,
+        };
+        if is_told {
             out.push_back(sends.under_way.waiting(completion(sent.wr_id, sent.kind, sent.len)));
         }
     }
@@ -259,14 +272,8 @@ impl VerbsQp {
             signaled: true,
         };
         if self.id.post_send(&[nothing]).is_ok() {
-            let silent = Sending {
-                wr_id: WrId(0),
-                kind: CompletionKind::Write,
-                len: 0,
-                is_shown: false,
-                is_probe: true,
-            };
-            sends.under_way.list.push_back(silent);
+            let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+            sends.under_way.list.push_back(own);
         }
     }
 
@@ -292,8 +299,7 @@ impl VerbsQp {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
                 len: request.local.len,
-                is_shown: request.signaled,
-                is_probe: false,
+                tells: if request.signaled { Tells::End } else { Tells::Failure },
             });
         }
         match self.id.post_send(&posted) {
