@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Four mounts and 32 writers race: buffered, O_DIRECT, mapped and appended, in files of their own and shared ones whose pages lie in
-# the same regions of the pool; bursts with idle time between that is longer than marks are kept; the server is killed; and the power
+# the same zones of the pool; bursts with idle time between that is longer than marks are kept; the server is killed; and the power
 # is cut: the disk below the pool is copied in one moment, under load, and served. Each block says whose it is (race_writers.py).
 # usage: race-writers.sh [shm|tcp|unix]      CUTTLEFS_RACE_SECONDS=N (bursts and idle time)   CUTTLEFS_RACE_SEED=N (drawn and printed)
 source "$(dirname "$0")/lib.sh"
@@ -11,7 +11,7 @@ seconds=${CUTTLEFS_RACE_SECONDS:-58}
 seed=${CUTTLEFS_RACE_SEED:-$((RANDOM * 32768 + RANDOM))}
 say "seed $seed"
 race=$(dirname "$0")/race_writers.py
-# Of bursts in one region, and of others (race_writers.py, burst).
+# Of bursts in one zone, and of others (race_writers.py, burst).
 readonly NARROW_S=1
 readonly BURST_S=4
 # Marks without a write are cleared by the second sweep behind it; sweeps are five seconds apart.

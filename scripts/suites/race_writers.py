@@ -28,7 +28,7 @@ WRITERS = 32
 BLOCK = 4096
 HEAD = struct.Struct("<8sIIIQI")  # magic, writer, file, place, generation, CRC of all but itself
 MAGIC = b"cfrace01"
-# Which file a number stands for. Each own file fills a region of the pool, the small ones lie in one together.
+# Which file a number stands for. Each own file fills a zone of the pool, the small ones lie in one together.
 OWN, SMALL, SHARED, CONTESTED, APPENDED = 1000, 2000, 3000, 4000, 5000
 OWN_BLOCKS, SMALL_BLOCKS, SHARED_FILES, CONTESTED_BLOCKS, APPENDED_FILES = 256, 3, 4, 16, 2
 # By whom a block is written that nobody raced for.
@@ -87,8 +87,8 @@ def prepare(mount):
 
 
 def burst(go, number):
-    """Every other burst, from the first one on, is narrow: all of it is in one region of the pool. The one behind it begins in
-    another region, which was idle, too."""
+    """Every other burst, from the first one on, is narrow: all of it is in one zone of the pool. The one behind it begins in
+    another zone, which was idle, too."""
     with open(go + ".new", "w") as file:
         file.write(f"{time.monotonic_ns() + 300_000_000} {number}")
     os.rename(go + ".new", go)

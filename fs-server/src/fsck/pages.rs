@@ -59,9 +59,9 @@ pub(super) fn check(
     }
     if options.repair {
         if options.checksums {
-            while let Some(region) = disk.next_recovering() {
+            while let Some(zone) = disk.next_recovering() {
                 // Pages that hold bytes have their sums by now, and of the others nobody wants any.
-                disk.recovered(&region);
+                disk.recovered(&zone);
             }
         }
         ring.block_on(disk.finish())??;

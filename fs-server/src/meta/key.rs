@@ -11,7 +11,7 @@
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
 //! | `T ino:8` | a cut that is not finished: what lies from its page on is on its way out |
-//! | `W region:8` | pages of this region of the pool may be overwritten in place (`marks`); nothing in it |
+//! | `W zone:8` | pages of this zone of the pool may be overwritten in place (`marks`); nothing in it |
 //! | `C client:16` | a client that is not forgotten: whose it is, and whether it has a session |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
@@ -57,12 +57,12 @@ pub(super) fn inode(ino: InodeNo) -> [u8; 9] {
     tagged(tag::INODE, ino)
 }
 
-/// Mark of a region.
-pub(super) fn mark(region: u64) -> [u8; 9] {
-    tagged(tag::MARK, InodeNo(region))
+/// Mark of a zone.
+pub(super) fn mark(zone: u64) -> [u8; 9] {
+    tagged(tag::MARK, InodeNo(zone))
 }
 
-/// Region of a `W` key.
+/// Zone of a `W` key.
 pub(super) fn parse_mark(key: &[u8]) -> Option<u64> {
     parse_u64(key.get(1..)?)
 }

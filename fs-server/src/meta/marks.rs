@@ -1,4 +1,4 @@
-//! Marks of regions whose pages may be overwritten in place (`pool/sums`): a record each, without contents.
+//! Marks of zones whose pages may be overwritten in place (`pool/sums`): a record each, without contents.
 
 use super::error::MetaError;
 use super::key::{self, tag};
@@ -10,41 +10,41 @@ use cuttlefs_common::status::Status;
 use std::io;
 use std::sync::Arc;
 
-fn batch_of(regions: &[u64], marked: bool) -> Batch {
+fn batch_of(zones: &[u64], marked: bool) -> Batch {
     let mut batch = Batch::default();
-    for region in regions {
+    for zone in zones {
         match marked {
-            true => batch.put(key::mark(*region), record::encode(&BytesRecord { bytes: b"" })),
-            false => batch.remove(key::mark(*region)),
+            true => batch.put(key::mark(*zone), record::encode(&BytesRecord { bytes: b"" })),
+            false => batch.remove(key::mark(*zone)),
         }
     }
     batch
 }
 
 impl Meta {
-    /// Regions that are marked.
+    /// Zones that are marked.
     ///
     /// # Errors
     /// `Io`.
     pub fn marks(&self) -> Result<Vec<u64>, Status> {
-        let mut regions = Vec::new();
+        let mut zones = Vec::new();
         let range = key::all(tag::MARK);
         let scanned = self.stored().scan(&range.from, &range.to, Direction::Forward, &mut |key, _| {
             let malformed = || MetaError::record(key)(RecordError::Malformed);
-            regions.push(key::parse_mark(key).ok_or_else(malformed)?);
+            zones.push(key::parse_mark(key).ok_or_else(malformed)?);
             Ok(true)
         });
         scanned.map_err(|e| self.fail("marks", e))?;
-        Ok(regions)
+        Ok(zones)
     }
 
-    /// Marks regions, or removes their marks; durable with the next `flush`.
+    /// Marks zones, or removes their marks; durable with the next `flush`.
     ///
     /// # Errors
     /// `NoSpace`, `Io`.
-    pub fn put_marks(&self, regions: &[u64], marked: bool) -> Result<(), Status> {
+    pub fn put_marks(&self, zones: &[u64], marked: bool) -> Result<(), Status> {
         let _writer = self.writer.lock();
-        let batch = batch_of(regions, marked);
+        let batch = batch_of(zones, marked);
         self.store.commit(batch).map_err(|e| self.fail("put_marks", e.into()))
     }
 }
@@ -53,8 +53,8 @@ impl Meta {
 pub struct StoredMarks(pub Arc<dyn Store>);
 
 impl MarkStore for StoredMarks {
-    fn put_marks(&self, regions: &[u64], marked: bool) -> io::Result<()> {
-        self.0.commit(batch_of(regions, marked)).map_err(failed)
+    fn put_marks(&self, zones: &[u64], marked: bool) -> io::Result<()> {
+        self.0.commit(batch_of(zones, marked)).map_err(failed)
     }
 
     fn flush_marks(&self) -> LocalFuture<'static, io::Result<()>> {

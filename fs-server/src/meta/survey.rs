@@ -47,7 +47,7 @@ pub struct Survey {
     pub extents: Vec<(InodeNo, Extent)>,
     /// Pool pages that an image says the bytes of.
     pub images: BTreeSet<PoolPage>,
-    /// Regions that are marked.
+    /// Zones that are marked.
     pub marks: Vec<u64>,
     /// How many inodes.
     pub inodes: u64,

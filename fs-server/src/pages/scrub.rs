@@ -1,7 +1,7 @@
 //! Scrub: reads every page that holds a file's bytes now and then, to find the ones that rotted before they are wanted.
 //!
 //! # How it works
-//! First the regions that the last server was writing when it went down: their pages get sums of what they hold, under
+//! First the zones that the last server was writing when it went down: their pages get sums of what they hold, under
 //! their block locks, and then are verified like all others. After that one pass over the pool each interval, at a
 //! bounded rate, as a task of one worker. A step of a pass reads some neighbours without any lock; only what does not match
 //! is looked at again with its lock held, when nobody changes it. A page that is clean in a frame is written anew from
@@ -42,7 +42,7 @@ const GIVE_WAY_LOOK: Duration = Duration::from_millis(50);
 const FIRST_PASS_AFTER: Duration = Duration::from_secs(600);
 /// How often it is kept where a pass is.
 const KEEP_INTERVAL: Duration = Duration::from_secs(60);
-/// How often marks are swept; a region is unmarked two to three of these after its last write.
+/// How often marks are swept; a zone is unmarked two to three of these after its last write.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How much a scrub may do.
@@ -140,20 +140,20 @@ pub struct Scrub<'a> {
 }
 
 impl Scrub<'_> {
-    /// Gives pages in regions that were being written when the last server went down the sums of what they hold.
+    /// Gives pages in zones that were being written when the last server went down the sums of what they hold.
     ///
     /// # Errors
-    /// The sums cannot be read; the regions stay as they are.
+    /// The sums cannot be read; the zones stay as they are.
     pub async fn recover(&self) -> std::io::Result<()> {
         let mut settled = 0;
-        while let Some(region) = self.disk.next_recovering() {
-            for step in steps(region.clone()) {
+        while let Some(zone) = self.disk.next_recovering() {
+            for step in steps(zone.clone()) {
                 self.give_way().await;
                 let guards = self.pages.locks.lock_many(step.clone().map(PoolPage)).await;
                 settled += self.disk.settle(step).await?;
                 drop(guards);
             }
-            self.disk.recovered(&region);
+            self.disk.recovered(&zone);
         }
         if settled > 0 {
             tracing::info!(
@@ -354,13 +354,13 @@ pub async fn run_scrub(scrub: &Scrub<'_>, options: ScrubOptions, stopped: &Atomi
     }
 }
 
-/// Unmarks regions that are not being written any more, until `stopped`.
+/// Unmarks zones that are not being written any more, until `stopped`.
 pub async fn run_sweep(disk: &SummedDisk, timer: &dyn Timer, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Acquire) {
         timer.sleep(SWEEP_INTERVAL).await;
         panic_ends::plant("sweep");
         if let Err(error) = disk.sweep().await {
-            tracing::error!(%error, "marks of regions could not be removed; they stay");
+            tracing::error!(%error, "marks of zones could not be removed; they stay");
         }
     }
 }

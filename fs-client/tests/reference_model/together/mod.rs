@@ -12,7 +12,7 @@
 //! | `Ack` | `ack` | names, attributes, contents of the same files | is killed or loses power |
 //! | `Names` | `fsync` | names, attributes; contents of a file by one client | is killed |
 //!
-//! `regions` is a walk of `Names` over several regions of the pool, with idle time.
+//! `zones` is a walk of `Names` over several zones of the pool, with idle time.
 //!
 //! Not promised, and so not asked for, or not held against the server:
 //! * with `fsync`, that contents which several clients change at once are there in order behind a crash: each client writes again
@@ -28,7 +28,7 @@ mod locks;
 mod look;
 mod op;
 mod orders;
-mod regions;
+mod zones;
 
 use super::model::{Clients, Model};
 use super::seeds::{self, Ran};

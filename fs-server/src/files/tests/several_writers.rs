@@ -1,4 +1,4 @@
-//! Several writers whose pages lie in one region of the pool, each of whom syncs; idle time between, long enough for marks to be
+//! Several writers whose pages lie in one zone of the pool, each of whom syncs; idle time between, long enough for marks to be
 //! cleared; and write-backs that are given up half-way. Whoever was told "done" finds his bytes after a power loss.
 
 use super::harness::Storage;
@@ -15,12 +15,12 @@ use futures_lite::future::{block_on, poll_once};
 use std::future::Future;
 use std::pin::{Pin, pin};
 
-/// Some more than two regions of 256 pages.
+/// Some more than two zones of 256 pages.
 const POOL_PAGES: u64 = 600;
 const FRAMES: u64 = 40;
-/// One page each, all in the first region.
+/// One page each, all in the first zone.
 const WRITERS: u64 = 12;
-/// Its pages fill the first region and go on in the second.
+/// Its pages fill the first zone and go on in the second.
 const LARGE: u64 = 50;
 const LARGE_PAGES: u64 = 300;
 /// Enough that every mark without a write is cleared.
@@ -88,11 +88,11 @@ fn idle(storage: &Storage) {
 }
 
 #[test]
-fn many_overwrite_and_sync_in_one_region_with_idle_time_between() {
+fn many_overwrite_and_sync_in_one_zone_with_idle_time_between() {
     for seed in 0..25 {
         let (storage, random) = (storage(), SeededRandom::new(seed));
         let pool_page = |ino| storage.meta.extents(inode(ino)).expect("extents")[0].pool_page.0;
-        assert!((1..=WRITERS).all(|ino| pool_page(ino) < 256), "they are in one region");
+        assert!((1..=WRITERS).all(|ino| pool_page(ino) < 256), "they are in one zone");
         storage.disk.set_mode(SimMode::Deferred);
         for round in 1..5u8 {
             let writers = 1..=WRITERS - random.next_u64() % 6;
@@ -102,7 +102,7 @@ fn many_overwrite_and_sync_in_one_region_with_idle_time_between() {
             if random.next_u64().is_multiple_of(2) {
                 idle(&storage);
             }
-            // The later mark of another region.
+            // The later mark of another zone.
             alone(&storage, put_and_sync(&storage, LARGE, LARGE_PAGES - 1, round)).expect("synced");
             assert_eq!(storage.disk.peek(pool_page(1)), version(1, round), "seed {seed} round {round}");
         }

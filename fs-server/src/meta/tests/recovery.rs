@@ -33,7 +33,7 @@ const TABLE: &[(&str, fn())] = &[
     ("cuts in steps", cut::the_next_server_finishes_a_cut_that_was_begun),
     ("orphans", orphans),
     ("requests that were done", requests_that_were_done),
-    ("regions with a mark", regions_with_a_mark),
+    ("zones with a mark", zones_with_a_mark),
 ];
 
 #[test]
@@ -392,7 +392,7 @@ fn requests_that_were_done() {
 }
 
 #[test]
-fn regions_with_a_mark() {
+fn zones_with_a_mark() {
     let (_directory, world) = killed(|world| {
         world.meta.put_marks(&[3, 9], true).expect("marked");
         world.meta.put_marks(&[3], false).expect("done");

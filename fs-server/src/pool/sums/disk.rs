@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //! A batch of reads goes to the device together with the sum blocks that are not in memory, and is verified when it is
-//! there. A batch of writes has its sum blocks first, then its marks (which costs a flush of the metadata's log where a region was not being
+//! there. A batch of writes has its sum blocks first, then its marks (which costs a flush of the metadata's log where a zone was not being
 //! written lately), then goes to the device; when it is done its sums are in memory, and a sync writes them.
 //!
 //! # Invariants
@@ -60,7 +60,7 @@ impl SummedDisk {
         &self.core.sums
     }
 
-    /// Clears marks of regions that are not being written any more; to be called every few seconds.
+    /// Clears marks of zones that are not being written any more; to be called every few seconds.
     ///
     /// # Errors
     /// A device error; marks stay.
@@ -71,25 +71,25 @@ impl SummedDisk {
         self.core.sums.marks.sweep(false)
     }
 
-    /// A clean end: all sums durable, no region marked but those still to be recovered, once the marks' store is flushed.
+    /// A clean end: all sums durable, no zone marked but those still to be recovered, once the marks' store is flushed.
     ///
     /// # Errors
-    /// A device error, or the store's; regions stay marked.
+    /// A device error, or the store's; zones stay marked.
     pub async fn finish(&self) -> io::Result<()> {
         self.core.sync().await?;
         self.core.sums.marks.sweep(true).map(drop)
     }
 
-    /// The first region that was being written when the last server went down and was not looked at.
+    /// The first zone that was being written when the last server went down and was not looked at.
     pub fn next_recovering(&self) -> Option<Range<u64>> {
-        let region = self.core.sums.marks.next_recovering()?;
-        let (first, end) = self.core.sums.layout.pages_of_region(region);
+        let zone = self.core.sums.marks.next_recovering()?;
+        let (first, end) = self.core.sums.layout.pages_of_zone(zone);
         Some(first.0..end.0)
     }
 
-    /// All pages of a region were settled.
+    /// All pages of a zone were settled.
     pub fn recovered(&self, pages: &Range<u64>) {
-        self.core.sums.marks.recovered(self.core.sums.layout.region(PoolPage(pages.start)));
+        self.core.sums.marks.recovered(self.core.sums.layout.zone(PoolPage(pages.start)));
     }
 
     /// Gives pages the sums of what they hold now, whatever that is.
@@ -117,7 +117,7 @@ impl SummedDisk {
     }
 
     /// Gives pages that have no sum, or one that does not match, the sum of what they hold now; returns how many. The
-    /// caller holds their block locks. Only for pages in a recovering region, and for those without a sum.
+    /// caller holds their block locks. Only for pages in a recovering zone, and for those without a sum.
     ///
     /// # Errors
     /// As `examine`.
@@ -184,7 +184,7 @@ impl PageSums {
         Some(match stored {
             _ if stored == sum => Verdict::Good,
             UNKNOWN => Verdict::NoSum,
-            _ if self.marks.is_recovering(self.layout.region(page)) => Verdict::InFlight,
+            _ if self.marks.is_recovering(self.layout.zone(page)) => Verdict::InFlight,
             _ => Verdict::Rotten,
         })
     }
@@ -306,13 +306,13 @@ impl Core {
         let written = abouts.iter().filter(|about| about.kind == IoKind::Write);
         let pages: Vec<u64> = written.flat_map(|about| about.pages.clone()).collect();
         let settled = pages.iter().filter(|page| self.sums.is_settled(PoolPage(**page)));
-        let regions: BTreeSet<u64> = settled.map(|page| self.sums.layout.region(PoolPage(*page))).collect();
-        if !regions.is_empty()
-            && let Err(error) = self.sums.marks.begin(&regions).await
+        let zones: BTreeSet<u64> = settled.map(|page| self.sums.layout.zone(PoolPage(*page))).collect();
+        if !zones.is_empty()
+            && let Err(error) = self.sums.marks.begin(&zones).await
         {
             return fail_all(batch, &abouts, &error);
         }
-        let mut writing = Writing { sums: &self.sums, held: &held, pages, regions, is_done: false };
+        let mut writing = Writing { sums: &self.sums, held: &held, pages, zones, is_done: false };
         let results = self.inner.submit(batch).await;
         let mut done = Vec::with_capacity(results.len());
         for (about, result) in abouts.iter().zip(results) {
@@ -374,13 +374,13 @@ impl Core {
     }
 }
 
-/// A write that is under way. Abandoned, it may or may not be done: its pages have no sums then, and its regions stay
+/// A write that is under way. Abandoned, it may or may not be done: its pages have no sums then, and its zones stay
 /// marked.
 struct Writing<'a> {
     sums: &'a PageSums,
     held: &'a Held,
     pages: Vec<u64>,
-    regions: BTreeSet<u64>,
+    zones: BTreeSet<u64>,
     is_done: bool,
 }
 
@@ -392,8 +392,8 @@ impl Drop for Writing<'_> {
             }
             self.sums.set_settled(page, true);
         }
-        if self.is_done && !self.regions.is_empty() {
-            self.sums.marks.end(&self.regions);
+        if self.is_done && !self.zones.is_empty() {
+            self.sums.marks.end(&self.zones);
         }
     }
 }

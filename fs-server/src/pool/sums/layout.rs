@@ -16,9 +16,9 @@ use cuttlefs_common::ids::PoolPage;
 
 /// Sums in a block of 4 KiB.
 pub const SUMS_PER_BLOCK: u64 = 1024;
-/// Pages of a region, for which there is one mark: 1 MiB. Smaller ones cost more syncs to mark, larger ones leave more
+/// Pages of a zone, for which there is one mark: 1 MiB. Smaller ones cost more syncs to mark, larger ones leave more
 /// pages unverified after a power loss.
-pub const REGION_PAGES: u64 = 256;
+pub const ZONE_PAGES: u64 = 256;
 
 /// Sum blocks of a data file with so many pages.
 pub const fn sum_blocks(pages: u64) -> u64 {
@@ -47,7 +47,7 @@ struct Part {
     pages: u64,
     /// Page number of its first sum block.
     first_extra: u64,
-    first_region: u64,
+    first_zone: u64,
 }
 
 /// Where everything is.
@@ -56,7 +56,7 @@ pub struct SumLayout {
     parts: Vec<Part>,
     pages: u64,
     all_pages: u64,
-    regions: u64,
+    zones: u64,
 }
 
 /// A sum's place.
@@ -73,15 +73,15 @@ impl SumLayout {
     pub fn new(files: impl IntoIterator<Item = u64>) -> Self {
         let files: Vec<u64> = files.into_iter().collect();
         let pages = files.iter().sum();
-        let (mut first_page, mut first_extra, mut first_region) = (0, pages, 0);
+        let (mut first_page, mut first_extra, mut first_zone) = (0, pages, 0);
         let mut parts = Vec::with_capacity(files.len());
         for pages in files {
-            parts.push(Part { first_page, pages, first_extra, first_region });
+            parts.push(Part { first_page, pages, first_extra, first_zone });
             first_page += pages;
             first_extra += sum_blocks(pages);
-            first_region += pages.div_ceil(REGION_PAGES);
+            first_zone += pages.div_ceil(ZONE_PAGES);
         }
-        Self { parts, pages, all_pages: first_extra, regions: first_region }
+        Self { parts, pages, all_pages: first_extra, zones: first_zone }
     }
 
     /// Pool pages.
@@ -94,9 +94,9 @@ impl SumLayout {
         self.all_pages
     }
 
-    /// Regions.
-    pub fn regions(&self) -> u64 {
-        self.regions
+    /// Zones.
+    pub fn zones(&self) -> u64 {
+        self.zones
     }
 
     fn part_of(&self, page: PoolPage) -> &Part {
@@ -111,18 +111,18 @@ impl SumLayout {
         SumPlace { block: part.first_extra + at / SUMS_PER_BLOCK, index: (at % SUMS_PER_BLOCK) as usize }
     }
 
-    /// The region a page is in.
-    pub fn region(&self, page: PoolPage) -> u64 {
+    /// The zone a page is in.
+    pub fn zone(&self, page: PoolPage) -> u64 {
         let part = self.part_of(page);
-        part.first_region + (page.0 - part.first_page) / REGION_PAGES
+        part.first_zone + (page.0 - part.first_page) / ZONE_PAGES
     }
 
-    /// Pages of a region: the first, and the one behind the last.
-    pub fn pages_of_region(&self, region: u64) -> (PoolPage, PoolPage) {
-        assert!(region < self.regions, "region {region} is past the pool's end");
-        let part = &self.parts[self.parts.partition_point(|part| part.first_region <= region) - 1];
-        let first = part.first_page + (region - part.first_region) * REGION_PAGES;
-        (PoolPage(first), PoolPage((first + REGION_PAGES).min(part.first_page + part.pages)))
+    /// Pages of a zone: the first, and the one behind the last.
+    pub fn pages_of_zone(&self, zone: u64) -> (PoolPage, PoolPage) {
+        assert!(zone < self.zones, "zone {zone} is past the pool's end");
+        let part = &self.parts[self.parts.partition_point(|part| part.first_zone <= zone) - 1];
+        let first = part.first_page + (zone - part.first_zone) * ZONE_PAGES;
+        (PoolPage(first), PoolPage((first + ZONE_PAGES).min(part.first_page + part.pages)))
     }
 }
 
@@ -141,11 +141,11 @@ mod tests {
             for page in (0..layout.pages()).step_by(if layout.pages() > 10_000 { 97 } else { 1 }) {
                 let place = layout.sum(PoolPage(page));
                 assert!(seen.insert((place.block, place.index)));
-                let (first, end) = layout.pages_of_region(layout.region(PoolPage(page)));
+                let (first, end) = layout.pages_of_zone(layout.zone(PoolPage(page)));
                 assert!((first.0..end.0).contains(&page));
             }
             let blocks: BTreeSet<u64> = seen.iter().map(|(block, _)| *block).collect();
-            let ends = (0..layout.regions()).map(|region| layout.pages_of_region(region).1);
+            let ends = (0..layout.zones()).map(|zone| layout.pages_of_zone(zone).1);
             assert_eq!(ends.max(), Some(PoolPage(layout.pages())));
             let expected: Vec<u64> = (layout.pages()..layout.all_pages()).collect();
             assert_eq!(blocks.into_iter().collect::<Vec<_>>(), expected, "{files:?}");

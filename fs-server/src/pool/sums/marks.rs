@@ -1,21 +1,21 @@
-//! Which regions are marked: pages in them may be overwritten in place.
+//! Which zones are marked: pages in them may be overwritten in place.
 //!
 //! # How it works
-//! | region | mark record | meaning |
+//! | zone | mark record | meaning |
 //! | --- | --- | --- |
 //! | unmarked | none, or one that is on its way out | every page that was written matches its sum |
 //! | marked | there | may be written while the server runs; after a crash, see the next row |
 //! | recovering | there | was being written: accepted, and given a new sum |
 //!
 //! Marks are records of the metadata's log ([`MarkStore`]): whole, in order, and durable by the sync that fsync and names share.
-//! **What is durable** is not noted for each region: it follows from numbers. Each batch of marks is an `Edit`; a flush covers those
+//! **What is durable** is not noted for each zone: it follows from numbers. Each batch of marks is an `Edit`; a flush covers those
 //! that were put before it began (`State::durable`), and a mark is durable when the edit that put it is among them. Many writers of
-//! one region wait for the same edit.
+//! one zone wait for the same edit.
 //!
 //! # Invariants
 //! * A mark is durable before a write relies on it (`begin`), and removed only when page and sum of every write are durable
 //!   (`synced`).
-//! * A region that somebody begins to write, or writes, stays marked (`in_flight`).
+//! * A zone that somebody begins to write, or writes, stays marked (`in_flight`).
 //! * Batches are put in the order in which marks changed (`putting`).
 //!
 //! # Failure
@@ -29,16 +29,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sweeps a region stays marked without a write.
+/// Sweeps a zone stays marked without a write.
 const IDLE_SWEEPS: u64 = 2;
 
 /// Where marks are kept.
 pub trait MarkStore: Send + Sync {
-    /// Puts marks of regions, or removes them: one batch, behind all before it.
+    /// Puts marks of zones, or removes them: one batch, behind all before it.
     ///
     /// # Errors
     /// Nothing was changed, or the store has failed for good.
-    fn put_marks(&self, regions: &[u64], marked: bool) -> io::Result<()>;
+    fn put_marks(&self, zones: &[u64], marked: bool) -> io::Result<()>;
 
     /// Makes all batches before the call durable.
     fn flush_marks(&self) -> LocalFuture<'static, io::Result<()>>;
@@ -61,7 +61,7 @@ struct Mark {
 
 #[derive(Debug)]
 struct State {
-    regions: BTreeMap<u64, Mark>,
+    zones: BTreeMap<u64, Mark>,
     /// The last edit.
     last_edit: Edit,
     /// All edits up to this one are durable.
@@ -79,7 +79,7 @@ pub(super) struct Marks {
     /// Held from a change of `state` until its batch is put. Taken before `state`.
     putting: Mutex<()>,
     store: Arc<dyn MarkStore>,
-    /// Regions that are recovering. Written under `state`, read by anyone.
+    /// Zones that are recovering. Written under `state`, read by anyone.
     recovering: AtomicU64,
     /// Times a write had to wait until a mark was durable.
     waits: AtomicU64,
@@ -92,13 +92,13 @@ impl std::fmt::Debug for Marks {
 }
 
 impl Marks {
-    /// With the marks that the server before left; those regions recover.
+    /// With the marks that the server before left; those zones recover.
     pub(super) fn new(left: impl IntoIterator<Item = u64>, store: Arc<dyn MarkStore>) -> Self {
         // A server that was killed may have put a mark and not flushed it: a power loss may still take it.
         let mark = Mark { put_by: Edit(1), is_recovering: true, ..Mark::default() };
-        let regions: BTreeMap<u64, Mark> = left.into_iter().map(|region| (region, mark)).collect();
-        let recovering = AtomicU64::new(regions.len() as u64);
-        let state = State { regions, last_edit: Edit(1), durable: Edit(0), ended: 0, synced: 0, sweeps: 0 };
+        let zones: BTreeMap<u64, Mark> = left.into_iter().map(|zone| (zone, mark)).collect();
+        let recovering = AtomicU64::new(zones.len() as u64);
+        let state = State { zones, last_edit: Edit(1), durable: Edit(0), ended: 0, synced: 0, sweeps: 0 };
         Self {
             state: Mutex::new(state),
             putting: Mutex::default(),
@@ -108,13 +108,13 @@ impl Marks {
         }
     }
 
-    /// Writes begin in these regions (distinct). When this returns they are marked durably.
+    /// Writes begin in these zones (distinct). When this returns they are marked durably.
     ///
     /// # Errors
     /// The mark could not be made durable: the writes must not begin, and have ended.
-    pub(super) async fn begin(&self, regions: &BTreeSet<u64>) -> io::Result<()> {
-        let (put_by, put) = self.put(regions)?;
-        let begun = Begun { marks: self, regions };
+    pub(super) async fn begin(&self, zones: &BTreeSet<u64>) -> io::Result<()> {
+        let (put_by, put) = self.put(zones)?;
+        let begun = Begun { marks: self, zones };
         if !self.is_durable(put_by) {
             self.waits.fetch_add(1, Ordering::Relaxed);
             self.store.flush_marks().await?;
@@ -129,12 +129,12 @@ impl Marks {
         self.state.lock().durable >= edit
     }
 
-    /// Writes begin in these regions. Gives the last edit that their marks are of, and the last of all that is put by now.
-    fn put(&self, regions: &BTreeSet<u64>) -> io::Result<(Edit, Edit)> {
+    /// Writes begin in these zones. Gives the last edit that their marks are of, and the last of all that is put by now.
+    fn put(&self, zones: &BTreeSet<u64>) -> io::Result<(Edit, Edit)> {
         let _in_order = self.putting.lock();
         let new: Vec<u64> = {
             let state = self.state.lock();
-            regions.iter().copied().filter(|region| !state.regions.contains_key(region)).collect()
+            zones.iter().copied().filter(|zone| !state.zones.contains_key(zone)).collect()
         };
         if !new.is_empty() {
             self.store.put_marks(&new, true)?;
@@ -145,22 +145,22 @@ impl Marks {
         }
         let last_edit = state.last_edit;
         let mut put_by = Edit(0);
-        for region in regions {
+        for zone in zones {
             let fresh = Mark { put_by: last_edit, ..Mark::default() };
-            let mark = state.regions.entry(*region).or_insert(fresh);
+            let mark = state.zones.entry(*zone).or_insert(fresh);
             mark.in_flight += 1;
             put_by = put_by.max(mark.put_by);
         }
         Ok((put_by, last_edit))
     }
 
-    /// Writes in these regions ended, and what they changed is told to whoever syncs.
-    pub(super) fn end(&self, regions: &BTreeSet<u64>) {
+    /// Writes in these zones ended, and what they changed is told to whoever syncs.
+    pub(super) fn end(&self, zones: &BTreeSet<u64>) {
         let mut state = self.state.lock();
         state.ended += 1;
         let (ended, sweeps) = (state.ended, state.sweeps);
-        for region in regions {
-            let mark = state.regions.get_mut(region).expect("a region that is written to is marked");
+        for zone in zones {
+            let mark = state.zones.get_mut(zone).expect("a zone that is written to is marked");
             mark.in_flight -= 1;
             (mark.last_end, mark.last_sweep) = (ended, sweeps);
         }
@@ -177,15 +177,15 @@ impl Marks {
         state.synced = state.synced.max(covered);
     }
 
-    /// Whether some region's mark could be removed but for a sync.
+    /// Whether some zone's mark could be removed but for a sync.
     pub(super) fn wants_sync(&self) -> bool {
         let state = self.state.lock();
-        state.regions.values().any(|mark| {
+        state.zones.values().any(|mark| {
             mark.in_flight == 0 && !mark.is_recovering && mark.last_end > state.synced && state.is_idle(mark)
         })
     }
 
-    /// Removes marks of regions that are idle, or with `all` of every region it can. To be called every few seconds. Returns how
+    /// Removes marks of zones that are idle, or with `all` of every zone it can. To be called every few seconds. Returns how
     /// many. Needs no flush: a mark that is there for longer is harmless.
     ///
     /// # Errors
@@ -201,45 +201,45 @@ impl Marks {
                     && mark.last_end <= state.synced
                     && (all || state.is_idle(mark))
             };
-            let idle = state.regions.iter().filter(|(_, mark)| can_go(mark));
-            idle.map(|(region, _)| *region).collect::<Vec<u64>>()
+            let idle = state.zones.iter().filter(|(_, mark)| can_go(mark));
+            idle.map(|(zone, _)| *zone).collect::<Vec<u64>>()
         };
         if !idle.is_empty() {
             // Nobody begins a write there meanwhile.
             self.store.put_marks(&idle, false)?;
             let mut state = self.state.lock();
-            state.regions.retain(|region, _| idle.binary_search(region).is_err());
+            state.zones.retain(|zone, _| idle.binary_search(zone).is_err());
         }
         Ok(idle.len())
     }
 
-    /// Whether a region was being written when the server before went down, and was not looked at since.
-    pub(super) fn is_recovering(&self, region: u64) -> bool {
+    /// Whether a zone was being written when the server before went down, and was not looked at since.
+    pub(super) fn is_recovering(&self, zone: u64) -> bool {
         self.recovering.load(Ordering::Relaxed) > 0
-            && self.state.lock().regions.get(&region).is_some_and(|mark| mark.is_recovering)
+            && self.state.lock().zones.get(&zone).is_some_and(|mark| mark.is_recovering)
     }
 
-    /// The first region that recovers.
+    /// The first zone that recovers.
     pub(super) fn next_recovering(&self) -> Option<u64> {
         let state = self.state.lock();
-        state.regions.iter().find(|(_, mark)| mark.is_recovering).map(|(region, _)| *region)
+        state.zones.iter().find(|(_, mark)| mark.is_recovering).map(|(zone, _)| *zone)
     }
 
-    /// All pages of a region were looked at, and have their sums.
-    pub(super) fn recovered(&self, region: u64) {
+    /// All pages of a zone were looked at, and have their sums.
+    pub(super) fn recovered(&self, zone: u64) {
         let mut state = self.state.lock();
         state.ended += 1;
         let (ended, sweeps) = (state.ended, state.sweeps);
-        if let Some(mark) = state.regions.get_mut(&region).filter(|mark| mark.is_recovering) {
+        if let Some(mark) = state.zones.get_mut(&zone).filter(|mark| mark.is_recovering) {
             // Its new sums are to be synced before its mark goes.
             *mark = Mark { is_recovering: false, last_end: ended, last_sweep: sweeps, ..*mark };
             self.recovering.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Marked and recovering regions, and times a write waited for a mark.
+    /// Marked and recovering zones, and times a write waited for a mark.
     pub(super) fn figures(&self) -> (u64, u64, u64) {
-        let marked = self.state.lock().regions.len() as u64;
+        let marked = self.state.lock().zones.len() as u64;
         (marked, self.recovering.load(Ordering::Relaxed), self.waits.load(Ordering::Relaxed))
     }
 }
@@ -253,11 +253,11 @@ impl State {
 /// Writes that have not begun yet.
 struct Begun<'a> {
     marks: &'a Marks,
-    regions: &'a BTreeSet<u64>,
+    zones: &'a BTreeSet<u64>,
 }
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
-        self.marks.end(self.regions);
+        self.marks.end(self.zones);
     }
 }

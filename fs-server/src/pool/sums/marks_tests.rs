@@ -1,6 +1,6 @@
-//! Marks with several writers at once, polled in any order, against a model that knows which regions must be marked on disk.
+//! Marks with several writers at once, polled in any order, against a model that knows which zones must be marked on disk.
 //!
-//! The model: a region's mark must survive a power loss at this moment if a write to it is under way, or has ended and was not
+//! The model: a zone's mark must survive a power loss at this moment if a write to it is under way, or has ended and was not
 //! synced since. What a power loss may leave is asked of the marks' store after every step.
 
 use super::marks::Marks;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-const REGIONS: u64 = 6;
+const ZONES: u64 = 6;
 
 /// Draws a number below the bound: from a seed, or each in turn.
 type Choose<'a> = dyn FnMut(usize) -> usize + 'a;
@@ -48,7 +48,7 @@ struct World {
     store: Arc<MemoryMarks>,
     marks: Rc<Marks>,
     calls: Vec<Call>,
-    /// Writes under way: their regions.
+    /// Writes under way: their zones.
     writes: Vec<BTreeSet<u64>>,
     /// Writes that ended, and how many of them a sync covers.
     ended: Rc<Cell<u64>>,
@@ -76,7 +76,7 @@ impl World {
         let (marks, made, ended) = (self.marks.clone(), what.clone(), self.ended.clone());
         let future = Box::pin(async move {
             match made {
-                What::Begin(regions) => (marks.begin(&regions).await.is_ok(), 0),
+                What::Begin(zones) => (marks.begin(&zones).await.is_ok(), 0),
                 What::Sweep => (marks.sweep(false).is_ok(), 0),
                 What::Sync => {
                     let (covered, ended) = (marks.before_sync(), ended.get());
@@ -91,8 +91,8 @@ impl World {
         self.calls.push(Call { what, future, woken });
     }
 
-    fn begin(&mut self, regions: impl IntoIterator<Item = u64>) {
-        self.call(What::Begin(regions.into_iter().collect()));
+    fn begin(&mut self, zones: impl IntoIterator<Item = u64>) {
+        self.call(What::Begin(zones.into_iter().collect()));
     }
 
     fn sync(&mut self) {
@@ -129,17 +129,17 @@ impl World {
         };
         let call = self.calls.remove(index);
         match call.what {
-            What::Begin(regions) if is_well => self.writes.push(regions),
+            What::Begin(zones) if is_well => self.writes.push(zones),
             What::Sync if is_well => self.synced = self.synced.max(covered),
             _ => {}
         }
     }
 
     fn end(&mut self, index: usize) {
-        let regions = self.writes.remove(index);
+        let zones = self.writes.remove(index);
         self.ended.set(self.ended.get() + 1);
-        self.last_end.extend(regions.iter().map(|region| (*region, self.ended.get())));
-        self.marks.end(&regions);
+        self.last_end.extend(zones.iter().map(|zone| (*zone, self.ended.get())));
+        self.marks.end(&zones);
     }
 
     /// Until nothing is under way; in any order.
@@ -163,18 +163,18 @@ impl World {
     }
 
     /// Whether it is marked whatever a power loss leaves, and whether it is if that leaves much.
-    fn on_disk(&self, region: u64) -> (bool, bool) {
+    fn on_disk(&self, zone: u64) -> (bool, bool) {
         let states = self.store.possible();
-        let is_marked = |marked: &BTreeSet<u64>| marked.contains(&region);
+        let is_marked = |marked: &BTreeSet<u64>| marked.contains(&zone);
         (states.iter().all(is_marked), states.iter().any(is_marked))
     }
 
     fn check(&self) {
-        for region in 0..REGIONS {
-            let is_written = self.writes.iter().any(|regions| regions.contains(&region));
-            let is_unsynced = self.last_end.get(&region).is_some_and(|end| *end > self.synced);
+        for zone in 0..ZONES {
+            let is_written = self.writes.iter().any(|zones| zones.contains(&zone));
+            let is_unsynced = self.last_end.get(&zone).is_some_and(|end| *end > self.synced);
             if is_written || is_unsynced {
-                assert!(self.on_disk(region).0, "region {region} is written and not surely marked");
+                assert!(self.on_disk(zone).0, "zone {zone} is written and not surely marked");
             }
         }
     }
@@ -189,8 +189,8 @@ impl World {
         self.begin([0]);
         self.settle(choose);
         self.store.crash(&random);
-        for region in 1..REGIONS {
-            assert!(!self.on_disk(region).1, "region {region} stays marked on disk");
+        for zone in 1..ZONES {
+            assert!(!self.on_disk(zone).1, "zone {zone} stays marked on disk");
         }
     }
 }
@@ -204,9 +204,9 @@ fn walk(seed: u64) {
     for _ in 0..60 {
         match choose(12) {
             0..5 if world.calls.len() + world.writes.len() < 6 => {
-                // Mostly of the same few regions.
-                let regions: Vec<u64> = (0..=choose(2)).map(|_| [0, 0, 0, 1, 3, 4][choose(6)]).collect();
-                world.begin(regions);
+                // Mostly of the same few zones.
+                let zones: Vec<u64> = (0..=choose(2)).map(|_| [0, 0, 0, 1, 3, 4][choose(6)]).collect();
+                world.begin(zones);
             }
             5..8 if !world.writes.is_empty() => {
                 let index = choose(world.writes.len());
@@ -237,7 +237,7 @@ fn walk(seed: u64) {
 }
 
 #[test]
-fn whatever_the_order_a_region_that_is_written_is_surely_marked() {
+fn whatever_the_order_a_zone_that_is_written_is_surely_marked() {
     let seeds = std::env::var("CUTTLEFS_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1500);
     for seed in 0..seeds {
         let walked = std::panic::catch_unwind(|| walk(seed));
@@ -275,7 +275,7 @@ fn every_order(scenario: impl Fn(&mut Choose<'_>)) -> usize {
 
 /// Found on real mounts: who found its mark durable, for another writer had written it, left a trace that outlived the mark.
 #[test]
-fn regression_several_begin_in_one_region_then_it_is_idle_then_another_is_marked() {
+fn regression_several_begin_in_one_zone_then_it_is_idle_then_another_is_marked() {
     let runs = every_order(|choose| {
         let mut world = World::new();
         world.begin([0]);

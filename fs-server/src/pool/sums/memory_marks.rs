@@ -40,10 +40,10 @@ impl Kept {
     }
 }
 
-fn apply(marks: &mut BTreeSet<u64>, (regions, marked): &(Vec<u64>, bool)) {
+fn apply(marks: &mut BTreeSet<u64>, (zones, marked): &(Vec<u64>, bool)) {
     match marked {
-        true => marks.extend(regions),
-        false => marks.retain(|region| !regions.contains(region)),
+        true => marks.extend(zones),
+        false => marks.retain(|zone| !zones.contains(zone)),
     }
 }
 
@@ -113,12 +113,12 @@ impl MemoryMarks {
 }
 
 impl MarkStore for MemoryMarks {
-    fn put_marks(&self, regions: &[u64], marked: bool) -> io::Result<()> {
+    fn put_marks(&self, zones: &[u64], marked: bool) -> io::Result<()> {
         let mut kept = self.kept.lock();
         if kept.fails {
             return Err(io::Error::other("no batch can be put"));
         }
-        kept.batches.push_back((regions.to_vec(), marked));
+        kept.batches.push_back((zones.to_vec(), marked));
         kept.put += 1;
         Ok(())
     }

@@ -15,13 +15,13 @@
 //!
 //! # How it works
 //! Pages are overwritten in place, and a power loss may leave any mix of the old and the new bytes, and of the old and
-//! the new sum. Therefore a region of pages is marked, durably, before a page in it that a file may rely upon is
+//! the new sum. Therefore a zone of pages is marked, durably, before a page in it that a file may rely upon is
 //! overwritten (`marks`); after a crash a mismatch there is what POSIX permits for a write that was not synced, and one
 //! anywhere else is rot. A page that was allocated and not written since needs no mark: nothing durable names it.
 //!
 //! # Invariants
 //! * When a write is done, its sum is in `blocks`; when a sync is done, so are the sums of all writes before it, on disk.
-//! * A write to a page whose `settled` bit is set has its region marked durably from before it begins until it and its
+//! * A write to a page whose `settled` bit is set has its zone marked durably from before it begins until it and its
 //!   sum are durable.
 //! * `settled` is set for every page a durable extent says is written, and perhaps for others.
 //!
@@ -40,7 +40,7 @@ mod memory_marks;
 mod turn;
 
 pub use disk::{SummedDisk, Verdict};
-pub use layout::{REGION_PAGES, SUMS_PER_BLOCK, SumLayout};
+pub use layout::{ZONE_PAGES, SUMS_PER_BLOCK, SumLayout};
 pub use marks::MarkStore;
 pub use memory_marks::MemoryMarks;
 
@@ -95,16 +95,16 @@ struct Counters {
 pub struct SumFigures {
     /// Read, and their sums matched.
     pub verified: u64,
-    /// Read in a region that was being written when the last server went down; their sums did not match.
+    /// Read in a zone that was being written when the last server went down; their sums did not match.
     pub accepted: u64,
     /// Read after a write of them failed, so without a sum.
     pub unverified: u64,
     /// Given a new sum after a crash or a failed write.
     pub resummed: u64,
-    /// Regions marked.
-    pub marked_regions: u64,
+    /// Zones marked.
+    pub marked_zones: u64,
     /// Of them, those that the last server left and that were not looked at yet.
-    pub recovering_regions: u64,
+    pub recovering_zones: u64,
     /// Times a write waited for a mark.
     pub mark_waits: u64,
     /// Sum blocks in memory.
@@ -128,7 +128,7 @@ pub struct PageSums {
 
 impl PageSums {
     /// Of a pool laid out so, in which durable extents say that the pages whose bits are set in `written` are written, and `marked` are the
-    /// regions that the server before left marked in `store`. `cache_bytes` bounds the sum blocks in memory.
+    /// zones that the server before left marked in `store`. `cache_bytes` bounds the sum blocks in memory.
     pub fn new(
         layout: SumLayout,
         cache_bytes: usize,
@@ -137,12 +137,12 @@ impl PageSums {
         store: Arc<dyn MarkStore>,
     ) -> Self {
         written.resize(layout.pages().div_ceil(64) as usize, 0);
-        let regions = layout.regions();
-        let marks = Marks::new(marked.into_iter().filter(|region| *region < regions), store);
+        let zones = layout.zones();
+        let marks = Marks::new(marked.into_iter().filter(|zone| *zone < zones), store);
         let (left, ..) = marks.figures();
         if left > 0 {
             tracing::info!(
-                regions = left,
+                zones = left,
                 "the last server did not stop cleanly; what it was writing is looked at"
             );
         }
@@ -188,15 +188,15 @@ impl PageSums {
 
     /// Figures of about this moment.
     pub fn figures(&self) -> SumFigures {
-        let (marked_regions, recovering_regions, mark_waits) = self.marks.figures();
+        let (marked_zones, recovering_zones, mark_waits) = self.marks.figures();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SumFigures {
             verified: count(&self.counters.verified),
             accepted: count(&self.counters.accepted),
             unverified: count(&self.counters.unverified),
             resummed: count(&self.counters.resummed),
-            marked_regions,
-            recovering_regions,
+            marked_zones,
+            recovering_zones,
             mark_waits,
             blocks: self.blocks.len(),
             blocks_bound: self.blocks.bound(),

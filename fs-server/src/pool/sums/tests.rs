@@ -15,8 +15,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Three regions, the last one short.
-const PAGES: u64 = 2 * REGION_PAGES + 40;
+/// Three zones, the last one short.
+const PAGES: u64 = 2 * ZONE_PAGES + 40;
 
 /// A disk, and where marks are kept.
 struct Medium {
@@ -166,7 +166,7 @@ fn a_mark_that_a_killed_server_did_not_flush_is_flushed_before_it_is_relied_upon
 }
 
 #[test]
-fn a_mark_costs_one_flush_and_a_hot_region_none() {
+fn a_mark_costs_one_flush_and_a_hot_zone_none() {
     let disk = medium(0);
     let summed = start(&disk, []);
     (0..4).for_each(|page| put(&summed, page, 1));
@@ -177,20 +177,20 @@ fn a_mark_costs_one_flush_and_a_hot_region_none() {
     for _ in 0..3 {
         put(&summed, 1, 3);
         block_on(summed.sweep()).expect("swept");
-        assert_eq!(summed.sums().figures().marked_regions, 1, "it is hot");
+        assert_eq!(summed.sums().figures().marked_zones, 1, "it is hot");
     }
     assert_eq!((disk.marks.flushes(), disk.counters().syncs), (1, 1));
     for _ in 0..2 {
         block_on(summed.sweep()).expect("swept");
     }
-    assert_eq!((summed.sums().figures().marked_regions, disk.counters().syncs), (0, 2));
+    assert_eq!((summed.sums().figures().marked_zones, disk.counters().syncs), (0, 2));
     assert!(disk.marks.marked().is_empty());
     put(&summed, 1, 4);
     assert_eq!(disk.marks.flushes(), 2);
     summed.sums().note_allocated(300..302);
     put(&summed, 300, 1);
     assert_eq!((disk.marks.flushes(), disk.counters().syncs), (2, 2));
-    // All regions of a batch at once.
+    // All zones of a batch at once.
     block_on(summed.sync()).expect("synced");
     for _ in 0..3 {
         block_on(summed.sweep()).expect("swept");
@@ -220,7 +220,7 @@ fn a_failed_write_leaves_a_page_without_a_sum() {
     disk.marks.fail(true);
     assert!(block_on(next.submit(vec![write(1, 3)]))[0].result.is_err());
     assert_eq!(bytes(&read(&next, 1, 1)), stamp(1, 1), "it was not begun");
-    assert_eq!(next.sums().figures().marked_regions, 0);
+    assert_eq!(next.sums().figures().marked_zones, 0);
     disk.marks.fail(false);
     disk.inject(SimFault { pages: PAGES..PAGES + 9, kind: Some(IoKind::Write), errno: libc::EIO, times: 99 });
     put(&next, 1, 3);
@@ -228,7 +228,7 @@ fn a_failed_write_leaves_a_page_without_a_sum() {
 }
 
 #[test]
-fn an_abandoned_write_leaves_its_region_marked() {
+fn an_abandoned_write_leaves_its_zone_marked() {
     let disk = medium(0);
     let summed = start(&disk, []);
     put(&summed, 1, 1);
@@ -244,7 +244,7 @@ fn an_abandoned_write_leaves_its_region_marked() {
     disk.set_mode(SimMode::AtOnce);
     assert_eq!(bytes(&read(&summed, 1, 1)), stamp(1, 3));
     block_on(summed.finish()).expect("an end");
-    assert_eq!(summed.sums().figures().marked_regions, 1);
+    assert_eq!(summed.sums().figures().marked_zones, 1);
 }
 
 /// A device reports once that it lost something; a sync that hears of it must not be the only one that knows.
@@ -265,14 +265,14 @@ fn a_sync_that_fails_is_everybodys_and_for_good() {
     assert!(block_on(summed.sync()).is_err() && block_on(summed.finish()).is_err());
 }
 
-/// Many writers overwrite pages of one region, each syncs; then nothing is written for a while; then another region is. As the
+/// Many writers overwrite pages of one zone, each syncs; then nothing is written for a while; then another zone is. As the
 /// regression in `marks_tests`, with the whole of `SummedDisk`.
 #[test]
-fn several_writers_of_one_region_then_idle_then_another_region() {
+fn several_writers_of_one_zone_then_idle_then_another_zone() {
     for seed in 0..60 {
         let disk = medium(seed);
         let summed = start(&disk, []);
-        let pages: Vec<u64> = (0..12).chain([REGION_PAGES]).collect();
+        let pages: Vec<u64> = (0..12).chain([ZONE_PAGES]).collect();
         pages.iter().for_each(|page| put(&summed, *page, 1));
         block_on(summed.sync()).expect("synced");
         disk.set_mode(SimMode::Deferred);
@@ -307,9 +307,9 @@ fn several_writers_of_one_region_then_idle_then_another_region() {
             for _ in 0..3 {
                 drive(&disk, summed.sweep(), usize::MAX - 1).expect("ends").expect("swept");
             }
-            assert_eq!(summed.sums().figures().marked_regions, 0, "seed {seed}");
+            assert_eq!(summed.sums().figures().marked_zones, 0, "seed {seed}");
             let elsewhere =
-                drive(&disk, summed.submit(vec![write(REGION_PAGES, version)]), 1000).expect("ends");
+                drive(&disk, summed.submit(vec![write(ZONE_PAGES, version)]), 1000).expect("ends");
             assert!(elsewhere[0].result.is_ok());
             drive(&disk, summed.sync(), 1000).expect("ends").expect("synced");
         }
@@ -361,7 +361,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
         let disk = medium(seed);
         let mut pages: BTreeMap<u64, Expect> = BTreeMap::new();
         let below = |bound: u64| random.next_u64() % bound;
-        let any_page = || [0, 2 * REGION_PAGES, 250][below(3) as usize] + below(12);
+        let any_page = || [0, 2 * ZONE_PAGES, 250][below(3) as usize] + below(12);
         // Several lives, each ended by a crash, the last ones on what the first left.
         for life in 0..3 {
             let named: Vec<u64> =
@@ -376,11 +376,11 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
                 assert_eq!(bytes(&read(&summed, *page, 1)), bytes(&done), "{context}");
             }
             accepted += summed.sums().figures().accepted;
-            marked += summed.sums().figures().marked_regions;
+            marked += summed.sums().figures().marked_zones;
             if below(2) == 0 {
-                while let Some(region) = summed.next_recovering() {
-                    settled += block_on(summed.settle(region.clone())).expect("settled");
-                    summed.recovered(&region);
+                while let Some(zone) = summed.next_recovering() {
+                    settled += block_on(summed.settle(zone.clone())).expect("settled");
+                    summed.recovered(&zone);
                 }
                 for page in &named {
                     let verdict = block_on(summed.examine(*page..page + 1)).expect("looked")[0];
@@ -441,9 +441,9 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
         // All is settled, the server stops cleanly: from now on any flipped bit is rot.
         let named: Vec<u64> = pages.iter().filter(|(_, page)| page.is_named).map(|(page, _)| *page).collect();
         let summed = start(&disk, named.iter().copied());
-        while let Some(region) = summed.next_recovering() {
-            block_on(summed.settle(region.clone())).expect("settled");
-            summed.recovered(&region);
+        while let Some(zone) = summed.next_recovering() {
+            block_on(summed.settle(zone.clone())).expect("settled");
+            summed.recovered(&zone);
         }
         block_on(summed.finish()).expect("a clean end");
         if let Some(page) = named.first() {
@@ -459,7 +459,7 @@ fn after_a_crash_nothing_is_rot_and_what_was_synced_is_there() {
         }
     }
     println!(
-        "seeds 0 to 399: {marked} regions were marked, {accepted} reads accepted, {settled} pages settled"
+        "seeds 0 to 399: {marked} zones were marked, {accepted} reads accepted, {settled} pages settled"
     );
     assert!(accepted > 100 && settled > 100 && marked > 100, "{accepted} {settled} {marked}");
 }

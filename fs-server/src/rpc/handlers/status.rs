@@ -6,7 +6,7 @@ use crate::files::NEWER_MAX;
 use crate::locks::{LOCKS_PER_CLIENT, WAITS_PER_CLIENT};
 use crate::meta::{LEVELS_MAX, PassFigures};
 use crate::pages::MAX_UNITS;
-use crate::pool::sums::REGION_PAGES;
+use crate::pool::sums::ZONE_PAGES;
 use crate::rights::{Account, ExportRule};
 use crate::rpc::bounce::{BUFFERS_OF_PEER, BUFFERS_PER_WORKER};
 use crate::rpc::connection::RECEIVES;
@@ -234,9 +234,9 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "accepted_after_crash": sums.accepted,
             "read_without": sums.unverified,
             "resummed": sums.resummed,
-            "marked_regions": sums.marked_regions,
-            "recovering_regions": sums.recovering_regions,
-            "region_bytes": REGION_PAGES * PAGE_SIZE_U64,
+            "marked_zones": sums.marked_zones,
+            "recovering_zones": sums.recovering_zones,
+            "zone_bytes": ZONE_PAGES * PAGE_SIZE_U64,
             "mark_waits": sums.mark_waits,
             "cache_bytes": sums.blocks as u64 * PAGE_SIZE_U64,
             "cache_bound": sums.blocks_bound as u64 * PAGE_SIZE_U64,

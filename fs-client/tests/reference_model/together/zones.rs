@@ -1,18 +1,18 @@
-//! Several writers in one region of the pool: files whose pages lie together, each overwritten and synced by a client at once with
-//! the others; then time that is longer than marks of write intents are kept; then the same in another region. The server is
+//! Several writers in one zone of the pool: files whose pages lie together, each overwritten and synced by a client at once with
+//! the others; then time that is longer than marks of write intents are kept; then the same in another zone. The server is
 //! killed among them, or not.
 //!
-//! Other walks have pools of a region or few, all at once in use, and seldom wait: nothing is ever marked behind an idle time.
+//! Other walks have pools of a zone or few, all at once in use, and seldom wait: nothing is ever marked behind an idle time.
 
 use super::op::Op;
 use super::*;
 use cuttlefs_common::ids::PAGE_SIZE_U64;
 use cuttlefs_server::pages::SWEEP_INTERVAL;
-use cuttlefs_server::pool::REGION_PAGES;
+use cuttlefs_server::pool::ZONE_PAGES;
 
 /// Seeds of the walk, which moves more bytes than others.
 const SEEDS: u64 = 150;
-/// Files before the large one, whose pages fill the rest of their region, and that one; and one behind it.
+/// Files before the large one, whose pages fill the rest of their zone, and that one; and one behind it.
 const FILES: usize = 6;
 /// Pages of the small ones.
 const PAGES: u64 = 2;
@@ -51,21 +51,21 @@ fn case(seed: u64) -> impl Strategy<Value = Case> {
     let items = prop::collection::vec(item, 3..9);
     let items = items.prop_map(|items| items.into_iter().flatten().flatten().collect());
     (any::<bool>(), 2usize..=4, items).prop_map(move |(deferred, clients, items)| {
-        let small = WorldConfig::new(seed, Translation::Target, 4 * REGION_PAGES, 48);
+        let small = WorldConfig::new(seed, Translation::Target, 4 * ZONE_PAGES, 48);
         let unsynced_bytes = unsynced_bytes(seed);
         let config = WorldConfig { deferred, restless: true, unsynced_bytes, ..small };
-        Case { kind: Kind::Names, config, clients, weather: None, items, furnish: regions }
+        Case { kind: Kind::Names, config, clients, weather: None, items, furnish: zones }
     })
 }
 
-/// Small files, a large one whose pages fill their region and go on in the next one, and a small one behind it.
-fn regions(walk: &mut Walk<Simulated>, clients: usize) {
+/// Small files, a large one whose pages fill their zone and go on in the next one, and a small one behind it.
+fn zones(walk: &mut Walk<Simulated>, clients: usize) {
     let how = How { read: true, write: true, append: false, truncate: false, sync: false };
     let names = (0..4).map(|name| (0, name)).chain((0..4).map(|name| (1, name)));
     walk.run(0, &Step::Make { parent: 0, name: 4, kind: FileKind::Directory });
     for (index, (parent, name)) in names.take(FILES + 2).enumerate() {
         walk.run(0, &Step::Create { parent, name, exclusive: true, how });
-        let pages = if index == FILES { REGION_PAGES } else { PAGES };
+        let pages = if index == FILES { ZONE_PAGES } else { PAGES };
         walk.run(0, &Step::Write { handle: index, offset: 0, len: pages * PAGE_SIZE_U64 });
         walk.run(0, &Step::Fsync { handle: index, contents_only: false });
     }
@@ -77,7 +77,7 @@ fn regions(walk: &mut Walk<Simulated>, clients: usize) {
 }
 
 #[test]
-fn several_write_and_sync_in_one_region_with_idle_time_between() {
-    let test = "together::regions::several_write_and_sync_in_one_region_with_idle_time_between";
+fn several_write_and_sync_in_one_zone_with_idle_time_between() {
+    let test = "together::zones::several_write_and_sync_in_one_zone_with_idle_time_between";
     seeds::seeds(test, SEEDS, case, run);
 }
