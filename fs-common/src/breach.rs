@@ -1,4 +1,4 @@
-//! Why a connection is ended.
+//! The reasons for which a connection is ended.
 
 use std::borrow::Cow;
 use std::fmt;

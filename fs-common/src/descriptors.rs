@@ -1,7 +1,7 @@
 //! Descriptors of this process: as many as the system grants, and some kept for files of its own.
 //!
 //! The kernel gives the lowest free number, so a descriptor's number says how many there are at least. A listener that is
-//! given one of the last `OWN_DESCRIPTORS` closes it again: the database, logs and `status` still get theirs.
+//! given one of the last `OWN_DESCRIPTORS` closes it again, so that the database, logs and `status` still get theirs.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

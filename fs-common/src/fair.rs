@@ -1,21 +1,21 @@
-//! Turns by time: whose work a thread does next, when several peers have some.
+//! Turns by time: the choice of a thread's next work when several peers have some.
 //!
 //! # How it works
 //! Work waits in a queue for each payer, in the order it came. A payer has an account of the time that was spent on its work;
-//! the next piece is that of the payer with the smallest account. So who needs little of a thread is served as soon as the piece
-//! in hand is done, however much others have waiting, and those who want more than there is get equal parts of it. A thread
-//! with one payer does what is next.
+//! the next piece is that of the payer with the smallest account. So a payer with little work is served as soon as the piece in
+//! hand is done, however much work of other payers waits, and payers with more work than there is time get equal parts of the
+//! time. A thread with one payer does that payer's pieces in order.
 //!
-//! Who comes after a while without work starts where the payer is that was served last: idle time is not saved up. Who has had
-//! more than that owes it, but nobody owes what was spent while nobody else had work.
+//! A payer that has had no work for a while starts with the account of the payer that was served last: idle time is not saved
+//! up. A payer with a larger account owes the difference. Time that was spent while no other payer had work is not owed.
 //!
 //! # Invariants
 //! * A payer is in `order` while it has work and only then.
-//! * What is not asked for costs nothing: accounts that are no longer ahead of anybody are forgotten.
+//! * An idle payer costs nothing: an account that is ahead of no other is forgotten.
 //!
 //! # Bounds
-//! Pieces are bounded where they come from. A piece is not interrupted, so it has to be short: what is long has turns of its own
-//! (rounds of frames in the NIC engine, yields in requests).
+//! The maker of a piece bounds it. A piece is not interrupted, so it has to be short: long work is divided into turns (rounds of
+//! frames in the NIC engine, yields in requests).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;

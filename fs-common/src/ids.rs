@@ -1,7 +1,7 @@
 //! Newtypes for every number that crosses a boundary, so that an inode number cannot be passed
 //! where a pool page is meant.
 //!
-//! They are plain values without behaviour; what they index is said in each type's doc.
+//! They are plain values without behaviour; each type's doc says what the number indexes.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the cuttlefs server and client share: names of things, wire formats, the parts of a file region both
+//! The parts that the cuttlefs server and client share: names of things, wire formats, the parts of a file region both
 //! look at, and the verbs-shaped RDMA layer.
 //!
 //! See `docs/ARCHITECTURE.md` for the way of a read and of a write through the tree.

@@ -1,10 +1,10 @@
 //! The life of a simulated process, counted in events: each time it does something that a disk, its peers or the process
 //! after it could notice. A simulation ends it at any of them.
 //!
-//! Disks, logs, stores and the network of a simulation share one `Life` and ask it before they do what the process wants.
-//! From the event on at which the life ends nothing of it has any effect; its tasks may run on for a moment, until whoever
-//! owns the simulation drops them, and see their storage fail. What a process does to its own memory between two events
-//! nobody sees, so a crash there is the same as one at the next event.
+//! Disks, logs, stores and the network of a simulation share one `Life` and ask it before they carry out a request of the
+//! process. From the event on at which the life ends, the process has no effect. Its tasks may run on for a moment, until
+//! the owner of the simulation drops them, and see their storage fail. Changes of a process's own memory between two
+//! events have no witness, so a crash there is the same as one at the next event.
 
 use parking_lot::Mutex;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! A log that no peer can fill: of each kind of line so many a minute, and then how many more there were.
 //!
-//! A *kind* is a place in the code: whatever a peer does, it brings the process past few of those. Lines below `INFO` are
-//! asked for by whoever wants all of them and are not limited. A kind whose minute is over tells how many lines were left out
-//! with the next line of any kind.
+//! A *kind* is a place in the code: a peer can bring the process past few of those. Lines below `INFO` appear only on request
+//! and are not limited. A kind whose minute is over tells how many lines were left out with the next line of any kind.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

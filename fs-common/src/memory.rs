@@ -1,12 +1,12 @@
 //! Shared memory: a mapped memfd that several threads and processes may touch at once.
 //!
-//! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer:
-//! bytes may be torn, which the protocols above detect (seqlocks, checksums), but nothing is undefined.
-//! No reference into the memory is ever handed out. Beside it, what keeps the process's heap small.
+//! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer: bytes may be torn,
+//! which the protocols above detect (seqlocks, checksums), but nothing is undefined. No reference into the memory is
+//! ever handed out. Beside it, the functions that keep the process's heap small.
 //!
 //! # Invariants
 //! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault. A log file
-//!   (`map_persistent`) cannot be sealed: whoever opened it has allocated its blocks and locked it.
+//!   (`map_persistent`) cannot be sealed: its opener has allocated its blocks and locked it.
 //! * A mapping's address and length never change while a `SharedMemory` lives.
 //!
 //! # Failure

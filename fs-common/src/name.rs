@@ -1,5 +1,5 @@
-//! Which names a directory entry may have: one rule for the client, which refuses early, the server, which must not
-//! trust it, and the metadata records.
+//! The names that a directory entry may have: one rule for the client, which refuses early, the server, which must not
+//! trust the client, and the metadata records.
 
 use crate::ids::NAME_MAX;
 use crate::status::Status;

@@ -1,17 +1,17 @@
-//! A panic ends the process, whichever thread or task it is in.
+//! A panic in any thread or task ends the process.
 //!
-//! A panic is a broken invariant: what the process holds in memory is not to be believed. Its threads and tasks are many, and most
-//! of them nobody waits for, so a panic that ended only one of them would leave slots busy, locks held and background work undone,
-//! without a word. A process that ends at once is the case that clients and disks are made for: a kill.
+//! A panic is a broken invariant: the contents of the process's memory are not to be trusted. The process has many threads and tasks, and most of
+//! them have no waiter. So a panic that ended only one of them would silently leave slots busy, locks held and background work undone. A process
+//! that ends at once is the case that clients and disks are made for: a kill.
 //!
 //! # How it works
 //! `install` puts a hook before all others: it runs at the panic, before anything unwinds, so that no `catch_unwind` of a library can
 //! swallow it. It prints what Rust prints of a panic (thread, place, message), then aborts: SIGABRT.
 //!
 //! # The one exception
-//! A database that is opened may be damaged in a way that its library panics on. That is a finding and no broken invariant, and
-//! nothing runs yet: `survive` lets a call panic, in its own thread; whoever calls tells what it found. (A test's program may look at what crashes
-//! leave in the same way.)
+//! A database that is opened may be damaged in a way that its library panics on. That is a finding and no broken invariant, and nothing runs yet:
+//! `survive` lets a call panic, in its own thread, and the caller reports the panic. (A test's program may open the files that crashes leave in
+//! the same way.)
 
 use std::any::Any;
 use std::cell::Cell;

@@ -6,13 +6,13 @@
 //! when they turn out long, as the halt polling of KVM does. A thread without load therefore does not spin, and a
 //! machine with two cores is not burnt by idle polling.
 //!
-//! Whoever spins calls `pause` in its loop, which gives the core away: on two cores the thread that is waited for
-//! is often the next one on this very core, and would otherwise stand behind the spinner (measured: four times the
-//! creates a second).
+//! A spinning thread calls `pause` in its loop, which gives the core away: on two cores the thread that is waited for is often the
+//! next one on this very core, and would otherwise queue behind the spinning thread (measured: four times the creates a second).
 //!
-//! But a core that is given away can be gone for milliseconds: the kernel puts who yields behind everybody's time slice, and does
-//! not fetch it back when what it waits for has come, as it does with a sleeper. So a pause that took long is the last for fifty
-//! times as long. Spinning is for cores that nobody else wants, and where they are wanted it costs a fiftieth of the time at most.
+//! But a core that is given away can be gone for milliseconds: the kernel puts a thread that yields behind the time slices of all
+//! other threads. Unlike a sleeper, the thread is not woken when the event comes that it waits for. So after a pause that took
+//! long there is no further one for fifty times as long. Spinning is for cores that no other thread wants, and where they are
+//! wanted it costs a fiftieth of the time at most.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

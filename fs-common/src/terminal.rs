@@ -1,8 +1,8 @@
 //! Lines for people, on standard output and standard error.
 //!
 //! # Failure
-//! Whoever reads them may have gone, and the disk they go to may be full. That ends nothing and undoes nothing: `println!` would
-//! panic, and a panic ends the process (`panic_ends`), a mount with all that only it has included.
+//! The reader of these lines may have gone, and the disk they go to may be full. Neither ends or undoes anything. `println!`
+//! would panic there, and a panic ends the process (`panic_ends`): a mount would end with all changes that only it has.
 
 use std::fmt::Arguments;
 use std::io::Write;

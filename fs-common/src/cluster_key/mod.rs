@@ -1,4 +1,4 @@
-//! Cluster keys: who may connect over a network, and as whom.
+//! Cluster keys: the right to connect over a network, and the identity that goes with it.
 //!
 //! A key is 32 random bytes and a name, in a file that a server and its clients share. It never crosses the network: both
 //! sides derive key pairs from it, and prove with a TLS handshake (`rdma::soft::tcp`) that they have it. A server may have
@@ -11,15 +11,15 @@
 //! | format   | 14      | `cuttlefs-key-1` |
 //! | name     | 1 to 64 | letters, digits, `.`, `_` and `-` |
 //! | secret   | 64      | 32 bytes in hexadecimal |
-//! | checksum | 8       | CRC32C of what stands before it and its blank, in hexadecimal |
+//! | checksum | 8       | CRC32C of the text before it and its blank, in hexadecimal |
 //!
 //! with one blank between fields and a newline behind. `file` reads and makes it.
 //!
-//! # What is derived (HKDF-SHA256, RFC 5869)
-//! A seed of an Ed25519 key pair for clients and one for servers, so that a handshake that is reflected to where it came
-//! from proves nothing; a secret for the first words of a client (`rdma::soft::tcp::tls::knock`), and one for proofs over RDMA
-//! (`rdma::verbs_provider::hello`); and a fingerprint, by which people
-//! and handshakes name a key. No one of them tells of another.
+//! # Derived secrets (HKDF-SHA256, RFC 5869)
+//! A seed of an Ed25519 key pair for clients and one for servers, so that a handshake that is reflected to its sender proves
+//! nothing; a secret for the first words of a client (`rdma::soft::tcp::tls::knock`), and one for proofs over RDMA
+//! (`rdma::verbs_provider::hello`); and a fingerprint, by which people and handshakes name a key. None of them discloses
+//! another.
 
 mod file;
 

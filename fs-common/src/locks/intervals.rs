@@ -1,10 +1,10 @@
-//! Intervals by which bytes they cover: what overlaps a range is found without a look at what does not.
+//! Intervals by the bytes they cover: those that overlap a range are found without a look at the others.
 //!
 //! # How it works
 //! A treap: a binary tree in the order of (first byte, key), a heap in random priorities, which keeps it about as deep as the
-//! logarithm of its size whatever the order things come and go in. Each node knows the last byte that anything below it
-//! reaches, so that a search leaves out what ends before its range. Priorities come from a state that is drawn for each tree:
-//! who chooses the intervals cannot choose its shape.
+//! logarithm of its size in whatever order intervals come and go. Each node knows the last byte that any interval below it
+//! reaches, so that a search leaves out the intervals that end before its range. Priorities come from a state that is drawn
+//! for each tree: a peer that chooses the intervals cannot choose the tree's shape.
 //!
 //! # Cost
 //! A change takes the logarithm of the size, a search that for each interval it finds.

@@ -1,11 +1,11 @@
-//! Advisory locks: which bytes of a file somebody has locked, and how. Server and client keep the same lists: the server
-//! of everybody's locks, a client of its own, to reclaim them after a restart of the server.
+//! Advisory locks: the locked bytes of a file, and the mode of each lock. Server and client keep the same lists: the server
+//! of all clients' locks, a client of its own, to reclaim them after a restart of the server.
 //!
 //! There are two spaces of locks, which do not see each other, as on Linux's local file systems: ranges of bytes (fcntl(2),
 //! traditional and of open file descriptions) and whole files (flock(2)). A list holds those of one file in one space.
 //!
 //! # Invariants of a list
-//! * Locks of two holders that overlap are both shared: whoever sets a lock has looked for a conflict before.
+//! * Locks of two holders that overlap are both shared: the setter of a lock looks for a conflict first.
 //! * Locks of one holder do not overlap, and those of one mode do not touch: they are one lock.
 
 mod intervals;

@@ -1,8 +1,9 @@
 //! Writing cache lines back to the memory behind them: the one place with these instructions.
 //!
 //! `clwb` keeps the line in the cache, `clflushopt` throws it out; both are ordered only by the fence that follows.
-//! `clflush` is ordered by itself and slower. Which the CPU has is asked once (CPUID leaf 7, EBX bits 24 and 23; all of
-//! x86-64 has `clflush`). On other machines `msync` of the pages does what the architecture needs for a DAX file.
+//! `clflush` is ordered by itself and slower. The CPU is asked once which of them it has (CPUID leaf 7, EBX bits 24 and
+//! 23; all of x86-64 has `clflush`). On other machines `msync` of the pages makes a DAX file persistent as the
+//! architecture needs it.
 
 /// Bytes of a cache line.
 pub const LINE_LEN: usize = 64;

@@ -1,8 +1,8 @@
-//! A log device: a mapped file and what makes its bytes persistent.
+//! A log device: a mapped file and the way in which its bytes become persistent.
 //!
-//! What a file is decides the mapping, not its name: `MAP_SYNC` is granted by the kernel for DAX files only, so a map
-//! that succeeds *is* persistent memory. A file is taken for persistent memory without that only when it was declared
-//! (`pmem-emulated`), and then says so wherever it is named: bytes survive the process, not the machine.
+//! The mapping decides what a file is, not its name: the kernel grants `MAP_SYNC` for DAX files only, so a map that
+//! succeeds *is* persistent memory. A file is taken for persistent memory without that only when it was declared so
+//! (`pmem-emulated`). Messages about such a file say that its bytes survive the process, not the machine.
 
 use super::{CacheLines, FileSync, Persistence, cache_lines};
 use crate::memory::SharedMemory;

@@ -1,14 +1,14 @@
 //! Group commit of a mapped file: many ranges, one data sync.
 //!
 //! # How it works
-//! A thread sleeps until somebody asks. It takes everybody who asked by then, syncs the file once (`fdatasync` writes
-//! back what is dirty in mappings, too) and tells them all; who asks meanwhile is in the next round. Callers never
-//! wait here, so the NIC's thread can call.
+//! A thread sleeps until there is a waiter. It takes all waiters that are there by then, syncs the file once
+//! (`fdatasync` writes back the dirty pages of mappings, too) and tells them all. A waiter that comes meanwhile is in
+//! the next round. Callers never wait here, so the NIC's thread can call.
 //!
 //! # Invariants
-//! * Who is told `Ok` asked before a sync began that succeeded.
-//! * They are told in the order they asked.
-//! * After the first failure nothing succeeds any more.
+//! * A waiter gets `Ok` only from a successful sync that began after its call.
+//! * Waiters are told in the order of their calls.
+//! * After the first failure every call fails.
 
 use super::{Persistence, SyncFailed, WhenPersistent};
 use crate::memory::SharedMemory;

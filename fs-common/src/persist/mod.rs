@@ -1,4 +1,4 @@
-//! Persistence domains: what it takes until bytes of a memory region outlive a crash.
+//! Persistence domains: the steps after which bytes of a memory region outlive a crash.
 //!
 //! A region of the RDMA layer may be registered with one (`crate::rdma::ProtectionDomain::register_persistent`); a
 //! FLUSH to persistence then completes when the domain says that the range is there to stay.
@@ -7,11 +7,11 @@
 //! | --- | --- | --- |
 //! | persistent memory (a DAX file mapped with `MAP_SYNC`) | cache-line write-back and a store fence (`cache_lines`) | any CPU that maps it, so also an initiator over shared memory |
 //! | a file *declared* to be persistent memory (`pmem-emulated`) | the same instructions; survives the process, not the machine | the same |
-//! | any other file | one data sync for all who wait, on a thread of its own (`file_sync`) | the process that opened it |
+//! | any other file | one data sync for all waiters, on a thread of its own (`file_sync`) | the process that opened it |
 //!
 //! # Failure
-//! A failed data sync is final: nobody can say what of the file is on the disk, and a second sync would report success
-//! for pages the kernel has dropped. Everything that waits, and everything later, fails.
+//! A failed data sync is final: it is unknown which parts of the file are on the disk, and a second sync would report
+//! success for pages the kernel has dropped. All waiters, and all later calls, fail.
 
 pub mod cache_lines;
 mod device;

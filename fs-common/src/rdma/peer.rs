@@ -1,6 +1,7 @@
-//! Who is at the other end of a connection, as far as the link knows.
+//! The peer at the other end of a connection, as far as the link knows it.
 //!
-//! What a peer says about itself in messages is no part of this: only what the operating system or a handshake proved.
+//! Only facts that the operating system or a handshake proved are part of this; a peer's own claims in messages are
+//! not.
 
 use std::net::SocketAddr;
 use std::num::NonZeroI32;

@@ -1,4 +1,4 @@
-//! Who a share counts against: what is the same for all connections of one peer.
+//! The key that shares are counted by: it is the same for all connections of one peer.
 
 use super::peer::{LocalPeer, PeerIdentity};
 use serde::{Deserialize, Serialize};

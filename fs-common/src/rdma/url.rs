@@ -1,4 +1,4 @@
-//! Endpoints: where a server listens, as a person writes it.
+//! Endpoints: the places where servers listen, as people write them.
 //!
 //! `rdma://host:port` (an RNIC, by the address of its interface), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
 //! `shm:///path` (shared memory, set up over a Unix socket at that path).

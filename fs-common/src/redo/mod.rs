@@ -1,5 +1,5 @@
-//! Redo records: what the log holds, in a client's ring and in the server's segment alike (DESIGN section 5, durable
-//! RPC section 4.2).
+//! Redo records: the contents of the log, in a client's ring and in the server's segment alike (DESIGN section 5,
+//! durable RPC section 4.2).
 
 mod record;
 /// A client's ring of them.

@@ -4,10 +4,10 @@
 //! |-------:|------:|----------|---------|
 //! | 0      | 4     | magic    | `CFRL` |
 //! | 4      | 2     | version  | `RECORD_VERSION` |
-//! | 6      | 2     | kind     | what the data is |
+//! | 6      | 2     | kind     | the kind of the data |
 //! | 8      | 8     | log      | which life of which log the record belongs to |
 //! | 16     | 8     | lsn      | its number in that log, from 1, without gaps |
-//! | 24     | 16    | client   | whose request it is of; 0: nobody's |
+//! | 24     | 16    | client   | the client of the request; 0: no client's |
 //! | 40     | 8     | seq      | the request's number in its slot |
 //! | 48     | 2     | slot     | session slot |
 //! | 50     | 2     | reserved | zero |
@@ -17,12 +17,13 @@
 //! | 64     | n     | data     | padded with zeros to a multiple of 8 |
 //! | 64 + n | 8     | operator | log, lsn and crc, mixed |
 //!
-//! The operator word is written after everything before it is where it is to stay, by one store of 8 bytes: who finds
-//! it right finds the record whole (durable RPC section 4.2, "the data is always persisted before the RPC operator").
-//! Where that order is not to be had, as on a disk that tears and reorders sectors, the checksum says the same.
+//! The operator word is written by one store of 8 bytes, after everything before it is where it is to stay: where the
+//! word is right, the record is whole (durable RPC section 4.2, "the data is always persisted before the RPC
+//! operator"). Where that order is not available, as on a disk that tears and reorders sectors, the checksum proves the
+//! same.
 //!
 //! # Invariants
-//! * What an earlier life of a log left at a place is never valid: log and lsn are in checksum and operator word.
+//! * Bytes of an earlier life of the log are never valid: log and lsn are in checksum and operator word.
 //! * A record is at a multiple of [`ALIGNMENT`], so that its operator word never crosses a sector or a cache line.
 
 use crate::ids::{ClientId, LogSeq, SlotIndex};

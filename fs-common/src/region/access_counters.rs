@@ -1,8 +1,8 @@
-//! Where a client counts what the server cannot see: one-sided reads (TeRM section 4.4).
+//! A client's counters of one-sided reads, which the server cannot see (TeRM section 4.4).
 //!
 //! The client owns the memory and registers it; once a sample period the server reads it one-sidedly and writes zeros
-//! over what it read. Counters are hints: an access that is counted while the server resets its unit may be lost, and
-//! a torn one is counted wrong. Nothing depends on them but which pages are in DRAM.
+//! over the counts that it read. Counters are hints: an access that is counted while the server resets its unit may be
+//! lost, and a torn one is counted wrong. Nothing depends on them but the choice of pages in DRAM.
 //!
 //! ```text
 //! records:  units x 16 bytes      filekey u64 | unit u32 | count u32          (little-endian; filekey 0: free)
@@ -13,7 +13,7 @@
 //! counted in this period; one that was not read since the last pull makes room for another.
 //!
 //! The paper counts each unit of one large memory region; files come and go, so here the counters are a table of the
-//! units that were read. It also counts units only; the page counters are what lets the server keep single hot pages.
+//! units that were read. It also counts units only; with the page counters the server can keep single hot pages.
 
 use crate::ids::FileKey;
 use crate::memory::SharedMemory;

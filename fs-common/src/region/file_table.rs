@@ -12,10 +12,10 @@
 //!
 //! # Ordering
 //! A length alone changes in one store. With the layout it changes under generation 0: generation 0, then size, then the new generation.
-//! Who reads the two in any order, copies, and reads generation again behind an acquire fence, and finds it what it was and of the layout
-//! that he has cached, knows two things: the layout held throughout, so every page that he copied was mapped to this file; and the length
+//! A reader reads the two in any order, copies, and reads the generation again behind an acquire fence. If the generation is unchanged
+//! and that of the reader's cached layout, then the layout held throughout, so every copied page was mapped to this file, and the length
 //! is not that of a later layout. (With the length alone stored first, a file that grows would be read with its old layout up to its new
-//! end: zeros where there never were any.)
+//! end: zeros that the file never had.)
 
 use crate::ids::{FileSlot, InodeNo};
 use crate::memory::SharedMemory;

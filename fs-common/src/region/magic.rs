@@ -1,9 +1,9 @@
 //! The magic pattern and byte detection (TeRM section 4.2).
 //!
-//! Pages that are not resident are served from the magic frame, which repeats a pattern drawn at random at
-//! each server start, so that no client can make data that always collides. Detection looks at every byte
-//! that was read: a part of a page is Missing exactly if all of it equals the pattern at its place in the page.
-//! A false positive costs one RPC and is never wrong.
+//! Pages that are not resident are served from the magic frame, which repeats a pattern drawn at random at each server
+//! start, so that no client can make data that always collides. Detection looks at every byte that was read: a part of
+//! a page is Missing exactly if all of it equals the pattern at its place in the page. A false positive costs one RPC
+//! and is never wrong.
 
 use crate::ids::PAGE_SIZE;
 use serde::{Deserialize, Serialize};

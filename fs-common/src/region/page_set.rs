@@ -1,5 +1,5 @@
-//! Page division and page bitmaps (TeRM section 4.2): a request is cut at page boundaries, and one bit a page
-//! says which parts are meant.
+//! Page division and page bitmaps (TeRM section 4.2): a request is cut at page boundaries, and one bit for each page
+//! says whether the page is meant.
 
 use crate::ids::{FilePage, PAGE_SIZE_U64};
 use serde::{Deserialize, Serialize};

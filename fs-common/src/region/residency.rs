@@ -1,4 +1,4 @@
-//! The residency table: one `u64` a pool page says where the page's bytes are (DESIGN section 1).
+//! The residency table: for each pool page a `u64` says where the page's bytes are (DESIGN section 1).
 //!
 //! ```text
 //!  63            32 31                1   0

@@ -1,4 +1,4 @@
-//! How a message's body is written and read: in postcard's format, all of it.
+//! Encoding and decoding of a message's body: in postcard's format, all of it.
 
 use crate::memory::SharedMemory;
 use serde::{Deserialize, Serialize};

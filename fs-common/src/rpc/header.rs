@@ -1,4 +1,4 @@
-//! The fixed part of RPC messages, both directions 48 bytes.
+//! The fixed part of RPC messages: 48 bytes in both directions.
 //!
 //! Request:
 //!

@@ -1,6 +1,6 @@
-//! Every inode number in a message, in one place: for a server that shows clients other numbers than it has.
+//! Every inode number in a message, in one place: for a server that shows clients other numbers than its own.
 //!
-//! No wildcards below: a new kind of message does not compile until somebody has said which inodes are in it.
+//! There are no wildcards below: a new kind of message does not compile until its inodes are listed here.
 
 use super::{DirEntry, Opened, Reply, Request, SyncScope};
 use crate::ids::InodeNo;

@@ -1,4 +1,4 @@
-//! What a peer must keep within; the server checks it in `fs-server/src/rpc/admit.rs` before anything is done.
+//! The limits of a peer's requests; the server checks them in `fs-server/src/rpc/admit.rs` before anything is done.
 
 use crate::ids::NAME_MAX;
 

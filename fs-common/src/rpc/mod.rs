@@ -1,9 +1,9 @@
-//! RPC messages: what travels in SENDs between a client and a server.
+//! RPC messages: the contents of SENDs between a client and a server.
 //!
-//! `header` is the fixed part of each message, `request` and `reply` are the closed sets of those, of `parts` and within `limits`,
-//! `body` how they are encoded, `inodes` where inode numbers are in them.
-//! A message is header, then the body in postcard's format (varints, little-endian; see its specification).
-//! Parsing never panics and never allocates more than the message's own length asks for.
+//! `header` is the fixed part of each message, `request` and `reply` are the closed sets of those, made of `parts` and within
+//! `limits`, `body` is their encoding, `inodes` the inode numbers in them. A message is header, then the body in postcard's format
+//! (varints, little-endian; see its specification). Parsing never panics and never allocates more than the message's own length
+//! asks for.
 
 mod body;
 /// Requests that are safe before they are executed.

@@ -1,4 +1,4 @@
-//! What requests and replies are made of. The order of variants and fields is the wire format.
+//! The parts of requests and replies. The order of variants and fields is the wire format.
 
 use crate::attr::FileKind;
 use crate::ids::{InodeNo, Rkey, SlotIndex};

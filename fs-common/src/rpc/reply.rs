@@ -1,6 +1,7 @@
 //! The closed set of replies.
 //!
-//! The order of enum variants and struct fields is the wire format, as that of requests. Replies borrow what they carry.
+//! The order of enum variants and struct fields is the wire format, as that of requests. Replies borrow their names and
+//! data.
 
 use super::body::{self, BodyError};
 use super::limits::MAX_MESSAGE_BYTES;

@@ -1,9 +1,10 @@
-//! What proves that a session is a client's own.
+//! The secret that proves that a session is a client's own.
 //!
-//! A client draws a secret when it mounts and says it on each connection it attaches, and to each of its rings. Its
-//! [`ClientId`] is a hash of the secret, so the server keeps no secret and compares none: it hashes what it is told, and
-//! finds the session of whoever can know that secret. An id (records, logs and files of rings have it) opens nothing, in this
-//! life of the server or the next. How long finding a session takes tells about ids, not about secrets.
+//! A client draws a secret when it mounts and sends it on each connection that it attaches, and to each of its rings. Its
+//! [`ClientId`] is a hash of the secret, so the server keeps no secret and compares none: it hashes the secret of a message,
+//! and finds the session of the client that knows that secret. An id (records, logs and files of rings have it) opens
+//! nothing, in this life of the server or the next. The time that it takes to find a session tells about ids, not about
+//! secrets.
 //!
 //! # Invariants
 //! A secret is never shown: not in status, not in a log (`Debug` hides it), not on a disk.

@@ -2,7 +2,7 @@
 //!
 //! The checker cannot see into mapped memory. A model names the few words it is about before it starts its threads ([`Words::observe`]); from
 //! then on `load_u64`, `store_u64`, `read` and `write` of them go to the checker: copies word by word and relaxed, as the racing copies of
-//! the product promise no order. What else touches memory goes past it.
+//! the product promise no order. All other accesses bypass the checker.
 //!
 //! Works inside `loom::model` only. Misuse (a part of a named word) asserts.
 

@@ -1,15 +1,15 @@
 //! The simulated RNIC: both ends of every connection in one process, without sockets, threads or time.
 //!
-//! Owns the network (`SimNetwork`): who listens, which memory is registered, what is under way. One-sided requests
-//! execute when they are posted; messages are delivered when the receiver polls. A thread that waits for a
-//! completion runs the *pump*, a closure of its own that drives everything else in that thread; so a server and
-//! several clients run whole in one thread, and the order of everything follows from one seed.
+//! Owns the network (`SimNetwork`): its listeners, its registered memory, the messages under way. One-sided requests
+//! execute when they are posted; messages are delivered when the receiver polls. A thread that waits for a completion
+//! runs the *pump*, a closure of its own that drives everything else in that thread; so a server and several clients run
+//! whole in one thread, and the order of everything follows from one seed.
 //!
-//! Connections break when told to (`SimNetwork::cut_after`), with what was being sent lost. Under `set_weather` they
+//! Connections break when told to (`SimNetwork::cut_after`), and the message being sent is lost. Under `set_weather` they
 //! break by chance, and messages are late or come twice.
 //!
-//! What the accepting side does is counted as events of its life where one is given (`SimNetwork::set_server_life`): when
-//! that is over it takes and sends nothing more.
+//! The actions of the accepting side are counted as events of its life where one is given
+//! (`SimNetwork::set_server_life`): when the life is over, that side takes and sends nothing more.
 //!
 //! # Invariants
 //! Those of the verbs API (`rdma/verbs.rs`); keys, ranges and rights are checked as by the other providers.

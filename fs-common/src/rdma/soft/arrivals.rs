@@ -1,11 +1,11 @@
-//! When a client that connects is listened to: how many connections one peer may make, and how fast.
+//! The time at which a new connection is listened to: how many connections one peer may make, and how fast.
 //!
 //! A handshake takes a hundred times the processor time of a request. A peer may make `BURST` connections at once, as its mounts do
-//! when their server comes back, and `PER_SECOND` from then on. One that comes faster waits for its time, unheard and at no cost.
-//! Of one peer `UNHEARD_OF_PEER_MAX` wait at most. Before a key is proven the peer is the address. Root and the server's own user
-//! are not counted.
+//! when their server comes back, and `PER_SECOND` from then on. A connection that comes sooner waits for its time, unheard and at
+//! no cost. At most `UNHEARD_OF_PEER_MAX` connections of one peer wait. Before a key is proven the peer is the address. Root and
+//! the server's own user are not counted.
 //!
-//! The bookkeeping is that of GCRA: of each peer the time by which all it has made would be paid for at `PER_SECOND`.
+//! The bookkeeping is that of GCRA: for each peer, the time by which all its connections would be paid for at `PER_SECOND`.
 
 use crate::rdma::PeerKey;
 use std::collections::HashMap;

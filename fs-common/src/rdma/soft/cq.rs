@@ -10,13 +10,13 @@
 //! `event_fd` gives. Eventfds are edge-triggered in it: taking the event is one `epoll_wait`, no read.
 //!
 //! # Ordering: the sleep page
-//! One word in shared memory says whether anybody sleeps or wants an event; peers map it read-only.
+//! One word in shared memory says whether a thread sleeps or wants an event; peers map it read-only.
 //!
 //! ```text
 //! sleeper:  word += sleeper; fence(SeqCst); pump and look at the queue; sleep
 //! producer: publish;         fence(SeqCst); load word; not zero -> write the eventfd
 //! ```
-//! One of the two fences comes first, so either the sleeper sees what was published or the producer sees the
+//! One of the two fences comes first, so either the sleeper sees the published completion or the producer sees the
 //! sleeper (Dekker).
 //!
 //! # Bounds

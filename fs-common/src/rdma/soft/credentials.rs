@@ -1,13 +1,13 @@
-//! Who is at the other end of a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate here reads as they are.
+//! The peer at the other end of a Unix socket: `SO_PEERCRED` and `SO_PEERGROUPS`, which no crate here reads as they are.
 //!
-//! `rustix` has the first, but takes a process of another PID namespace, whose number is 0 here, for an error, and nobody
-//! has the second.
+//! `rustix` has the first, but takes a process of another PID namespace, whose number is 0 here, for an error. No crate has the
+//! second.
 //!
-//! A path proves nothing: where a server has stopped, anybody who may write to the folder can listen instead. So a client asks who
-//! listens before it says a word (`Trust`).
+//! A path proves nothing: where a server has stopped, any user who may write to the folder can listen instead. So a client asks
+//! the kernel for the listener's user before it sends anything (`Trust`).
 //!
 //! # Failure
-//! A kernel without `SO_PEERGROUPS` (before 4.13) is an error: a peer whose groups are not known is nobody.
+//! A kernel without `SO_PEERGROUPS` (before 4.13) is an error: a peer whose groups are unknown is not admitted.
 
 use crate::rdma::peer::{LocalPeer, OVERFLOW_USER, PeerIdentity};
 use crate::rdma::verbs::RdmaError;

@@ -1,11 +1,11 @@
 //! Listening endpoints of every link, and the first part of each handshake.
 //!
 //! # How it works
-//! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not
-//! said hello yet (`unheard`). Each time it wakes it listens to all that have said something, and takes in those that have come since,
-//! so that a crowd costs one call a client and not one call a client for each of the others. A client that says nothing, or
-//! nonsense, is dropped after `HELLO_WAIT`, or when its place is needed, and never holds up another. A peer that connects often is
-//! listened to when its time has come (`arrivals`); where a key is needed it is a peer once its first words have proven one.
+//! `accept` sleeps in poll(2) on the listening socket, a stop eventfd, and every client that has connected but not said hello yet
+//! (`unheard`). Each time it wakes it listens to all clients that have said something, and takes in those that have come since. So
+//! each client of a crowd costs one call, and not one call for each of the others. A client that says nothing, or nonsense, is dropped
+//! after `HELLO_WAIT`, or when its place is needed, and never holds up another. A peer that connects often is listened to when its
+//! time has come (`arrivals`). Where a key is needed, the key is the peer as soon as the first words have proven it.
 
 use super::arrivals::UNHEARD_OF_PEER_MAX;
 use super::queue::{QpCore, QpParts};

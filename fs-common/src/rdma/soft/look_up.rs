@@ -1,4 +1,4 @@
-//! Names of machines become addresses.
+//! The look-up of machines' names: addresses for a name.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};

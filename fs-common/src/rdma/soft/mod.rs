@@ -6,11 +6,11 @@
 //! * `tcp`: a byte stream (TCP or Unix socket); the target's engine thread executes one-sided requests.
 //!
 //! # The parts
-//! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` what queue pairs of both
-//! links share; `listen` listeners and the start of each handshake; `arrivals` how fast a peer may connect; `fds` descriptors that are handed over;
-//! `credentials` who connected to a Unix socket.
+//! `region` registered memory and its keys; `cq` completion queues and sleeping; `queue` the common part of queue pairs of both links; `listen`
+//! listeners and the start of each handshake; `arrivals` the rate at which a peer may connect; `fds` descriptors that are handed over;
+//! `credentials` the peer of a Unix socket.
 //!
-//! # What software promises beyond or less than an RNIC
+//! # Where the promises differ from an RNIC's
 //! * A WRITE stores its last aligned word last, and a FLUSH covers SENDs: the RNIC knows where it placed a message, as
 //!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.

@@ -1,4 +1,4 @@
-//! What queue pairs of every link have in common: number, state, depths, posted receives, completions.
+//! The common part of queue pairs of every link: number, state, depths, posted receives, completions.
 //!
 //! # Locks
 //! A link's receive lock comes before its send lock, that before `receives`, that before a completion queue's

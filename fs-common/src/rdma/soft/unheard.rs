@@ -1,15 +1,16 @@
-//! Clients that have connected and not said hello: where they wait, and who goes when there are too many.
+//! Clients that have connected and not said hello: the place where they wait, and the choice of the one that goes when there are too
+//! many.
 //!
-//! Two crowds, so that who has proven something never gives way to who has not:
+//! There are two crowds, so that a client that has proven something never gives way to one that has not:
 //!
-//! | crowd | who | goes when it is full |
+//! | crowd | its clients | goes when it is full |
 //! |---|---|---|
 //! | strangers | over `tcp` with keys, before their first words prove one | the oldest of the address that has most |
 //! | known | all others: a user, a key, and over `--insecure` an address | the oldest of the peer that has most |
 //!
-//! A stranger proves its key with its first words, which come as soon as it is connected; who is silent may go as soon as others come.
-//! The rest of a handshake takes the way there and back twice; nobody without a key can take its place. Of one known peer
-//! `UNHEARD_OF_PEER_MAX` wait at most, and are listened to at its rate (`arrivals`).
+//! A stranger proves its key with its first words, which come as soon as it is connected; a silent client may go as soon as others
+//! come. The rest of a handshake takes two round trips; a client without a key cannot take its place. At most `UNHEARD_OF_PEER_MAX`
+//! clients of one known peer wait, and they are listened to at its rate (`arrivals`).
 
 use super::arrivals::{Arrivals, UNHEARD_OF_PEER_MAX};
 use super::listen::Greeting;

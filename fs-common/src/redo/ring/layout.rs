@@ -1,4 +1,4 @@
-//! The ring's bytes: identity and checkpoints, and where positions are.
+//! The ring's bytes: identity and checkpoints, and the places of positions.
 
 use crate::ids::{ClientId, LogSeq};
 use crate::memory::SharedMemory;

@@ -1,4 +1,4 @@
-//! A client's ring: a bounded log of records in memory that outlives a crash, one a connection.
+//! A client's ring: a bounded log of records in memory that outlives a crash, one for each connection.
 //!
 //! ```text
 //! 0     identity: magic, version, stride, capacity; written when the ring is made, never again   (own cache line)
@@ -32,24 +32,24 @@
 //!
 //! # How it works
 //! Positions count bytes and only grow; a position's place is its remainder by the capacity. The client (`writer`) puts
-//! records one behind the other and never across the end: what does not fit there any more is left out, a `Wrap`
-//! record saying so where one fits. The server (`reader`) takes them in order and checkpoints: the head moves past what
-//! has been executed, and only a head that is persistent is told to the client.
+//! records one behind the other and never across the end: the space at the end that is too short for a record stays unused,
+//! and a `Wrap` record says so where one fits. The server (`reader`) takes records in order and checkpoints: the head moves
+//! past executed records, and the client is told only of a head that is persistent.
 //!
 //! A *stride* larger than a record's alignment makes the ring one of slots: each record begins at a multiple of it and no
 //! record is longer. Then the buffers of a receive queue can be the ring (SFlush).
 //!
 //! # Ordering
 //! A record's last word is stored after all else of it: by one WRITE whose last aligned word the RNIC stores last
-//! (`Capabilities::word_last`), or else by two WRITEs, which a queue pair executes in order. That is the order in which
-//! a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can
-//! be there without the data: the checksum in the header is what makes a record valid then.
+//! (`Capabilities::word_last`), or else by two WRITEs, which a queue pair executes in order. That is the order in which a
+//! poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can be
+//! there without the data: then the checksum in the header decides whether the record is valid.
 //!
 //! # Invariants
 //! * A record is valid only if everything before it is (invariant 4): reading stops at the first that is not.
 //! * Nothing between the persistent head and the tail is overwritten.
-//! * A life ends with the crash it did not survive: after recovery the ring gets a new log id, so that what stood
-//!   behind the first invalid record can never become valid.
+//! * A life ends with the crash it did not survive: after recovery the ring gets a new log id, so that records behind the
+//!   first invalid one can never become valid.
 //!
 //! # Failure
 //! A crash between any two stores leaves one of the two checkpoints valid. Without one, or with a damaged identity, the ring

@@ -1,8 +1,8 @@
-//! Making a ring, and what is left of one after a crash.
+//! The making of a ring, and its recovery after a crash.
 //!
-//! | found | what it means | what is done |
+//! | found | meaning | action |
 //! | --- | --- | --- |
-//! | no identity: its first word is zero | never a ring, or its making was cut off before anything could be in it | made new |
+//! | no identity: its first word is zero | never a ring, or its making was cut off before it could hold anything | made new |
 //! | identity, no valid checkpoint | a crash while it was made, if both are zeros; else damage | made new; else refused |
 //! | one checkpoint torn, one valid | a crash while the head moved | the valid one counts |
 //! | a valid record at the head | it may have been acknowledged, and may not have been executed | it is executed |

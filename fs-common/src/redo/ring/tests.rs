@@ -1,4 +1,4 @@
-//! The ring against a model: a queue of what was flushed. Crashes keep or drop each unflushed cache line by itself.
+//! The ring against a model: a queue of flushed records. Crashes keep or drop each unflushed cache line by itself.
 
 use super::layout::{Checkpoint, Geometry, RingError};
 use super::*;

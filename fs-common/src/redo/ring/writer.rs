@@ -1,6 +1,6 @@
-//! The client's side of a ring: where the next record goes, and whether there is room.
+//! The client's side of a ring: the place of the next record, and the room that is left.
 //!
-//! It owns numbers only. The bytes are staged in memory of the client's that mirrors the ring, place by place, so that a
+//! It owns numbers only. The bytes are staged in the client's memory, which mirrors the ring place by place, so that a
 //! record stays there unchanged until it is checkpointed: it can be written again to the same place.
 
 use super::layout::{Checkpoint, Geometry, RingError};

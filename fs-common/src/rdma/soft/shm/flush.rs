@@ -1,9 +1,9 @@
 //! FLUSH over shared memory.
 //!
 //! # How it works
-//! The initiator has the region mapped and has executed its own WRITEs, so where cache-line write-back is all it takes it
-//! does that itself, and the target's CPU has no part in it. The target has to do two things: sync a file, and flush
-//! messages, which only its own polling places. Then the FLUSH goes through the message ring, behind the messages
+//! The initiator has the region mapped and has executed its own WRITEs, so where cache-line write-back is enough it does
+//! that itself, and the target's CPU has no part in it. The target has to do two things: sync a file, and flush messages,
+//! because only its own polling places them in memory. Then the FLUSH goes through the message ring, behind the messages
 //! it covers, and is answered through the other ring.
 //!
 //! | offset | bytes | field     | in a FLUSH | in its answer |
@@ -16,10 +16,10 @@
 //! | 28     | 4     | reserved  | zero ||
 //!
 //! # Invariants
-//! * What is done here without the target is done while the target is there: a FLUSH completes only if the peer is
-//!   connected after the write-back. Who reads the memory once the peer has closed the connection, or died, therefore
-//!   finds all that was reported persistent.
-//! * Completions stay in order: what is done behind a flush under way waits in `Outstanding`.
+//! * A FLUSH without the target's part completes only if the peer is still connected after the write-back. A reader of
+//!   the memory after the peer has closed the connection, or died, therefore finds all bytes that were reported
+//!   persistent.
+//! * Completions stay in order: those of requests behind a flush under way wait in `Outstanding`.
 //! * Nothing is executed behind a request that failed.
 //!
 //! # Failure

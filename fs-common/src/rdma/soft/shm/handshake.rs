@@ -1,8 +1,8 @@
-//! How a shared-memory connection is made.
+//! The handshake of a shared-memory connection.
 //!
-//! The client asks the kernel who listens, and sends Hello with its sleep pages and doorbell; the server checks who it is (`SO_PEERCRED`), makes
-//! the connection's memory and answers with Welcome, its own pages and doorbell, and the windows, opened
-//! read-only. Descriptors that are missing, unsealed or too small end the handshake with a reason.
+//! The client asks the kernel for the listener's user, and sends Hello with its sleep pages and doorbell. The server checks the client's user
+//! (`SO_PEERCRED`), makes the connection's memory and answers with Welcome, its own pages and doorbell, and the windows, opened read-only.
+//! Descriptors that are missing, unsealed or too small end the handshake with a reason.
 
 use super::connection::{ShmParts, ShmQp};
 use super::ring::{DIRECTORY_LEN, MEMORY_LEN, RING_LEN, Side};

@@ -1,4 +1,4 @@
-//! The memory two peers of a shared-memory connection share, and the message rings in it.
+//! The memory that the two peers of a shared-memory connection share, and the message rings in it.
 //!
 //! ```text
 //! 0      client's words: +0 tail, +64 head, +128 waits for space, +192 closed
@@ -21,12 +21,12 @@
 //! | 12     | 4     | magic    | `CFRR` |
 //!
 //! # Ordering
-//! `tail` and `head` are stored with release and loaded with acquire: who sees a record's bytes counted sees the
-//! bytes, and who sees space freed may overwrite it.
+//! `tail` and `head` are stored with release and loaded with acquire: a consumer that sees a record's bytes counted
+//! sees the bytes, and a producer that sees space freed may overwrite it.
 //!
 //! # Trust
-//! Each side keeps its own counters privately and takes only the peer's from memory. Whatever they say, a header
-//! is copied out once, checked, and the copy is used; bytes may be garbage, but no index leaves the ring.
+//! Each side keeps its own counters privately and takes only the peer's from memory. Whatever their values, a header is
+//! copied out once, checked, and the copy is used; bytes may be garbage, but no index leaves the ring.
 
 use super::flush::FLUSH_LEN;
 use crate::memory::SharedMemory;

@@ -1,8 +1,8 @@
 //! Bytes over one socket, in plain or under TLS. Nothing here blocks but `Dialogue`.
 //!
 //! # Locks
-//! `records` is the last of a connection's locks: it is taken under its receive lock (to open what came) and under its send
-//! lock (to seal what goes), and held over one system call that does not block.
+//! `records` is the last of a connection's locks: it is taken under its receive lock (to open input) and under its send
+//! lock (to seal output), and held over one system call that does not block.
 
 use super::tls::{Records, TlsConfigs, TlsError};
 use crate::breach::Breach;

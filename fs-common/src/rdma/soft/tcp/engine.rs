@@ -1,19 +1,20 @@
-//! The NIC engine: one thread a device that reads the sockets of all accepted connections.
+//! The NIC engine: one thread for each device that reads the sockets of all accepted connections.
 //!
-//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go
-//! to fault threads (`faults`). Writing is done by whoever has something to write, under the connection's send lock.
+//! It sleeps in epoll, executes one-sided requests itself and never blocks on anything else: file reads that would go to fault
+//! threads (`faults`). A thread with something to write does it itself, under the connection's send lock.
 //!
 //! # Turns
 //! A connection that has something for the engine waits for a turn, which is a bounded number of frames; one that is not done
-//! then waits for the next. Whose connection is next is for a [`FairQueue`] to say: that of the peer who has had least of the
-//! engine's time. Sockets are watched for edges: what waits for a turn, or for its peer to read, is not reported again and again.
+//! then waits for its next turn. A [`FairQueue`] chooses the next connection: that of the peer that has had least of the engine's
+//! time. Sockets are watched for edges: a connection that waits for a turn, or for its peer to read, is not reported again and
+//! again.
 //!
 //! # Bounds
-//! What connections hold because of their peers is added up (`ledger`). While anything is, the engine looks at it once a
-//! second: a connection that does not get on ends, and so does the one that holds most when all hold too much.
+//! The memory that connections hold because of their peers is added up (`ledger`). While there is any, the engine looks at it
+//! once a second: a connection that does not get on ends, and so does the one that holds most when all together hold too much.
 //!
-//! A connection that ended stays here until its peer has closed too, or for `LINGER`: closing a socket with unread
-//! input resets it, and the peer would lose what we said last.
+//! A connection that ended stays here until its peer has closed too, or for `LINGER`: closing a socket with unread input resets
+//! it, and the peer would lose the last messages to it.
 
 use super::connection::TcpQp;
 use super::faults::Faults;

@@ -9,11 +9,11 @@
 //!
 //! # Invariants
 //! * A queue pair has at most one fault under way, so the queue is bounded by the number of connections.
-//! * A fault names its queue pair by number, which is never given out again: one whose connection ended meanwhile
-//!   finds nobody to reply to, and that is all.
+//! * A fault names its queue pair by number, which is never given out again: the reply to one whose connection ended
+//!   meanwhile is dropped.
 //!
 //! # Failure
-//! Without a thread to be had, the READ is refused. A target that does not return keeps its one queue pair, and
+//! If no thread can be started, the READ is refused. A target that does not return keeps its one queue pair, and
 //! `stop`, waiting.
 
 use super::engine::Engine;

@@ -16,11 +16,11 @@
 //! | 56     | 4     | word     | immediate data; of a Nak, the status; of a READ, the bytes it asks for |
 //! | 60     | 4     | header   | CRC32C of the 60 bytes before |
 //!
-//! Which fields a kind uses is in `FrameKind::uses`; all others must be zero.
+//! `FrameKind::uses` lists the fields of each kind; all others must be zero.
 //!
-//! The header has a checksum of its own because a length must be right before it is believed: who waits for the payload
-//! of a damaged one may wait for ever. The payload's checksum is under the header's, so a payload cannot pass for another
-//! frame's.
+//! The header has a checksum of its own because a length must be right before it is used: a reader that waits for the
+//! payload of a damaged length may wait for ever. The payload's checksum is under the header's, so a payload cannot pass
+//! for another frame's.
 
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
 use crate::rdma::verbs::{Placement, WcStatus};

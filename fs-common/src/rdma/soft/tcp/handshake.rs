@@ -1,5 +1,5 @@
-//! How a `tcp` connection is made: proof of a key where there are keys (`tls`, and before it a knock), then Hello, then Welcome or
-//! Refuse.
+//! The handshake of a `tcp` connection: proof of a key where there are keys (`tls`, and before it a knock), then Hello, then
+//! Welcome or Refuse.
 
 use super::channel::{Channel, Dialogue, DialogueError, Input, TLS_FIRST_BYTES, receive, speaks_tls};
 use super::connection::{FileTargetCell, TcpQp};

@@ -1,13 +1,14 @@
-//! What an engine's connections hold in memory because of what their peers do or leave undone: output that is not taken,
-//! frames that arrive slowly, messages without a receive.
+//! The memory that an engine's connections hold because of their peers: output that is not taken, frames that arrive
+//! slowly, messages without a receive.
 //!
 //! # How it works
-//! A connection has an `Account` and says whenever it holds more or less; the `Ledger` adds all up. Beyond a bound
-//! the engine ends the connection that holds most of the peer that holds most, until it is less: whoever asks for little is
-//! never meant. What is held without getting on for `STALL_PATIENCE` ends with its connection, too (`Progress`).
+//! A connection has an `Account` and notes there whenever it holds more or less; the `Ledger` adds all up. Beyond a bound
+//! the engine chooses the peer that holds most and ends that peer's connection that holds most, until the sum is below the
+//! bound: a peer that asks for little is never chosen. A connection that holds memory and does not get on for
+//! `STALL_PATIENCE` is ended, too (`Progress`).
 //!
 //! # Ordering
-//! Sums only; nothing is published through them: relaxed. The bell that is rung orders what matters.
+//! Sums only; nothing is published through them: relaxed. The engine's bell gives the order where one is needed.
 
 use crate::rdma::soft::queue::MAX_TRANSFER_BYTES;
 use std::sync::Arc;

@@ -1,16 +1,16 @@
 //! Link `tcp`: the target's NIC engine executes one-sided requests; the same bytes also flow over Unix sockets.
 //!
 //! # How it works
-//! Accepted connections are read by the device's engine thread (`engine`), which executes READ, WRITE and
-//! atomics itself and hands messages to the completion queues of the server's workers. Connections made by
-//! `connect` have no thread: whoever polls or waits on their completion queue reads the socket, so a one-sided
-//! read costs the client no context switch beyond its own sleep.
+//! Accepted connections are read by the device's engine thread (`engine`), which executes READ, WRITE and atomics
+//! itself and hands messages to the completion queues of the server's workers. Connections made by `connect` have no
+//! thread: a thread that polls or waits on their completion queue reads the socket, so a one-sided read costs the
+//! client no context switch beyond its own sleep.
 //!
 //! Requests are executed in the order of their frames, replies come in that order. A SEND, and an unsignalled
 //! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
 //! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
 //!
-//! Between machines the frames go under TLS (`tls`); `channel` is what both ways have in common.
+//! Between machines the frames go under TLS (`tls`); `channel` is the common part of both ways.
 //!
 //! A file read for which a page must come from a disk first stalls its queue pair and no other (`faults`).
 

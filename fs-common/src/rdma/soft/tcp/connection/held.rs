@@ -1,10 +1,10 @@
 //! FLUSH at the target, and the replies that wait behind one.
 //!
 //! # How it works
-//! A flush that takes only cache-line write-back is done at once. One that needs a data sync is handed to the region's
-//! persistence domain, and the queue pair goes on: later requests execute, which is how many flushes share one sync. But
-//! an RC queue pair's replies come in order, so those behind a flush under way wait here. A flush covers the messages before it, so
-//! it waits with them for the receives that are to be posted (`target`).
+//! A flush that takes only cache-line write-back is done at once. One that needs a data sync is handed to the region's persistence
+//! domain, and the queue pair goes on: later requests execute, so that many flushes share one sync. But an RC queue pair's replies
+//! come in order, so those behind a flush under way wait here. A flush covers the messages before it, so it waits with them for the
+//! receives that are to be posted (`target`).
 //!
 //! # Invariants
 //! * The first held reply is a flush under way; with nothing held, nothing waits.

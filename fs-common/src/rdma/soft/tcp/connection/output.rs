@@ -1,4 +1,4 @@
-//! What waits for the socket, and what is wanted of it.
+//! Frames that wait for the socket, and the events that are wanted of it.
 //!
 //! # Invariants
 //! Frames reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at

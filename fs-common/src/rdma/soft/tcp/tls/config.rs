@@ -1,4 +1,4 @@
-//! What rustls is told: which keys, and nothing but TLS 1.3.
+//! The configuration of rustls: the keys, and nothing but TLS 1.3.
 
 use super::super::frame::FRAME_VERSION;
 use super::knock::{Doorkeeper, Knocker, key_name};

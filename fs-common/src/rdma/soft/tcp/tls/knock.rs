@@ -1,22 +1,22 @@
 //! Knocks: a client's proof, in its first words, that it has a key.
 //!
-//! A handshake costs a server some hundred microseconds, and a place for as long as the way there and back takes: a crowd without a
-//! key could use up both. So the first words prove the key already, as far as one message can. The name a client asks for (SNI) is
+//! A handshake costs a server some hundred microseconds, and a place for the time of a round trip: a crowd without a key could use up
+//! both. So the first words already prove the key, as far as one message can. The name a client asks for (SNI) is
 //!
 //! ```text
 //! nonce . mac . fingerprint . key.invalid          mac: HMAC-SHA256(knock key, nonce); both 16 bytes, in hexadecimal
 //! ```
 //!
-//! where the knock key is derived from the cluster key. Without that no handshake is begun. To look at a knock costs a few microseconds,
-//! no memory is kept for it, and who connects says it as soon as it is connected, however long the way is. (WireGuard's first `mac`
-//! is the same, with a public key for a secret.)
+//! where the knock key is derived from the cluster key. Without a good knock no handshake is begun. To check a knock costs a few
+//! microseconds, no memory is kept for it, and a client sends it as soon as it is connected, however long the round trip is.
+//! (WireGuard's first `mac` is the same, with a public key for a secret.)
 //!
-//! A knock proves nothing more than that: the handshake behind it proves who is there.
+//! A knock proves nothing more than that: the handshake behind it proves the client's identity.
 //!
 //! # Replays
-//! Whoever hears a knock on its way can say it again. It is good for once: the server knows the last [`KNOCKS_KEPT`] that were
-//! good. There is no clock in it that two machines would have to agree on; one that is older than all those, or was for another
-//! life of the server, begins one handshake and no more.
+//! A listener on the way can send a knock again. A knock is good once: the server knows the last [`KNOCKS_KEPT`] good ones. There is no
+//! clock in it that two machines would have to agree on. A replayed knock that is older than all those, or was for another life of the
+//! server, begins one handshake and no more.
 
 use super::{TlsConfigs, TlsError};
 use crate::cluster_key::{ClusterKey, ClusterKeys, is_same_mac};

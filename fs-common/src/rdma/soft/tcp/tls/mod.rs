@@ -1,17 +1,17 @@
-//! TLS 1.3 below the frames: who is at the other end, and that nobody between reads or changes what goes over.
+//! TLS 1.3 below the frames: proof of the peer's identity, and protection of the bytes from being read or changed on the way.
 //!
 //! Both sides have a cluster key (`cluster_key`). Each proves it by signing the handshake with the Ed25519 key pair that is
 //! derived from the key for its role, and shows the public half as a raw public key (RFC 7250): there are no certificates and
-//! nothing that runs out. A client names its key by the fingerprint, as the server's name (SNI), so that a server that has
-//! several answers with the right one. Before that name it proves in a few bytes that it has the key (`knock`), or no handshake is
-//! begun.
+//! nothing that expires. A client names its key by the fingerprint, as the server's name (SNI), so that a server that has several
+//! answers with the right one. Before that fingerprint come a few bytes that prove that it has the key (`knock`); without them no
+//! handshake is begun.
 //!
-//! `config` is what rustls is told: TLS 1.3 only, these keys only, no resumption (it would skip the proof), no early data
+//! `config` is the configuration of rustls: TLS 1.3 only, these keys only, no resumption (it would skip the proof), no early data
 //! (it could be replayed). `records` is one connection: bytes in, bytes out. Sockets are `channel`'s.
 //!
-//! # What is not hidden
-//! The fingerprint of the key, lengths and times of what is said. Whoever has a key can be the server to other holders of
-//! the same key: give each client machine a key of its own.
+//! # Visible on the way
+//! The fingerprint of the key, and lengths and times of messages. A holder of a key can pose as the server to other holders of the
+//! same key: give each client machine a key of its own.
 
 mod config;
 mod knock;

@@ -1,15 +1,15 @@
 //! One TLS connection as bytes in and bytes out, without a socket.
 //!
 //! # Bounds
-//! `incoming` holds what arrived and is no whole record yet: [`INCOMING_LEN`]. What is decrypted of it waits in `plain`,
-//! which is never longer, because nothing is taken in while some is left. `outgoing` is taken by whoever writes next.
+//! `incoming` holds the bytes that arrived and are no whole record yet: [`INCOMING_LEN`]. Decrypted bytes wait in
+//! `plain`, which is never longer, because nothing is taken in while some are left. The next writer takes `outgoing`.
 //!
 //! # Invariants
-//! * Records leave in the order in which they were made: there is one `outgoing`, and who writes takes it first.
+//! * Records leave in the order in which they were made: there is one `outgoing`, and a writer takes it first.
 //! * Nothing is `plain` before the peer has proven its key.
 //!
 //! # Failure
-//! Any error is the end of the connection; what the peer is to be told of it (an alert) is in `outgoing`.
+//! Any error is the end of the connection; the alert that tells the peer is in `outgoing`.
 
 use super::TlsConfigs;
 use rustls::client::UnbufferedClientConnection;

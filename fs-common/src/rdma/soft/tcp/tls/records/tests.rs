@@ -1,4 +1,4 @@
-//! Two sides that are given each other's bytes, whole, in pieces, and changed on their way.
+//! Two sides that get each other's bytes: whole, in pieces, and changed on the way.
 
 use super::*;
 use crate::cluster_key::{ClusterKey, ClusterKeys};
