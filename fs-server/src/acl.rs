@@ -1,7 +1,7 @@
 //! POSIX access control lists, as Linux keeps them in extended attributes: parsed, checked, and kept beside mode bits.
 //!
-//! The rules are those of acl(5) and of the kernel's `fs/posix_acl.c`, so that a kernel that checks permissions with what is
-//! stored here and a server that does come to the same answer.
+//! The rules are those of acl(5) and of the kernel's `fs/posix_acl.c`, so that a kernel and a server that check permissions
+//! by a stored list come to the same answer.
 //!
 //! # Bytes
 //! Little-endian: a version (4 bytes, 2), then eight bytes an entry: tag (2), permissions (2), user or group (4).

@@ -1,10 +1,11 @@
-//! How metadata becomes durable for everybody who waits: fsync, answers that must be durable, marks of what is overwritten, space that is to be given out again.
+//! The way in which metadata becomes durable for all waiters: fsync, answers that must be durable, marks of zones to be overwritten, and space
+//! that is to be given out again.
 //!
 //! # How it works
-//! One of those who wait leads (`GroupSync`). It writes what is not durable by its own worker's ring, in one direct write that is
-//! durable when it is done: no thread in between. Where that cannot be (a thread without a ring, more than a write takes, a
-//! file system that has no such writes) it has the committing thread (`GroupCommit`) sync the log, which blocks. The thread also
-//! makes ready what such writes go to, and syncs behind them (`meta/disk_store/direct.rs`).
+//! One of the waiters leads (`GroupSync`). It writes all records that are not durable through its own worker's ring, in one direct write that
+//! is durable when it is done: no thread in between. Where that is impossible (a thread without a ring, more bytes than a write takes, a file
+//! system without such writes) it has the committing thread (`GroupCommit`) sync the log, which blocks. The thread also prepares the files that
+//! such writes go to, and syncs behind them (`meta/disk_store/direct.rs`).
 
 use crate::group_commit::GroupCommit;
 use crate::group_sync::GroupSync;

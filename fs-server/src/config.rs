@@ -1,4 +1,4 @@
-//! `cuttlefs.toml`: what a pool is made of, and how it is served.
+//! `cuttlefs.toml`: the parts of a pool, and the settings it is served with.
 //!
 //! The file is written by `cuttlefsd format`, with a comment at each key, and edited by people. The pool's own part
 //! is not for editing; the rest are defaults that options of `cuttlefsd serve` override. An unknown key is an error:

@@ -1,4 +1,4 @@
-//! Paths of what is exported: from text to directories.
+//! Paths of exported directories: from text to directories.
 
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::InodeNo;

@@ -1,17 +1,16 @@
-//! Group commit: one thread that makes things durable for everybody who waits, with one sync for many, so that no worker
-//! ever blocks on a disk.
+//! Group commit: one thread that makes changes durable for all waiters, with one sync for many, so that no worker ever blocks on a
+//! disk.
 //!
 //! # Invariants
-//! * Who waits is told `Ok` only by a run of the work that began after it asked.
-//! * A failure is final: everybody who asks later is told so, too.
+//! * A waiter gets `Ok` only from a run of the work that began after its call.
+//! * A failure is final: all later callers get it, too.
 //!
 //! # Why there are two
-//! Where a sync is a request to a worker's io_uring one of those who wait does it (`group_sync`), and no thread is needed. Here the
-//! work blocks (syncs of metadata where no ring can do them), so it has a thread; and it runs also if whoever
-//! asked has gone.
+//! Where a sync is a request to a worker's io_uring one of the waiters does it (`group_sync`), and no thread is needed. Here the
+//! work blocks (syncs of metadata where no ring can do them), so it has a thread. It runs also if the caller has gone.
 //!
-//! In a server without threads whoever drives it runs the work (`step`), as late as he likes: between asking and being told
-//! other tasks go on, as beside a thread.
+//! In a server without threads the driver of the server runs the work (`step`), as late as it likes: between call and result other
+//! tasks go on, as beside a thread.
 
 use crate::pool::LocalFuture;
 use cuttlefs_common::panic_ends;

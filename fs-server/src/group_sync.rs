@@ -1,17 +1,17 @@
-//! One sync for everybody who waits, led by one of them, on whichever thread.
+//! One sync for all waiters, led by one of them, on any thread.
 //!
 //! # How it works
-//! Who finds no sync under way leads one, and whoever comes meanwhile waits for the next, which the first of them leads for
-//! all. Nobody waits on purpose: alone, a caller leads at once. What a sync is the leader says; the data files' is a request of its
-//! disk (`pool::DataSync`), metadata's a write of its ring, or a thread's run (`committer`).
+//! A caller that finds no sync under way leads one. Callers that come meanwhile wait for the next, which the first of them leads
+//! for all. No caller waits for company: alone, it leads at once. The leader does the sync in its own way: for the data files by a
+//! request to its disk (`pool::DataSync`), for metadata by a write of its ring, or a thread's run (`committer`).
 //!
 //! # Invariants
-//! * Who waits is told `Ok` only by a sync that began after the call.
-//! * One sync is under way at a time; one whose leader is dropped counts for nobody, and the next who waits leads.
+//! * A waiter gets `Ok` only from a sync that began after its call.
+//! * One sync is under way at a time; one whose leader is dropped counts for no waiter, and the next waiter leads.
 //!
 //! # Failure
-//! A failed sync is final, for all who wait and for all who come later: what is on SSD is unknown, and a second sync would
-//! say that it is well (the kernel reports a write that failed once). Nothing but a restart mends it.
+//! A failed sync is final, for all waiters and all later callers: the contents of the SSD are unknown, and a second sync would
+//! report success (the kernel reports a failed write once). Only a restart mends it.
 
 use event_listener::Event;
 use parking_lot::Mutex;

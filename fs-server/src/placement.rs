@@ -1,16 +1,16 @@
-//! Which workers serve which peer.
+//! The workers that serve each peer.
 //!
-//! A thread that one peer keeps busy never rests, so for each core that it loses it waits behind others' time slices, as the kernel has
-//! everybody wait who wants more than his part. Whoever else is served by that thread waits along, for each request, however
-//! fair the thread's own turns are (`cuttlefs_common::fair`). On threads of their own, peers are to each other what programs are: the
-//! kernel divides the cores among them.
+//! A thread that one peer keeps busy never rests. The kernel makes a thread that wants more than its part wait, so this one waits
+//! behind the time slices of others for each core that it loses. All other peers of that thread wait along, for each request, however
+//! fair the thread's own turns are (`cuttlefs_common::fair`). With threads of their own, the kernel divides the cores among the peers,
+//! as it does among programs.
 //!
 //! # How it works
 //! A peer's connections go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers
-//! share no worker. Where more of them come than fit beside each other they do, and take turns there.
+//! share no worker. Where there are more peers than that, some share workers, and take turns there.
 //!
 //! # Invariants
-//! * A peer keeps its workers for as long as anything is held in its name.
+//! * A peer keeps its workers for as long as the server holds anything in its name.
 //! * `Home` counts once on each worker that it names.
 
 use parking_lot::Mutex;

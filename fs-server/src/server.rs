@@ -1,4 +1,4 @@
-//! What all workers share: metadata, files, sessions, and the steps that join them.
+//! The state that all workers share: metadata, files, sessions, and the steps that join them.
 //!
 //! # How it works
 //! Names and attributes go to `meta`, bytes to `files`. Where one operation needs both (truncation,

@@ -1,7 +1,7 @@
-//! Shares: how much of what is bounded one peer may have.
+//! Shares: the part of each bounded resource that one peer may have.
 //!
-//! A *peer* is whoever the link says is at the other end (`PeerKey`): a user of this machine, a machine, a key. Each thing
-//! that peers make the server hold has a bound for all peers, a share for each, and a reserve.
+//! A *peer* is the other end of a link, as the link knows it (`PeerKey`): a user of this machine, a machine, a key. Each resource that
+//! the server holds for peers has a bound for all peers, a share for each, and a reserve.
 //!
 //! | resource    | for all   | share of a peer | reserve |
 //! |-------------|-----------|-----------------|---------|
@@ -10,20 +10,21 @@
 //! | filekeys    | 2,097,152 | 524,288         | 65,536  |
 //! | locks       | 262,144   | 65,536          | 4,096   |
 //!
-//! Nor may a peer have more than it leaves to others: one that is alone may take its share, and each further one half of what is left at
-//! most. So it takes many identities, not four, to keep newcomers out.
+//! Nor may a peer have more than it leaves to others: a peer that is alone may take its share, and each further one at most half of the
+//! rest. So it takes many identities, not four, to keep newcomers out.
 //!
-//! Of file slots, without which a file is read by RPC, there is no count: who has a quarter as many files open gets no more.
+//! File slots, without which a file is read by RPC, are not counted: a peer with a quarter as many files open as there are slots gets no
+//! more.
 //!
-//! Root and the server's own user are *administrators*: they have no share but the whole, and only they get at the reserve,
-//! so that whatever others do somebody can mount and look at `status`.
+//! Root and the server's own user are *administrators*: they have no share but the whole, and only they have access to the reserve, so
+//! that an administrator can always mount and look at `status`.
 //!
 //! # How it works
 //! A peer is interned: all its connections and sessions hold one `Arc<Peer>`, which counts. `Peer::take` gives a `Taken`, and
 //! dropping that is the only way a place comes back: none is given back twice, and none is forgotten.
 //!
-//! A peer is a payer, too: what is not counted but takes time, on workers, is on its account (`cuttlefs_common::fair`). And it has
-//! workers that serve it (`placement`).
+//! A peer is a payer, too: the time that its work takes on workers is on its account (`cuttlefs_common::fair`). And it has workers that
+//! serve it (`placement`).
 //!
 //! # Ordering
 //! Counters are moved by compare-and-swap and guard no other memory: relaxed.

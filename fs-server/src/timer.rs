@@ -1,4 +1,4 @@
-//! Sleeps, as time comes in from outside: by a worker's timers, or in tests by hand.
+//! Sleeps: time comes in from outside, by a worker's timers, or in tests by hand.
 
 use crate::pool::LocalFuture;
 use std::time::Duration;

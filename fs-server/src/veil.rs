@@ -1,16 +1,16 @@
-//! The numbers that clients which are not to reach every inode know inodes by.
+//! Inode numbers for clients that may not reach every inode.
 //!
-//! A client names inodes by number, and numbers are small and dense: one that is confined to a subtree could try them
-//! all and reach files outside, and one that may not search a directory could reach what is in it. Walking up from each named
-//! inode would not help, for a file has no one directory. So the sessions of such clients (`rights::Grant`) are shown other
-//! numbers: a keyed permutation of the 64-bit numbers, a Feistel
-//! network of six rounds of SipHash-2-4 under the pool's secret. A client can use the numbers it was told; of those it
-//! was not told, one in 2^64 divided by the number of inodes is any inode at all.
+//! A client names inodes by number, and numbers are small and dense: a client that is confined to a subtree could try them all and
+//! reach files outside, and one that may not search a directory could reach the inodes in it. Walking up from each named inode would
+//! not help, for a file has no one directory. So the sessions of such clients (`rights::Grant`) are shown other numbers: a keyed
+//! permutation of the 64-bit numbers, a Feistel network of six rounds of SipHash-2-4 under the pool's secret. A client can use the
+//! numbers it was told; of those it was not told, one in 2^64 divided by the number of inodes is any inode at all.
 //!
-//! Who may list a directory and not search it is told numbers, too, as `d_ino` wants; those are no permutation, and lead nowhere.
+//! A client that may list a directory and not search it gets numbers, too, as `d_ino` wants; those are no permutation, and lead
+//! nowhere.
 //!
-//! The numbers depend on the pool's secret, the exported directory and the session's user, if it is one: they stay over restarts, as
-//! `st_ino` must, and are of no use to another user who is told them.
+//! The numbers depend on the pool's secret, the exported directory and the session's user, if it is one: they stay the same over
+//! restarts, as `st_ino` must, and are of no use to another user who learns them.
 //!
 //! # Invariants
 //! `hide` and `reveal` are inverse on every number but 0, and 1, which FUSE keeps for itself: it is the exported directory if

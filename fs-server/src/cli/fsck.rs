@@ -1,4 +1,4 @@
-//! `cuttlefsd fsck`: checks a pool that nobody serves. Exit codes are those of fsck(8).
+//! `cuttlefsd fsck`: checks a pool that is not being served. Exit codes are those of fsck(8).
 
 use crate::fsck::{FsckOptions, fsck};
 use clap::Args;

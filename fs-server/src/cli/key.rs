@@ -1,4 +1,4 @@
-//! `cuttlefsd key`: makes keys and shows which they are; and which ones a server serves with.
+//! `cuttlefsd key`: makes keys and shows their names; and the keys that a server serves with.
 
 use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};

@@ -1,10 +1,10 @@
-//! How much memory this process may have: the machine's, or what its control groups (cgroup v2) leave it.
+//! The memory that this process may have: the machine's, or the rest that its control groups (cgroup v2) leave it.
 //!
-//! Frames fill up with what is read and written, so a server that is given more than there is runs well for a while and is then
-//! killed by the kernel, in the midst of its work. It is refused instead.
+//! Frames fill up in the course of reads and writes, so a server with more frames than there is memory runs well for a while
+//! and is then killed by the kernel, in the midst of its work. Such a start is refused instead.
 //!
 //! # Failure
-//! What cannot be found out is no bound: `/proc` or `/sys` may be missing.
+//! A limit that cannot be read does not count: `/proc` or `/sys` may be missing.
 
 use anyhow::ensure;
 use cuttlefs_common::size::ByteSize;

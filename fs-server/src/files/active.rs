@@ -1,12 +1,12 @@
-//! The table of active files: at most one `FileRegion` an inode, so that everyone changes the same one.
+//! The table of active files: at most one `FileRegion` for each inode, so that all requests change the same one.
 //!
-//! Owns the regions, their open counts, a bounded cache of regions nobody has open, and the free slots of the
-//! file table.
+//! Owns the regions, their open counts, a bounded cache of regions that are not open, and the free slots of the file
+//! table.
 //!
 //! # How it works
-//! Sharded by inode. A region is loaded under its shard's lock, so that a load cannot bring back what another load
-//! already changed, committed and dropped; that holds up opens in the same shard for one store read, and nothing on
-//! the one-sided path. A region goes when nobody has it open, it is clean, nobody else refers to it, and the cache is
+//! Sharded by inode. A region is loaded under its shard's lock, so that a load cannot bring back a state that another
+//! load already changed, committed and dropped; that holds up opens in the same shard for one store read, and nothing
+//! on the one-sided path. A region is dropped when it is not open, is clean, has no other reference, and the cache is
 //! over its bound; its slot is kept till then, so a client that opens it again finds its cached layout still good.
 //!
 //! # Failure

@@ -1,13 +1,13 @@
-//! What `fallocate` does: reserve, zero a range, punch a hole.
+//! The operations of `fallocate`: reserve, zero a range, punch a hole.
 //!
 //! These change the durable mapping at once: reserved space is recorded as unwritten, a punched range as a hole. Bytes at the
 //! edges, in pages that stay, are zeroed like any write, and become durable like one.
 //!
 //! # In steps
-//! What is in many pieces goes in several batches (`steps`), in file order, so that nobody else waits for one file. The file's
-//! locks are held throughout. Each step is one of its own: cut off between two, by a kill or a failing store, the file is
-//! zeroed, punched or reserved in part, as it may be before the answer, and asking again does the rest. Which request it
-//! was is noted with the last. Space that no step came to goes back (`Unmapped`).
+//! A range in many pieces is changed in several batches (`steps`), in file order, so that no other request waits for one file.
+//! The file's locks are held throughout. Each step is whole by itself: cut off between two, by a kill or a failing store, the
+//! file is zeroed, punched or reserved in part, as it may be before the answer, and the retransmitted request does the rest.
+//! The last batch notes the request. Space that no step used goes back (`Unmapped`).
 
 use super::detach::{detach, take_holes, vacate_pieces};
 use super::steps::{STEP_PIECES, Steps};

@@ -1,7 +1,7 @@
-//! What a request has changed: what must be durable before its answer leaves, where answers are (docs/log.md).
+//! The changes of a request. They must be durable before its answer leaves, where answers are durable (docs/log.md).
 //!
-//! Noted by whatever changes it, and by nobody else: contents where their change begins (`begin_change`, `restore`), names and
-//! attributes where their batch is committed (`Server::execute`). So no request can be forgotten, and which one it was does not matter.
+//! The code that makes a change notes it, and no other code: contents where their change begins (`begin_change`, `restore`), names and
+//! attributes where their batch is committed (`Server::execute`). So no kind of request can be forgotten, and the kind does not matter.
 
 use super::images::sync;
 use crate::files::{FileRegion, Files};

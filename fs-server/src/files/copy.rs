@@ -1,13 +1,13 @@
 //! Copies between files within the server, a chunk at a time through a buffer, as a reader and writer would.
 //!
 //! # Once
-//! A copy that was done is not done again, for others may have written to either file since. The write of its last chunk is
-//! that of the request: the copy's answer is noted with the bytes, and is in the batch that makes them durable.
-//! A copy that ends early, for lack of space or of a source that was cut meanwhile, learns that behind its last write, and
-//! notes its answer then.
+//! A finished copy is not made again, for others may have written to either file since. The write of its last chunk is that
+//! of the request: the copy's answer is noted with the bytes, and is in the batch that makes them durable. A copy that ends
+//! early, because space ran out or the source was cut meanwhile, learns that behind its last write, and notes its answer
+//! then.
 //!
 //! # Failure
-//! A server that dies between two chunks leaves a part of the copy, and nothing that says so: all of it is done again.
+//! A server that dies between two chunks leaves a part of the copy, and no record of it: the whole copy is made again.
 
 use super::fetch::fetch;
 use super::write::{Asked, WriteAt, Written, end_of, note_done, write_for};

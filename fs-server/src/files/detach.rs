@@ -1,4 +1,4 @@
-//! Pages that leave a file, and space for those that come (invariant 3).
+//! Pages that leave a file, and space for new ones (invariant 3).
 //!
 //! A page leaves in this order: the batch that drops its extent record is in the store; the mapping no longer has it
 //! and clients see a new generation; its entry moves to the magic frame under its block lock, which also waits for any

@@ -3,8 +3,8 @@
 //! # How it works
 //! A READ whose pages are all in the kernel's page cache is copied by the engine. Any other faults, step by step as an
 //! RNIC's does: its queue pair stalls (1a), a fault thread takes the CPU's page faults (1b), the pages are mapped (1c),
-//! the queue pair goes on (1d). Only (1b) costs anything here; `--odp-hardware` adds what the paper measured for the
-//! others as waiting of that queue pair. The simulated RNIC has no page table of its own, so a page that is in memory
+//! the queue pair goes on (1d). Only (1b) costs anything here; for the others `--odp-hardware` lets that queue pair
+//! wait as long as the paper measured. The simulated RNIC has no page table of its own, so a page that is in memory
 //! never faults: hits are as good as an RNIC's at best.
 //!
 //! Pages are looked up and validated as everywhere: an entry of the residency table that did not move since it was

@@ -1,7 +1,7 @@
 //! Fetch: reads the wanted pages of a request (TeRM sections 4.2 and 4.3).
 //!
 //! # How it works
-//! Under the mapping's lock, held for moments, every page is looked up with its residency entry; what they hold is read
+//! Under the mapping's lock, held for moments, every page is looked up with its residency entry; the pages' bytes are read
 //! without any lock (`pages/read.rs`). A page whose entry moved before its bytes were there is looked up again; after a few
 //! rounds the rest is done with the file's and the pages' locks held, when nothing can move.
 //!

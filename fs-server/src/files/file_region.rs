@@ -1,13 +1,13 @@
-//! One active file: its live mapping and length, and who may change them.
+//! One active file: its live mapping and length, and the locks for their changes.
 //!
 //! Owns the range table, the live size, the generation and slot under which clients see them, and the list of
 //! pages that were written in frames since the last write-back.
 //!
 //! # Locks, in the order they are taken
-//! 1. `order` (async): shared by overwrites that change neither mapping nor length, exclusive for everything that does.
-//!    Reads take no lock but as the last resort.
-//! 2. `settle` (async): held by a write-back from its snapshot to its commit, and by whatever takes pages away from
-//!    the file, so that a commit never names a page that has left.
+//! 1. `order` (async): shared by overwrites that change neither mapping nor length, exclusive for all other changes. Reads
+//!    take it only as the last resort.
+//! 2. `settle` (async): held by a write-back from its snapshot to its commit, and by each operation that takes pages away
+//!    from the file, so that a commit never names a page that has left.
 //! 3. block locks (`BlockLocks`).
 //! 4. `state` (plain): held for moments, never across an await; the NIC engine reads under it. `dirty` may be taken under it.
 //!

@@ -4,7 +4,8 @@
 //! read-write lock that is held for a lookup only.
 //!
 //! # Failure
-//! An unknown key and a key of another owner are the same to the caller (`Stale`): nobody learns whose keys exist.
+//! An unknown key and a key of another owner are the same to the caller (`Stale`): a caller cannot find out which keys
+//! exist.
 
 use super::file_region::FileRegion;
 use crate::shares::Taken;

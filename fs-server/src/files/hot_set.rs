@@ -1,4 +1,4 @@
-//! Hot parts of files: what clients counted, in terms of the pool's pages, and the hot set of whole units (`pages/hotspots.rs`).
+//! Hot parts of files: clients' counts, translated to the pool's pages, and the hot set of whole units (`pages/hotspots.rs`).
 
 use super::{FileRegion, Files};
 use crate::pages::{HotUnit, Hotspots};

@@ -1,18 +1,18 @@
-//! fsync of little: the bytes go into the store, as images of their pages, in the batch that says that they are there (docs/log.md).
+//! fsync of a few pages: the bytes go into the store, as images of their pages, in the batch that maps them (docs/log.md).
 //!
 //! # How it works
-//! A file with few pages that nothing durable has puts images of them, its mapping and its length into one batch, and one sync of the
-//! store's log makes all of it durable. The pages stay dirty: the next write-back puts them in their places and has the images
-//! removed by the batch behind its data sync. A start does the same before anything else (`put_in_place`).
+//! A file with few pages that are not durable puts images of them, its mapping and its length into one batch, and one sync of the store's
+//! log makes all of it durable. The pages stay dirty: the next write-back puts them in their places and has the images removed by the batch
+//! behind its data sync. A start does the same before anything else (`put_in_place`).
 //!
 //! # Invariants
-//! * An image and the commit that it belongs to are of one moment, or the image is newer: its bytes are copied after the file's snapshot was
+//! * An image and the commit that it belongs to are of one moment, or the image is newer: its bytes are copied after the file's snapshot is
 //!   taken, under the page's block lock.
-//! * A page whose bytes are newer than its image is on the file's list without it.
+//! * A page whose bytes are newer than its image is on the file's list without the image.
 //!
 //! # Failure
-//! Where images cannot be put (too much is dirty, a page was written past the frames or has left them, the store takes none) the
-//! file is written back as ever. A batch that fails leaves the file as it was (`Taken`).
+//! Where images are impossible (too many pages are dirty, a page was written past the frames or has left them, the store takes none) the
+//! file is written back in the usual way. A failed batch leaves the file unchanged (`Taken`).
 
 use super::file_region::DirtyPage;
 use super::range_table::PieceState;

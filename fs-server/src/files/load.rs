@@ -6,7 +6,7 @@
 //!
 //! # Failure
 //! A page that cannot be read fails the load with `Io`, and so the open: a file that is open for reading is all in
-//! frames. What was loaded before stays.
+//! frames. Pages that are loaded already stay.
 
 use super::{FileRegion, Files};
 use crate::pool::disk::Disk;

@@ -1,7 +1,7 @@
 //! Files: the server's view of files as memory (DESIGN section 1), and the operations on their contents (sections 3 and 4).
 //!
-//! Owns the live mapping of every active file, the file table that clients read one-sidedly, filekeys, what there is to write
-//! back, and the pool's space. What a file's pages hold and where it is are `pages/`'s.
+//! Owns the live mapping of every active file, the file table that clients read one-sidedly, filekeys, the list of pages to
+//! write back, and the pool's space. The pages' bytes and their places belong to `pages/`.
 //!
 //! Functions here are the operations on a file's contents. Each takes the shared `Files`, the worker's own
 //! [`Disk`](crate::pool::Disk) and the file; their futures must be driven to completion (see `pages`).

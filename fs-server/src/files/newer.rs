@@ -1,21 +1,20 @@
-//! What has changed of files since the server started, while clients of the one before it may still restore what that one lost.
+//! Changes of files since the start of the server, while clients of the server before it may still restore changes that it lost.
 //!
-//! A change that a client asks for is newer than any that is restored, wherever it went; restored ones stand in the order in which
-//! the server before this one had answered them. So of each file there is what was stored at the start (`Written`), and by range
-//! the counter of what has come over it since.
+//! A change that a client asks for is newer than any restored one; restored changes are ordered as the server before this one answered
+//! them. So of each file the state stored at the start is known (`Written`), and for each range the counter of the last change since.
 //!
 //! # Until when
-//! What clients ask for is noted as long as the grace period lasts. Who comes back later restores a file only if nobody has asked for
-//! a change of it since the start: that follows from its counters. What is restored is always noted.
+//! New changes are noted as long as the grace period lasts. A client that comes back later restores a file only if no client has asked
+//! for a change of it since the start: that follows from its counters. Restored changes are always noted.
 //!
 //! # Bound
-//! [`NEWER_MAX`] files and ranges. When it is reached, it is as behind the grace period: what clients asked for is forgotten, so it takes
-//! nobody's share. Of what is restored each peer has a share, half of what others have restored leave: who has used it up restores
-//! nothing more, and hears so; nobody else does.
+//! [`NEWER_MAX`] files and ranges. At the bound the rule is that behind the grace period: new changes are forgotten, so they take room
+//! from no peer. Each peer has a share of the room for restored changes: half of the room that others leave. A peer that has used it up
+//! restores nothing more and is told so; the others go on.
 //!
 //! # Order
-//! Whoever changes contents for a client shares `FileRegion::changes` from before `begin` until its change is noted here; who
-//! restores has it alone, from its look at what is newer until its bytes are in place.
+//! A change of contents for a client holds `FileRegion::changes` shared from before `begin` until it is noted here. A restore holds it
+//! alone, from its look at newer changes until its bytes are in place.
 
 use crate::meta::{ClientChange, Verdict, Written};
 use cuttlefs_common::ids::InodeNo;

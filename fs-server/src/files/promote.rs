@@ -4,10 +4,10 @@
 //! # How it works
 //! Once a period the counts are reviewed; the units that are hot are walked from the hottest on. Of each, the pages that
 //! are on SSD are read as one batch into frames, neighbours as one IO: a unit of scattered single reads costs one read.
-//! Room is made by evicting cold pages only, so a unit never pushes a hotter one out.
+//! Only cold pages are evicted to make room, so a unit never pushes a hotter one out.
 //!
 //! # Failure
-//! What cannot be read or found room for stays on SSD and is served from there.
+//! A page that cannot be read, or for which there is no room, stays on SSD and is served from there.
 
 use super::Files;
 use super::fetch::bring;

@@ -1,4 +1,4 @@
-//! The range table of a file: which file pages lie where in the pool (FileMR's RangeMTT, section 3.2).
+//! The range table of a file: the places of its pages in the pool (FileMR's RangeMTT, section 3.2).
 //!
 //! Owns the live mapping: a B-tree of pieces keyed by first file page; gaps are holes.
 //!

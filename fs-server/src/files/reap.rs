@@ -1,4 +1,4 @@
-//! Reaping: an inode without names and opens goes, with its pages.
+//! Reaping: an inode without names and opens is removed, with its pages.
 
 use super::detach::detach;
 use super::steps::STEP_PIECES;

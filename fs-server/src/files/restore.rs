@@ -1,14 +1,14 @@
-//! Changes of contents that clients ask for, and those that they make again because a killed server may have lost them.
+//! Changes of contents: new ones that clients ask for, and those that they make again because a killed server may have lost them.
 //!
 //! # How it works
-//! Each change has a counter: the file's change counter when it was answered. Whoever restores one names it. The server makes it
-//! wherever nothing newer stands: by what is stored of the file (`meta/written.rs`) and by what has come over it since the server
-//! started (`files/newer.rs`). So what came of two changes is decided by the order in which they were answered, whoever comes
-//! back first, and nothing that was asked of this server is changed by what was asked of one before it.
+//! Each change has a counter: the file's change counter when it was answered. The client names it when it restores the change.
+//! The server makes the change wherever nothing newer is in place: by the stored state of the file (`meta/written.rs`) and by the
+//! changes since the server started (`files/newer.rs`). So the order of the answers decides between two changes, in whatever
+//! order the clients come back, and a change that an earlier server answered never overwrites one of this server.
 //!
 //! # Failure
-//! What would go over something newer is not made. If that was asked for since the server of the change died, its client is told
-//! so (`true`); what was overtaken before is no loss.
+//! A change is not made over something newer. If the newer change came after the death of the server that answered this one, the
+//! client is told of the loss (`true`); a change that was overtaken before is no loss.
 
 use super::{Changed, WriteAt, allocate_for, write_for};
 use crate::files::{FileRegion, Files};

@@ -1,9 +1,8 @@
-//! Whether a sync of a file is to be expected: a program that syncs what it writes does so again and again, behind as many writes as
-//! before.
+//! The prediction of a file's next sync: a program that syncs its writes does so again and again, behind the same number of writes.
 //!
-//! A database's log has one write and one sync, in turn. The sync is asked for a round trip after the write was answered; whoever
-//! knows that it comes begins with it at once, and the disk works while the answer travels (`files::begin_sync`). To be wrong costs a
-//! sync that nobody waits for, once: the rhythm is to be found again before the next.
+//! A database's log has one write and one sync, in turn. The request for the sync comes a round trip after the write's answer. A
+//! server that expects it begins the sync at once, and the disk works while the answer travels (`files::begin_sync`). A wrong
+//! prediction costs one sync without a waiter: the rhythm has to be found again before the next prediction.
 
 use parking_lot::Mutex;
 

@@ -1,7 +1,7 @@
 //! `SEEK_DATA` and `SEEK_HOLE`: unwritten space is a hole, the end of the file is one, too.
 //!
 //! A file may have as many pieces as pages, all to be passed over: they are looked at some at a time, and others' requests come in
-//! between. What changes meanwhile is seen or not, piece by piece, as by a reader.
+//! between. A change meanwhile is seen or not, piece by piece, as by a reader.
 
 use crate::files::FileRegion;
 use crate::files::range_table::Search;

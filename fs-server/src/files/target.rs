@@ -1,13 +1,14 @@
-//! Target translation: how the NIC engine reads a file without an RPC worker (DESIGN section 2).
+//! Target translation: the NIC engine's reads of a file without an RPC worker (DESIGN section 2).
 //!
-//! What it reads from is up to the policy: frames, here, or the mapped pool (`faulting`).
+//! The policy decides what the engine reads from: frames, here, or the mapped pool (`faulting`).
 //!
 //! # How it works
-//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked
-//! up together with its residency entry: that an entry was loaded while the page belonged to the file, and did not
-//! move until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock
-//! and validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern. Where
-//! all pages are in frames nobody looks for the pattern: there, such a page is waited for, a moment, or the READ refused.
+//! The filekey gives the file. Under the mapping's read lock, held for moments, every page of the request is looked up
+//! together with its residency entry. An entry that was loaded while the page belonged to the file, and did not move
+//! until the copy was done, proves that the copy is this file's page. Then the bytes are copied without any lock and
+//! validated one page at a time. A page on SSD, or one that will not hold still, becomes the magic pattern. Where all
+//! pages are in frames no client looks for the pattern: there the engine waits a moment for such a page, or refuses the
+//! READ.
 //!
 //! # Failure
 //! A bad filekey or right is `RemoteAccess`, a policy without one-sided reads `RemoteInvalid`, a page that should be in a

@@ -1,26 +1,26 @@
 //! Truncate: changes a file's length together with its other attributes, in one batch of the store.
 //!
 //! # How it works
-//! With the file to itself and no write-back of it under way, the change of the durable record is prepared and
-//! handed to the caller's `commit`, which puts it into the same batch as the attributes. Only then the mapping
-//! changes, clients see a new generation, and the pages leave. The durable length never grows past what is on SSD:
-//! growth over bytes that are not there yet becomes durable with the next write-back.
+//! The truncation has the file to itself, with no write-back of it under way. It prepares the change of the durable record and
+//! hands it to the caller's `commit`, which puts it into the same batch as the attributes. Only then the mapping changes, clients
+//! see a new generation, and the pages leave. The durable length never grows past the bytes on SSD: growth over bytes that are not
+//! there yet becomes durable with the next write-back.
 //!
 //! # A cut in steps
-//! A file in very many pieces loses them in several batches, the last pages first, so that nobody else waits for one
-//! file. The first is the caller's: the length is durable with it, with whatever says that the request was done, and with a record
-//! that a cut has begun (`Cut`). From then on nobody sees the rest, whose pages stay the file's until the batch that takes
-//! them away. The file's locks are held throughout, so nothing is written behind the new end before the last step.
+//! A file in very many pieces loses them in several batches, the last pages first, so that no other request waits for one file.
+//! The first batch is the caller's: it has the length, the note that the request was done, and a record that a cut has begun
+//! (`Cut`). From then on the rest is invisible; its pages stay the file's until the batch that takes them away. The file's locks
+//! are held throughout, so nothing is written behind the new end before the last step.
 //!
 //! | the server dies | the next one |
 //! | --- | --- |
-//! | before the first batch | knows nothing of it; the client asks again |
-//! | between two | finishes the cut when it opens the metadata, before anybody is served; the request is known to be done |
+//! | before the first batch | knows nothing of it; the client sends the request again |
+//! | between two | finishes the cut when it opens the metadata, before it serves any client; the request is known to be done |
 //! | after the last | has nothing to do |
 //!
 //! # Failure
-//! If `commit` fails nothing was changed. If a later step does, or nobody waits for it any more, nobody may change the file's
-//! contents until the next start has finished the cut: it would take away what was written behind the end.
+//! If `commit` fails nothing is changed. If a later step fails, or its future is dropped, the file's contents cannot be changed
+//! until the next start has finished the cut: it would take away bytes written behind the end.
 
 use super::detach::{detach, end_is_inside_bytes};
 use super::steps::{self, Steps};

@@ -1,13 +1,13 @@
 //! Write: puts bytes into a file (DESIGN section 4).
 //!
 //! # How it works
-//! A write that only overwrites bytes the file has shares the file with others of its kind; the pages' block locks
-//! order them. Any other write has the file for itself: it takes space first, then places the bytes in pages nobody can
-//! see yet, then maps them and moves the length, so that a reader sees a page either without or with all of its bytes.
-//! Nothing is durable when it returns.
+//! A write that only overwrites bytes the file has shares the file with others of its kind; the pages' block locks order them. Any
+//! other write has the file for itself: it takes space first, then places the bytes in pages that no reader can see yet, then maps
+//! them and moves the length, so that a reader sees a page either without or with all of its bytes. Nothing is durable when it
+//! returns.
 //!
-//! That the file has the bytes, its counter for them, and what its request is answered become true under one lock: whoever makes the
-//! file durable takes along all three or none.
+//! The bytes, the counter for them, and the request's answer come to the file under one lock: a sync of the file takes along all
+//! three or none.
 //!
 //! # Failure
 //! `NoSpace` before anything is changed. After a failed direct write or read, new pages are given back, and pages that

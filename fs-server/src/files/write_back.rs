@@ -6,16 +6,16 @@
 //! 3. one batch: fresh extents as written, lengths; images of the files' pages go;
 //! 4. for fsync, `flush` of the store.
 //!
-//! What fsync makes durable of few pages goes another way, and comes here later (`images`).
+//! An fsync of few pages goes another way, and its pages come here later (`images`).
 //!
-//! What a group covers is fixed at its start, file by file, in a snapshot under the mapping's lock; writes go on
-//! meanwhile and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
+//! The contents of a group are fixed at its start, file by file, in a snapshot under the mapping's lock; writes go on meanwhile
+//! and are for the next group. `settle` keeps pages from leaving a file between its snapshot and its commit.
 //!
 //! # Failure
-//! A file with a page that could not be written is left out of the commit and stays on the list. So does all that was taken and
-//! not committed, also if the future is dropped or its task dies (`Taken`, `Listed`): no later fsync finds nothing to do and says
-//! "done". A failed data sync is
-//! final: what is on SSD is unknown, so no write-back succeeds any more until the server is restarted.
+//! A file with a page that could not be written is left out of the commit and stays on the list. So do all pages that were taken
+//! and not committed, also if the future is dropped or its task dies (`Taken`, `Listed`): a later fsync cannot find an empty list
+//! and report success. A failed data sync is final: the contents of the SSD are unknown, so every write-back fails until the
+//! server is restarted.
 
 use super::file_region::DirtyPage;
 use super::range_table::{Piece, PieceState, RangeTable};

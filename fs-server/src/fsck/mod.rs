@@ -1,9 +1,10 @@
-//! `cuttlefsd fsck`: whether a pool that nobody serves is whole, and with `repair` making it so. docs/fsck.md has each
-//! finding and what is done about it.
+//! `cuttlefsd fsck`: checks whether a pool that is not being served is whole, and with `repair` makes it so. docs/fsck.md
+//! lists each finding and its repair.
 //!
 //! # How it works
 //! 1. The pool's lock, and every data file's superblock.
-//! 2. The metadata: read-only, a copy of `meta/` in a scratch directory is opened, for a store writes whenever it is opened.
+//! 2. The metadata: a read-only check opens a copy of `meta/` in a scratch directory, for a store writes whenever it is
+//!    opened.
 //! 3. Records: `meta::Survey`, `meta::repair`.
 //! 4. Pages: every page that holds bytes against its checksum, in pool order, 1 MiB at a time.
 //!

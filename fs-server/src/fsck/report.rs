@@ -1,4 +1,4 @@
-//! What a check found, as text and as JSON.
+//! The findings of a check, as text and as JSON.
 
 use cuttlefs_common::ids::InodeNo;
 use serde_json::{Value, json};

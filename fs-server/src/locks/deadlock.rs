@@ -1,4 +1,4 @@
-//! Who waits for whom: whether one more wait would close a circle (EDEADLK of fcntl(2)).
+//! The graph of waiters and holders: whether one more wait would close a circle (EDEADLK of fcntl(2)).
 //!
 //! A holder that is a process with several threads, or an open file description, may have a thread that is free to give
 //! the lock up; like the kernel's, this detection does not know, and calls that a deadlock, too.

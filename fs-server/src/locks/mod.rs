@@ -1,28 +1,28 @@
 //! Advisory locks of all clients: fcntl(2) ranges and flock(2), cluster-wide.
 //!
 //! # What it owns
-//! Who holds which lock on which file, and who waits for one. Nothing of it is durable: after a restart clients reclaim what
-//! they held (`Locks::reclaim`), before anybody can take what may be in their way.
+//! The locks of each file with their holders, and the waits for locks. None of it is durable: after a restart clients reclaim
+//! the locks they held (`Locks::reclaim`), before another client can take a lock that may be in their way.
 //!
 //! # How it works
 //! One table under one mutex (`table.rs`), for no operation waits inside. A request that must wait is answered `Queued` at once,
-//! so it occupies no slot, no worker and no connection; the client has one question under way (`AwaitLocks`) that is
-//! answered when any of its waits ends (`Locks::settled`). A lock that is given up goes to those who wait in the order
-//! they came, in the same step: nobody else can come first.
+//! so it occupies no slot, no worker and no connection; the client has one question under way (`AwaitLocks`) that is answered
+//! when any of its waits ends (`Locks::settled`). A lock that is given up goes to its waiters in the order they came, in the
+//! same step: no other request can come first.
 //!
-//! A request that no held lock is in the way of is granted though somebody waits for more, as the kernel does. Making it
-//! wait behind him would be fairer to him and would deadlock programs that are written for the kernel's locks (a reader that
-//! starts a second reader and waits for it).
+//! A request that conflicts with no held lock is granted even if another request waits for a larger range, as in the kernel. To
+//! queue it behind that waiter would be fairer, and would deadlock programs that are written for the kernel's locks (a reader
+//! that starts a second reader and waits for it).
 //!
 //! # Invariants
-//! * A holder is (session, owner): what a session held ends with it, and no later session of the same client has it.
-//! * Of each wait one end is told, once: the reply that tells it is kept by its slot.
-//! * In the grace period nothing is granted but what is reclaimed. What else is asked for waits, also where the caller does
-//!   not want to wait for locks: it is not known yet whether it would have to.
+//! * A holder is (session, owner): a session's locks end with it, and no later session of the same client has them.
+//! * The end of each wait is told once: the slot keeps the reply that tells it.
+//! * In the grace period only reclaimed locks are granted. All other requests wait, also those of callers that do not want to
+//!   wait for locks: it is not known yet whether there is a conflict.
 //!
 //! # Bounds
-//! `LOCKS_MAX`, `LOCKS_PER_CLIENT`, `WAITS_PER_CLIENT`, and the share of the client's peer of locks, waits and ends nobody has
-//! been told of (`shares`); beyond them the answer is `NoLocks`.
+//! `LOCKS_MAX`, `LOCKS_PER_CLIENT`, `WAITS_PER_CLIENT`, and the peer's share of locks, waits and untold ends (`shares`); beyond
+//! them the answer is `NoLocks`.
 
 mod deadlock;
 mod table;

@@ -1,14 +1,14 @@
-//! The table of locks: what each operation does to it, without sessions, clocks or waiting.
+//! The table of locks and its operations, without sessions, clocks or waiting.
 //!
 //! # Invariants
 //! * A file has an entry while it has a lock or a wait.
 //! * A session has an entry while it holds or waits for something, has ends to be told of, or listens for them.
-//! * Whoever waits outside of the grace period has somebody's lock in his way.
+//! * Outside of the grace period each waiter has a conflicting lock in its way.
 //!
 //! # Cost
-//! Whatever one client holds and waits for, a request of another looks only at what its own range overlaps: locks and waits are
-//! kept by their ranges (`Intervals`), and a lock that goes or is shared from now on is of interest to those only who wait for a
-//! part of it. One mutex is over all, so a walk over everything would be everybody's.
+//! However much one client holds and waits for, a request of another looks only at the locks and waits that overlap its own
+//! range: they are kept by their ranges (`Intervals`). A lock that ends or becomes shared is looked at only for the waiters of a
+//! part of it. One mutex is over all, so a walk over the whole table would delay every client.
 
 use super::deadlock::Waiting;
 use super::{Asked, Cancelled, Holder, LOCKS_PER_CLIENT, LockFigures, WAITS_PER_CLIENT};

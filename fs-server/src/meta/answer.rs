@@ -1,11 +1,11 @@
-//! What requests that changed something were answered: kept in the records of their slots, so that whoever asks again is told the
-//! same by another life of the server (docs/log.md).
+//! Answers to requests that changed something: kept in the records of their slots, so that a retransmitted request gets the same
+//! answer from another life of the server (docs/log.md).
 //!
 //! # Invariants
 //! * An answer is in the batch that makes its effect durable, and in no earlier one.
 //! * Attributes in it are those of that moment, whatever has become of the inode since.
 //!
-//! What is good for one life of a server (filekey, slot, ticket) is in no record: the file is bound anew.
+//! Values of one life of a server (filekey, slot, ticket) are in no record: the file is bound anew.
 
 use super::operation::Operation;
 use cuttlefs_common::attr::Attr;

@@ -1,19 +1,19 @@
-//! Whether a directory lies below another: a rename that moves one must know, or the tree could get a loop.
+//! The check whether a directory lies below another: a rename that moves one must know, or the tree could get a loop.
 //!
 //! # How it works
-//! The way from a directory to the root is as long as anybody made it. A rename looks at the first `NEAR_LEVELS` of it under the
-//! writer (`apply`), which is all there is of ordinary trees. Of a longer way it learns nothing there, is refused with
-//! `Status::Busy`, and nothing was done. Then whoever asked climbs outside of the writer, some levels at a time (`Meta::climb`,
-//! `Climb::step`), and asks again with the climb still held: `apply` finds the way here.
+//! The way from a directory to the root has no bound. A rename looks at the first `NEAR_LEVELS` of it under the writer
+//! (`apply`), which are all levels of an ordinary tree. If the way is longer, the rename is refused with `Status::Busy`, and
+//! nothing is done. Then its caller climbs outside of the writer, some levels at a time (`Meta::climb`, `Climb::step`), and asks
+//! again with the climb still held: `apply` finds the way here.
 //!
-//! Meanwhile directories move. Each level is read and noted under `ways`; whoever moved a directory looks here behind its commit
-//! (`Climbs::note`), and a way that leads through it by another parent than it has now is forgotten. So a level was either
-//! read after the move, or is found by who moved. The rename is refused with `Busy` again, and its climb begins anew.
-//! Moves elsewhere in the tree disturb nobody, so a climb has to begin anew only because of who may move what is above it.
+//! Meanwhile directories move. Each level is read and noted under `ways`. A move of a directory looks here behind its commit
+//! (`Climbs::note`), and forgets each way that leads through the directory by another parent than its new one. So a level is
+//! either read after the move, or found by the move. The rename is refused with `Busy` again, and its climb begins anew. Moves
+//! elsewhere in the tree do not matter, so only moves of directories above it make a climb begin anew.
 //!
 //! # Invariants
-//! * A way that has ended is, under the writer, the way there is.
-//! * `LEVELS_MAX` bounds a way, and so what a climb costs and keeps. Directories can be made below that, and moved within the
+//! * Under the writer, a way that has ended is the present one.
+//! * `LEVELS_MAX` bounds a way, and so the cost and memory of a climb. Directories can be made below that, and moved within the
 //!   directory that they are in; none can be moved there from another one (`Status::NameTooLong`): no path is as long.
 //!
 //! # Failure

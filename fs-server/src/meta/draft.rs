@@ -1,4 +1,4 @@
-//! What an operation is about to change: typed edits over a `View`, read back by later steps of the same
+//! The changes that an operation is about to make: typed edits over a `View`, read back by later steps of the same
 //! operation, and turned into one batch at the end.
 
 use super::error::MetaError;

@@ -1,5 +1,4 @@
-//! What can go wrong below the façade: an answer, or damage. The façade logs and counts damage, once, and
-//! answers `Status::Io`.
+//! Errors below the façade: an answer, or damage. The façade logs and counts damage, once, and answers `Status::Io`.
 
 use super::record::RecordError;
 use super::store::StoreError;

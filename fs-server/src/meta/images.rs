@@ -1,12 +1,11 @@
 //! Images of pages: contents that a sync covers and that are not in their places in the pool yet (docs/log.md).
 //!
-//! An image is a record, put by the batch that says that its page holds bytes, and removed by the batch that says that they
-//! are in their place, or that the page has none any more. So whatever batches a crash leaves, images are right: what each
-//! page with an image holds is what the image says. It is found by inode and file page, and never reaches a page of the pool but the one
-//! that this file has there.
+//! An image is a record. It is put by the batch that says that its page holds bytes, and removed by the batch that says that they are in
+//! their place, or that the page has none. So images are right whatever batches a crash leaves: the bytes of a page with an image are
+//! the image's. It is found by inode and file page, and never reaches a page of the pool but the one that this file has there.
 //!
 //! # Failure
-//! An image that no extent has bytes for would be damage: a start leaves it out and says so, the survey tells of it.
+//! An image without an extent that has bytes for it is damage: a start leaves it out and says so, and the survey reports it.
 
 use super::draft::Draft;
 use super::error::MetaError;

@@ -10,13 +10,13 @@
 //! | `A ino:8 length:1 name piece:1` | piece of an extended attribute |
 //! | `S ino:8` | symlink target |
 //! | `O ino:8` | orphan |
-//! | `T ino:8` | a cut that is not finished: what lies from its page on is on its way out |
+//! | `T ino:8` | a cut that is not finished: the pages from its page on are on their way out |
 //! | `W zone:8` | pages of this zone of the pool may be overwritten in place (`marks`); nothing in it |
-//! | `C client:16` | a client that is not forgotten: whose it is, and whether it has a session |
+//! | `C client:16` | a client that is not forgotten: its peer, and whether it has a session |
 //! | `C client:16 slot:2` | the slot's last request that changed something |
 //! | `M name` | superblock, counters, how far the scrub has come |
 //!
-//! There is no record of free space: it is what no extent names (`page_map`).
+//! There is no record of free space: the pages that no extent names are free (`page_map`).
 
 use cuttlefs_common::ids::{ClientId, FilePage, InodeNo, SlotIndex};
 

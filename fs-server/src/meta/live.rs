@@ -5,16 +5,15 @@
 //! but with the durable size and allocation, which alone may be on disk.
 //!
 //! # Ordering
-//! A shard's lock is held over the load of a record that is not live, so an inode cannot become live, or stop
-//! being it, between the two: what is read is what was true at one instant. Lock order: the writer's mutex, then
-//! a shard, then the store.
+//! A shard's lock is held over the load of a record that is not live, so an inode cannot become live, or stop being it,
+//! between the two: all that is read was true at one instant. Lock order: the writer's mutex, then a shard, then the store.
 //!
-//! An inode's change counter also says in which order its contents and its times were changed, by notes and by batches: what
-//! clients restore is judged by it. So no two of them may take the same. A batch takes the one after
-//! what it was made from; a note that comes before the batch has settled takes a later one (`look`, `end_batch`).
+//! An inode's change counter also says in which order its contents and its times were changed, by notes and by batches:
+//! clients' restored changes are judged by it. So no two of them may take the same value. A batch takes the one after the
+//! value it was made from; a note that comes before the batch has settled takes a later one (`look`, `end_batch`).
 //!
 //! # Bound
-//! One entry an inode with dirty data; the region layer bounds those by its dirty limit.
+//! One entry for each inode with dirty data; the region layer bounds those by its dirty limit.
 
 use super::record::InodeRecord;
 use cuttlefs_common::attr::Timestamp;

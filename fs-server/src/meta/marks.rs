@@ -1,4 +1,4 @@
-//! Marks of zones whose pages may be overwritten in place (`pool/sums`): a record each, without contents.
+//! Marks of zones whose pages may be overwritten in place (`pool/sums`): a record for each, without contents.
 
 use super::error::MetaError;
 use super::key::{self, tag};

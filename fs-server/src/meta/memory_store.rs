@@ -3,14 +3,14 @@
 //! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
 //! store as a restart would find it.
 //!
-//! A store with a `Life` ends with any batch or flush of its server. What is left then is what the log of
-//! `disk_store` leaves:
+//! A store with a `Life` ends with any batch or flush of its server. It leaves then what the log of `disk_store`
+//! leaves:
 //!
 //! | the server | left |
 //! | --- | --- |
-//! | is killed | every batch, for the log needs no sync to outlive it; of the one it died with all or nothing |
-//! | loses power | what was flushed, and any number of the batches behind it, in order: a torn log ends at its first gap |
-//! | dies with a flush | as if that had not begun, or had come some way |
+//! | is killed | every batch, for the log needs no sync to outlive it; the one it died with whole or not at all |
+//! | loses power | all flushed batches, and any number of the batches behind them, in order: a torn log ends at its first gap |
+//! | dies with a flush | as if the flush had not begun, or had been done in part |
 
 use super::key;
 use super::store::{Batch, Direction, Store, StoreError, Visitor};

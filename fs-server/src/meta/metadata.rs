@@ -1,4 +1,4 @@
-//! The façade: who may change metadata when, and what is live beside it.
+//! The façade: the order of changes of metadata, and the live inodes beside it.
 //!
 //! One mutex orders mutations: apply, commit, settle. Readers do not take it. Everything may be called from any
 //! thread; `flush` blocks on the device, the rest on memory only (and on reads of the store that miss its cache).

@@ -2,15 +2,15 @@
 //!
 //! * `store` the narrow trait; `disk_store` and `memory_store` implement it
 //! * `key`, `record`, `name` the formats
-//! * `operation` what can be done; `apply` one operation -> one batch, pure
-//! * `answer` what a request was answered, as its slot's record keeps it
-//! * `climbs` whether a directory lies below another, where that takes long to find out
-//! * `view`, `draft`, `extent_edit` what `apply` reads, edits and turns into a batch
+//! * `operation` the set of operations; `apply` one operation -> one batch, pure
+//! * `answer` the answer to a request, as its slot's record keeps it
+//! * `climbs` the check whether a directory lies below another, where it takes long
+//! * `view`, `draft`, `extent_edit` the state that `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call
 //! * `images` contents that a sync covers and that are not in their places yet
-//! * `page_map` which pool pages extents name, kept beside the records
-//! * `survey` whether a store's records agree with each other; `problem` what can be wrong; `repair` what is done about it
+//! * `page_map` the pool pages that extents name, kept beside the records
+//! * `survey` the check whether a store's records agree with each other; `problem` its findings; `repair` their repairs
 //!
 //! # Invariants
 //! * One operation is one batch; the store never holds a part of one (invariant 5 rides on that).

@@ -1,12 +1,12 @@
 //! Names of directory entries: their keyed hash, and the cookies made of it.
 //!
-//! A directory's entries are kept by hash, not by name: a lookup is one get, and a position in a listing is a
-//! number of 63 bits that stays good whatever is made or removed meanwhile, also across restarts. Names with one
-//! hash share a bucket of 128 slots; an entry keeps its slot for life.
+//! A directory's entries are kept by hash, not by name: a lookup is one get, and a position in a listing is a number of
+//! 63 bits that stays good while names are made and removed, also across restarts. Names with one hash share a bucket
+//! of 128 slots; an entry keeps its slot for life.
 //!
-//! The hash is SipHash-2-4 under a secret key drawn for each pool, so that nobody can choose names that fill a
-//! bucket. With 56 bits a directory of 10 million entries has about 700 buckets of two; 129 names in one bucket
-//! do not happen.
+//! The hash is SipHash-2-4 under a secret key drawn for each pool, so that a client cannot choose names that fill a
+//! bucket. With 56 bits a directory of 10 million entries has about 700 buckets of two; 129 names in one bucket do not
+//! happen.
 
 use cuttlefs_common::status::Status;
 use serde::{Deserialize, Serialize};

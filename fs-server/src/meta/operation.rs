@@ -1,4 +1,4 @@
-//! What can be done to metadata: the closed set of operations.
+//! The closed set of operations on metadata.
 
 use super::answer::Answer;
 use super::climbs::Climbs;

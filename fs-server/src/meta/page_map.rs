@@ -1,8 +1,8 @@
-//! Which pool pages extents name, and which of them hold no bytes: told without a look at each extent.
+//! The pool pages that extents name, and those of them that hold no bytes: known without a look at each extent.
 //!
-//! Two bitmaps over the pool, in parts of 8,192 pages. A store keeps them beside its records and moves them on by what changes
-//! of the records (`PageChanges`), so that a start, which makes the free space of them, reads a kilobyte for 32 MiB of pool
-//! and no extent.
+//! Two bitmaps over the pool, in parts of 8,192 pages. A store keeps them beside its records and updates them with each change
+//! of the records (`PageChanges`). A start makes the free space of them, so it reads a kilobyte for 32 MiB of pool and no
+//! extent.
 //!
 //! ```text
 //! key     part * 2 + plane, u64          plane 0: an extent names the page; 1: and says that it is unwritten
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! # Invariants
-//! * What changes takes pages away first and gives then: within one change a page may go from one extent to another.
-//! * A page is given once and taken once. What contradicts that is counted: either two extents name a page, or the map is
-//!   not that of the extents. A start refuses such a pool, and fsck says which of the two it is.
+//! * A change takes pages away first and gives them then: within one change a page may go from one extent to another.
+//! * A page is given once and taken once. Each contradiction is counted: either two extents name a page, or the map is not
+//!   that of the extents. A start refuses such a pool, and fsck says which of the two it is.
 
 use super::key;
 use super::record::{ExtentRecord, RecordError};

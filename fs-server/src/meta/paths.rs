@@ -1,7 +1,7 @@
-//! What inodes are called, for people who are told of one by its number.
+//! Names of inodes, for people who are told of an inode by its number.
 //!
-//! Records name a directory's parent and no inode's names, so all entries are looked through, once for each level. Only fsck asks, of a
-//! pool that is at rest.
+//! Records name a directory's parent and no inode's names, so all entries are looked through, once for each level. Only fsck asks,
+//! about a pool that is at rest.
 
 use super::key::{self, tag};
 use super::record;

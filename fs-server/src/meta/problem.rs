@@ -1,4 +1,4 @@
-//! What can be wrong with a store's records, and what is done about each (docs/fsck.md has the reasons).
+//! Problems of a store's records, and the repair of each (docs/fsck.md has the reasons).
 
 use super::record::RecordError;
 use cuttlefs_common::ids::InodeNo;

@@ -1,6 +1,6 @@
 //! Values of the metadata records: a version byte, then postcard. Golden bytes below lock each of them.
 //!
-//! What comes back from the store is bytes until a parse returns one of these types: the parse checks every
+//! A value that comes back from the store is bytes until a parse returns one of these types: the parse checks every
 //! relation the rest of the code relies on, and a record that fails it is reported, never repaired by a guess.
 
 use super::answer::Answer;

@@ -2,11 +2,11 @@
 //!
 //! # How it works
 //! Round after round: a survey, then all problems of the first kind there is, for a repair may cause or end problems of
-//! later kinds. Each repair looks at the records as they are by then, so that one which became needless does nothing.
-//! Killed anywhere, the store holds whole repairs, and the next run goes on from there.
+//! later kinds. Each repair looks at the records as they are by then, so that a needless one does nothing. Killed
+//! anywhere, the store holds whole repairs, and the next run goes on from there.
 //!
 //! # Failure
-//! What is still there after a bounded number of rounds is left, and told.
+//! Problems that are still there after a bounded number of rounds are left, and reported.
 
 use super::error::MetaError;
 use super::key::{self, tag};

@@ -1,11 +1,11 @@
 //! The narrow trait metadata is stored through: ordered keys, atomic batches, an explicit flush.
 //!
-//! # What an implementation promises
+//! # Promises of an implementation
 //! * `commit` is atomic: a reader and a crash see all of a batch or none of it.
 //! * Batches are kept in order: after a crash the store holds a prefix of them.
 //! * `flush` returns when every batch whose `commit` returned before the call survives a power loss.
-//! * A failed `commit` or `flush` leaves the store refusing further batches until it is opened again: after a
-//!   failed sync nobody can tell what is on the device, so it is never retried. `Full` is no such failure.
+//! * A failed `commit` or `flush` leaves the store refusing further batches until it is opened again: after a failed
+//!   sync the contents of the device are unknown, so it is never retried. `Full` is no such failure.
 //!
 //! `scan` sees each record whole, but a batch committed while it runs may be seen in part.
 

@@ -1,5 +1,5 @@
-//! Whether a store's records agree with each other: for tests, and for `cuttlefsd fsck`. Looks at everything, repairs
-//! nothing, and goes on behind a record that does not parse.
+//! The check whether a store's records agree with each other: for tests, and for `cuttlefsd fsck`. Looks at everything,
+//! repairs nothing, and goes on behind a record that does not parse.
 //!
 //! Holds some 200 bytes an inode and 48 an extent, and a bit or two a page.
 

@@ -1,4 +1,4 @@
-//! Typed reads of the store. A `View` is what `apply` may look at, and nothing else.
+//! Typed reads of the store. `apply` may look at a `View`, and at nothing else.
 
 use super::error::MetaError;
 use super::key::{self, KeyRange, tag};

@@ -1,13 +1,13 @@
-//! What of a file's contents the store has, in terms of the file's change counter.
+//! The part of a file's contents that the store has, in terms of the file's change counter.
 //!
-//! A client whose server was killed makes its unsynced changes again (`files/restore.rs`). Whether one of them is there already,
-//! was overtaken by a later one, or may be made, follows from this record and from what has changed since the server started.
+//! A client whose server was killed makes its unsynced changes again (`files/restore.rs`). This record and the changes since the
+//! server started decide whether such a change is there already, was overtaken by a later one, or may be made.
 //!
 //! # Invariants
-//! * `until` is only raised with the bytes: everything of contents with that counter or a lower one is in what is stored, or
-//!   was overtaken by something that is. What was acknowledged by an fsync is never above it.
+//! * `until` is only raised with the bytes: every change of contents with that counter or a lower one is stored, or was overtaken
+//!   by a stored one. A change that an fsync acknowledged is never above it.
 //! * It comes from a change that a client asked for, never from one that was restored: those are of an earlier life of the server,
-//!   and other clients may still have to restore theirs. Which clients have stands in `restored`.
+//!   and other clients may still have to restore theirs. `restored` says which clients have.
 
 use cuttlefs_common::ids::ClientId;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What a request has changed is durable before its answer, where answers are.
+//! The changes of a request are durable before its answer, where answers are durable.
 
 use super::harness::write;
 use super::harness::{Storage, stamped};

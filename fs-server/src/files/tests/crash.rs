@@ -1,4 +1,4 @@
-//! Power loss at any moment: what comes back is what was fsynced, and never another file's bytes.
+//! Power loss at any moment: all fsynced bytes come back, and never another file's.
 
 use super::harness::{Storage, stamp, stamped};
 use super::harness::{allocate_range, write};

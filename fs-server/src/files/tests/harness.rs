@@ -1,4 +1,4 @@
-//! A server's storage in memory, and the stamps that tell whose bytes are whose.
+//! A server's storage in memory, and the stamps that tell which file bytes belong to.
 
 use super::records::{Records, inode};
 use crate::bits;

@@ -1,4 +1,4 @@
-//! What one-sided reads get under the policies that have no magic pattern.
+//! Results of one-sided reads under the policies that have no magic pattern.
 
 use super::harness::stamped;
 use super::harness::write;

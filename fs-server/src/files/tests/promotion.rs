@@ -1,5 +1,5 @@
-//! Promotion of whole units: what is hot comes ahead of requests, what cooled down goes, and neither heat nor bytes
-//! stay behind when a page leaves its file.
+//! Promotion of whole units: hot pages come ahead of requests, cooled ones go, and neither heat nor bytes stay behind
+//! when a page leaves its file.
 
 use super::harness::{Storage, stamped};
 use super::harness::{punch_hole, write};

@@ -1,6 +1,6 @@
-//! Metadata over the store in memory, with what a crash leaves of it.
+//! Metadata over the store in memory, and its state after a crash.
 //!
-//! Files have no names here: names are `meta`'s own matter. What a test calls file 1, 2, 3 is the inode of `inode`.
+//! Files have no names here: names are `meta`'s own matter. A test's files 1, 2, 3 are the inodes of `inode`.
 
 use crate::committer::Committer;
 use crate::meta::{Caller, Format, HashKey, MemoryStore, Meta, Operation};

@@ -1,4 +1,4 @@
-//! Single behaviours worth a name: errors, budgets, and what one operation leaves for the next.
+//! Single behaviours worth a name: errors, budgets, and the effects of one operation on the next.
 
 use super::harness::{Storage, stamped};
 use super::harness::{allocate_range, punch_hole, write};

@@ -1,4 +1,4 @@
-//! What a scrub finds, heals, and recovers after a crash.
+//! Scrubs: pages that they find, heal, and recover after a crash.
 
 use super::harness::write;
 use super::harness::{Storage, stamped};

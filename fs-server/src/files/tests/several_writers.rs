@@ -1,5 +1,6 @@
-//! Several writers whose pages lie in one zone of the pool, each of whom syncs; idle time between, long enough for marks to be
-//! cleared; and write-backs that are given up half-way. Whoever was told "done" finds his bytes after a power loss.
+//! Several writers whose pages lie in one zone of the pool, and each of which syncs; idle time between, long enough for marks
+//! to be cleared; and write-backs that are given up half-way. A writer whose sync succeeded finds its bytes after a power
+//! loss.
 
 use super::harness::Storage;
 use super::harness::write;

@@ -1,4 +1,4 @@
-//! Operations on what files hold: data that became durable, and files that lost their last name.
+//! Operations on files' contents: data that became durable, and files that lost their last name.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;

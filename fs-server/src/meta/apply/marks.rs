@@ -1,5 +1,5 @@
-//! What chattr(1) marks an inode with, and what may not be done to it then: the rules are those of the kernel's `fs/namei.c`,
-//! which cannot apply them here, for FUSE does not tell it of marks. They hold for everybody, root included.
+//! The chattr marks of an inode, and the operations that they forbid. The rules are those of the kernel's `fs/namei.c`, which
+//! cannot apply them here, for FUSE does not tell it of chattr marks. They hold for every user, root included.
 
 use super::super::record::InodeRecord;
 use cuttlefs_common::attr::InodeFlags;

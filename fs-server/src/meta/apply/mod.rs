@@ -1,8 +1,8 @@
 //! `apply`: one operation, from metadata as it stands to the batch that does it. Pure: it reads the view and the
 //! context, and changes nothing, so that live and replayed operations go the same way.
 //!
-//! POSIX lives here, as pjdfstest and xfstests check it on Linux. Permission checks do not: the client's kernel
-//! makes them (`default_permissions`), and the RPC layer what an export forbids.
+//! POSIX lives here, as pjdfstest and xfstests check it on Linux. Permission checks do not: the client's kernel makes
+//! them (`default_permissions`), and the RPC layer makes those of the export.
 
 mod acl;
 mod attributes;

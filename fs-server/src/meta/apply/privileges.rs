@@ -1,7 +1,7 @@
-//! Set-id bits and capabilities that somebody must not leave on a file: who writes it, gives it away, or changes its group.
+//! Set-id bits and capabilities that a file loses when it is written or given away, or its group changes.
 //!
-//! The rules are those of Linux's `setattr_should_drop_suidgid` and `chown_common`. Whether somebody is privileged enough to keep
-//! them his kernel says with the request.
+//! The rules are those of Linux's `setattr_should_drop_suidgid` and `chown_common`. The client's kernel says with the request
+//! whether the caller is privileged enough to keep them.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;

@@ -1,25 +1,24 @@
 //! The checkpoint: all records up to some batch, in a B-tree of redb.
 //!
-//! redb writes to free pages only and changes its root with one write between two syncs, so after any crash the file holds
-//! the last checkpoint that was finished, whole: nothing that it relies upon is overwritten before it is replaced durably. That is
-//! what sled 0.34, which was here before, did not do: it gave a segment of its log out again after `sync_file_range`, which
-//! makes nothing durable (`meta/tests/power.rs`).
+//! redb writes to free pages only and changes its root with one write between two syncs, so after any crash the file holds the
+//! last checkpoint that was finished, whole: nothing that it relies upon is overwritten before it is replaced durably. sled 0.34
+//! does not promise that: it gives a segment of its log out again after `sync_file_range`, which makes nothing durable
+//! (`meta/tests/power.rs`).
 //!
 //! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
-//! * With the records, in the same commit, goes what can be told from them and must not be counted at each start: `Tally`, and
-//!   which pages extents name (`page_map`). Both are moved on by the old and the new value of each record that is written, so
-//!   whatever checkpoint is found after a crash, they are those of its records (docs/pages.md, "Who may use a page").
+//! * With the records, in the same commit, go their sums, which must not be counted at each start: `Tally`, and the map of the
+//!   pages that extents name (`page_map`). Both are updated by the old and the new value of each record that is written, so they
+//!   agree with the records of any checkpoint that is found after a crash (docs/pages.md, "Who may use a page").
 //!
 //! # A file that is mostly empty
-//! redb gives back little of what deleted records left, and its own way to make a file smaller, `compact`, commits in one sync
-//! what it moves and the root that names it: after a power loss it is for redb's own sums to tell which of it is there, and
-//! the sums below it refuse the blocks that are not before they are asked. So a file is made smaller in another way: its
-//! records are put into a new file, in their order, which is durable before it takes the old one's name (`moved`). Who
-//! reads the old one goes on doing so; it goes with its last reader.
+//! redb gives back little of the space of deleted records. Its own way to make a file smaller, `compact`, commits in one sync the
+//! moved pages and the root that names them. After a power loss redb's own sums would have to tell which pages are there, but the
+//! sums below it refuse missing blocks before redb can look at them. So a file is made smaller in another way: its records are put
+//! into a new file, in their order, which is durable before it takes the old one's name (`moved`). A reader of the old file goes
+//! on reading it; the file goes with its last reader.
 //!
 //! # Failure
-//! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is none
-//! (`summed_file`).
+//! An error of the device is final: redb refuses further work, and the store is poisoned. A full disk is no error (`summed_file`).
 
 use super::overlay::Overlay;
 use super::space::Space;

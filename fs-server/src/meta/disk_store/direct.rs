@@ -1,8 +1,8 @@
-//! Records that were synced by a direct write, beside the log.
+//! Records that are synced by a direct write, beside the log.
 //!
-//! A sync of the log (`tail`) blocks, and writes through the page cache, so it takes a thread. Who must not wait for one writes what is
-//! not durable yet once more: one direct write (`O_DIRECT`) that is durable when it is done (`RWF_DSYNC`), as a request of a
-//! worker's own ring. These are the files it goes to.
+//! A sync of the log (`tail`) blocks, and writes through the page cache, so it takes a thread. A caller that must not wait for a thread
+//! writes all records that are not durable once more: one direct write (`O_DIRECT`) that is durable when it is done (`RWF_DSYNC`), as a
+//! request of a worker's own ring. These are the files it goes to.
 //!
 //! ```text
 //! direct-0, direct-1:   a sync, a sync, ...           of one length, written over from its start in turn
@@ -10,10 +10,10 @@
 //! ```
 //!
 //! # How it works
-//! Records that are not durable are kept in memory, up to `KEPT_MOST_BYTES`. A sync takes all of them, to blocks of its own behind
-//! the one before. When a file is full, syncs go on in the other one, and the log is to be synced by somebody who can block; once that is
-//! done, all records of the first are durable in the log as well, and it may be written over. Both files are written with zeros to their full
-//! length before the first sync, and are kept over restarts: a sync writes data only.
+//! Records that are not durable are kept in memory, up to `KEPT_MOST_BYTES`. A sync takes all of them, to blocks of its own behind the one
+//! before. When a file is full, syncs go on in the other one, and a thread that can block has to sync the log; once that is done, all records
+//! of the first are durable in the log as well, and it may be written over. Both files are written with zeros to their full length before the
+//! first sync, and are kept over restarts: a sync writes data only.
 //!
 //! Files of their own, because no page of theirs is in the page cache, and because who appends to the log holds its lock in the kernel,
 //! for which a request of a ring would have to wait in a thread.

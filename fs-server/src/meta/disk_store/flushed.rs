@@ -1,4 +1,4 @@
-//! How far batches are durable, beside log and checkpoint.
+//! The number of the last durable batch, beside log and checkpoint.
 //!
 //! A bit that rots at the log's end looks like a torn end, and one in the B-tree's header can make an older root the current
 //! one. So the number of the last batch that a sync of the log or a checkpoint covered is also kept in a file of its own: a
@@ -11,7 +11,7 @@
 //! The file is written after such a sync and never synced: after a power loss it may name an older batch, which is harmless.
 //!
 //! # Failure
-//! A damaged file is told in the log, and nothing is known then until the next sync.
+//! A damaged file is reported in the messages, and no number is known then until the next sync.
 
 use super::space::Space;
 use std::fs::{File, OpenOptions};

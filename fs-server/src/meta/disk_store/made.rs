@@ -1,4 +1,4 @@
-//! Files of a log, made byte by byte: for tests of what a start makes of them.
+//! Files of a log, made byte by byte: for tests of a start that finds them.
 
 use super::{direct, logged, tail};
 use crate::meta::store::Batch;

@@ -1,33 +1,33 @@
-//! The store on a disk: a log of batches, a checkpoint of what they made, and what lies between in memory.
+//! The store on a disk: a log of batches, a checkpoint of their records, and the changes between in memory.
 //!
-//! * `tail`, `logged` the log: a batch is in it before anybody sees it; `direct` what was synced without waiting for its sync
-//! * `overlay` what was committed since the last checkpoint, in memory
-//! * `checkpoint`, `summed_file` all before that, in a B-tree (redb) with checksums below it; `tally` and the map of pages
-//!   (`page_map`) what is told of it
-//! * `flushed` how far checkpoints came; `space` the reserve, and whether there is room; `spare` what of it is in the B-tree's file
+//! * `tail`, `logged` the log: a batch is in it before any reader sees it; `direct` records that are synced without a sync of the log
+//! * `overlay` the batches committed since the last checkpoint, in memory
+//! * `checkpoint`, `summed_file` all batches before those, in a B-tree (redb) with checksums below it; `tally` and the map of pages
+//!   (`page_map`) its sums
+//! * `flushed` the number of the last durable batch; `space` the reserve, and whether there is room; `spare` the room in the B-tree's file
 //!
 //! # How it works
-//! `commit` appends the batch to the log, which outlives the process from then on, and puts it into the active overlay. `flush`
-//! syncs the log: one sync. Who does not want to block has a direct write to make instead (`begin_sync`), if that is possible. When the active overlay is large enough, a thread freezes it, turns the log to its
-//! other file, and writes the frozen one into the B-tree; readers look through both overlays meanwhile. Once that is durable,
-//! the overlay is dropped, and the log's first file is written over next time. `settle`, at a clean stop, does so with all there is, so that the next start has no
-//! log to read.
+//! `commit` appends the batch to the log, where it outlives the process from then on, and puts it into the active overlay. `flush` syncs the
+//! log: one sync. A caller that does not want to block makes a direct write instead (`begin_sync`), if that is possible. When the active
+//! overlay is large enough, a thread freezes it, turns the log to its other file, and writes the frozen one into the B-tree; readers look
+//! through both overlays meanwhile. Once that is durable, the overlay is dropped, and the log's first file is written over next time. `settle`,
+//! at a clean stop, does so with all batches, so that the next start has no log to read.
 //!
 //! # Crashes
 //!
-//! | the store died | is found | opening |
+//! | the store died | found | opening |
 //! | --- | --- | --- |
-//! | before a batch was whole in the log | a torn end | ends there; nobody was told |
-//! | after that | the batch, after a kill; after a power loss if it was synced | puts it, and goes on behind it |
-//! | while a checkpoint was written | the one before; both log files | puts both, and makes the checkpoint |
-//! | after it was durable | the new one; both log files | skips what it has |
-//! | by a power loss that left records behind a gap, or only in a direct write | what comes before the gap | makes a checkpoint of it, and begins the log anew, in another life |
-//! | while that was done | that checkpoint; the old log | skips what it has |
+//! | before a batch was whole in the log | a torn end | ends there; no client was told of the batch |
+//! | after that | the batch, after a kill; after a power loss if it was synced | applies it, and goes on behind it |
+//! | while a checkpoint was written | the one before; both log files | applies both, and makes the checkpoint |
+//! | after it was durable | the new one; both log files | skips the batches that it has |
+//! | by a power loss that left records behind a gap, or only in a direct write | the records before the gap | makes a checkpoint of them, and begins the log anew, in another life |
+//! | while that was done | that checkpoint; the old log | skips the batches that it has |
 //! | with a damaged header, block or record | sums or numbers that do not fit | refuses, or an error where it is read |
 //!
 //! # Failure
-//! The first failed write or sync poisons the store: everything after it fails until the server restarts. A full disk is
-//! none: see `space`.
+//! The first failed write or sync poisons the store: everything after it fails until the server restarts. A full disk is no failure: see
+//! `space`.
 //!
 //! # Bound
 //! `OVERLAY_MAX_BYTES` twice in memory and in the log, and the B-tree's cache. On a disk with little room both are smaller:

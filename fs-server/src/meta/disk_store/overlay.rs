@@ -1,8 +1,8 @@
-//! What was committed and is not in the checkpoint yet: records over those of the checkpoint, and removals of such.
+//! Changes that are committed and not in the checkpoint yet: records over those of the checkpoint, and removals of such.
 //!
-//! Two layers: batches go to the *active* one; a checkpoint under way writes the *frozen* one, which no longer changes. Both
-//! hide the checkpoint below them. A `Layers` is what a reader looks at: it stays whole for as long as it is held, whatever
-//! checkpoints do meanwhile, because the layers and the B-tree's snapshot are kept by it.
+//! Two layers: batches go to the *active* one; a checkpoint under way writes the *frozen* one, which does not change. Both
+//! hide the checkpoint below them. A reader looks at a `Layers`: it keeps the layers and the B-tree's snapshot, so it stays
+//! whole for as long as it is held, also while checkpoints are made.
 
 use super::checkpoint::Snapshot;
 use super::short_key::Key;

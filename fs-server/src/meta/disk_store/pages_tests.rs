@@ -1,4 +1,4 @@
-//! The map of pages is that of the extents: whatever came and went, whichever of it is in a checkpoint, wherever the store died.
+//! The map of pages is that of the extents: after any changes, with any of them in a checkpoint, and wherever the store died.
 
 use super::*;
 use crate::bits;

@@ -1,21 +1,21 @@
-//! What a start makes of the log's files.
+//! The replay of the log's files at a start.
 //!
 //! # How it works
 //! All whole records of the log's life are collected, from `tail-*` and `direct-*`, and sorted by number. Those behind the checkpoint, up
 //! to the first gap, are put into overlays. Then one of two:
 //! * The files are *as a process leaves them*: all of these records are in `tail-*`, those of one file behind those of the other, and nothing
-//!   is behind the gap. Then the store goes on where that process was: the same life, the same files, and the same layers, those of the
-//!   file that it had turned from as the one that a checkpoint is made of. So a start behind a kill writes nothing.
-//! * They are not: the power failed. Then all of it goes into a checkpoint, and the log is begun anew, with another life.
+//!   is behind the gap. Then the store goes on where that process was: the same life, the same files, and the same layers. The records of the
+//!   file that the process had turned from are the frozen layer, which a checkpoint is made of. So a start behind a kill writes nothing.
+//! * They are not: the power failed. Then all of these records go into a checkpoint, and the log is begun anew, with another life.
 //!
 //! # Why going on is right
-//! A number is given out again only if no whole record has it, in any of the files: what a kill cut off is written over where it lies, and
-//! can never become whole. A power loss may leave whole records behind a gap; then another life begins, and nobody reads them again. So in
-//! one life one number is one batch. What is promised of numbers, files and checkpoints (`tail`, `direct`) holds over a start as it
-//! does between two checkpoints.
+//! A number is given out again only if no whole record has it, in any of the files: a record that a kill cut off is written over where it
+//! lies, and can never become whole. A power loss may leave whole records behind a gap; then another life begins, and they are never read
+//! again. So in one life one number is one batch. The invariants of numbers, files and checkpoints (`tail`, `direct`) hold over a start as
+//! they do between two checkpoints.
 //!
 //! # Failure
-//! What was durable and is not there any more is an error: see the table in `tail`.
+//! A durable record that is missing is an error: see the table in `tail`.
 //!
 //! # Bound
 //! The files' bytes (128 MiB; a longer file than any log can be is refused), and the overlays.

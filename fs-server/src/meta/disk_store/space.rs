@@ -1,13 +1,13 @@
-//! Space on the metadata's disk: a reserve, and whether there is room for more.
+//! Space on the metadata's disk: a reserve, and the check whether there is room for more.
 //!
 //! A file system that is full must still be able to delete, and to delete takes space: a record in the log, new pages of the
 //! B-tree. So
-//! * `meta/reserve` holds space that nobody uses. Whatever finds no space gives it up and tries again; it is taken back as
-//!   soon as there is twice as much free.
-//! * What makes more records (a name, an inode, an attribute, an extent) is refused while less is left than twice the reserve: what
-//!   is free, what the reserve holds, and what deleted records left in the file of records (`spare`). Of this as much as
-//!   the reserve is outside of that file, for the log grows nowhere else. What takes records away is never refused, as long as a
-//!   byte can be written.
+//! * `meta/reserve` holds unused space. A write that finds no space gives it up and tries again; it is taken back as soon as there
+//!   is twice as much free.
+//! * An operation that makes more records (a name, an inode, an attribute, an extent) is refused while less than twice the reserve
+//!   is left. Left is the free space, the reserve's own, and the space of deleted records in the file of records (`spare`). As much
+//!   of it as the reserve must be outside of that file, for the log grows nowhere else. An operation that removes records is never
+//!   refused, as long as a byte can be written.
 //!
 //! # Bound
 //! `RESERVE_BYTES`, or an eighth of the file system if that is less.

@@ -1,21 +1,21 @@
-//! How much of the file of records is free for further ones.
+//! The free room in the file of records.
 //!
-//! redb writes to free pages of its file before it makes the file longer, so what deleted records left there is room, as what
-//! is free outside is. How many pages are in use redb tells exactly, but only by a walk through the tree. So
-//! * while there is plenty of room nobody counts: the records' bytes say how much is in use at most;
-//! * when room is short (`Space::is_short`), each checkpoint is followed by a count, and so is a start. A count that takes long is made
-//!   for a fifth of the time only; in between, what a checkpoint may have taken at most is in use.
+//! redb writes to free pages of its file before it makes the file longer, so the space of deleted records in it is room, like free
+//! space outside of it. redb can tell exactly how many pages are in use, but only by a walk through the tree. So
+//! * while there is plenty of room there is no count: the records' bytes say how much is in use at most;
+//! * when room is short (`Space::is_short`), each checkpoint is followed by a count, and so is a start. A long count is made for a
+//!   fifth of the time only; in between, each checkpoint counts as having taken the most that it can take.
 //!
 //! * A file that is mostly empty is made smaller (`Checkpoint::moved`): at a start, if that gives much back and takes little time; and
-//!   with a count. For a page that is free takes no record if it is not as large as redb wants one, or not where, so that on a
-//!   small file system not all that is spare can be used.
+//!   with a count. redb uses a free page only if its size and place fit, so that on a small file system not all spare room can be
+//!   used.
 //!
 //! # Invariant
-//! Never more is told to be free than is: pages that redb has not got back yet, for a reader or its last commit may reach
-//! them, count as used, and of the file only what it has on the disk counts at all, for a hole in it takes space.
+//! Never more is told to be free than is. Pages that redb has not got back yet, because a reader or its last commit may reach them,
+//! count as used. Of the file only the part on the disk counts, for a hole in it takes space when it is written.
 //!
 //! # Failure
-//! Of the checkpoint's.
+//! As the checkpoint's.
 
 use super::TREE_PER_RECORD_BYTES;
 use super::checkpoint::{self, Checkpoint};

@@ -1,7 +1,7 @@
 //! The file that the B-tree lies in, with a checksum for each of its blocks.
 //!
-//! redb keeps checksums of its pages and looks at them when it recovers; a page that it reads later is believed. Here each
-//! block that is read is compared with its sum, so that a bit that rots is an error and never a record.
+//! redb keeps checksums of its pages and looks at them when it recovers; it does not check a page that it reads later. Here
+//! each block that is read is compared with its sum, so that a rotten bit is an error and never a record.
 //!
 //! ```text
 //! file    [ sums of group 0 | 1,024 blocks ] [ sums of group 1 | 1,024 blocks ] ...      all blocks are 4 KiB
@@ -15,14 +15,14 @@
 //! written in place, in one sector, and has checksums of its own: it has no sum here.
 //!
 //! # A full disk
-//! redb refuses all further work after an error. A write that finds no space is therefore no error: the reserve is given up
-//! for it, and if that is not enough its bytes wait in memory, where reads find them, and the next sync waits until there
-//! is space again, or the store is closed. Meanwhile the log takes what is committed.
+//! redb refuses all further work after an error. A write that finds no space is therefore no error: the reserve is given up for
+//! it, and if that is not enough its bytes wait in memory, where reads find them, and the next sync waits until there is space
+//! again, or the store is closed. Meanwhile committed batches go to the log.
 //!
-//! A file that is being made (`Draft`) relies on nobody, and nobody on it: it does not wait, and is given up.
+//! A file that is being made (`Draft`) is needed by no reader: it does not wait for space, and is given up.
 //!
 //! # Bound
-//! 4 KiB of sums for each 4 MiB of the file that were touched; of waiting blocks, what one checkpoint writes.
+//! 4 KiB of sums for each 4 MiB of the file that were touched; waiting blocks: as many as one checkpoint writes.
 
 use super::space::Space;
 use parking_lot::Mutex;

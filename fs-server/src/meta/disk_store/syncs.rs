@@ -1,9 +1,9 @@
-//! How what was committed becomes durable: a sync of the log, which blocks, or a direct write, which somebody else does.
+//! The ways in which committed batches become durable: a sync of the log, which blocks, or a direct write, which the caller makes.
 //!
 //! # Invariants
-//! * What is `settled` is durable where a start looks for it in any case; what is `persistent` may be so in `direct-*` only, until they
-//!   are written over. Both are only raised.
-//! * Syncs of the log are one after the other. Direct writes need not be: each has all that is not durable when it begins.
+//! * Batches up to `settled` are durable in the log or a checkpoint; those up to `persistent` may be so in `direct-*` only, until these
+//!   files are written over. Both numbers are only raised.
+//! * Syncs of the log are one after the other. Direct writes need not be: each has all records that are not durable when it begins.
 
 use super::direct;
 use super::{Shared, backend};

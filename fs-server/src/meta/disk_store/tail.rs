@@ -1,46 +1,44 @@
-//! The log: every batch since the last checkpoint, in two files that need no sync to outlive the process, and one to outlive a
-//! power loss.
+//! The log: every batch since the last checkpoint, in two files. They need no sync to outlive the process, and one to outlive a power
+//! loss.
 //!
 //! ```text
 //! tail-0, tail-1:   header, record, record, ...          (`direct-0`, `direct-1`: see `direct`)
 //! header            [ magic "CFTAIL05" | life u64 | crc32c u32 of the 16 bytes before | zero u32 ]
 //! record            [ life u64 | persistent u64 | len u32 | crc32c u32 | batch of len bytes (`logged`) ]
 //! ```
-//! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the log is begun,
-//! and nobody outside knows it: bytes that a client wrote never pass for a record. `persistent` is the last batch that
-//! was durable when the record was written.
+//! Little-endian; a record's checksum is of all of it but itself. `life` is drawn at random each time the log is begun, and no client
+//! knows it: bytes that a client wrote never pass for a record. `persistent` is the last batch that was durable when the record was
+//! written.
 //!
 //! # How it works
-//! Batches go to one file. A checkpoint turns to the other one first; once it is durable, everything in the first is in
-//! it, and that file is written over from its start when the next checkpoint turns back. So neither grows past what is committed
-//! between two checkpoints.
+//! Batches go to one file. A checkpoint turns to the other one first; once it is durable, everything in the first is in it, and that
+//! file is written over from its start when the next checkpoint turns back. So neither grows past the batches between two checkpoints.
 //!
 //! **A sync writes data only.** The sync of a file that has grown makes the file system write its own journal as well, one wait
 //! behind the other. So a file is filled with zeros ahead of its records, some at a time, and is not cut off behind a checkpoint. On a
 //! disk that has not plenty of room it is cut off, and nothing is filled ahead.
 //!
 //! # Invariants
-//! * A batch is applied only if its number follows the last one applied: what a power loss left of the files is
-//!   used up to its first gap.
+//! * A batch is applied only if its number follows the last one applied: after a power loss the files are used up to their first gap.
 //! * Records that are left behind the last one of a file have numbers that the checkpoint covers: within a life of the log numbers
 //!   only grow, and a file is written over only once a checkpoint that has all of it is durable.
 //! * Both files are empty, durably, before the first new batch of a life: numbers of batches that a power loss took away
 //!   are given out again, and an old record must not pass for a new one. A start goes on in a life only if no whole record has such a
 //!   number (`replay`).
-//! * A record is whole, or nothing of this turn comes after it: one that found no space is cut off again.
+//! * A record is whole, or nothing of this turn comes after it: a record that found no space is cut off again.
 //!
 //! # A torn end and rot
 //!
-//! | found | meaning | done |
+//! | found | meaning | action |
 //! | --- | --- | --- |
 //! | records up to a number, and nothing behind | the end | applied |
-//! | a number is missing; no record says that it was durable | the sync that was under way, or a process killed in a write | what comes before it is applied |
+//! | a number is missing; no record says that it was durable | the sync that was under way, or a process killed in a write | the records before it are applied |
 //! | a number is missing, and some record says that it was durable | rot | the store does not open |
 //! | a number that the checkpoint has | written before it | skipped |
 //! | a header that is not one, beside a good one | rot where nothing is lost | the other one's life counts |
 //! | no file has a header | the power failed while a log was begun: all was in the checkpoint | nothing |
 //!
-//! Nobody can tell the last durable record from one that was under way.
+//! The last durable record cannot be told from one that was under way.
 
 use super::space::Space;
 use cuttlefs_common::world::{Random, SystemRandom};

@@ -1,7 +1,7 @@
-//! What can be told of all records without looking at each: how many there are of a kind, and how many bytes they have.
+//! Sums over all records: the number of each kind, and its bytes.
 //!
-//! It goes with each checkpoint, moved on by what that changes. So it can never disagree with the records, costs nothing where
-//! they are changed, and a start need not count them.
+//! The tally goes with each checkpoint, which updates it by its own changes. So it can never disagree with the records, costs
+//! nothing where they are changed, and a start need not count them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
