@@ -1,10 +1,10 @@
-//! Block locks: who may change a pool page's bytes or place (the page protocol in docs/pages.md).
+//! Block locks: the right to change a pool page's bytes or place (the page protocol in docs/pages.md).
 //!
 //! A fixed array of async mutexes, hashed by pool page. Two pages may share a lock; that costs time only.
 //!
 //! # Invariants
-//! * Several locks are only ever taken through [`BlockLocks::lock_many`], which sorts and deduplicates, and nobody
-//!   waits for a lock while holding one taken otherwise: no cycle can form.
+//! * Several locks are only ever taken through [`BlockLocks::lock_many`], which sorts and deduplicates, and no task
+//!   waits for a lock while it holds one taken otherwise: no cycle can form.
 //! * Eviction only tries; it never waits.
 
 use async_lock::{Mutex, MutexGuard};

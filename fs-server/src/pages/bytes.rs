@@ -1,4 +1,4 @@
-//! Where the bytes of a request come from and go to: the message, or a registered buffer.
+//! Source and target of a request's bytes: the message, or a registered buffer.
 
 use cuttlefs_common::memory::SharedMemory;
 

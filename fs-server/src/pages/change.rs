@@ -1,6 +1,6 @@
 //! Changing pages: the one place where bytes of the pool change, page by page (TeRM section 4.3).
 //!
-//! | page                          | frame free | what is done                                   |
+//! | page                          | frame free | action                                         |
 //! |-------------------------------|------------|------------------------------------------------|
 //! | resident                      |            | bytes into its frame                           |
 //! | on SSD, whole                 | yes        | bytes into a frame, published                  |
@@ -14,7 +14,7 @@
 //! as one batch.
 //!
 //! # Failure
-//! If a read fails nothing was changed. If a direct write fails, its pages hold old or new bytes, as on any disk.
+//! If a read fails nothing is changed. If a direct write fails, its pages hold old or new bytes, as on any disk.
 
 use super::bytes::Source;
 use super::frames::{Frames, PrivateFrame};

@@ -1,4 +1,4 @@
-//! Making frames clean and free: write-out of dirty frames and eviction of cold pages.
+//! Write-out of dirty frames and eviction of cold pages: frames become clean and free.
 //!
 //! # How it works
 //! A dirty frame is written to its pool page under the page's block lock, so its bytes hold still; neighbours in the
@@ -6,8 +6,8 @@
 //! they are free, and a frame goes back after its entry has moved to the magic frame. A round without enough cold pages
 //! is followed by ones that take warmer ones, the last of them any.
 //!
-//! Nothing here needs a file's locks: a dirty frame is right on SSD whoever owns the page. That is also why a writer
-//! that meets too many dirty frames can help itself (`relieve`) without any chance of deadlock.
+//! Nothing here needs a file's locks: it is right to write a dirty frame to SSD whichever file owns the page. So a
+//! writer that meets too many dirty frames can write some out itself (`relieve`) without any chance of deadlock.
 //!
 //! # Failure
 //! A page whose write fails stays dirty in its frame; it is counted and logged, and tried again later.

@@ -8,8 +8,8 @@
 //! *owned* (one residency entry points at it). The free list is a stack, so that warm frames are used first.
 //!
 //! # Invariants
-//! * A frame is on the free list only when no residency entry points at it (invariant 1): whoever gives a frame
-//!   back has moved the entry first.
+//! * A frame is on the free list only when no residency entry points at it (invariant 1): the entry is moved before the
+//!   frame is given back.
 //! * The number of frames never changes: the budget is exact (invariant 6).
 //!
 //! # Failure

@@ -1,18 +1,18 @@
-//! How hot each pool page is: what decides which pages are in DRAM (TeRM section 4.4).
+//! The heat of each pool page, which decides whether the page is in DRAM (TeRM section 4.4).
 //!
-//! Owns one byte a pool page: how often it was accessed of late. Requests the server sees are counted at once; what
-//! clients read one-sidedly is added when their counters are pulled.
+//! Owns one byte for each pool page: how often it was accessed of late. Requests to the server are counted at once;
+//! clients' one-sided reads are added when their counters are pulled.
 //!
 //! # How it works
 //! After `WINDOW` accesses for each frame all counts are halved, so that yesterday's hotspot leaves. Once a period a
 //! sample of the resident pages tells which count is *cold*: about one resident page in `COLD_SHARE` has it or less.
 //! Eviction takes cold pages, and a page read from SSD is kept only if it is not cold. This is TinyLFU (Einziger et
-//! al., 2017) with exact counts, which one byte in 4,096 pays for.
+//! al., 2017) with exact counts, which cost one byte in 4,096.
 //!
 //! # Why pages and not units
 //! TeRM counts and promotes units of 1 MiB. Where hot pages are scattered (Zipfian accesses of 4 KiB), all units are
-//! alike: with half of the data in DRAM 22 % of the reads miss (27 % in the paper), and 7 % with counts of pages, of
-//! 5 % that are the least possible. Both can be measured: `--hotspots units` and `pages`.
+//! alike: with half of the data in DRAM 22 % of the reads miss (27 % in the paper). With counts of pages 7 % miss; the
+//! least possible is 5 %. Both can be measured: `--hotspots units` and `pages`.
 //!
 //! # Invariants
 //! * Counts are hints: relaxed loads and stores that may lose to each other. Nothing but placement depends on them.

@@ -1,7 +1,7 @@
-//! How hot each sample unit is: what whole-unit promotion goes by (TeRM section 4.4).
+//! The heat of each sample unit, which decides its promotion as a whole (TeRM section 4.4).
 //!
 //! Owns a score for each unit of a file that was accessed of late: the accesses of the last period and half of the
-//! score before. Units of files nobody accesses fade away.
+//! score before. Units of files that are not accessed fade away.
 //!
 //! # Invariants
 //! * At most `MAX_UNITS` units are scored; a unit that finds no room is not, until others have faded.

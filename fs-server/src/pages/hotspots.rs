@@ -1,6 +1,6 @@
-//! Where accesses are noted, and what follows from them: which pages are cold, which units are hot (TeRM section 4.4).
+//! Notes of accesses, and their result: the cold pages and the hot units (TeRM section 4.4).
 //!
-//! The server notes what it serves itself; what clients read one-sidedly it learns from their counters
+//! The server notes the accesses that it serves itself; it learns of clients' one-sided reads from their counters
 //! (`rpc/sampling.rs`). Once a period `files/promote.rs` has them reviewed ([`Pages::review`]) and promotes the units that are named.
 //!
 //! Two ways, chosen at the start ([`Hotspots`]):

@@ -1,4 +1,4 @@
-//! Images of pages: what a page in a frame holds, for the log, and how that comes to its place again (docs/log.md).
+//! Images of pages: the bytes of a page in a frame, for the log, and their way back to the page's place (docs/log.md).
 
 use super::Pages;
 use super::frames::Frames;

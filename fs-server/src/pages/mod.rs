@@ -1,8 +1,8 @@
-//! The pool's pages: what of them is in DRAM, and every way in which their bytes are read and changed (DESIGN section 1).
+//! The pool's pages: the part of them in DRAM, and every way in which their bytes are read and changed (DESIGN section 1).
 //!
-//! Owns the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample
-//! units, eviction, and the data syncs. It knows no file: whoever maps files to pages (`files/`) asks by pool page, and names a
-//! file only for the log and for the heat of its units.
+//! Owns the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample units,
+//! eviction, and the data syncs. It knows no file: `files/`, which maps files to pages, asks by pool page, and names a file
+//! only for the messages and for the heat of its units.
 //!
 //! One `Pages` serves all workers and the NIC engine. Everything in it is `Send + Sync`; the futures that take a
 //! [`Disk`](crate::pool::Disk) belong to one worker and must be driven to completion: dropped half way they leave a

@@ -1,12 +1,12 @@
 //! The page protocol's own code under a model checker, in every interleaving and with every reordering the memory model allows: one
-//! page of one file, two frames, one reader, and whatever befalls the page meanwhile.
+//! page of one file, two frames, one reader, and each operation on the page meanwhile.
 //!
 //! [`Site`] is the server's side: its residency table, frames and file table, whose words the checker sees (`cuttlefs_common::sync`). A
 //! page is two words. Its own way to read is the NIC engine's (target translation, `files::target`): the page and its entry under the
 //! mapping's lock, then the copy. The tests are fs-client's (tests/page_model.rs), which has the initiator's way.
 //!
-//! Restated is only what lies around the protocol: the block lock and the mapping's lock, which are locks of the checker's. What was
-//! written before a read began is told to the reader as a reply would be: released by the writer, acquired by it.
+//! Only the surroundings of the protocol are restated: the block lock and the mapping's lock, which are locks of the checker's. A write
+//! before the beginning of a read is told to the reader as by a reply: released by the writer, acquired by the reader.
 
 use super::frames::{Frames, PrivateFrame};
 use super::residency::Residency;

@@ -1,4 +1,4 @@
-//! Region policies: TeRM, and what it is compared with (TeRM sections 6.1 and 6.3), as three switches.
+//! Region policies: TeRM, and those that it is compared with (TeRM sections 6.1 and 6.3), as three switches.
 //!
 //! | policy       | access     | promotes | one-sided reads                                    |
 //! |--------------|------------|----------|----------------------------------------------------|

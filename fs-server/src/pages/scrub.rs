@@ -1,20 +1,20 @@
-//! Scrub: reads every page that holds a file's bytes now and then, to find the ones that rotted before they are wanted.
+//! Scrub: reads every page that holds a file's bytes now and then, to find rotten ones before they are needed.
 //!
 //! # How it works
-//! First the zones that the last server was writing when it went down: their pages get sums of what they hold, under
-//! their block locks, and then are verified like all others. After that one pass over the pool each interval, at a
-//! bounded rate, as a task of one worker. A step of a pass reads some neighbours without any lock; only what does not match
-//! is looked at again with its lock held, when nobody changes it. A page that is clean in a frame is written anew from
-//! there; any other one's reads fail. Which files they belong to is looked for once a minute, for all that were found since
-//! (`Scrub::name`): no record says that of a page, so that it takes a walk through all extents.
+//! First the zones that the last server was writing when it went down: their pages get sums of their present bytes, under their
+//! block locks, and then are verified like all others. After that one pass over the pool each interval, at a bounded rate, as a
+//! task of one worker. A step of a pass reads some neighbours without any lock; only a page that does not match is looked at
+//! again with its lock held, so that it cannot change. A rotten page that is clean in a frame is written anew from there; reads
+//! of any other rotten page fail. The files of rotten pages are looked for once a minute, for all pages found since
+//! (`Scrub::name`): no record names a page's file, so that it takes a walk through all extents.
 //!
 //! A step gives way: as long as requests come, one is done a second, so that a server which is never idle is scrubbed
 //! all the same, slowly (22 GB a day).
 //!
 //! # Failure
-//! A page that cannot be read is counted, and the pass goes on. How far it has come is kept in metadata once a minute, at its end
-//! and at a clean stop (`ScrubRecord`), so that a pass which a restart cut off goes on from there, and what the last whole
-//! one found is known.
+//! A page that cannot be read is counted, and the pass goes on. Its place is kept in metadata once a minute, at its end and at a
+//! clean stop (`ScrubRecord`), so that a pass that a restart cut off goes on from there, and the findings of the last whole pass
+//! are known.
 
 use super::Pages;
 pub(super) use crate::meta::PassFigures;

@@ -4,9 +4,9 @@
 //! blocks that are free: a 4 KiB miss must not cost a page fault for its buffer.
 //!
 //! # Invariants
-//! * The bytes of a buffer are always initialised: a fresh block is zeroed once, a reused one holds what its last
-//!   user left. Reused bytes may belong to another file, so whoever takes a buffer `unfilled` either fills all of
-//!   it from the device or does not look at it.
+//! * The bytes of a buffer are always initialised: a fresh block is zeroed once, a reused one holds the bytes of its
+//!   last use. Those may belong to another file, so the taker of a buffer `unfilled` either fills all of it from the
+//!   device or does not look at it.
 //! * A block goes back to the allocator with the layout it was made with.
 //!
 //! # Failure

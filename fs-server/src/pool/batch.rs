@@ -1,8 +1,8 @@
 //! A batch of IOs that is waited for as one.
 //!
-//! The disk holds one end and puts each finished IO into its place; the future is the other end and resolves when
-//! every place is filled. Dropping the future loses nothing but the results: the disk goes on owning the buffers of
-//! what is in flight, and they are freed as they come in.
+//! The disk holds one end and puts each finished IO into its place; the future is the other end and resolves when every
+//! place is filled. Dropping the future loses nothing but the results: the disk goes on owning the buffers of IOs in
+//! flight, and frees them as these complete.
 
 use super::disk::IoDone;
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
-//! Durable writes to files beside the data files, by the ring of the worker that has something to write: metadata's log.
+//! Durable writes to files beside the data files (metadata's log), by the writing worker's own ring.
 //!
-//! Owns which ring is a thread's own. A worker has one as long as it holds an `OwnRing`; a thread without one (of a pool that goes
-//! through the page cache, of a simulation) has to have its writes made durable otherwise.
+//! Owns the assignment of rings to threads. A worker has one as long as it holds an `OwnRing`; a thread without one (of a pool
+//! that goes through the page cache, of a simulation) has to have its writes made durable otherwise.
 
 use super::aligned_buf::AlignedBuf;
 use super::uring::{UringDisk, WeakRing};

@@ -1,7 +1,7 @@
-//! One sync of the data files for everybody who waits, on whichever worker's disk.
+//! One sync of the data files for all waiters, on any worker's disk.
 //!
-//! A sync of a data file covers every write to it that has completed, whoever submitted it: so one of those who wait
-//! does it for all (`group_sync`, which says how, and what a failure is).
+//! A sync of a data file covers every write to it that has completed, by any worker: so one of the waiters does it for
+//! all (`group_sync`, which says how, and what a failure means).
 
 use super::disk::Disk;
 use crate::group_sync::{GroupSync, SyncFailed};

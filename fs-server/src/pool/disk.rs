@@ -1,11 +1,11 @@
 //! The narrow trait the pool's storage comes in through.
 //!
-//! One `Disk` belongs to one worker thread and is driven by that thread's reactor; it is not shared. Buffers are
-//! owned by the disk from `submit` to completion, also if the future is dropped meanwhile, so an IO can never
-//! write to memory that was given to someone else.
+//! One `Disk` belongs to one worker thread and is driven by that thread's reactor; it is not shared. Buffers are owned
+//! by the disk from `submit` to completion, also if the future is dropped meanwhile, so an IO can never write to memory
+//! that has another user.
 //!
-//! IOs in flight are not ordered, not within a batch either: who needs an order waits for the first before submitting
-//! the second. An IO whose future was dropped may or may not be done.
+//! IOs in flight are not ordered, not within a batch either: a caller that needs an order waits for the first before it
+//! submits the second. An IO whose future was dropped may or may not be done.
 //!
 //! Implementations: `uring` (io_uring, O_DIRECT), `cached` (the kernel's page cache, for comparison; it blocks) and
 //! `simdisk` (in memory, seeded, can drop and tear unsynced writes). `sums` puts checksums over any of them.

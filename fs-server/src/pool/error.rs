@@ -1,4 +1,4 @@
-//! Why a pool cannot be formatted or opened. Every message says what to do next.
+//! The reasons why a pool cannot be formatted or opened. Every message says what to do next.
 
 use super::superblock::SuperblockError;
 use super::uuid::PoolUuid;

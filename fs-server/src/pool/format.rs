@@ -1,7 +1,7 @@
-//! Making a pool.
+//! The making of a pool.
 //!
 //! # How it works
-//! First everything is looked at and nothing changed: the lock, the directory, every data file. Then:
+//! First everything is checked and nothing changed: the lock, the directory, every data file. Then:
 //!
 //! | step | on disk after it | a crash here leaves |
 //! | --- | --- | --- |
@@ -13,10 +13,9 @@
 //! | 6 | `cuttlefs.toml` renamed into place, directory synced | as above, until step 7 |
 //! | 7 | `format-unfinished` removed, directory synced | a whole pool |
 //!
-//! `format-unfinished` makes data files with its UUID known as this pool's, so that a second try does not take
-//! them for another pool's. `open` refuses a pool while it is there. Only step 7 makes a pool of what was written; whatever
-//! cuts a format off before it, the same command again makes the pool. (What needed `--force` and was not reached yet
-//! needs it again.)
+//! Data files with the UUID in `format-unfinished` are known as this pool's, so that a second try does not take them for
+//! another pool's. `open` refuses a pool while it is there. Only step 7 makes these files a pool; if a format is cut off
+//! before it, the same command again makes the pool. (A file that needed `--force` and was not reached yet needs it again.)
 
 use super::AlignedBuf;
 use super::PoolError;

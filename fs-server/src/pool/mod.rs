@@ -1,7 +1,7 @@
-//! The pool: the SSD space of a server, and how its bytes are reached.
+//! The pool: the SSD space of a server, and the access to its bytes.
 //!
-//! `Space` says which pages are free, a `Disk` moves pages between the device and memory. Neither knows
-//! what a page holds.
+//! `Space` says which pages are free, a `Disk` moves pages between the device and memory. Neither knows the contents of
+//! a page.
 
 /// Page-aligned memory for direct IO.
 pub mod aligned_buf;

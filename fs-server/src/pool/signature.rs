@@ -1,7 +1,7 @@
-//! What else may live on a file or device that is to become part of a pool.
+//! Signatures of other contents of a file or device that is to become part of a pool.
 //!
-//! Formatting destroys what is there. This table knows the marks of what people keep on disks; it need not be
-//! complete, as `--force` is not needed for an empty disk and is for everything that is named here.
+//! Formatting destroys all contents. This table has the signatures of usual contents of disks; it need not be complete.
+//! `--force` is needed for all contents that are named here, and not for an empty disk.
 
 /// Bytes from the start that must be looked at.
 pub const HEAD_BYTES: usize = 128 << 10;

@@ -1,29 +1,29 @@
 //! Storage in memory, seeded, with the faults of a real device.
 //!
-//! Owns a medium: what is durable of each page, and the writes since that a power loss may still take. Clones share
-//! the medium, so that each worker thread has its own `Disk`, and so that a test keeps the medium while the server
-//! on top of it dies and starts again (`SimDisk::attach` gives the next server's frames).
+//! Owns a medium: the durable version of each page, and the writes since that a power loss may still take. Clones share
+//! the medium, so that each worker thread has its own `Disk`, and so that a test keeps the medium while the server on top
+//! of it dies and starts again (`SimDisk::attach` gives the next server's frames).
 //!
 //! # How it works
 //! *At once*: IOs are done when submitted. *Deferred*: they wait until `SimDisk::step` does one, drawn at random,
 //! so that completions come late and in any order; the bytes move at that moment, as a device's DMA may.
 //!
-//! A write makes a new version of each page it covers. A sync makes the newest version that had completed when the
-//! sync was submitted durable. `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and
-//! all later ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions.
-//! A page that was never written reads as `UNWRITTEN_BYTE`: code that reads a page nobody wrote must show.
+//! A write makes a new version of each page it covers. A sync makes the newest version that had completed when the sync
+//! was submitted durable. `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and all later
+//! ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions. A page that was never
+//! written reads as `UNWRITTEN_BYTE`: so a read of a page that was never written shows.
 //!
 //! A server with a `Life` (`SimDisk::set_life`) can die with any IO or sync, when it is submitted or when it is done: its
-//! futures never resolve then, and `SimDisk::crash` or `SimDisk::kill` says what is left of what was in flight.
+//! futures never resolve then, and `SimDisk::crash` or `SimDisk::kill` says what is left of the IOs in flight.
 //!
-//! # What each fault promises
+//! # Effects of each fault
 //! | fault | effect |
 //! | --- | --- |
 //! | read fault | the IO fails; pages before the bad one may have been read |
 //! | write fault | the IO fails; pages before the bad one are written |
-//! | failed sync | versions it should have made durable stay at risk for ever, as with a page cache that drops what it could not write; only a newer write of the page, synced, cures it |
+//! | failed sync | versions it should have made durable stay at risk for ever, as with a page cache that drops pages it could not write; only a newer write of the page, synced, cures it |
 //! | crash | IOs in flight never complete; unsynced versions are mixed as above |
-//! | kill | IOs in flight never complete; each write of them is done, or not, or torn. Versions stay at risk |
+//! | kill | IOs in flight never complete; each of their writes is done, or not, or torn. Versions stay at risk |
 //! | lie | syncs answer and make nothing durable |
 
 use super::batch::{Batch, Ticket};

@@ -1,4 +1,4 @@
-//! What the simulated disk keeps, loses and tears.
+//! Versions that the simulated disk keeps, loses and tears.
 
 use super::*;
 use crate::pool::AlignedBuf;

@@ -1,22 +1,22 @@
-//! Which pool pages are free.
+//! The free pool pages.
 //!
 //! A page is free, used, or quarantined (docs/pages.md, "Who may use a page"). At start the used ones are those that
 //! extents name, as the metadata's map of pages tells.
 //!
 //! # How it works
-//! A bitmap has a bit for each page that is not free. It is looked at in parts of 8,192 pages, of each of which the free pages
-//! and its longest free run are known; parts are listed by the latter, in powers of two. So memory is a bit a page and some
-//! 20 bytes a part, however fragmented the pool is, and an allocation looks through a kilobyte of bits for each part
-//! that it takes from. Where an allocation goes:
+//! A bitmap has a bit for each page that is not free. It is divided into parts of 8,192 pages. The number of free pages and
+//! the longest free run of each part are known; parts are listed by the latter, in powers of two. So memory is a bit for each
+//! page and some 20 bytes for each part, however fragmented the pool is, and an allocation looks through a kilobyte of bits
+//! for each part that it takes from. The place of an allocation:
 //!
 //! 1. to the page `near` and those behind it, if they are free, so that a file that grows stays in one piece;
-//! 2. else to a part whose longest run holds all of it, a small one if there is one, and in that to the smallest run that
-//!    does (so large runs stay large); of equals, the first. What is larger than a part goes to the shortest row of free parts
-//!    that holds it, or to the longest;
-//! 3. else to the long runs of a part that has one of the longest, and again with what is left.
+//! 2. else to a part whose longest run holds all of it, a small one if there is one, and in that to the smallest run that does
+//!    (so large runs stay large); of equals, the first. An allocation that is larger than a part goes to the shortest row of
+//!    free parts that holds it, or to the longest;
+//! 3. else to the long runs of a part that has one of the longest, and again with the rest.
 //!
 //! # Invariants
-//! * `free + used + quarantined == pages`, always; what is told of a part is what its bits say.
+//! * `free + used + quarantined == pages`, always; the numbers of a part agree with its bits.
 //! * A page is given out only from free runs; a quarantined page becomes free only through `release_some`
 //!   (invariant 3).
 //!

@@ -23,7 +23,7 @@
 //! ```
 //! Numbers are little-endian.
 //!
-//! | format version | what changed |
+//! | format version | change |
 //! | --- | --- |
 //! | 1 | the first |
 //! | 2 | checksums and write intents behind the pages |

@@ -1,10 +1,10 @@
-//! Which groups a user is in, by the server's own user database, for users that others speak for and the server checks.
+//! The groups of a user, by the server's own user database, for users that others speak for and the server checks.
 //!
-//! NSS is asked (files, LDAP, whatever the machine has), which may take a while where it goes over a network: so answers are
-//! remembered, and asked for once in `KEPT_FOR`.
+//! NSS is asked (files, LDAP, any source of the machine), which may take a while where it goes over a network: so answers
+//! are remembered, and asked for once in `KEPT_FOR`.
 //!
 //! # Failure
-//! A user the database does not know, or that cannot be asked for, is in no group but the one its request names.
+//! A user that the database does not know, or cannot look up, is in no group but the one its request names.
 
 use nix::unistd::{Uid, User, getgrouplist};
 use parking_lot::Mutex;

@@ -1,21 +1,21 @@
-//! What a session was granted when it attached: by which rule, and for whom it speaks.
+//! The grant of a session, made when it attaches: its rule, and the users it speaks for.
 //!
 //! # How it works
-//! A session either carries one identity (whose connection it is, by the link's own word), or the right to speak for others:
-//! then each request says for whom it is, as a mount that serves all users of its machine must. What a request says of a user
-//! is heard in the second case only; in the first it is ignored, whatever it is. So a user's own mount acts as that user for
-//! everybody who gets in, as sshfs does.
+//! A session either carries one identity (the connection's user, as the link knows it), or the right to speak for others: then each
+//! request names its user, as a mount that serves all users of its machine must. The user that a request names counts in the second
+//! case only; in the first it is ignored. So a user's own mount acts as that user for every program that has access to it, as sshfs
+//! does.
 //!
-//! Who carries one identity, and who is squashed, is checked here: its own kernel, if there is one, is in its own hands.
+//! Sessions with one identity, and squashed ones, are checked by the server: their kernels are not trusted.
 //!
 //! # Directories
 //! A rule's directory is the one that has its path when a session attaches, and stays that session's. While there is none, as when the
-//! server starts before it was made, or once it was moved away, whoever comes is refused: so an export comes to
-//! life when its directory is made, and is nobody else's trouble before.
+//! server starts before it is made, or when it has been moved away, sessions are refused. So an export comes to life when its
+//! directory is made, and does not affect other exports before.
 //!
 //! # Numbers
-//! A client names inodes by number. Where it is not to reach all of them, by number or because a directory on the way may not
-//! be searched, the numbers are veiled (`veil`): it can use those that it was told, and guess none.
+//! A client names inodes by number. A client that may not reach all of them, because it is confined to a subtree or because a
+//! directory on the way may not be searched, gets veiled numbers (`veil`): it can use those that it was told, and guess none.
 
 use super::accounts::Accounts;
 use super::identity::{Account, Identity};

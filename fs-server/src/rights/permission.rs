@@ -1,8 +1,8 @@
-//! Who may do what to an inode: the only place where permission bits are looked at.
+//! Permissions of inodes: the only place where permission bits are looked at.
 //!
-//! What Linux's VFS decides for a local file system, `Judge` decides for an identity that the server checks, by the same rules
-//! and, where two things are wrong, with the same error (capabilities(7), path_resolution(7), chmod(2), chown(2),
-//! utimensat(2), unlink(2), rename(2), link(2), xattr(7)).
+//! `Judge` decides for an identity that the server checks, as Linux's VFS does for a local file system: by the same rules and,
+//! where there are two errors, with the same one (capabilities(7), path_resolution(7), chmod(2), chown(2), utimensat(2),
+//! unlink(2), rename(2), link(2), xattr(7)).
 //!
 //! # Invariants
 //! * An identity that is not checked is never refused anything here, and costs nothing.

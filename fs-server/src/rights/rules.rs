@@ -1,4 +1,4 @@
-//! Rules of the export: to whom, which directory, with which rights. The first that is for a peer counts.
+//! Rules of the export, each with its peers, directory and rights. The first rule for a peer counts.
 
 use super::identity::Account;
 use cuttlefs_common::rdma::PeerIdentity;

@@ -1,20 +1,20 @@
-//! The table: which right each request and each change of metadata needs. No wildcards: what is new does not compile before
-//! somebody has said who may do it.
+//! The table: the right that each request and each change of metadata needs. No wildcards: a new request does not compile until
+//! it has a row here.
 //!
-//! | request | what an identity needs that the server checks |
+//! | request | the need of an identity that the server checks |
 //! | --- | --- |
-//! | Lookup | search on the directory, also for `..`: what the session does not see it is not told |
-//! | ReadDir | read on the directory; without search on it, it is told names and kinds, and no number that leads anywhere |
+//! | Lookup | search on the directory, also for `..`: a session is told nothing of directories that it does not see |
+//! | ReadDir | read on the directory; without search on it, names and kinds are told, and no number that leads anywhere |
 //! | GetAttr, ReadLink, ListXattr | the inode's number, which it has from a Lookup (`veil`); `trusted.*` are not listed |
 //! | GetXattr | `user.*`: read; `security.*`, access lists: the number; `trusted.*` there are none |
-//! | Open | read, write as asked, of a file that is opened for neither both; write to cut it |
+//! | Open | read, write as asked; both for a file that is opened for neither; write to cut it |
 //! | Create | of a name that is there: as Open; else search and write on the directory |
 //! | CreateNameless | search and write on the directory |
 //! | Make | search and write on the directory; root for devices |
 //! | Link | search and write on the directory; to own the inode, or read and write on a file without set-id bits |
 //! | Unlink, Rmdir | search and write on the directory; if that is sticky, to own the entry or the directory |
 //! | Rename | as Unlink for both names; write on a directory that gets another parent |
-//! | SetAttr | mode: to own it; owner: nobody's right; marks: to own it, root for immutable and append-only; group: to own it and be in the group; size: write, or to have it open for writing; times: to own it, or write if both are now |
+//! | SetAttr | mode: to own it; owner: root; chattr marks: to own it, root for immutable and append-only; group: to own it and be in the group; size: write, or to have it open for writing; times: to own it, or write if both are now |
 //! | SetXattr, RemoveXattr | `user.*`: write; access lists: to own it; all else: root (`security.capability` goes with write) |
 //! | Reclaim | to have opened it before, by its `OpenTicket`; else as Open |
 //! | ReclaimLocks | to have the file open |
@@ -24,8 +24,8 @@
 //! | Attach | a rule of the export; search on every directory of the subtree that is asked for |
 //! | Sync, StatFs, Status | nothing |
 //!
-//! Changes are judged under the metadata's writer, with the change that follows in one turn: what is judged is what is changed.
-//! All else is judged when it is asked; from then on a filekey carries the rights it was given.
+//! Changes are judged under the metadata's writer, in one turn with the change: the judged state is the changed one. All other
+//! requests are judged when they come; from then on a filekey carries the rights it was given.
 
 use super::permission::{Judge, Need};
 use crate::meta::Operation;

@@ -1,11 +1,11 @@
-//! Open tickets: how a client proves to a later life of the server that it had a file open.
+//! Open tickets: a client's proof to a later life of the server that it had a file open.
 //!
-//! A handle keeps the rights it was opened with, whatever becomes of the file's mode (POSIX). A new server knows no handles, and
-//! reclaiming one by the mode of today would take away what a program holds rightfully, and let in whoever claims to have held
-//! it. So whoever opens a file is given a ticket: a MAC under the pool's secret over the client, the inode and the rights. With
-//! it the client reclaims just that; nothing has to be remembered.
+//! A handle keeps the rights it was opened with, whatever becomes of the file's mode (POSIX). A new server knows no handles. To
+//! reclaim one by the mode of today would take a rightful handle away from its program, and let in any client that claims to
+//! have had one. So an open gives the client a ticket: a MAC under the pool's secret over the client, the inode and the rights.
+//! With it the client reclaims exactly these rights; the server has nothing to remember.
 //!
-//! A ticket does not end: neither does a handle that nobody closes.
+//! A ticket does not expire: neither does a handle that is not closed.
 
 use crate::meta::HashKey;
 use cuttlefs_common::ids::{ClientId, InodeNo};

@@ -1,4 +1,4 @@
-//! Who may read and change which extended attribute (xattr(7)).
+//! Permissions of extended attributes (xattr(7)).
 
 use super::permission::{Judge, Need};
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, CAPABILITY_XATTR, DEFAULT_ACL_XATTR, FileKind};

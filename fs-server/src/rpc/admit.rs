@@ -1,5 +1,5 @@
-//! What a request must satisfy before anything is done: sizes and names within POSIX's limits, and what the export
-//! allows, whatever the client's kernel thought of it.
+//! The checks of a request before anything is done: sizes and names within POSIX's limits, and the rights of the
+//! export, whatever the client's kernel has checked.
 
 use cuttlefs_common::ids::{MAX_FILE_SIZE, SYMLINK_MAX};
 use cuttlefs_common::locks::{LockRange, LockSpace};

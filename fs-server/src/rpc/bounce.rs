@@ -1,8 +1,8 @@
 //! Bounce memory of one worker: registered once, lent to requests that move file bytes between a client's memory
 //! and the tiers (TeRM section 4.1.2).
 //!
-//! Bounded: when every buffer is lent, requests wait for one; the wait is what slows a client that writes faster
-//! than the SSD. A peer has half of the buffers at most: one that does not answer its transfers keeps nobody else from theirs.
+//! Bounded: when every buffer is lent, requests wait for one; this wait slows a client that writes faster than the SSD. A peer
+//! has half of the buffers at most: one that does not answer its transfers does not keep other peers from theirs.
 
 use super::turns::{Claim, Turn, TurnFigures, Turns};
 use cuttlefs_common::ids::PAGE_SIZE;

@@ -4,22 +4,20 @@
 //! connection memory:  [ 2 receives of 64 KiB | 4 replies of 64 KiB ]     (touched pages only are real)
 //! ```
 //!
-//! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES`
-//! requests running on one connection, whatever it sends. Any worker may answer on any connection: a request that
-//! was sent again after a reconnect is answered where it came in last.
+//! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one
+//! connection, whatever it sends. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came
+//! in last.
 //!
 //! # Its life
-//! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its
-//! completion was polled, for a queue pair that goes into `Error` completes all of them. So a connection *is over* when its
-//! queue pair is in `Error` and nothing is posted: then its worker lets go of it, whatever ended it. The last request that
-//! runs drops it (one that only waits for something ends with it: `ended`), and with it go its entry among the connections, its session's count, its registered memory and its place
-//! in the peer's share.
+//! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its completion was polled,
+//! for a queue pair that goes into `Error` completes all of them. So a connection *is over* when its queue pair is in `Error` and nothing is
+//! posted: then its worker lets go of it, whatever ended it. The last running request drops it (a request that only waits ends with it:
+//! `ended`), and with it go its entry among the connections, its session's count, its registered memory and its place in the peer's share.
 //!
 //! # Patience
-//! Nobody waits for a peer for ever. The worker's sweep counts seconds, and the connection ends when
-//! * a reply was not taken for `REPLY_PATIENCE`: its client is stopped or gone, and a mount that goes on reconnects;
-//! * it carries no session that goes on and no message came for `ATTACH_PATIENCE`: a mount attaches at once, `status` asks at
-//!   once.
+//! No wait for a peer is endless. The worker's sweep counts seconds, and the connection ends when
+//! * a reply was not taken for `REPLY_PATIENCE`: its client is stopped or gone, and a mount that still runs reconnects;
+//! * it carries no live session and no message came for `ATTACH_PATIENCE`: a mount attaches at once, `status` asks at once.
 
 use super::connections::Entry;
 use crate::rights::Grant;

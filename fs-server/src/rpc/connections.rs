@@ -1,7 +1,7 @@
-//! All connections of a server, so that a reply finds the newest connection of its slot whichever worker has it.
+//! All connections of a server, so that a reply finds the newest connection of its slot, on any worker.
 //!
-//! An entry lasts as long as its connection: the connection owns it and drops it last of all. How many there may be is for
-//! the peer's share to say (`shares`).
+//! An entry lasts as long as its connection: the connection owns it and drops it last of all. The peer's share bounds
+//! their number (`shares`).
 
 use super::connection::Connection;
 use parking_lot::Mutex;

@@ -1,8 +1,8 @@
-//! From a received message to a sent reply: decode, admit, call, reply. One task a request.
+//! From a received message to a sent reply: decode, admit, call, reply. One task for each request.
 //!
 //! # Failure
-//! A message that does not parse ends its connection with a logged reason; nobody else notices. A request the
-//! export or POSIX's limits refuse is answered with a status and changes nothing.
+//! A message that does not parse ends its connection with a logged reason; other connections go on. A request that
+//! breaks the export's rules or POSIX's limits is answered with a status and changes nothing.
 
 use super::admit;
 use super::connection::Connection;

@@ -1,4 +1,4 @@
-//! RPC: decode, admit, call, reply. One task a request, on the worker its connection belongs to.
+//! RPC: decode, admit, call, reply. One task for each request, on its connection's worker.
 
 /// What requests must satisfy before anything is done.
 pub(crate) mod admit;

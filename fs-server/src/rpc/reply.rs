@@ -1,7 +1,7 @@
 //! Replies before they are sent.
 //!
-//! Owns how a reply's bytes are put together, so that they are copied as seldom as can be. Most replies are encoded
-//! behind room for their header. A short fetch's file bytes go from their frame straight to where they are sent from:
+//! Owns the composition of a reply's bytes, with as few copies as possible. Most replies are encoded behind room for
+//! their header. A short fetch's file bytes go from their frame straight into the reply buffer:
 //!
 //! ```text
 //! reply buffer:  [ ... | header 48 | head of `Fetched` | file bytes ... ]
@@ -9,8 +9,10 @@
 //! ```
 //!
 //! # Invariants
-//! * A reply buffer holds what an earlier reply left, maybe another file's bytes: only what this reply put there is sent.
-//! * Nobody waits for a reply buffer while holding a turn: a client that takes no replies would keep others from theirs.
+//! * A reply buffer holds bytes of an earlier reply, maybe of another file: only bytes that this reply put there are
+//!   sent.
+//! * No request waits for a reply buffer while it holds a turn: a client that takes no replies would keep others from
+//!   their turns.
 
 use super::connection::{Connection, ReplyBuffer};
 use cuttlefs_common::ids::PAGE_SIZE;

@@ -1,13 +1,13 @@
-//! Pulling clients' counters (TeRM section 4.4): once a sample period the server reads, one-sidedly, what a client
-//! counted, and writes zeros over it. The client's CPU takes no part.
+//! The pull of clients' counters (TeRM section 4.4): once a sample period the server reads a client's counts
+//! one-sidedly, and writes zeros over them. The client's CPU takes no part.
 //!
-//! One task a client, on the worker that owns the connection the counters were shared over; it ends with that
+//! One task for each client, on the worker that owns the connection the counters were shared over; it ends with that
 //! connection. Only the records and the page counters of units that were read travel.
 //!
 //! # Failure
-//! A client whose counters cannot be read is not sampled any more; its connection is closed by the failed READ as any
-//! is. What it counted is hints: keys that name nothing are ignored, and no count can do more than keep a page of a file
-//! the client may read in DRAM.
+//! A client whose counters cannot be read is not sampled again; the failed READ closes its connection, like any failed
+//! READ. Counts are hints: keys that name nothing are ignored, and no count can do more than keep in DRAM a page of a
+//! file that the client may read.
 
 use super::bounce::Bounce;
 use super::connection::Connection;

@@ -6,7 +6,7 @@
 //!
 //! # Failure
 //! Every posted transfer completes: when its peer answers, or flushed when its connection ends. A peer that has not answered
-//! for `TRANSFER_PATIENCE` loses its connection; what it held is free then.
+//! for `TRANSFER_PATIENCE` loses its connection; its turns and buffers are free then.
 
 use super::bounce::Bounce;
 use super::connection::{Connection, WorkId};

@@ -1,16 +1,16 @@
-//! Turns: whose request runs next on a worker, and who has the next bounce buffer.
+//! Turns: the choice of the next request on a worker, and of the user of the next bounce buffer.
 //!
-//! Owns a number of turns. A request that moves bytes takes one before it takes any lock or buffer and gives it back
-//! when it is answered. When all are taken requests wait, each session's in a queue of its own. Peers take turns, and among a
-//! peer's sessions those: a client with sixty lanes gets as much of a busy SSD as one with a single lane, and so does a peer
-//! with a hundred sessions.
+//! Owns a number of turns. A request that moves bytes takes one before it takes any lock or buffer and gives it back when it
+//! is answered. When all are taken requests wait, each session's in a queue of its own. Peers take turns, and within a peer
+//! its sessions do: a client with sixty lanes gets as much of a busy SSD as one with a single lane, and so does a peer with a
+//! hundred sessions.
 //!
 //! # Invariants
-//! * A peer that is no administrator has `of_peer` turns at most: whatever its requests wait for, others go on.
-//! * A request that holds a lock or a buffer holds a turn, so whoever waits for a turn keeps nobody from going on.
-//! * No more wait than connections have receives posted: a client whose request waits can send no other on that lane.
-//!   That is the back-pressure.
-//! * Whoever stands in `order` has a waiter and may have a turn. So while turns are free nobody stands there.
+//! * A peer that is no administrator has `of_peer` turns at most: while its requests wait, others go on.
+//! * A request that holds a lock or a buffer holds a turn, so a request that waits for a turn holds up no other.
+//! * The number of waiting requests is at most that of posted receives: a client whose request waits can send no other on
+//!   that lane. That is the back-pressure.
+//! * A peer in `order` has a waiter and may have a turn. So `order` is empty while turns are free.
 //!
 //! Requests that move no bytes (names, heartbeats) take no turn: a slow SSD does not cost a client its lease.
 

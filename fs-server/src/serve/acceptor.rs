@@ -1,4 +1,4 @@
-//! One thread a listener: takes connections in and hands each to a worker of its peer (`placement`).
+//! One thread for each listener: takes connections in and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
 use crate::rpc::connection::Connection;

@@ -1,4 +1,4 @@
-//! What a server does by itself, as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
+//! The server's own work, as tasks of worker 0: write-back, eviction, promotion, scrub, leases, orphans.
 
 use crate::files;
 use crate::pages::{self, Scrub, ScrubOptions};

@@ -1,7 +1,7 @@
-//! Gives memory back that the server held for peers and holds no longer.
+//! Gives memory back that the server has held for peers and freed.
 //!
-//! Malloc keeps what was freed for its next use. Messages that wait, replies that are not taken and frames that come slowly are many
-//! pieces from several heaps: 170 MiB stayed behind 256 MiB of them, and were there again under the next 256.
+//! Malloc keeps freed memory for its next use. Messages that wait, replies that are not taken and packets that come slowly are many
+//! pieces from several heaps: after 256 MiB of them 170 MiB stay with the process, and the next 256 MiB use these again.
 
 use crate::server::Server;
 use crate::worker::Spawner;

@@ -1,4 +1,4 @@
-//! How many bytes of frames a server takes: what was asked for, or what its region policy needs.
+//! The bytes of frames that a server takes: as many as asked for, or as its region policy needs.
 
 use super::StartError;
 use crate::pages::MIN_FRAMES;

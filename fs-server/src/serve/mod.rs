@@ -5,8 +5,8 @@
 //! requests end, everything is written back and committed, threads are joined.
 //!
 //! # Failure
-//! A start that fails part-way stops what it had started. After a kill at any instruction the next start finds a
-//! prefix of the metadata's batches; see "What is durable when" in docs/recovery.md.
+//! A start that fails part-way stops all that it has started. After a kill at any instruction the next start finds a prefix of
+//! the metadata's batches; see "What is durable when" in docs/recovery.md.
 
 mod acceptor;
 mod background;

@@ -1,8 +1,8 @@
 //! A whole server in the calling thread: one worker, a simulated disk, any device. Nothing runs but by `step`, so
 //! that a server and its clients can run from one seed.
 //!
-//! What has a thread of its own elsewhere (the syncs of metadata's log) is run by `step`, too, sooner or later
-//! as the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
+//! Work that has a thread of its own elsewhere (the syncs of metadata's log) is run by `step`, too, sooner or later as
+//! the random numbers say, so that other tasks go on meanwhile as they would beside a thread.
 
 use super::recovery::RecoveryError;
 use super::{ServeOptions, StartError, acceptor, background, build, recovery, shown_windows};

@@ -1,13 +1,13 @@
-//! Recovery behind the store's own: what batches promise of the pool, before anybody is served.
+//! Recovery behind the store's own: the promises of batches about the pool, before any client is served.
 //!
 //! docs/log.md has the decision table, "Recovery, whole". Its rows about files and batches are `meta::disk_store`'s; those about cuts, orphans
-//! and requests are done where these live, of records that are whole by then. What is left is here:
+//! and requests are in the modules of these, and work on records that are whole by then. The rest is here:
 //!
-//! | found | done |
+//! | found | action |
 //! | --- | --- |
 //! | images of pages | each is written to the page that its extent names; one data sync; one batch removes all of them |
-//! | an image without such a page | damage: it is left out, and the log says so |
-//! | batches that a killed server had not synced | one sync: whatever is told from here on may rest on them |
+//! | an image without such a page | damage: it is left out, and a message says so |
+//! | batches that a killed server had not synced | one sync: every answer from here on may rest on them |
 //!
 //! # Failure
 //! The server does not start. Until the batch that removes them is in the log, the next start finds all images.

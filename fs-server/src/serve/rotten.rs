@@ -1,8 +1,8 @@
-//! Whose the pages are that a scrub found rotten.
+//! The files of pages that a scrub found rotten.
 //!
-//! No record says of a pool page which file it belongs to, and one for each page would cost every write. So it takes a walk through all
-//! extents, of a second a million or so, which is done on a thread of its own: no request waits for it, and no lock is held. One
-//! goes at a time, for as many pages as have been found by then; it ends with the server.
+//! No record names a pool page's file, and one for each page would cost every write. So it takes a walk through all extents, about a
+//! second for a million, on a thread of its own: no request waits for it, and it holds no lock. One walk goes at a time, for all pages
+//! that have been found by then; it ends with the server.
 
 use crate::server::Server;
 use cuttlefs_common::ids::{FilePage, PoolPage};

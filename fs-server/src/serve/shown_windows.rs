@@ -1,8 +1,8 @@
-//! What a server shows of its memory: frames, residency table and file table, to initiators that translate.
+//! The memory that a server shows to initiators that translate: frames, residency table and file table.
 //!
-//! Whoever connects over a link that maps memory gets them mapped, for reading; those are root's and the server's own user's processes on this
-//! machine. Over other links they are regions that may be READ, and clients are told their keys, only where all clients are trusted: who can
-//! read the frames can read every file. Where they are not trusted nothing is registered, so that there is no key to guess.
+//! A client over a link that maps memory gets them mapped, for reading; such clients are processes of root and of the server's own user on
+//! this machine. Over other links they are regions for READs whose keys clients are told, only where all clients are trusted: a client that
+//! can read the frames can read every file. Where clients are not trusted nothing is registered, so that there is no key to guess.
 
 use crate::pages::policy::Exposure;
 use crate::server::Server;

@@ -1,7 +1,7 @@
-//! Clients without a session that may come back: whose they are, and which of them is forgotten first.
+//! Clients without a session that may come back: their peers, and the choice of the one that is forgotten first.
 //!
-//! Which requests of theirs were done is kept (`meta`), so there is a bound: [`MAX_ABSENT`] for all. Beyond it the peer that has
-//! most of them loses the one that has been away for longest. So who makes clients by the thousand pushes out his own.
+//! Metadata keeps their last requests (`meta`), so there is a bound: [`MAX_ABSENT`] for all. Beyond it the peer with most of
+//! them loses the one that has been away for longest. So a peer that makes clients by the thousand pushes out its own.
 
 use cuttlefs_common::ids::ClientId;
 use cuttlefs_common::rdma::PeerKey;

@@ -1,4 +1,4 @@
-//! Sessions: who the clients are, how long they may be silent, and which requests they have already made.
+//! Sessions: the clients, how long they may be silent, and the requests that they have already made.
 //!
 //! After NFSv4.1 (RFC 8881 section 2.10): a client draws a secret, whose hash is its id (`SessionSecret`), and attaches; each connection uses its own slot;
 //! a slot has one request in flight; a retransmission carries the same sequence number and gets the first answer.
@@ -8,25 +8,24 @@
 //! * Each of a session's connections was made by the user who made the session, and said the client's secret.
 //! * A session's number is never 0 and never reused within the life of a server; it owns the session's filekeys.
 //!
-//! What a request did and what it was answered are one batch of metadata (`SlotRecord`), so a slot's last mutation is known
-//! to the next server, too. That memory outlives the session: a client may be cut off for longer than its lease and
-//! send its request once more. Of clients that are away, `MAX_ABSENT` are remembered.
+//! A request's effect and its answer are one batch of metadata (`SlotRecord`), so a slot's last mutation is known to the next server, too. That
+//! memory outlives the session: a client may be cut off for longer than its lease and send its request once more. Of clients that are away,
+//! `MAX_ABSENT` are remembered.
 //!
 //! # The grace period
-//! A new server does not know which files the clients of the one before it have open. Until all of them have said that
-//! they reclaimed theirs (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is given out
-//! (`locks`). When the files that nobody reclaimed have been freed, all is *settled*; what requests do until then stands in
-//! `rpc/handlers/grace.rs`.
+//! A new server does not know which files the clients of the one before it have open. Until all of them have said that they have reclaimed
+//! their files (`Request::Recovered`), or one lease has passed, no unlinked file is freed, and no lock is granted (`locks`). When the files
+//! that no client reclaimed have been freed, all is *settled*; `rpc/handlers/grace.rs` says which requests wait until then.
 //!
-//! # What clients bring back
-//! Behind a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they
-//! have, the server is *gathering*: nobody else is told what files hold. It ends when all are back; who is not here within
-//! `GATHER` of the start is not waited for, and who is here and has not said it `GATHER_HERE`.
+//! # Changes that clients bring back
+//! Behind a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they have, the
+//! server is *gathering*: no other client is told the contents of files. It ends when all are back. The server waits `GATHER` from its start
+//! for clients that are not here, and `GATHER_HERE` for those that are here and have not said `Recovered`.
 //!
-//! # Requests that are asked again
-//! Each client says with `Recovered` which requests it has no answer to. Of those that were done, what their slots' records say was
-//! answered is put into the slots then (`rpc/handlers/recall.rs`), as if this server had answered so. A file that such an
-//! answer opens is open from then on: no longer an orphan that the end of the grace period frees.
+//! # Retransmitted requests
+//! Each client says with `Recovered` which requests it has no answer to. For those that were done, the answers in their slots' records are put
+//! into the slots then (`rpc/handlers/recall.rs`), as if this server had given them. A file that such an answer opens is open from then on: no
+//! longer an orphan that the end of the grace period frees.
 //!
 //! # Failure
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.

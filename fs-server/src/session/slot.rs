@@ -1,4 +1,4 @@
-//! One slot's memory: which request it saw last and what was answered.
+//! One slot's memory: its last request and the answer.
 //!
 //! | request's seq | slot is idle                    | slot is busy                        |
 //! |---------------|---------------------------------|-------------------------------------|
@@ -6,8 +6,8 @@
 //! | last          | replay the answer, or run again if it changed nothing | wait: answer goes to the newest connection |
 //! | other         | `BadSequence`                   | `BadSequence`                       |
 //!
-//! A fresh slot takes any number as its first: the client has counted on with the server before this one. If that one did the
-//! request, its answer is here before (`recall`).
+//! A fresh slot takes any number as its first: the client has counted on with the server before this one. If that server did
+//! the request, its answer comes here first (`recall`).
 
 use cuttlefs_common::status::Status;
 use std::sync::Arc;

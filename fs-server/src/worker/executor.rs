@@ -1,12 +1,12 @@
-//! A worker's tasks, and whose runs next.
+//! A worker's tasks, and the choice of the next one.
 //!
-//! Each task has a payer, the peer in whose name it runs. Ready tasks wait in a [`FairQueue`]: the next is one of the payer who
+//! Each task has a payer, the peer in whose name it runs. Ready tasks wait in a [`FairQueue`]: the next is one of the payer that
 //! has had least of this thread's time, so that a peer with a thousand requests keeps others waiting for one poll, not for a
-//! thousand. What a poll cost is on the payer's account.
+//! thousand. The cost of a poll is on the payer's account.
 //!
 //! # How it works
-//! Waking a task, on whatever thread, puts it into `woken` and notifies the worker's signal. The worker moves what is there to the
-//! fair queue before it takes the next task.
+//! Waking a task, on whatever thread, puts it into `woken` and notifies the worker's signal. The worker moves woken tasks to the
+//! fair queue before it takes the next one.
 //!
 //! # Invariants
 //! * A task is on one of the two queues exactly once while it is ready (`async_task` sees to that), so both are bounded by the

@@ -4,22 +4,22 @@
 //! task here; disk and RDMA completions wake it; nothing on this thread blocks but the one `poll(2)` in `sleep`.
 //!
 //! # How it works
-//! A *pass* looks at every source once: closures from other threads, ready tasks, the completion queue, the disk's
-//! ring, timers. Each has a bound a pass, so that none starves the others. Of ready tasks the next is that of the peer who has had
-//! least of the thread's time (`executor`). While passes find work they follow one
-//! another without system calls but those of the ring. When one finds nothing, the worker spins for its adaptive
-//! budget (`SpinBudget`) and then sleeps in `poll(2)` on the completion queue's event, the ring and its own eventfd.
+//! A *pass* looks at every source once: closures from other threads, ready tasks, the completion queue, the disk's ring, timers.
+//! Each has a bound for a pass, so that none starves the others. Of ready tasks the next is that of the peer that has had least of
+//! the thread's time (`executor`). While passes find work they follow one another without system calls but those of the ring. When
+//! one finds nothing, the worker spins for its adaptive budget (`SpinBudget`) and then sleeps in `poll(2)` on the completion
+//! queue's event, the ring and its own eventfd.
 //!
 //! # Why no wake-up is lost
-//! Before it sleeps, the worker (1) sets its signal to *awake*, (2) arms the completion queue and looks at every
-//! source once more, (3) moves the signal from *awake* to *asleep*. Whoever wakes it first puts the work where (2)
-//! looks, then swaps the signal to *notified*. If the swap comes before (1), (2) sees the work; if between (1) and
-//! (3), (3) fails; if after (3), the swap finds *asleep* and writes the eventfd. Only then is there a system call.
+//! Before it sleeps, the worker (1) sets its signal to *awake*, (2) arms the completion queue and looks at every source once more,
+//! (3) moves the signal from *awake* to *asleep*. A waker first puts the work where (2) looks, then swaps the signal to
+//! *notified*. If the swap comes before (1), (2) sees the work; if between (1) and (3), (3) fails; if after (3), the swap finds
+//! *asleep* and writes the eventfd. Only then is there a system call.
 //!
 //! # Failure
-//! A ring or a `poll` that fails is an error of `run`: the server must stop, its IOs cannot complete. A task that
-//! panics takes its worker with it (`Panics`): a panic is a broken invariant. In the server's process it has ended all by then
-//! (`panic_ends`); in a test it is the test's.
+//! A ring or a `poll` that fails is an error of `run`: the server must stop, its IOs cannot complete. A task that panics takes its
+//! worker with it (`Panics`): a panic is a broken invariant. In the server's process it has ended the whole process by then
+//! (`panic_ends`); in a test the test gets it.
 
 mod executor;
 mod signal;

@@ -1,4 +1,4 @@
-//! How other threads wake a worker: a word, and an eventfd that is written only when the worker sleeps.
+//! The wake-up of a worker by other threads: a word, and an eventfd that is written only when the worker sleeps.
 //!
 //! | state    | set by                         | `wake` does                     |
 //! |----------|--------------------------------|---------------------------------|
@@ -6,8 +6,8 @@
 //! | notified | anyone                         | nothing: it is already noted    |
 //! | asleep   | the worker, only from awake    | -> notified, writes the eventfd |
 //!
-//! Every change is a read-modify-write with acquire and release on one word. So whoever finds another's value has
-//! seen everything that thread did before: the worker that moves *notified* back to *awake* sees the work.
+//! Every change is a read-modify-write with acquire and release on one word. So a thread that finds another's value
+//! sees everything that the other did before: the worker that moves *notified* back to *awake* sees the work.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;

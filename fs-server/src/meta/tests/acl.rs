@@ -1,4 +1,4 @@
-//! Access control lists beside mode bits, inherited, and what a writer takes from a file.
+//! Access control lists beside mode bits, inherited, and the bits that a write takes from a file.
 
 use super::super::{Batch, Caller, Operation, ProblemKind, check, repair};
 use super::{HASH_KEY, ROOT_USER, USER, World};

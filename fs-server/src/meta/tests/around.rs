@@ -1,4 +1,4 @@
-//! Stores of tests that stand around another one, and do a few things otherwise.
+//! Stores of tests that wrap another one, and do a few things differently.
 
 use super::super::{Batch, Direction, PartVisitor, Store, StoreError, StoreFigures, Visitor};
 

@@ -1,4 +1,4 @@
-//! Restarts and crashes: what is there afterwards, and which numbers are never used again.
+//! Restarts and crashes: the records afterwards, and the numbers that are never used again.
 
 use super::super::record::ClientRecord;
 use super::super::{

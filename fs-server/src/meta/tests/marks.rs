@@ -1,4 +1,4 @@
-//! What chattr(1) marks an inode with forbids.
+//! Operations that chattr marks forbid.
 
 use super::super::{Operation, Outcome};
 use super::{ROOT_USER, USER, World};

@@ -1,4 +1,4 @@
-//! POSIX rules, one by one, as pjdfstest and xfstests look at them.
+//! POSIX rules, one by one, as pjdfstest and xfstests check them.
 
 use super::super::{Caller, DiskOptions, DiskStore, LINK_MAX, Operation};
 use super::{ROOT_USER, StopOnDrop, USER, World, format};

@@ -1,8 +1,8 @@
-//! Power losses of a store that makes checkpoints and reuses their space all the time: what was flushed is there.
+//! Power losses of a store that makes checkpoints and reuses their space all the time: flushed records are there afterwards.
 //!
-//! The test is told of each sync of the store's files. What a file held when a sync of it began, and was answered, is
-//! certain; of what was written since any piece is there and any is not, until the next sync is answered: by sectors, by pages,
-//! or by what a storage engine writes at once. Beginning to write (`sync_file_range`) makes nothing certain. Images are made right before
+//! The test is told of each sync of the store's files. The contents of a file at the beginning of a sync are certain once the sync is
+//! answered. Of later writes any piece may be there or not, until the next sync is answered: by sectors, by pages, or by the pieces that
+//! a storage engine writes at once. The beginning of a write-out (`sync_file_range`) makes nothing certain. Images are made right before
 //! syncs, when most is uncertain.
 
 use super::crash::{copy_files, open, options};

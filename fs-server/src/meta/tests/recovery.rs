@@ -1,5 +1,5 @@
-//! What a start finds, and what it makes of it: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row
-//! on a disk, and opens it. What a row asks of the pool's pages is in `files::tests` and `pool::sums::tests`: here is what a start has to know.
+//! Recovery at a start: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row on a disk, and opens it.
+//! The pool's pages of a row are tested in `files::tests` and `pool::sums::tests`, the metadata here.
 
 use super::super::disk_store::made::{self, DIRECT, LIFE, TAILS, record, tail};
 use super::super::{

@@ -1,6 +1,6 @@
-//! A small file system filled with names, emptied and filled again: what goes leaves its room to what comes.
+//! A small file system filled with names, emptied and filled again: new names get the room of deleted ones.
 //!
-//! The file system is a real one, of memory, so these need root; for anybody else they do nothing.
+//! The file system is a real one, of memory, so these tests need root; for other users they do nothing.
 
 use super::super::{DiskOptions, DiskStore, Operation};
 use super::{World, format};

@@ -1,4 +1,4 @@
-//! A damaged store of each kind is found, repaired, and clean then; also if every repair is cut off.
+//! Damage of each kind is found and repaired, and the store is clean then; also if every repair is cut off.
 
 use super::around::Around;
 use super::*;

@@ -1,4 +1,4 @@
-//! A store that has no room: what adds to it is refused, what takes away is not.
+//! A store that has no room: operations that add records are refused, those that remove some are not.
 
 use super::super::{Batch, DataCommit, MemoryStore, Operation, RangeUpdate, Store, StoreError};
 use super::around::Around;

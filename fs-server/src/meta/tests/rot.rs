@@ -1,4 +1,4 @@
-//! Bits that rot in the files below the store: what comes back is what was there, or an error, never something else.
+//! Bits that rot in the files below the store: a read gives the stored value or an error, never something else.
 
 use super::format;
 use crate::meta::{Batch, Direction, DiskOptions, DiskStore, Store};

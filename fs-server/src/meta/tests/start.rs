@@ -1,4 +1,4 @@
-//! What a start reads: not more where there is more.
+//! The bytes that a start reads: no more for a larger pool.
 
 use super::super::{
     DataCommit, Direction, DiskOptions, DiskStore, Plane, RangeUpdate, Store, StoreError, Visitor,

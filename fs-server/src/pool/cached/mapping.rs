@@ -5,8 +5,8 @@
 //!
 //! # Failure
 //! Unlike `SharedMemory`, an access can fail: a file that was cut below the mapping, or a device that cannot read the
-//! page or has no room for it, raises SIGBUS, which ends the server. That is what a mapped SSD is; who wants errors
-//! takes a policy that does IO.
+//! page or has no room for it, raises SIGBUS, which ends the server. That is the nature of a mapped SSD; a policy that
+//! does IO gives errors instead.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::racing_copy;

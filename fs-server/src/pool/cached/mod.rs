@@ -1,16 +1,17 @@
-//! The pool through the kernel's page cache: what TeRM is compared with (region policies `odp`, `rpc`, `rpc-buffer`).
+//! The pool through the kernel's page cache, for the region policies that TeRM is compared with (`odp`, `rpc`,
+//! `rpc-buffer`).
 //!
-//! Owns second descriptors of the data files, without O_DIRECT, and for the mapped policies their mappings. The pool's
-//! locks are not theirs: a NIC engine that lets go of a stopped server late keeps nobody from opening the pool. One
-//! `CachedPool` serves all workers, and over the mapping also the NIC engine; `CachedDisk` is it as a worker's disk.
+//! Owns second descriptors of the data files, without O_DIRECT, and for the mapped policies their mappings. They do not
+//! hold the pool's locks: a NIC engine that lets go of a stopped server late does not keep the next server from opening
+//! the pool. One `CachedPool` serves all workers, and over the mapping also the NIC engine; `CachedDisk` is a worker's
+//! disk over it.
 //!
 //! # How it works
 //! A page is at the same place as for every other policy (`DataFiles::locate`). An IO is done when `submit` is called,
 //! on the worker's own thread: read and write, or a copy from or to the mapping whose faults the worker takes. While
-//! the device works the worker serves nobody. That is the point of the comparison, not an oversight.
+//! the device works the worker serves no other request. That is the point of the comparison, not an oversight.
 //!
-//! `--memory` bounds nothing here: what the page cache holds is up to the kernel, and to the control group the server
-//! runs in.
+//! `--memory` bounds nothing here: the kernel, and the control group of the server, decide what the page cache holds.
 //!
 //! # Invariants
 //! * While a `CachedPool` is in use, nothing reaches pool pages with O_DIRECT: the kernel keeps the two coherent only
@@ -18,8 +19,8 @@
 //! * A failed sync is final: the kernel reports a lost page once to a descriptor, and forgets it.
 //!
 //! # Failure
-//! As for io_uring, what the device says goes to the request and harms no other. Over a mapping there is nobody to say
-//! it: see `mapping`.
+//! As for io_uring, a device error goes to its request and harms no other. Over a mapping there are no such errors: see
+//! `mapping`.
 
 mod mapping;
 

@@ -1,16 +1,17 @@
 //! Sum blocks in memory: a bounded cache of them, written back before each sync.
 //!
 //! # How it works
-//! Who needs a block that is not here reads it, and others who need it wait: two readers of one block could put a sum
-//! back that was changed meanwhile. Who is done with blocks drops them; the least recently used go when there are more
-//! than the bound, those in use or changed excepted. Changed ones are written in order of their numbers.
+//! The first user of a block that is not in memory reads it, and further users wait: two readers of one block could put
+//! a sum back that was changed meanwhile. A user drops its blocks when it is done. The least recently used go when
+//! there are more than the bound, except those in use or changed. Changed ones are written in order of their numbers.
 //!
 //! # Invariants
-//! * A block is in the map, or on disk as it was last in the map: it leaves only when it is clean and nobody has it.
+//! * A block is in the map, or on disk as it was last in the map: it leaves only when it is clean and not in use.
 //! * A block that is changed is in `changed`, or on its way to the disk in a `Flush`, which puts it back if it fails.
 //!
 //! # Failure
-//! A block that cannot be read fails what needs it; one that cannot be written stays changed, and the sync fails.
+//! A block that cannot be read fails the requests that need it; one that cannot be written stays changed, and the sync
+//! fails.
 
 use super::layout::SUMS_PER_BLOCK;
 use super::turn::Turns;

@@ -1,4 +1,4 @@
-//! A worker's disk with checksums: verifies what is read, sums what is written, marks what is overwritten.
+//! A worker's disk with checksums: verifies reads, sums writes, and marks overwritten zones.
 //!
 //! # How it works
 //! A batch of reads goes to the device together with the sum blocks that are not in memory, and is verified when it is
@@ -6,7 +6,7 @@
 //! written lately), then goes to the device; when it is done its sums are in memory, and a sync writes them.
 //!
 //! # Invariants
-//! As in `sums`. Whoever writes a page keeps everybody else from it (its block lock), so bytes and sum move together.
+//! As in `sums`. The writer of a page has it alone (its block lock), so bytes and sum move together.
 
 use super::blocks::Held;
 use super::final_sync::FinalSync;

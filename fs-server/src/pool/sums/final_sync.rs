@@ -1,8 +1,8 @@
 //! The device below the checksums, whose first failed sync is final.
 //!
-//! A device reports once that it lost something, to whoever syncs next: that may be a mark's sync, or a sweep's, and what it lost
-//! other writers' pages. The sync after it would say that they are well. So nobody's succeeds any more, on any worker's disk,
-//! until the server is restarted. (`DataSync` shares one sync among those who commit, and knows of no other.)
+//! A device reports a loss once, to the next sync. That may be a mark's sync, or a sweep's, and the lost pages may be those of
+//! other writers. The sync after it would report success. So behind a failed sync every sync fails, on every worker's disk, until
+//! the server is restarted. (`DataSync` shares one sync among committers, and knows of no other.)
 
 use super::PageSums;
 use crate::pool::disk::{Disk, IoDone, IoRequest, LocalFuture};

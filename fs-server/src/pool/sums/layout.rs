@@ -1,4 +1,4 @@
-//! Where sums lie: pure arithmetic over the pages of each data file.
+//! The places of sums: pure arithmetic over the pages of each data file.
 //!
 //! They lie behind the pages they are about, in the same data file, so that one `fdatasync` covers both. For disks they
 //! are pages like any other, numbered on from the pool's last page:

@@ -1,9 +1,9 @@
-//! Which zones are marked: pages in them may be overwritten in place.
+//! The marked zones: pages in them may be overwritten in place.
 //!
 //! # How it works
 //! | zone | mark record | meaning |
 //! | --- | --- | --- |
-//! | unmarked | none, or one that is on its way out | every page that was written matches its sum |
+//! | unmarked | none, or one that is on its way out | every written page matches its sum |
 //! | marked | there | may be written while the server runs; after a crash, see the next row |
 //! | recovering | there | was being written: accepted, and given a new sum |
 //!
@@ -15,11 +15,11 @@
 //! # Invariants
 //! * A mark is durable before a write relies on it (`begin`), and removed only when page and sum of every write are durable
 //!   (`synced`).
-//! * A zone that somebody begins to write, or writes, stays marked (`in_flight`).
+//! * A zone with a write that begins, or is under way, stays marked (`in_flight`).
 //! * Batches are put in the order in which marks changed (`putting`).
 //!
 //! # Failure
-//! A batch or a flush that fails moves `State::durable` nowhere: the writes do not begin, and whoever comes next tries again. Marks
+//! A batch or a flush that fails does not move `State::durable`: the writes do not begin, and the next caller tries again. Marks
 //! that could not be removed stay, for the next sweep.
 
 use crate::pool::disk::LocalFuture;

@@ -1,7 +1,7 @@
 //! Marks with several writers at once, polled in any order, against a model that knows which zones must be marked on disk.
 //!
 //! The model: a zone's mark must survive a power loss at this moment if a write to it is under way, or has ended and was not
-//! synced since. What a power loss may leave is asked of the marks' store after every step.
+//! synced since. After every step the marks' store is asked what a power loss may leave.
 
 use super::marks::Marks;
 use super::memory_marks::MemoryMarks;

@@ -1,4 +1,4 @@
-//! Marks in memory: the twin of the metadata's log, for tests and simulation, with what a crash leaves of them.
+//! Marks in memory: the twin of the metadata's log, for tests and simulation, and their state after a crash.
 
 use super::marks::MarkStore;
 use crate::pool::disk::LocalFuture;

@@ -1,7 +1,7 @@
-//! Checksums of pool pages: a CRC32C a page, verified by every read from SSD.
+//! Checksums of pool pages: a CRC32C for each page, verified by every read from SSD.
 //!
-//! Owns the sums and the marks of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with
-//! them: what is above it reads and writes pages as ever. docs/pages.md, "Checksums", has the crash cases.
+//! Owns the sums and the marks of a pool (`PageSums`, one for all workers). `SummedDisk` is a worker's disk with them:
+//! the layers above read and write pages as on any disk. docs/pages.md, "Checksums", has the crash cases.
 //!
 //! # A page's sum
 //! | value | stands for |
@@ -16,7 +16,7 @@
 //! # How it works
 //! Pages are overwritten in place, and a power loss may leave any mix of the old and the new bytes, and of the old and
 //! the new sum. Therefore a zone of pages is marked, durably, before a page in it that a file may rely upon is
-//! overwritten (`marks`); after a crash a mismatch there is what POSIX permits for a write that was not synced, and one
+//! overwritten (`marks`); after a crash POSIX permits a mismatch there, for a write that was not synced; a mismatch
 //! anywhere else is rot. A page that was allocated and not written since needs no mark: nothing durable names it.
 //!
 //! # Invariants
@@ -27,7 +27,7 @@
 //!
 //! # Failure
 //! A page whose sum does not match is an `IoError` that says so (`IoError::is_rot`) and names the page, so that its
-//! neighbours of the same IO can be told apart (`IoError::concerns`). A sync that failed, whoever's it was, is final
+//! neighbours of the same IO can be told apart (`IoError::concerns`). A failed sync, of any caller, is final
 //! (`final_sync`).
 
 mod blocks;

@@ -1,4 +1,4 @@
-//! What is verified, what is accepted, and what a crash may do, on a simulated disk.
+//! Pages that are verified, pages that are accepted, and crashes, on a simulated disk.
 
 use super::*;
 use crate::bits;

@@ -1,8 +1,8 @@
-//! The right to write blocks of one kind: one batch after another, so that the newest write of a block is the one that counts.
+//! The right to write blocks of one kind: one batch after another, so that the newest write of a block counts.
 //!
 //! # Failure
-//! A batch whose future is dropped may still be on its way to the device, and could land after a later one and undo it. So
-//! nothing more of the kind is written then, until the server is restarted.
+//! A batch whose future is dropped may still be on its way to the device, and could land after a later one and undo it. So no
+//! block of the kind is written then until the server is restarted.
 
 use crate::pool::disk::{Disk, IoRequest};
 use std::io;

@@ -1,7 +1,7 @@
 //! The disk: io_uring over the pool's data files.
 //!
-//! Owns one ring of one worker thread. Tasks submit batches; the worker's reactor calls `UringDisk::turn`, which
-//! hands everything new to the kernel with one system call and completes what is done.
+//! Owns one ring of one worker thread. Tasks submit batches; the worker's reactor calls `UringDisk::turn`, which hands
+//! all new operations to the kernel with one system call and completes finished ones.
 //!
 //! # How it works
 //! A request becomes operations (`plan`): cut where a data file ends, neighbouring frames merged into one transfer
@@ -9,18 +9,18 @@
 //! of `RING_DEPTH` places is free. A transfer that came back short goes on behind the last whole sector.
 //!
 //! # Invariants
-//! * An operation in the kernel holds its request, and the request its buffer, until the completion is reaped, also
-//!   if the future is dropped; the ring waits for all of them when it is dropped. So no IO can write to memory that
-//!   was given to someone else.
+//! * An operation in the kernel holds its request, and the request its buffer, until the completion is reaped, also if
+//!   the future is dropped; the ring waits for all of them when it is dropped. So no IO can write to memory that has
+//!   another user.
 //! * At most `RING_DEPTH` operations are in the kernel and the completion queue has twice as many places: it cannot
 //!   overflow.
 //! * A batch is taken in whole or not at all; while `MOST_WAITING` operations wait, new batches stay with their
 //!   futures until there is room.
 //!
 //! # Failure
-//! What the device says goes to the request; the others of a batch are not touched. `EINTR` and `EAGAIN` are tried
-//! again, `MOST_RETRIES` times. Where memory or files cannot be registered, plain transfers do the same, and a
-//! warning says so once. A ring that cannot be entered at all is an error of `turn`: the worker cannot go on.
+//! A device error goes to its request; the others of a batch are not touched. `EINTR` and `EAGAIN` are tried again,
+//! `MOST_RETRIES` times. Where memory or files cannot be registered, plain transfers take their place, and a warning
+//! says so once. A ring that cannot be entered at all is an error of `turn`: the worker cannot go on.
 
 mod operation;
 mod plan;

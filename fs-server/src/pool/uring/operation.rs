@@ -1,4 +1,4 @@
-//! Operations in and before the ring, and what they belong to.
+//! Operations in and before the ring, and their requests and batches.
 //!
 //! An `Operation` keeps its request alive by reference count; the request keeps the buffer. When the last
 //! operation of a request is done, the request's result goes to its batch.

@@ -1,4 +1,4 @@
-//! Requests that move file bytes: they go to the tiers.
+//! Requests that move file bytes.
 
 use super::{Body, Call, body, done};
 use crate::files::{self, FileRegion, WriteAt};

@@ -1,23 +1,23 @@
-//! Requests whose outcome those decide who come back to a new server.
+//! Requests whose outcome depends on clients that come back to a new server.
 //!
-//! What a server answered before it was killed its clients may hold alone, and make again (`session/`). Until they have,
-//! nobody else opens a file, or reads, measures or changes one: who opens a file behind its writer's close finds what was
-//! written, and what is appended goes behind it. Names are durable, and so are changed without a wait.
+//! Behind a kill of the server, answered changes may be with their clients only, which make them again (`session/`). Until
+//! they have, no other client opens, reads, measures or changes a file. So an open behind the writer's close finds the
+//! written bytes, and an append goes behind them. Names are durable, and so are changed without a wait.
 //!
-//! Nor does a server that follows another one know which files without a name are open: clients come back for them until
-//! the grace period ends (`session/`). Until then such a file, and its space, may stay or go. After a power loss it may
-//! even have gone before and be back. So whatever depends on it waits until that is known:
+//! A new server does not know either which files without a name are open: clients come back for them until the grace period
+//! ends (`session/`). Until then such a file, and its space, may stay or go. After a power loss it may even have gone before
+//! and be back. So a request that depends on such a file waits until that is known:
 //!
-//! * a request that names such a file by number: the file is there if somebody reclaims it, and `Stale` if nobody does;
+//! * a request that names such a file by number: the file is there if a client reclaims it, and `Stale` if none does;
 //! * a request that finds no space while such files hold some.
 //!
-//! What is no regular file is open nowhere: without a name it is `Stale` at once.
+//! An inode that is no regular file is open nowhere: without a name it is `Stale` at once.
 //!
 //! # Invariants
-//! * Who waits holds no turn, no lock and no buffer: those who reclaim need them.
+//! * A waiting request holds no turn, no lock and no buffer: reclaiming clients need them.
 //! * A client that has not reclaimed all of its own waits for nothing: it would wait for itself.
-//! * Nobody waits longer than the grace period lasts and its files take to be freed; for what files hold, `GATHER` if nobody
-//!   more comes back, and some seconds more for those who do not end.
+//! * A request waits at most for the rest of the grace period and the freeing of its files. For the contents of files it
+//!   waits `GATHER` if no further client comes back, and some seconds more for clients that come back and do not finish.
 //!
 //! # Failure
 //! A request that waits when the server stops is not answered: its client asks the next life of the server.

@@ -1,4 +1,4 @@
-//! Requests about advisory locks. None waits but the one that asks how waits ended, and that one holds nothing.
+//! Requests about advisory locks. None waits but the one that asks for the ends of waits, and that one holds nothing.
 
 use super::{Body, Call, PIECES_A_TURN, body, done};
 use crate::locks::{Asked, Cancelled};

@@ -1,4 +1,4 @@
-//! What each request does: one short function a kind, between admission and reply.
+//! The handlers of requests: one short function for each kind, between admission and reply.
 
 mod attach;
 mod data;

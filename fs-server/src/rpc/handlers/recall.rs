@@ -1,17 +1,18 @@
-//! Requests that an earlier life of the server did and could not answer.
+//! Requests that an earlier life of the server did and whose answers its clients did not get.
 //!
-//! A client sends a request again until it is answered. Within the life of a server the slot keeps the answer. Past it the metadata has
-//! it (`meta/answer.rs`): when the client has come back and says which requests it has no answer to, their answers are put into their
-//! slots, as if this server had given them. From there on the slots answer.
+//! A client sends a request again until it is answered. Within the life of a server the slot keeps the answer. Beyond it the metadata has
+//! the answer (`meta/answer.rs`): when the client has come back and says which requests it has no answer to, their answers are put into
+//! their slots, as if this server had given them. From then on the slots answer.
 //!
-//! What such an answer opens is opened here: an answer names a filekey, a slot and a ticket of one life of the server. So a file that has
-//! lost its last name meanwhile stays, like any that is open: until its client has come back, the grace period keeps it.
+//! The file of such an answer is opened here: an answer names a filekey, a slot and a ticket of one life of the server. So a file that
+//! has lost its last name meanwhile stays, like any open file: until its client has come back, the grace period keeps it.
 //!
-//! A length that was answered by nobody and is not durable is what its client would restore, had it heard of it. It is restored here.
+//! A client that had got the answer to a change of length would restore the length if it is not durable. For an answer that it did not
+//! get, the length is restored here.
 //!
 //! # Failure
-//! A file may be gone: freed by the server that made it, which knew of nobody who had it open, or behind the end of the grace period or
-//! of the session of a client that came back too late. Then the answer is `Stale`; a file without a name, which nobody else has
+//! A file may be gone: freed by the server that made it, which knew of no client that had it open, or behind the end of the grace period,
+//! or with the session of a client that came back too late. Then the answer is `Stale`; a file without a name, which no other client has
 //! seen, is made once more.
 
 use super::{Body, Call, body};

@@ -1,4 +1,4 @@
-//! A client says where it counts its one-sided reads.
+//! The request by which a client tells the place of its counters of one-sided reads.
 
 use super::{Body, Call, done};
 use crate::rpc::sampling::{self, SharedCounters};
