@@ -1,4 +1,4 @@
-//! Questions that may never be answered, such as what is at a path of a file system whose server is away.
+//! Calls that may never return, such as a look at a path of a file system whose server is away.
 
 use anyhow::Context;
 use std::sync::mpsc;

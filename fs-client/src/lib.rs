@@ -1,6 +1,6 @@
 //! The cuttlefs client: a volume on a server, the FUSE edge in front of it, and the `cuttlefs` command.
 //!
-//! Each imports only what stands before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
+//! Each imports only those before it: `transport` (lanes; knows no files) <- `session` (attach, reclaim) <- `read` <- `file` <- `fuse` <-
 //! `cli`; `tests/layers.rs` holds them to it. A read goes down that way: see `docs/ARCHITECTURE.md`.
 
 // They panic where nobody reads; `say!` and `tell!` do not.

@@ -1,8 +1,8 @@
 //! Long-running commands: this process in the foreground, or itself once more, detached.
 //!
 //! Detached means: a new process of the same binary with the same command and `--foreground --detached`, in its own
-//! session, with `/` as its directory and its log in a file. It is a fresh process and not a fork, so it does not
-//! matter which threads run here. Its standard output is a pipe to us, on which it reports in lines:
+//! session, with `/` as its directory and its log in a file. It is a fresh process and not a fork, so the threads that
+//! run here do not matter. Its standard output is a pipe to us, on which it reports in lines:
 //!
 //! ```text
 //! P text    progress, shown after a moment

@@ -1,4 +1,5 @@
-//! `cuttlefs bench`: hands over to `cuttlefs-bench`, which is a program of its own, so that who mounts installs no laboratory.
+//! `cuttlefs bench`: hands over to `cuttlefs-bench`, which is a program of its own, so that a machine that only mounts needs
+//! no benchmarks.
 
 use super::programs;
 use anyhow::anyhow;

@@ -1,4 +1,5 @@
-//! Who keeps a mount busy, as far as `/proc` tells: open files, working and root directories, programs, mappings.
+//! The processes that keep a mount busy, as far as `/proc` tells: open files, working and root directories, programs,
+//! mappings.
 
 use std::fs;
 use std::path::{Path, PathBuf};

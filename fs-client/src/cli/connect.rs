@@ -1,4 +1,4 @@
-//! What connects the command to a server.
+//! The connection of the command to a server.
 
 use crate::file::RemoteVolume;
 use crate::file::volume::Volume;

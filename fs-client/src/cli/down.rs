@@ -1,4 +1,4 @@
-//! `cuttlefs down`: ends what `up` started, and only that.
+//! `cuttlefs down`: ends the mount and the server that `up` started, and only these.
 
 use super::process::ProcessId;
 use super::run_state::RunState;

@@ -1,12 +1,12 @@
 //! The figures of a mount, from the process that serves it to `cuttlefs status`.
 //!
-//! A Unix socket in the runtime directory, named after the mount point: whoever connects writes a line that says what is wanted
-//! ([`Ask`]), and gets one JSON object and the end of the file. One connection at a time, served by a thread that does nothing
-//! else and waits for no server. Its directory's owner alone may connect.
+//! A Unix socket in the runtime directory, named after the mount point: a client of it writes one line with its wish ([`Ask`]),
+//! and gets one JSON object and the end of the file. One connection at a time, served by a thread that does nothing else and
+//! waits for no server. Its directory's owner alone may connect.
 //!
 //! # Failure
-//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process, or by one that
-//! is about to end, is taken over by the next mount at the place; nobody answers on it until then.
+//! A mount whose socket cannot be made goes on without, with a warning. A socket left by a killed process, or by one that is
+//! about to end, is taken over by the next mount at the place; there is no answer on it until then.
 
 use super::last_sync::LastSync;
 use super::run_state;

@@ -1,4 +1,4 @@
-//! Which key is shown: `--key`, `-o key=`, the environment.
+//! The source of the key: `--key`, `-o key=`, the environment.
 
 use anyhow::Context;
 use std::path::PathBuf;

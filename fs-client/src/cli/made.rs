@@ -1,4 +1,4 @@
-//! Directories that a command makes, and takes away again if it comes to nothing.
+//! Directories that a command makes, and removes again if it fails.
 
 use anyhow::Context;
 use std::path::{Path, PathBuf};

@@ -2,14 +2,14 @@
 //!
 //! * `up`, `down`: a server and a mount on this machine, in one command.
 //! * `mount`, `umount`: a mount of a server that runs somewhere.
-//! * `status`: what a server says of itself.
-//! * `bench`: how fast a mount is; another program does it (`bench`).
+//! * `status`: a server's figures.
+//! * `bench`: the speed of a mount; another program measures it (`bench`).
 //!
-//! Long-running commands run in the foreground; without `--foreground` the command starts itself once more,
-//! detached, and relays what that process reports (`background`). What runs is written down in the runtime
-//! directory (`run_state`), so that it can be found and ended by process id and start time, never by name.
+//! Long-running commands run in the foreground; without `--foreground` the command starts itself once more, detached,
+//! and relays that process's reports (`background`). Running processes are written down in the runtime directory
+//! (`run_state`), so that they can be found and ended by process id and start time, never by name.
 //!
-//! What connects to servers comes in through `Backend`, so that all of this is tested without one.
+//! The code that connects to servers comes in through `Backend`, so that all of this is tested without a server.
 
 mod background;
 mod bench;

@@ -1,4 +1,4 @@
-//! `cuttlefs mount`, and what `up` shares with it: a mount that is served until it ends.
+//! `cuttlefs mount`, and the part that `up` shares with it: a mount that is served until it ends.
 
 use super::background::{Reporter, run_detached};
 use super::connect::{Backend, NotThere, VolumeOptions};

@@ -1,7 +1,7 @@
-//! How mount(8) calls us: `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
+//! The call by mount(8): `mount.fuse.cuttlefs SPEC DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
 //!
-//! A machine that boots mounts once, and goes on without what failed (`nofail`). So here a server that is not there yet, or a network,
-//! is waited for, as mount.nfs(8) does.
+//! A machine that boots mounts once, and goes on without a mount that failed (`nofail`). So the helper waits for a server or a network
+//! that is not there yet, as mount.nfs(8) does.
 
 use super::mount::{self, MountArgs};
 use super::remount;

@@ -1,4 +1,4 @@
-//! Is this a place to mount at? If not, why, and what to do.
+//! The check of a mount point. An error says the reason and the next step.
 
 use super::made::Made;
 use super::run_state::RunState;

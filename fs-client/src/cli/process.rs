@@ -1,7 +1,7 @@
 //! Processes that we started, found again.
 //!
-//! A process id alone may be someone else's by now; with the start time of the process it is not. Signals go through
-//! a pidfd that is checked after it is opened, so that no process can take the place of the one that was meant.
+//! A process id alone may belong to another process by now; with the start time of the process it is unique. Signals go
+//! through a pidfd that is checked after it is opened, so that no process can take the place of the intended one.
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

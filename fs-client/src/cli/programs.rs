@@ -1,4 +1,4 @@
-//! Where the programs are that this one starts: named by a variable, beside it, or in `PATH`.
+//! The places of programs that this one starts: named by a variable, beside it, or in `PATH`.
 
 use anyhow::Context;
 use std::path::PathBuf;

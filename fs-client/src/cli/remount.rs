@@ -1,9 +1,9 @@
-//! `mount -o remount,...`: changes the kernel's flags of a mount that stands.
+//! `mount -o remount,...`: changes the kernel's flags of a live mount.
 //!
-//! Only flags that the kernel itself enforces can change: `ro`, `suid`, `dev`, `exec`, `atime` and their opposites.
-//! What the serving process was told (cache times, threads, the subtree) is fixed until the next mount; mount(8)
-//! passes those along from `/etc/fstab`, so they are named in a note and are no error. Nothing here talks to the
-//! server or looks into the mount.
+//! Only flags that the kernel itself enforces can change: `ro`, `suid`, `dev`, `exec`, `atime` and their opposites. The
+//! options of the serving process (cache times, threads, the subtree) are fixed until the next mount; mount(8) passes
+//! those along from `/etc/fstab`, so they are named in a note and are no error. Nothing here talks to the server or
+//! looks into the mount.
 
 use super::mount_options::MountOptions;
 use crate::fuse::{FuseSettings, MountTable, resolve_mountpoint};

@@ -1,14 +1,14 @@
-//! What runs: one small file for each mount, in the runtime directory.
+//! Running mounts: one small file for each, in the runtime directory.
 //!
-//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where
-//! that is not set: gone after a reboot, like the processes. In /tmp anybody can take the name first; then it is
-//! `.cuttlefs-HOST` in the user's home, from then on (`Places`). What somebody else may write to is never used. Root of a user
-//! namespace who is not the machine's is a user as others, unless he has a `/run` of his own. Others may go through
-//! the directory, to the sockets in it; its files are only its owner's to read: they tell of pools, keys, servers. Files are named by a hash of the mount point, because a mount point may be longer
-//! than a file name, and a Unix socket's path must be shorter than 108 bytes.
+//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where that is not set:
+//! gone after a reboot, like the processes. In /tmp another user can take the name first; then the directory is `.cuttlefs-HOST` in the user's
+//! home, from then on (`Places`). A directory that another user may write to is never used. Root of a user namespace that is not the machine's
+//! is treated as any other user, unless it has a `/run` of its own. Other users may go through the directory, to the sockets in it; only its
+//! owner may read its files: they tell of pools, keys, servers. Files are named by a hash of the mount point, because a mount point may be
+//! longer than a file name, and a Unix socket's path must be shorter than 108 bytes.
 //!
-//! A mount point that was just unmounted may be mounted again before the process that served it has ended. So whoever
-//! removes a file makes sure that it is its own, under the directory's lock (`locked`).
+//! After an unmount the mount point may be mounted again before the process that served it has ended. So a process that removes a file makes
+//! sure that it is its own, under the directory's lock (`locked`).
 
 use super::connect::Trust;
 use super::last_sync::Lost;

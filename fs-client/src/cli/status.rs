@@ -1,4 +1,4 @@
-//! `cuttlefs status`: what a server says of itself, and, asked for a mount, what that mount's process says too.
+//! `cuttlefs status`: the figures of a server, and, asked for a mount, those of the mount's process too.
 //!
 //! The mount's part comes under `mount`, beside the server's; it is shown also while the server is away.
 

@@ -1,7 +1,7 @@
-//! What a person needs of a status: a screenful. All of it is `--all`, for programs `--json`.
+//! The part of a status that a person needs: a screenful. `--all` shows all of it, `--json` all of it for programs.
 //!
-//! A line is left out where the status does not have what it says, so half of a status (a server that is away, an older one) makes
-//! half of a summary. What is to be looked after comes last, under `problems`: the table of docs/operations.md, "What to watch".
+//! A line is left out where the status lacks its figures, so half of a status (a server that is away, an older one) makes half of
+//! a summary. Faults come last, under `problems`: the table of docs/operations.md, "What to watch".
 
 use crate::file::volume::UnsyncedChanges;
 use cuttlefs_common::size::ByteSize;

@@ -1,13 +1,13 @@
 //! `cuttlefs up`: a pool, its server and a mount, in one command.
 //!
-//! One process serves the mount and has the server as its child. When the mount ends, by whatever means, it stops
-//! the server; if it is killed, `down` finds the server by what is written down.
+//! One process serves the mount and has the server as its child. When the mount ends, by any means, it stops the server; if it is
+//! killed, `down` finds the server by its file (`run_state`).
 //!
-//! A server that has died is started again by another `up` of the same place (`revive`): the mount goes on with it, and whoever ends the
+//! A server that has died is started again by another `up` of the same place (`revive`): the mount goes on with it, and the end of the
 //! mount stops the server that is written down then.
 //!
 //! # Failure
-//! Directories that were made here, and a pool that could not be made whole, are taken away again. A pool that was made stays.
+//! Directories that were made here, and a pool that could not be made whole, are removed again. A whole pool stays.
 
 use super::background::{Reporter, run_detached};
 use super::connect::{Backend, Trust};

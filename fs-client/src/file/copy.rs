@@ -1,4 +1,4 @@
-//! How bytes of one file are copied into another: through this client what fits one request, by the server what does not.
+//! Copies of bytes from one file into another: through this client if they fit one request, else by the server.
 
 use super::handles::HandleState;
 use super::remote::RemoteVolume;

@@ -1,4 +1,4 @@
-//! The table of handles: from the number the kernel knows to the open file and how it was opened.
+//! The table of handles: from the number that the kernel knows to the open file and its open flags.
 
 use super::volume::{Handle, OpenHow};
 use crate::read::CachedRegion;

@@ -1,7 +1,7 @@
-//! Memory that a mount gives back when it has not been used for a while: what its lanes carry file bytes in, what reads are put together
-//! in, and what the heap has kept of copies that are not needed any more.
+//! Memory that a mount gives back when it has not been used for a while: the lanes' memory for file bytes, the buffers in which reads
+//! are put together, and heap memory of copies that have been freed.
 //!
-//! The control thread looks each [`LOOK_PERIOD`]. A mount that was not used for two looks in a row has given everything back by then.
+//! The control thread looks each [`LOOK_PERIOD`]. A mount that is idle for two looks in a row has given everything back by then.
 
 use crate::read::{FRAME_GUESSES_BYTES, Reads};
 use crate::session::{Session, SessionLane, Task};

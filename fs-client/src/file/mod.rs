@@ -1,6 +1,7 @@
-//! POSIX semantics of a mount, without FUSE types: what a handle is, what may be cached, how a write goes.
+//! POSIX semantics of a mount, without FUSE types: handles, permitted caching, the way of a write.
 //!
-//! `volume` is what the FUSE edge knows; `remote` is that over a session. Nothing here is retried: the session does that below.
+//! `volume` is the interface for the FUSE edge; `remote` is it over a session. Nothing here is retried: the session does that
+//! below.
 
 mod copy;
 mod figures;

@@ -1,4 +1,4 @@
-//! What a reply has to be.
+//! Checks of the kind of a reply.
 
 use super::volume::FsError;
 use cuttlefs_common::attr::Attr;

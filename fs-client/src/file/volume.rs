@@ -1,4 +1,4 @@
-//! What the FUSE edge knows of the file system: POSIX semantics without FUSE types and without errno.
+//! The file system as the FUSE edge knows it: POSIX semantics without FUSE types and without errno.
 //!
 //! Every method blocks its caller until the answer is there; while the server is away it waits and resumes
 //! (DESIGN section 8). Methods may be called from many threads at once.

@@ -1,7 +1,7 @@
-//! The way of a write, and of what makes it durable.
+//! The way of a write, and of the sync that makes it durable.
 //!
-//! A copy of what is written is kept until a sync covers it: whoever writes has room for that before the server is asked, and notes it with
-//! the session that answered.
+//! A copy of the written bytes is kept until a sync covers them: a writer takes room for the copy before it asks the server, and notes the
+//! copy with the session that answered.
 
 use super::handles::HandleState;
 use super::remote::{RemoteVolume, unless_fenced};

@@ -1,7 +1,7 @@
 //! Listings as FUSE wants them: the volume's entries after `.` and `..`, whose cookies are 1 and 2.
 //!
-//! A cookie says where to go on *after* an entry; the volume's are greater than 2, and 0 asks it for the start.
-//! `..` carries the directory's own number: the kernel never uses it, it resolves `..` by itself.
+//! A cookie names the place *after* an entry; the volume's are greater than 2, and 0 asks it for the start. `..`
+//! carries the directory's own number: the kernel never uses it, it resolves `..` by itself.
 
 use crate::file::volume::{Caller, FsError, Volume};
 use cuttlefs_common::attr::FileKind;

@@ -1,28 +1,29 @@
-//! [`Filesystem`] over a [`Volume`]: one method a request, each a span, a call and a reply.
+//! [`Filesystem`] over a [`Volume`]: one method for each request, each a span, a call and a reply.
 //!
-//! # What is decided here, and why
-//! * **`create` never opens what exists.** The kernel sends CREATE only for a name it takes for missing, and then
-//!   checks no permissions on the file. If another client has made the name meanwhile, opening it would get past
-//!   them. So the volume is asked for an exclusive create; a name that turns out to exist is `ESTALE` to a caller
-//!   without `O_EXCL`, upon which the kernel looks the name up afresh and opens it the ordinary way.
-//! * **No `FUSE_ATOMIC_O_TRUNC`.** With it the kernel truncates without telling us to drop the set-id bits. So
-//!   `O_TRUNC` comes as a setattr that says both.
+//! # Decisions of this module, and their reasons
+//! * **`create` never opens an existing file.** The kernel sends CREATE only for a name it takes for missing, and then checks no permissions on
+//!   the file. If another client has made the name meanwhile, an open would bypass these checks. So the volume is asked for an exclusive
+//!   create; a name that turns out to exist is `ESTALE` to a caller without `O_EXCL`, upon which the kernel looks the name up afresh and opens
+//!   it the ordinary way.
+//! * **No `FUSE_ATOMIC_O_TRUNC`.** With it the kernel truncates and does not tell us to drop the set-id bits. So `O_TRUNC` comes as a setattr
+//!   that says both.
 //! * **`O_DIRECT` opens are `FOPEN_DIRECT_IO`**, with parallel writes, if the kernel can still map such files
 //!   (`FUSE_DIRECT_IO_ALLOW_MMAP`, Linux 6.6). They skip the page cache's bookkeeping; the kernel keeps them coherent
 //!   with mappings and, with our help (`kernel_cache`), with cached opens on the same mount. On older kernels they are ordinary opens, for which
 //!   the kernel does direct IO itself.
 //! * **So are opens with `O_APPEND`, to write.** Through its page cache the kernel sends a write in parts that end where a page ends that it
 //!   does not hold, and between them another mount's bytes could come. Past it one write(2) is one request, as long as it fits one.
-//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives
-//!   those of the process up. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which `FOPEN_NOFLUSH` would forgo.
-//! * **Whether a write appends is asked of the write**, not of the open: see `convert::write_how`.
-//! * **A file without a name is opened only by who asks twice**: see `nameless`.
+//! * **`flush` is `ENOSYS`** unless the volume acknowledges writes that others do not see yet, or keeps locks: a close gives up the locks of
+//!   the process. Nothing else is buffered here. The kernel stops asking, and still writes dirty mapped pages back at close, which
+//!   `FOPEN_NOFLUSH` would forgo.
+//! * **A write says whether it appends**, not the open: see `convert::write_how`.
+//! * **A file without a name is opened only at the second request**: see `nameless`.
 //! * **A reply's lifetime for a created file is one for name and attributes**: the shorter.
-//! * **An open file that nobody wants any more is closed here**: who asked for it was killed meanwhile, and the kernel will not close it.
+//! * **An open file without a caller is closed here**: the caller was killed meanwhile, and the kernel will not close the file.
 //!
 //! # Failure
-//! A method that cannot do what is asked replies with an errno of the table; it never panics on what the kernel
-//! or the volume says. A reply that is dropped is EIO.
+//! A method that cannot do its request replies with an errno of the table; it never panics on input from the kernel or the volume. A reply that
+//! is dropped is EIO.
 
 use super::groups;
 use super::inode_flags::{self, Asked};

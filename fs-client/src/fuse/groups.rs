@@ -1,4 +1,4 @@
-//! Which groups a process is in: FUSE tells one of them only.
+//! The groups of a process: FUSE tells one of them only.
 
 use super::kernel::Request;
 use std::io;

@@ -1,8 +1,8 @@
-//! chattr(1) and lsattr(1): ioctl(2) requests that read and set an inode's marks.
+//! chattr(1) and lsattr(1): ioctl(2) requests that read and set an inode's chattr marks.
 //!
-//! There are two forms, `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR` (`linux/fs.h`); the kernel asks in either. It checks who may set
-//! what, and turns a change of some marks into one of all. FUSE tells nobody of marks, so that the kernel does not heed them:
-//! the server does.
+//! There are two forms, `FS_IOC_GETFLAGS` and `FS_IOC_FSGETXATTR` (`linux/fs.h`); the kernel asks in either. It checks the
+//! caller's right to set marks, and turns a change of some marks into one of all. FUSE does not tell the kernel of marks, so the
+//! kernel does not enforce them: the server does.
 
 use cuttlefs_common::attr::InodeFlags;
 

@@ -1,23 +1,23 @@
-//! What the kernel has cached of a file, and how it is made to forget that.
+//! The kernel's cached pages and attributes of a file, and the way to make the kernel forget them.
 //!
 //! # Locks
-//! A lock is how programs on different machines take turns with a file, so whoever gets one must read what the one before
-//! wrote. Attributes are forgotten with every grant, cached bytes where somebody else may have changed the file. Attributes are
-//! also forgotten where a write took set-id bits away without the kernel's doing (`privileges`).
+//! Programs on different machines take turns with a file by locks, so the new holder of a lock must read all that the holder before
+//! wrote. Attributes are forgotten with every grant, cached bytes where another client may have changed the file. Attributes are also
+//! forgotten where a write took set-id bits away without the kernel's doing (`privileges`).
 //!
 //! # Writes past the page cache
 //! The kernel drops the pages of a direct write when it sends the write, and once more when a synchronous one is answered. A page that
-//! is read while an asynchronous write is under way keeps the old bytes, whether the file is still open through the cache
-//! when the write is done or not. So **a direct write is answered when none of its bytes is cached any more**:
+//! is read while an asynchronous write is under way keeps the old bytes, also if the file is not open through the cache when the write
+//! is done. So **a direct write is answered when none of its bytes is cached any more**:
 //!
-//! * A page can get old bytes only by a request that fills it and that the volume answered before the write. The kernel locks a
-//!   page before it asks for its bytes, and forgetting waits for the lock: what such a request brings is dropped, too. What fills
-//!   pages later brings the new bytes.
-//! * So it is noted of each file whether pages of it were filled ([`KernelCache::fills`], *before* the volume is asked), and a
-//!   direct write of such a file has its range forgotten. Which handles are open does not matter, nor how they were opened: a
-//!   mapping of a direct handle fills pages, too.
-//! * A file that nobody fills pages of for [`QUIET_WRITES`] direct writes is forgotten as a whole; then, if nobody has begun to fill
-//!   any meanwhile, there is nothing to forget, and its direct writes are answered at once.
+//! * A page can get old bytes only by a request that fills it and that the volume answered before the write. The kernel locks a page
+//!   before it asks for its bytes, and forgetting waits for the lock: the bytes of such a request are dropped, too. Later requests
+//!   bring the new bytes.
+//! * So each file has a note whether pages of it were filled ([`KernelCache::fills`], *before* the volume is asked), and a direct
+//!   write of such a file has its range forgotten. Open handles and their flags do not matter: a mapping of a direct handle fills
+//!   pages, too.
+//! * A file of which no page is filled for [`QUIET_WRITES`] direct writes is forgotten as a whole. Then, if no filling has begun
+//!   meanwhile, there is nothing to forget, and its direct writes are answered at once.
 //!
 //! Forgetting waits for requests that fill pages and need this mount's threads: so it has a thread of its own. It must never be asked
 //! for a write *through* the cache, whose pages stay locked until it is answered.

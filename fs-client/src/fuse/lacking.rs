@@ -1,17 +1,17 @@
-//! What the kernel was told of files: what they lack, and how old its attributes are.
+//! The kernel's knowledge of files: the absence of certain attributes, and the age of the attributes that it has.
 //!
-//! # What a file lacks
-//! Most files have no ACLs, capabilities and set-id bits, and the kernel asks for them again and again.
-//! The kernel asks for `security.capability` before it lets somebody write, and for ACLs whenever somebody who does not own a file
-//! comes by it. With every write of somebody unprivileged it says that the file must not keep its privileges
-//! (`FUSE_HANDLE_KILLPRIV_V2`); the server sees to that, but for writes that it acknowledges before it executes them.
-//! Attributes tell which of these a file has. So what it lacks is remembered for as long as attributes may be cached, and the
-//! kernel is answered without a round trip. That long a file that another client gave one of these to may seem to lack it
-//! here, as with the kernel's own cached attributes.
+//! # Absent attributes
+//! Most files have no ACLs, capabilities and set-id bits, and the kernel asks for them again and again. The kernel asks for
+//! `security.capability` before it permits a write, and for ACLs at each access by a user who does not own the file. With every
+//! write of an unprivileged user it says that the file must not keep its privileges (`FUSE_HANDLE_KILLPRIV_V2`); the server sees
+//! to that, except for writes that it acknowledges before it executes them. A file's attributes tell which of these it has. So the
+//! absent ones are remembered for as long as attributes may be cached, and the kernel is answered without a round trip. For that
+//! time a file may seem to lack an ACL, capability or set-id bit that another client gave it, as with the kernel's own cached
+//! attributes.
 //!
-//! # How old attributes are
-//! Who opens a file sees what others have closed (close-to-open), its length too. So of each file there is the change counter of
-//! the attributes that the kernel was told last; if the opened file has another one, the kernel is to forget them.
+//! # The age of attributes
+//! An open shows all changes of mounts that have closed the file (close-to-open), its length too. So each file has the change
+//! counter of the attributes that the kernel was told last; if the opened file has another one, the kernel is made to forget them.
 
 use cuttlefs_common::attr::{Attr, InodeFlags};
 use cuttlefs_common::ids::InodeNo;

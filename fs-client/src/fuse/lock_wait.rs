@@ -1,4 +1,4 @@
-//! Who asked the kernel for a lock, and waits: its answer, and whether it still wants one.
+//! A request for a lock that waits: its answer, and whether the caller still wants one.
 
 use super::kernel::{INodeNo, ReplyEmpty};
 use super::kernel_cache::KernelCache;

@@ -1,4 +1,4 @@
-//! What is mounted where, out of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! The present mounts, out of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 //!
 //! Reading it touches no file system, so it answers even where the daemon behind a mount is dead or hangs.
 

@@ -1,13 +1,13 @@
-//! Opens of files that no name leads to any more.
+//! Opens of files without a name.
 //!
-//! The kernel keeps names for as long as entries may be cached, and opens what a name led to by its inode. If somebody else removed
-//! that name, or put another file in its place, the inode may still be there, for whoever has it open: to open it
-//! would read, or roll back, what others have done away with. So such an open is refused with `ESTALE`, upon which the kernel looks the name up
-//! afresh, once, and opens what it finds. The same goes for a file that others have moved away. What was looked up afresh right now is opened
-//! though somebody moves or removes it between the two, as on any file system: otherwise who moves files all the time would have opens fail.
+//! The kernel keeps names for as long as entries may be cached, and opens the file of a name by its inode. If another client removed that name,
+//! or put another file in its place, the inode may still be there, because a process has it open. To open it would read, or roll back, a file
+//! that others have removed. So such an open is refused with `ESTALE`, upon which the kernel looks the name up afresh, once, and opens the file
+//! that it finds. The same goes for a file that others have moved away. A file that has just been looked up afresh is opened even if it is
+//! moved or removed between the two, as on any file system: otherwise opens would fail beside a program that moves files all the time.
 //!
-//! A file can be opened without a name, too, through `/proc/PID/fd`. The kernel then has no name to look up, and the same thread asks to
-//! open the same inode again at once. That is how the two are told apart: who was refused, and asks again, gets it.
+//! A file can be opened without a name, too, through `/proc/PID/fd`. The kernel then has no name to look up, and the same thread asks to open
+//! the same inode again at once. That tells the two apart: a thread that was refused, and asks again, gets the file.
 //!
 //! # Bound
 //! [`MOST`] threads; beyond that all are forgotten, which refuses opens through `/proc` that were under way.

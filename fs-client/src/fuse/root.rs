@@ -1,12 +1,12 @@
-//! What the root of a mount answers when the server does not.
+//! Answers of the root of a mount when the server does not answer.
 //!
-//! umount(8) looks at the mount point before it unmounts, as df(1) and a machine that is shut down do: the root's
-//! attributes (GETATTR) and the room there is (STATFS). If these waited for a server that is away, nothing but force could end the
-//! mount. So what the server last said of them is remembered, and the kernel gets that, for no time, when the server has not
-//! answered for [`PATIENCE`]. Of everything below the root nothing is made up: that waits.
+//! umount(8) looks at the mount point before it unmounts, as df(1) and a machine that is shut down do: the root's attributes
+//! (GETATTR) and the free space (STATFS). If these waited for a server that is away, only force could end the mount. So the
+//! server's last answers are remembered, and the kernel gets them, not to be cached, when the server has not answered for
+//! [`PATIENCE`]. Requests about anything below the root wait.
 //!
-//! The question to the server goes on meanwhile, in the thread that took the request. As long as one does, later ones are answered
-//! from memory at once, and take no thread; [`CuttleFuse::answer_late`] is called each second for those that came before.
+//! The request to the server goes on meanwhile, in the thread that took it. As long as one does, later ones are answered from
+//! memory at once, and take no thread; [`CuttleFuse::answer_late`] is called each second for those that came before.
 
 use super::convert;
 use super::edge::CuttleFuse;

@@ -1,8 +1,8 @@
-//! Mounting: the FUSE session, its threads, and what is agreed with the kernel.
+//! Mounting: the FUSE session, its threads, and the agreement with the kernel.
 //!
-//! [`mount`] returns when the kernel has accepted the mount; [`Mounted::wait`] when it has been unmounted, by
-//! whomever, and the volume is shut down. Unmounting is the kernel's business (`cli/unmount.rs`), not a method here:
-//! a mount may be busy, and may end without us.
+//! [`mount`] returns when the kernel has accepted the mount; [`Mounted::wait`] when it has been unmounted, by any
+//! process, and the volume is shut down. Unmounting is the kernel's business (`cli/unmount.rs`), not a method here: a
+//! mount may be busy, and may end without us.
 
 use super::edge::{CuttleFuse, LOCKS};
 use super::kernel::{Agreement, InitFlags, MountOptions, Serving, Session};

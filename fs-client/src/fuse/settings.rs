@@ -1,4 +1,4 @@
-//! What a mount can be told. The names people use for these are in `cli/mount_options.rs`.
+//! The settings of a mount. The names people use for these are in `cli/mount_options.rs`.
 
 use std::time::Duration;
 

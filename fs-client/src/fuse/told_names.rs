@@ -1,14 +1,15 @@
-//! How old the names are that the kernel remembers: of each file the change counter it had when a name was looked up.
+//! The age of the names that the kernel remembers: for each file its change counter when a name was looked up.
 //!
-//! The kernel opens by number what a name meant up to an entry's lifetime ago. Others may have moved the file since, or put another one
-//! under that name: then that open would read, cut or write what has another name by now. So an open says what the kernel was told, and
-//! the server refuses it (`Stale`) if the file has lost a name since. The kernel looks the name up again then.
+//! The kernel opens by number the file that a name meant up to an entry's lifetime ago. Others may have moved the file since, or put
+//! another one under that name: then that open would read, cut or write a file that has another name by now. So an open carries the
+//! counter that the kernel was told, and the server refuses it (`Stale`) if the file has lost a name since. The kernel looks the name up
+//! again then.
 //!
-//! An open does not say by which name it came. A file that was told under two names within one lifetime is opened as of the earlier
-//! telling: one of the two may be gone, whatever was seen by looking at the other. Such an open may be refused in vain; the walk behind it
-//! finds the file, and what it finds is opened (`nameless`).
+//! An open does not say by which name it came. A file that was told under two names within one lifetime is opened with the earlier
+//! counter: one of the two names may be gone, whatever a look-up of the other found. Such an open may be refused in vain; the walk behind
+//! it finds the file, and that file is opened (`nameless`).
 //!
-//! Directories are not noted: names below them are asked for in them, wherever they are by now.
+//! Directories are not noted: names below a directory are asked for in that directory, wherever it is by now.
 
 use cuttlefs_common::attr::{Attr, FileKind};
 use cuttlefs_common::ids::InodeNo;

@@ -1,7 +1,7 @@
-//! Which extended attributes exist on a mount.
+//! The extended attributes that exist on a mount.
 //!
-//! `user.`, `trusted.` and `security.` are kept as they come; the kernel checks who may touch them. Of `system.` there are the
-//! access control lists, where the kernel checks those.
+//! `user.`, `trusted.` and `security.` are kept as they come; the kernel checks permissions for them. Of `system.` there are
+//! the access control lists, where the kernel checks those.
 
 use super::lacking::Lack;
 use cuttlefs_common::attr::{ACCESS_ACL_XATTR, CAPABILITY_XATTR, DEFAULT_ACL_XATTR};

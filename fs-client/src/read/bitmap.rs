@@ -1,7 +1,8 @@
-//! The client's copy of a file's page bitmap (TeRM section 4.2): one bit a file page, set if the page needs no SSD.
+//! The client's copy of a file's page bitmap (TeRM section 4.2): one bit for each file page, set if the page needs no
+//! SSD.
 //!
-//! A stale bit costs time, never correctness. Pages beyond what was pulled count as present: the one-sided read
-//! finds out.
+//! A stale bit costs time, never correctness. Pages beyond the pulled bits count as present: the one-sided read finds
+//! out.
 
 use cuttlefs_common::ids::FilePage;
 

@@ -1,10 +1,10 @@
 //! How often page bitmaps are pulled: each second as in the paper (TeRM section 4.2), sooner while too many reads travel
 //! twice.
 //!
-//! A bit is wrong from the moment its page is evicted until the next pull, and a read that believes it finds the magic
-//! pattern and goes again by RPC. How many do depends on how fast pages move: with little memory that is read evenly,
-//! 1.4 % of reads did with a pull a second. So the period is halved while more than one in [`TWICE_ALLOWED`] did, and
-//! doubled again while far fewer do. What pulls cost is bounded: [`MAX_BYTES_PER_SECOND`].
+//! A bit is wrong from the moment its page is evicted until the next pull, and a read that relies on it finds the magic
+//! pattern and goes again by RPC. The number of such reads depends on how fast pages move: with little memory and evenly
+//! spread reads it was 1.4 % with a pull a second. So the period is halved while more than one read in [`TWICE_ALLOWED`]
+//! goes twice, and doubled again while far fewer do. The cost of pulls is bounded: [`MAX_BYTES_PER_SECOND`].
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What pulls page bitmaps: the control thread, as often as [`BitmapPace`] says.
+//! Pulls of page bitmaps: the control thread makes them, as often as [`BitmapPace`] says.
 
 use super::bitmap_pace::{BitmapPace, LONGEST};
 use super::{CachedRegion, Reads};

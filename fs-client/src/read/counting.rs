@@ -1,7 +1,8 @@
-//! Counting one-sided reads for the server (TeRM section 4.4): the server cannot see them and pulls the counts.
+//! Counts of one-sided reads for the server (TeRM section 4.4): the server cannot see these reads and pulls the counts.
 //!
 //! The counters are made when a server asks for them, belong to the attachment, and are shared over the control lane's
-//! connection. A new connection means a new sharing: the server pulls over the one it was told on.
+//! connection. A new connection means a new sharing: the server pulls over the connection on which it was told of the
+//! counters.
 
 use super::OneSided;
 use crate::session::{Session, SessionLane, Task};

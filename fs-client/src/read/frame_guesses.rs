@@ -1,8 +1,9 @@
-//! In which frame a page was when it was last looked at: a guess for the next read, so that the page's bytes travel together with the
-//! entry that proves them.
+//! The frame of a page at the last look: a guess for the next read, so that the page's bytes travel together with the entry that proves
+//! them.
 //!
-//! A table of a fixed size for a mount; a page has one place, and who comes there next takes it. The two words of a place are written one by
-//! one, and a server's pages are another's after a restart: a guess may be of any page. A wrong one costs a round trip.
+//! A table of a fixed size for a mount; a page has one place, and the next page of that place takes it over. The two words of a place are
+//! written one by one, and after a restart of the server its pages may be in other frames: a guess may be of any page. A wrong one costs a
+//! round trip.
 
 use cuttlefs_common::ids::PoolPage;
 use cuttlefs_common::region::ResidencyEntry;

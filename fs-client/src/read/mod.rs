@@ -1,15 +1,15 @@
-//! Reads: what of a request goes one-sidedly, and how the rest comes.
+//! Reads: the part of a request that goes one-sidedly, and the way of the rest.
 //!
 //! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer (DESIGN section 2), for each page
 //! `Filled` or `Missing`. The initiator follows the server's tables itself: `initiator` with loads, over links that map them, `remote` with
 //! READs. `target` lets the target's NIC engine do it. The code above them does not know which one ran.
 //!
-//! [`CachedRegion`] is what is remembered of an open file for that: its layout and its page bitmap. Each mount has one [`Reads`]; the session's
-//! control thread pulls bitmaps ([`BitmapPulls`], TeRM section 4.2) and tells each server where one-sided reads are counted ([`CountSharing`],
+//! [`CachedRegion`] is the memory of an open file for that: its layout and its page bitmap. Each mount has one [`Reads`]; the session's control
+//! thread pulls bitmaps ([`BitmapPulls`], TeRM section 4.2) and tells each server the place of the counts of one-sided reads ([`CountSharing`],
 //! section 4.4).
 //!
 //! # Invariants
-//! * A layout is used only under the filekey that it was asked for by: what a server before this one told is not looked at any more.
+//! * A layout is used only under the filekey of its request: a layout of an earlier server is not used.
 //! * A page that the read cannot tell to be the file's, untorn, is `Missing`, and is fetched.
 
 mod bitmap;

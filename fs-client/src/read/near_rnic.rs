@@ -1,4 +1,4 @@
-//! READs of windows that this process has: for tests and the model checker.
+//! READs of windows in this process: for tests and the model checker.
 
 use super::remote::ReadsPieces;
 use crate::session::RemoteWindows;

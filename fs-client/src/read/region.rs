@@ -1,7 +1,7 @@
-//! What is cached of the region of an open file: its layout, and its page bitmap.
+//! The cached part of an open file's region: its layout, and its page bitmap.
 //!
-//! Both are hints. A layout is validated against the file's generation at each use, and belongs to the filekey that it was asked for by: after a
-//! recovery the file has another one, so that no generation of one server is compared with another's. A stale bit of a bitmap costs time.
+//! Both are hints. A layout is validated against the file's generation at each use, and belongs to the filekey of its request: after a recovery
+//! the file has another filekey, so that a generation of one server is never compared with another's. A stale bit of a bitmap costs time.
 
 use super::bitmap::{MAX_BITMAP_BYTES, PageBitmap};
 use super::layout::CachedLayout;

@@ -1,16 +1,17 @@
 //! Initiator translation over a link that maps nothing: the target's tables and frames are READ (DESIGN section 2).
 //!
-//! One doorbell brings all that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes, the entries
-//! again, the slot again. READs of a queue pair see memory no older than earlier ones did, so what proves a mapped read (`initiator`)
-//! proves this one: equal entries, that the copy is that pool page, untorn; an equal generation, that the page was the file's all the while.
+//! One doorbell brings everything that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes,
+//! the entries again, the slot again. READs of a queue pair see memory no older than earlier ones did, so the proof of a mapped read
+//! (`initiator`) holds for this one: equal entries prove that the copy is that pool page, untorn; an equal generation proves that the page was
+//! the file's all the while.
 //!
-//! Where the bytes are is known only from the entry that travels with them. The frame is guessed from the page's entry of the last time
-//! ([`FrameGuesses`]). Pages whose guess was wrong, or of which there was none, are read once more with the entries that came; what was
-//! wrong again is missing.
+//! The place of the bytes is known only from the entry that travels with them. The frame is guessed from the page's last known entry
+//! ([`FrameGuesses`]). Pages with a wrong guess, or none, are read once more with the entries that came; a page whose entry is wrong again is
+//! missing.
 //!
 //! # Invariants
 //! * Nothing READ is trusted: pool pages, frames and slots are checked against the windows' lengths before they are asked for.
-//! * A doorbell's pages are proven by its own slot. The file ends where the smallest of the looked-at sizes says: bytes before that were the
+//! * A doorbell's pages are proven by its own slot. The file ends at the smallest of the sizes that were read: bytes before that were the
 //!   file's at each look.
 
 use super::OneSided;

@@ -1,7 +1,7 @@
 //! A count that many threads add to with every read.
 //!
-//! One atomic would be a line that all cores fetch from each other, a tenth of what a one-sided read takes on two of
-//! them. So it is spread: each thread adds to a line of its own, or one it shares with few. Relaxed: a figure.
+//! One atomic would be a line that all cores fetch from each other: on two cores a tenth of the time of a one-sided
+//! read. So it is spread: each thread adds to a line of its own, or one it shares with few. Relaxed: a figure.
 
 use crossbeam::utils::CachePadded;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Target translation: one READ a run of pages, then page division and byte detection (TeRM section 4.2).
+//! Target translation: one READ for each run of pages, then page division and byte detection (TeRM section 4.2).
 
 use super::OneSided;
 use super::plan::Plan;

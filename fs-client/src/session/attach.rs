@@ -1,4 +1,4 @@
-//! Attaching: what this mount says first on every connection.
+//! Attaching: this mount's first message on every connection.
 
 use super::Session;
 use crate::transport::{Attach, FsError, Lane, Link};

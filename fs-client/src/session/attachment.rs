@@ -1,4 +1,4 @@
-//! What the session knows of the server it is attached to, and the server's tables, where this side may read them.
+//! The session's knowledge of the server it is attached to, and the server's tables, where this side may read them.
 
 use super::Session;
 use arc_swap::ArcSwapOption;

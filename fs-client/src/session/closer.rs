@@ -1,5 +1,5 @@
-//! How files are closed at the server: the thread *closer* sends closes in batches, so that close(2) does not wait for the server. Where
-//! nothing runs but calls, each is sent at once.
+//! The closing of files at the server: the thread *closer* sends closes in batches, so that close(2) does not wait for the server. In a
+//! process without background threads, each close is sent at once.
 
 use super::{ServerOpen, Session};
 use crate::transport::FsError;

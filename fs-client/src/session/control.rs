@@ -1,9 +1,8 @@
 //! The session's background threads.
 //!
-//! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that nobody reads the
-//! windows of a dead server), and does what upper layers have handed over: [`Task`].
-//! *closer* closes (`closer`), *syncer* syncs (`syncer`).
-//! All end when the session is shut down.
+//! *control* owns one lane: it sends heartbeats, notices at once when the server dies (so that no thread reads the
+//! windows of a dead server), and does the tasks that upper layers have handed over: [`Task`]. *closer* closes
+//! (`closer`), *syncer* syncs (`syncer`). All end when the session is shut down.
 
 use super::{Session, SessionLane, closer, syncer};
 use crate::transport::FsError;

@@ -1,13 +1,13 @@
-//! Files whose written bytes were lost, and who was told.
+//! Files whose written bytes were lost, and the handles that have been told.
 //!
-//! A loss is told like a failed write-back on a local file system (Linux's `errseq_t`): each handle that was open when it happened hears
-//! of it once, by EIO from its fsync; if nobody has been told when the file is opened again, that handle hears of it. close(2)
-//! says EIO, too, until its handle was told, and does not count: whatever process was given the descriptor closes it, a child that
-//! was forked for something else among them, and nobody looks at what that says.
+//! A loss is told like a failed write-back on a local file system (Linux's `errseq_t`): each handle that was open at the loss is told of
+//! it once, by EIO from its fsync. If no handle has been told when the file is opened again, the new handle is told. close(2) says EIO,
+//! too, until its handle has been told by an fsync, and does not count as telling: any process that inherited the descriptor closes it,
+//! such as a child that was forked for another purpose, and programs seldom look at the result.
 //!
 //! # Bound
-//! [`FILES_MAX`]. With one more the files are forgotten, and each handle that is open then hears of a loss, once, though its
-//! file may have none.
+//! [`FILES_MAX`]. With one more the files are forgotten, and each handle that is open then is told of a loss, once, though its file may
+//! have none.
 
 use cuttlefs_common::ids::InodeNo;
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
-//! A mount's session with a server: who it is there, what it holds there, and how it has that again when the server was killed.
+//! A mount's session with a server: its identity, its open files and locks there, and their recovery after a kill of the server.
 //!
-//! Owns what the server would have to be told again: open files (`server_opens`), locks (`locks`), and copies of changes that no sync
+//! Owns the state that a new server has to be told: open files (`server_opens`), locks (`locks`), and copies of changes that no sync
 //! has covered (`unsynced`). All lanes of the link share the session, which the secret that was drawn at mount time opens.
 //!
 //! # Invariants

@@ -1,4 +1,4 @@
-//! What a session needs to know before it connects, and which lanes it has.
+//! The options of a session before it connects, and its lanes.
 
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;

@@ -1,4 +1,4 @@
-//! What follows when the server no longer knows the session: open files and locks are reclaimed before any other request goes out.
+//! Recovery after the server has lost the session: open files and locks are reclaimed before any other request goes out.
 
 use super::Session;
 use super::unsynced::in_message;

@@ -1,4 +1,4 @@
-//! What this mount last saw of files' change counters: whether the pages the kernel still holds are good at the
+//! The last change counters that this mount saw of files. They tell whether the kernel's cached pages are good at the
 //! next open (close-to-open consistency).
 
 use cuttlefs_common::ids::InodeNo;

@@ -1,7 +1,7 @@
-//! What this mount has open at the server: what a file is known by there, and how it is had again from the next server.
+//! Open files of this mount at the server: their filekeys there, and their recovery from the next server.
 //!
-//! A recovery reclaims all of it and gives each its new names ([`ServerOpen::rebind`]); a lock that was lost fences the open that it was
-//! taken through. What upper layers remember of a file by a filekey or a slot is good as long as the open has that key.
+//! A recovery reclaims all of them and gives each its new filekey and slot ([`ServerOpen::rebind`]); a lost lock fences the open that it
+//! was taken through. Upper layers may use what they remember of a file by a filekey or a slot as long as the open has that filekey.
 
 use cuttlefs_common::ids::{FileKey, FileSlot, InodeNo};
 use cuttlefs_common::rpc::{OpenTicket, Opened, Reclaim, Rights};

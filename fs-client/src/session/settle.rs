@@ -1,5 +1,5 @@
-//! How what a server has done is made durable that this mount keeps no copy of: its answer came when that server was lost already, or there
-//! are no bytes to keep.
+//! Changes that the server has made and that this mount keeps no copy of are made durable here: the answer came when that server was lost
+//! already, or there are no bytes to keep.
 
 use super::unsynced::in_message;
 use super::{ServerOpen, Session};

@@ -1,15 +1,16 @@
-//! Syncs that nobody asked for: what is kept of unsynced changes (`unsynced`) goes when they are durable.
+//! Syncs by the mount itself: copies of unsynced changes (`unsynced`) are dropped when the changes are durable.
 //!
 //! # How it works
-//! The thread *syncer* syncs everything each [`SYNC_PERIOD`], and, as soon as half of the room for copies is taken, what takes most
-//! of it: the one file that has more than half, else everything. So a stream seldom waits. Who finds no room waits for it, whoever
-//! else does: one sync serves all. Where nothing runs but calls, the first of them syncs.
+//! The thread *syncer* syncs everything each [`SYNC_PERIOD`]. As soon as half of the room for copies is taken, it syncs the file that
+//! has more than half of all copies, if there is one, else everything. So a stream seldom waits. Writers that find no room wait for
+//! it together: one sync serves all. In a process without background threads the first waiter syncs.
 //!
 //! # Failure
-//! While the server is away the sync waits for it, and who waits for room does, as for any answer; he can be interrupted: nothing of
-//! his was sent. A sync that fails leaves everything kept, and is tried again when the period is over; whoever syncs such a file hears
-//! of it from the server. Should somebody wait for room meanwhile, the files are synced one by one: what is kept of one that cannot be
-//! goes, and each of its handles is told (`losses`). So everybody who waits gets room with the second answer of the server.
+//! While the server is away the sync waits for it, and waiters for room wait, too, as for any answer. They can be interrupted: their
+//! requests have not been sent. A sync that fails leaves all copies, and is tried again when the period is over; an fsync of such a
+//! file gets the error from the server. If a writer waits for room meanwhile, the files are synced one by one: the copies of a file
+//! whose sync fails are dropped, and each of its handles is told (`losses`). So every waiter gets room with the second answer of the
+//! server.
 
 use super::Session;
 use super::unsynced::Room;

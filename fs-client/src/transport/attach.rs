@@ -1,4 +1,4 @@
-//! What a lane needs of the session whose requests it carries.
+//! The interface through which a lane uses the session whose requests it carries.
 
 use super::{FsError, Lane, Link};
 use cuttlefs_common::memory::SharedMemory;

@@ -1,4 +1,4 @@
-//! Whether the server is away, and what is told of it: one warning when it goes, one when it is back.
+//! The server's absence, and the messages about it: one warning when it goes, one when it is back.
 
 use super::Link;
 use cuttlefs_common::ids::SlotIndex;

@@ -1,4 +1,4 @@
-//! Who a request is made for.
+//! The caller that a request is made for.
 
 use cuttlefs_common::ids::TraceId;
 

@@ -1,4 +1,4 @@
-//! How a lane gets a connection, and leaves a session.
+//! A lane's way to a connection, and out of a session.
 
 use super::exchange::Place;
 use super::lane::{Connection, Lane, MAX_RUNS, RECEIVES};

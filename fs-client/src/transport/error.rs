@@ -1,4 +1,5 @@
-//! Why an operation of a mount failed: one error for all layers, for each hands on what those below it say.
+//! The reasons why an operation of a mount fails: one error for all layers, for each hands on the errors of those
+//! below.
 
 use cuttlefs_common::status::Status;
 

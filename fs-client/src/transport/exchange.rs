@@ -1,4 +1,4 @@
-//! One request over a connection that stands, and its answer.
+//! One request over a live connection, and its answer.
 
 use super::connect::BACKOFF_FIRST;
 use super::lane::{Lane, MESSAGE};

@@ -1,9 +1,9 @@
-//! Whether the program that the calling thread works for still waits.
+//! The check whether the caller of a thread's request still waits.
 //!
-//! A request is handled by one thread from beginning to end, and while the server is away it waits in many places. Where nothing has
-//! been sent yet that the server may have done, it need not: `is_interrupted` says so, and the request ends with
-//! `Interrupted`. What was sent goes on until its answer is there, whoever wants that: a request of a slot is asked for again
-//! until it is answered, or the slot would be lost and nobody would know what was done.
+//! A request is handled by one thread from beginning to end, and while the server is away it waits in many places. As long as it has
+//! sent nothing that the server may have done, it need not wait: `is_interrupted` says so, and the request ends with `Interrupted`.
+//! A request that was sent goes on until its answer is there, even if no caller wants it: a slot's request is retransmitted until it
+//! is answered, or the slot would be lost, and the outcome unknown.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! lane memory:  [ request 64 KiB | 2 receives of 64 KiB | data: 1 MiB + a page | proofs: a page ]
 //! ```
 //!
-//! The data part is where large writes are pulled from and where fetches and one-sided reads land; entries of tables that are READ land among
-//! the proofs.
+//! Large writes are pulled from the data part, and fetches and one-sided reads land in it; entries of tables that are READ land among the
+//! proofs.
 
 use super::DataBuffer;
 use cuttlefs_common::ids::{PAGE_SIZE, SlotIndex};

@@ -1,4 +1,4 @@
-//! Which lane a thread gets.
+//! The choice of a thread's lane.
 
 use super::lane::Lane;
 use super::{Attach, FsError, LaneGuard, Link, interrupt};

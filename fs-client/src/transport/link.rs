@@ -1,4 +1,4 @@
-//! A link: all lanes to one server, and what they share.
+//! A link: all lanes to one server, and their common state.
 
 use super::away::AwaySince;
 use super::{Caller, Lane};

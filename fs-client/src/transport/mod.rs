@@ -1,20 +1,19 @@
-//! How requests travel to a server and answers come back. Knows no files.
+//! The way of requests to a server and of answers back. Knows no files.
 //!
 //! Owns the connections of a mount. A [`Lane`] is one queue pair with a slot of the session and registered memory; a [`Link`] is all lanes
-//! to one server and what they share: patience, whether the server is away, whether the mount ends. A calling thread borrows a lane, sends
-//! its request and waits for the answer itself, so that a request costs no thread switch on this side.
+//! to one server and their common state: patience, whether the server is away, whether the mount ends. A calling thread borrows a lane,
+//! sends its request and waits for the answer itself, so that a request costs no thread switch on this side.
 //!
-//! What is to happen on a new connection before requests go over it is the session's matter: it implements [`Attach`].
+//! The session decides the steps on a new connection before requests go over it: it implements [`Attach`].
 //!
 //! # Invariants
-//! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose
-//!   connection broke is sent again with the same number, also to the next server and in the next session: whoever
-//!   did it knows so by that number.
-//! * A request goes out only over a connection whose session [`Attach::recover`] has said yes to.
+//! * A slot has one request in flight; its sequence number moves on only when the reply is there. A request whose connection broke is sent
+//!   again with the same number, also to the next server and in the next session: a server that has done it knows it by that number.
+//! * A request goes out only over a connection whose session [`Attach::recover`] has accepted.
 //!
 //! # Failure
 //! While the server is away calls wait, with one warning in the log, until it is back or the mount ends. It is away when no lane has a
-//! connection that stands: one lane that cannot connect tries again, and others' calls go on.
+//! live connection: one lane that cannot connect tries again, and the calls of others go on.
 
 mod attach;
 mod away;

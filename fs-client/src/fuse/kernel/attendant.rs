@@ -1,28 +1,29 @@
-//! Looks after who does not want to wait, and after a session whose threads all wait.
+//! Looks after callers that do not want to wait, and after a session whose threads all wait.
 //!
 //! # Interrupts
-//! The kernel tells of a signal once, whatever it is: a child that ended, a stop, SIGKILL. The program cannot handle it until its system
-//! call ends; for one that is being killed that is a reply, too. What the attendant does about it ([`judge`]):
+//! The kernel tells of a signal once, whatever it is: a child that ended, a stop, SIGKILL. The program cannot handle it until its system call
+//! ends; that takes a reply, also for a program that is being killed. The attendant's action ([`judge`]):
 //!
 //! | signal | request | |
 //! | --- | --- | --- |
-//! | ends the process | any | EINTR at once, which nobody sees |
+//! | ends the process | any | EINTR at once, which the program does not see |
 //! | will be handled | wait for a lock | the wait is given up at once, if the server has said that there is one |
-//! | will be handled | READ, OPEN, FSYNC | EINTR when the request has lasted [`PATIENCE`] longer: nothing is done twice by asking again |
+//! | will be handled | READ, OPEN, FSYNC | EINTR when the request has lasted [`PATIENCE`] longer: a repeated call does nothing twice |
 //! | will be handled | WRITE, CREATE, SETATTR, FALLOCATE | EINTR after that, if nothing was sent to the server yet |
 //! | will be handled | any other | goes on: POSIX knows no EINTR of it |
 //! | cannot be seen (another process namespace) | any | as one that ends the process, after `PATIENCE` |
 //! | stops, is ignored, went to another thread | any | goes on |
 //!
-//! Which it is `/proc/THREAD/status` says. The kernel does not tell of a second signal, so an interrupted request is looked at again each
-//! [`LOOK_PERIOD`] until it is answered; no other is ever looked at.
+//! `/proc/THREAD/status` says which of these it is. The kernel does not tell of a second signal, so an interrupted request is looked at again
+//! each [`LOOK_PERIOD`] until it is answered; no other is ever looked at.
 //!
-//! The thread that handles a request which was ended goes on until it may stop (`file::interrupt`); its answer is dropped, and what the
-//! answer handed over is taken back.
+//! The thread of a request that was ended goes on until it may stop (`transport::interrupt`); its answer is dropped, and a file or lock that
+//! the answer handed over is taken back.
 //!
 //! # When all threads wait
-//! Then nobody would read the next interrupt. So after [`STUCK_PERIOD`] without a message read a spare thread reads on, and gives each
-//! request a thread of its own, [`SPARE_THREADS_MAX`] at most, with [`SPARE_BYTES_MAX`]. Beyond those requests wait in the kernel, where SIGKILL ends them.
+//! Then no thread would read the next interrupt. So after [`STUCK_PERIOD`] without a message read a spare thread reads on, and gives each
+//! request a thread of its own, [`SPARE_THREADS_MAX`] at most, with [`SPARE_BYTES_MAX`]. Beyond those requests wait in the kernel, where
+//! SIGKILL ends them.
 
 use super::abi::opcode;
 use super::dispatch::{self, Header, Kind};

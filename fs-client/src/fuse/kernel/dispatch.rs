@@ -1,4 +1,4 @@
-//! One message from the kernel: what it says, and the method that does it.
+//! One message from the kernel: its contents, and the method that does it.
 
 use super::abi::{
     CopyFileRangeFlags, Errno, FSYNC_FDATASYNC, FileHandle, GETATTR_FH, IN_HEADER_LEN, INodeNo, IoctlFlags,

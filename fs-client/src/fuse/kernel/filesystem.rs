@@ -1,5 +1,5 @@
-//! What a file system does: one method for each request. Each must answer, at once or later; a request that it does not know is
-//! ENOSYS, upon which the kernel does without.
+//! The trait of a file system: one method for each request. Each must answer, at once or later; a request that it does not know
+//! is ENOSYS, upon which the kernel does without.
 
 use super::abi::{
     CopyFileRangeFlags, Errno, FileHandle, INodeNo, IoctlFlags, LockKind, LockOwner, OpenFlags, RenameFlags,

@@ -1,7 +1,8 @@
-//! The kernel's side of FUSE: `/dev/fuse`, its messages, and who may answer them.
+//! The kernel's side of FUSE: `/dev/fuse`, its messages, and their answers.
 //!
-//! A small session layer of our own, for what published ones leave out: FUSE_INTERRUPT, requests that are taken on while
-//! all threads wait, the kind of a lock, the pages a request may have, and buffers no larger than what is sent.
+//! A small session layer of our own, with parts that published ones lack: FUSE_INTERRUPT, requests that are taken on
+//! while all threads wait, the kind of a lock, the number of pages that a request may have, and buffers no larger than
+//! the message.
 //!
 //! * `abi` has the numbers and flags of `linux/fuse.h`, version 7.40; `fields` reads a message.
 //! * `filesystem` is the trait a file system implements; `dispatch` calls it; `reply` answers.
@@ -10,9 +11,9 @@
 //! * `mounting` mounts; `session` agrees with the kernel and runs the threads; `notifier` tells the kernel things.
 //!
 //! # Invariants
-//! * A request is answered once: whoever takes its answer first sends it, what comes later is dropped.
-//! * A reply that is dropped without an answer is EIO: nobody waits for ever.
-//! * What the kernel sends is checked before it is used; a message that is malformed is EIO, and logged.
+//! * A request is answered once: the first taker of its answer sends it, later ones are dropped.
+//! * A reply that is dropped without an answer is EIO: no caller waits for ever.
+//! * A message of the kernel is checked before it is used; a malformed one is EIO, and logged.
 
 mod abi;
 mod attendant;

@@ -1,4 +1,4 @@
-//! Mounts: by mount(2), or by `fusermount3` for who may not.
+//! Mounts: by mount(2), or by `fusermount3` for users who may not call it.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};

@@ -1,4 +1,4 @@
-//! What the kernel is told without having asked.
+//! Messages to the kernel that are no answers.
 
 use super::abi::{INodeNo, NOTIFY_INVAL_INODE};
 use super::requests::Connection;

@@ -1,5 +1,5 @@
-//! Answers, each with what the kernel expects of its request. Most say whether anybody still wants it: what an answer hands
-//! over (an open file, a lock) is to be taken back if not.
+//! Answers, each in the form that the kernel expects of its request. Most say whether the caller still wants it: if not, a
+//! file or lock that the answer hands over is to be taken back.
 
 use super::abi::{Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo};
 use super::requests::{Answer, Claimed};

@@ -1,4 +1,4 @@
-//! A session: what is agreed with the kernel, and the threads that serve it.
+//! A session: the agreement with the kernel, and the threads that serve it.
 
 use super::abi::{InitFlags, MAJOR, MESSAGE_HEAD_LEN, MINOR, MINOR_OLDEST, opcode};
 use super::attendant;

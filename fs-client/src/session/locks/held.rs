@@ -1,4 +1,4 @@
-//! What a mount's owners hold, and through which open files.
+//! The locks of a mount's owners, and the open files that they were taken through.
 
 use crate::session::ServerOpen;
 use cuttlefs_common::ids::InodeNo;

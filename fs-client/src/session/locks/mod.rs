@@ -1,28 +1,29 @@
-//! A mount's locks: what it holds at the server, and who waits for one.
+//! A mount's locks: those that it holds at the server, and the waits for locks.
 //!
 //! # How it works
-//! A lock is asked for in one request. If it has to be waited for, the server says so at once; the thread that asked goes on to
-//! other work, and who asked stays in [`OwnLocks`]. Two threads of the mount look after all who wait ([`waiting`]): one asks the
-//! server how waits ended, one gives up the waits of who does not want to wait any more, once it is told of such. They start with the first wait.
+//! A lock is asked for in one request. If there is a wait, the server says so at once; the thread of the request goes on to other work, and the
+//! waiter stays in [`OwnLocks`]. Two threads of the mount look after all waiters ([`waiting`]): one asks the server for the ends of waits, one
+//! gives up the waits of interrupted waiters. They start with the first wait.
 //!
-//! What is granted is noted, and reclaimed from the next server before any other request goes out. A mount that was
-//! silent for longer than its lease has lost its locks: the next thing their owner does with them fails once
-//! with `Io`, so that he knows, and the open file that they were taken through is fenced: nothing is read or written
-//! through it any more. What was written through it while the lock was held is restored as everything else is.
+//! Granted locks are noted, and reclaimed from the next server before any other request goes out. A mount that was silent for longer than its
+//! lease has lost its locks. Their owner's next operation on them fails once with `Io`, so that it knows, and the open file that they were
+//! taken through is fenced: reads and writes through it fail from then on. Changes that were made through it under the lock are restored like
+//! all others.
 //!
 //! # Invariants
-//! * What is noted is of the session that the table is of. An answer of an older session is not noted: its server is gone, and
-//!   what came of it was not reclaimed, so the request is made once more.
+//! * The table and its notes belong to one session. An answer of an older session is not noted: its server is gone, and its lock was not
+//!   reclaimed, so the request is made once more.
 //! * Locks of a file are given up before it is closed.
-//! * Of one owner's locks of a file one request is under way ([`OwnLocks::turn`]). The kernel names who locks through an open file
-//!   description (`F_OFD_SETLK`) by its address: the next one may have it while the locks of the one before are given up.
-//! * What a request under way gives up, or makes a shared one of, is not reclaimed: the server that was killed may have done it,
-//!   and given the lock to others, who reclaim it.
-//! * Bytes that were written before a lock is given up, or becomes a shared one, are durable at the server by then: no kill of it has them written
-//!   again over what the next holder writes.
+//! * Of one owner's locks of a file one request is under way ([`OwnLocks::turn`]). The kernel names the owner of locks through an open file
+//!   description (`F_OFD_SETLK`) by the description's address: the next description may have the same address while the locks of the one before
+//!   are given up.
+//! * A lock that a request under way gives up or makes shared is not reclaimed: the killed server may have done it, and granted the lock to
+//!   other clients, which reclaim it.
+//! * Bytes that were written before a lock is given up, or becomes shared, are durable at the server by then: so they are not restored over the
+//!   next holder's writes after a kill.
 //!
 //! # Failure
-//! While the server is away everybody waits, and so does who asked for a lock without waiting for others.
+//! While the server is away all requests wait, also those for locks that are not to wait for other holders.
 
 mod held;
 mod table;

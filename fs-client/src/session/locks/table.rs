@@ -1,4 +1,4 @@
-//! The table of a mount's locks: what it holds, through which open files, who waits, and what was lost.
+//! The table of a mount's locks: held locks with their open files, waiters, and lost locks.
 
 use super::LockWaiter;
 use super::held::{Before, Held, Owned};

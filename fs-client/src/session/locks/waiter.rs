@@ -1,4 +1,4 @@
-//! Who asks for a lock, and what he is told.
+//! The caller of a request for a lock, and the answer to it.
 
 use crate::transport::FsError;
 

@@ -1,8 +1,8 @@
-//! The two threads that look after those who wait for locks.
+//! The two threads that look after waiters for locks.
 //!
-//! *lock-ends* asks the server how waits ended, one question after the other, each held by the server until there is an answer.
-//! *lock-signals* gives up the waits of who does not want to wait any more, when it is told that there are such. Both start with the first wait of a mount and end with it; while
-//! nobody waits they sleep.
+//! *lock-ends* asks the server for the ends of waits, one question after the other, each held by the server until there is an answer.
+//! *lock-signals* gives up the waits of interrupted waiters, when it is told that there are some. Both start with the first wait of a mount and
+//! end with the mount; while there is no wait they sleep.
 
 use super::Session;
 use crate::transport::FsError;

@@ -1,26 +1,26 @@
-//! Changes of contents the server may still lose: kept until a sync covers them, and made again if it was killed.
+//! Changes of contents that the server may still lose: kept until a sync covers them, and restored if the server was killed.
 //!
-//! A write is answered when the server's memory has it. Should that server be killed, an application that goes on
-//! and calls fsync must not be told that bytes are safe which are nowhere. So copies are kept, as NFS clients
-//! keep unstable writes until a COMMIT (RFC 8881 section 18.3), and recovery has the next server restore them. Each names the
-//! file's change counter when it was answered: by that the server knows what came later, of this mount's and of others'.
+//! A write is answered when the server's memory has it. If that server is killed, an application that goes on and calls fsync must
+//! not be told that lost bytes are safe. So copies are kept, as NFS clients keep unstable writes until a COMMIT (RFC 8881 section
+//! 18.3), and recovery has the next server restore them. Each names the file's change counter when it was answered: by that the
+//! server knows later changes, of this mount and of others.
 //!
-//! What sets a file's length or puts zeros into it without bytes of ours (ftruncate, fallocate) is kept as the operation.
-//! Each is kept whole, also where a later one has overtaken some of it, and restored whole: so a file goes through nothing in
-//! recovery but what it was before, and a crash in the midst of it leaves nothing else.
-//! Of a server whose answers are durable (`Attached::durable_answers`) nothing is kept.
+//! A change of the length, or to zeros, without bytes of the caller (ftruncate, fallocate) is kept as the operation. Each change is
+//! kept whole, also where a later one has overtaken a part of it, and restored whole. So in recovery a file only has states that it
+//! had before, and a crash in the midst of recovery leaves one of them. If the server's answers are durable
+//! (`Attached::durable_answers`) nothing is kept.
 //!
 //! # Bounds
-//! What is kept takes at most the mount's bound, with what entries and files cost beside bytes, and is [`CHANGES_MAX`] changes at
-//! most. Whoever changes something has room for
-//! the copy before he asks the server (`room`), and waits for a sync where there is none (`syncer`): whatever is answered is kept.
+//! Copies take at most the mount's bound, including the cost of entries and files beside bytes, and are [`CHANGES_MAX`] changes at
+//! most. A caller takes room for the copy before it asks the server for the change (`room`), and waits for a sync where there is none
+//! (`syncer`): so every answered change is kept.
 //!
 //! # Invariants
-//! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not
-//!   taken, and the caller restores it by himself.
-//! * Entries go away only by a sync that began after they were noted, or with a loss that is told ([`Unsynced::give_up`]). A recovery
-//!   ends with such a sync: there are only entries of the server's present life.
-//! * What is kept and what there is room for is at most the bound; a change that is larger than it has it alone.
+//! * A write is noted with the session that answered it. If recovery to a newer one has begun meanwhile, it is not taken, and the
+//!   caller restores it itself.
+//! * Entries are dropped only by a sync that began after they were noted, or with a loss that is told ([`Unsynced::give_up`]). A
+//!   recovery ends with such a sync: there are only entries of the server's present life.
+//! * Copies and room taken for copies are at most the bound; a larger change has all of it alone.
 
 mod kept;
 mod room;

@@ -1,6 +1,8 @@
-//! Room for the copy of a change, taken before the server is asked for the change, and what a syncer has to hear of it.
+//! Room for the copy of a change, taken before the server is asked for the change, and the signals to the syncer about
+//! it.
 //!
-//! Waiting for room is not ordered: a sync frees at least what was kept when the wait began, and all who wait look again.
+//! Waiters for room have no order: a sync frees at least the room of all copies that were kept when the wait began, and
+//! all waiters look again.
 
 use super::{FILE_BYTES, State, Unsynced};
 use std::time::{Duration, Instant};
