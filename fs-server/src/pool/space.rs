@@ -1,7 +1,7 @@
 //! The free pool pages.
 //!
-//! A page is free, used, or quarantined (docs/pages.md, "Who may use a page"). At start the used ones are those that
-//! extents name, as the metadata's map of pages tells.
+//! A page is free, used, or quarantined (docs/pages.md, "Reuse of a page"). At start the used ones are those that extents
+//! name, as the metadata's map of pages tells.
 //!
 //! # How it works
 //! A bitmap has a bit for each page that is not free. It is divided into parts of 8,192 pages. The number of free pages and

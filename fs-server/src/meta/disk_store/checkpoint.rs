@@ -8,7 +8,7 @@
 //! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
 //! * With the records, in the same commit, go their sums, which must not be counted at each start: `Tally`, and the map of the
 //!   pages that extents name (`page_map`). Both are updated by the old and the new value of each record that is written, so they
-//!   agree with the records of any checkpoint that is found after a crash (docs/pages.md, "Who may use a page").
+//!   agree with the records of any checkpoint that is found after a crash (docs/pages.md, "Reuse of a page").
 //!
 //! # A file that is mostly empty
 //! redb gives back little of the space of deleted records. Its own way to make a file smaller, `compact`, commits in one sync the
