@@ -17,7 +17,7 @@
  * lock by the sequence count of mmu_interval_read_begin().
  *
  * The hole. IOMMU drivers differ in what iommu_map() over a live entry does (Intel, 6.12: nothing, with a warning; AMD, 6.12:
- * replaces it; both refuse since 6.18 or so), so an entry is unmapped, the IOTLB flushed, and the entry mapped again. A device
+ * replaces it; on 7.2 both refuse), so an entry is unmapped, the IOTLB flushed, and the entry mapped again. A device
  * that touches the page in between (microseconds) faults: its transfer fails, as if the page had been unmapped. It never gets other
  * bytes. A batch has its holes at once and one flush. Who initiates transfers tries again.
  *

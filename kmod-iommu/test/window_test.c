@@ -249,10 +249,10 @@ static int is_resident(void *at)
 	return vector & 1;
 }
 
-/* Whether the kernel has taken the page out of memory. */
+/* Whether the kernel has taken the page out of memory. It is asked as often as it takes: a page that anybody looks at just then stays. */
 static int page_out(void *at)
 {
-	for (int i = 0; i < 50 && is_resident(at); i++) {
+	for (int i = 0; i < 3000 && is_resident(at); i++) {
 		madvise(at, PAGE, MADV_PAGEOUT);
 		usleep(10000);
 	}

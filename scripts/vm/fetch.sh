@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the version that is named.
+# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the one that is named.
 # Nothing is installed: packages are downloaded and unpacked there. Prints the kernel's folder.
-# usage: fetch.sh [--headers] [VERSION]       for example 6.12.117+deb12-amd64; --headers: also what building a module needs
+# usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs
+# A series without more means what is there of it already, or else its newest. 7.2 is of trixie-backports, which apt has in a folder of its own here:
+# the machine's lists of packages stay as they are. Its compiler (gcc 14) and C library come from trixie, too, unpacked as a tree of its own.
 # Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr says why.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
@@ -27,21 +29,68 @@ mkdir -p "$store" || exit 1
 exec 9>"$store/lock"
 flock 9
 
-version=${1:-}
-if [[ -z $version ]]; then
-    # What is there already will do.
-    version=$(find "$store" -maxdepth 1 -name '6.12.*' -printf '%f\n' | sort -V | tail -n 1)
-fi
-newest() { apt-cache pkgnames linux-image-6.12. | sed -n 's/^linux-image-\(6\.12\.[0-9]*+deb12-amd64\)$/\1/p' | sort -V | tail -n 1; }
-if [[ -z $version ]]; then
-    version=$(newest)
-    if [[ -z $version ]]; then
-        as_root=()
-        [[ $(id -u) == 0 ]] || as_root=(sudo -n)
-        "${as_root[@]}" apt-get update -q >&2 || unavailable "apt-get update failed"
-        version=$(newest)
+# Where apt looks: as the machine is set up, or with TRIXIE.
+trixie=$store/apt-trixie
+apt() {
+    local program=$1
+    shift
+    if [[ $suffix == +deb13-amd64 ]]; then
+        APT_CONFIG=$trixie/conf "$program" "$@"
+    else
+        "$program" "$@"
     fi
-    [[ -n $version ]] || unavailable "apt knows no linux-image-6.12.*+deb12-amd64"
+}
+make_trixie() {
+    local keys=/usr/share/keyrings/debian-archive-keyring.gpg mirror
+    [[ -e $keys ]] || unavailable "$keys is missing; install debian-archive-keyring"
+    # The mirror that the machine uses.
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -E '/debian/?$' | head -n 1)
+    mkdir -p "$trixie"/{lists/partial,cache/archives/partial}
+    : >"$trixie/status"
+    for suite in trixie trixie-backports; do
+        echo "deb [signed-by=$keys] ${mirror:-http://deb.debian.org/debian} $suite main"
+    done >"$trixie/sources"
+    cat >"$trixie/conf" <<CONF
+Dir::Etc::SourceList "$trixie/sources";
+Dir::Etc::SourceParts "/dev/null";
+Dir::State "$trixie";
+Dir::State::status "$trixie/status";
+Dir::Cache "$trixie/cache";
+Acquire::Languages "none";
+APT::Sandbox::User "";
+CONF
+}
+update() {
+    local as_root=()
+    if [[ $suffix == +deb13-amd64 ]]; then
+        make_trixie
+    elif [[ $(id -u) != 0 ]]; then
+        as_root=(sudo -n)
+    fi
+    apt ${as_root[@]+"${as_root[@]}"} apt-get update -q >&2 || unavailable "apt-get update failed"
+}
+
+version=${1:-6.12}
+case $version in
+    6.12* | *+deb12-amd64) suffix=+deb12-amd64 ;;
+    7.2* | *+deb13-amd64) suffix=+deb13-amd64 ;;
+    *) unavailable "no kernel $version; the head of $0 names those that there are" ;;
+esac
+if [[ $version != *"$suffix" ]]; then
+    series=$version
+    # What is there already will do.
+    version=$(find "$store" -maxdepth 1 -name "$series.*$suffix" -printf '%f\n' | sort -V | tail -n 1)
+    newest() { apt apt-cache pkgnames "linux-image-$series." | sed -n "s/^linux-image-\\($series\\.[0-9]*$suffix\\)\$/\\1/p" | sort -V | tail -n 1; }
+    if [[ -z $version ]]; then
+        version=$(newest 2>/dev/null)
+        if [[ -z $version ]]; then
+            update
+            version=$(newest)
+        fi
+        [[ -n $version ]] || unavailable "apt knows no linux-image-$series.*$suffix"
+    fi
+elif [[ $suffix == +deb13-amd64 && ! -e $trixie/conf ]]; then
+    update
 fi
 folder=$store/$version
 
@@ -50,7 +99,7 @@ unpack() {
     local package=$1 to=$2 work
     work=$(mktemp -d "$store/get.XXXXXX") || return 1
     chmod 755 "$work"
-    if ! (cd "$work" && apt-get download -q "$package" >&2) || ! dpkg-deb -x "$work"/*.deb "$to"; then
+    if ! (cd "$work" && apt apt-get download -q "$package" >&2) || ! dpkg-deb -x "$work"/*.deb "$to"; then
         rm -rf "$work"
         return 1
     fi
@@ -60,9 +109,17 @@ unpack() {
 if [[ ! -e $folder/complete ]]; then
     rm -rf "$folder"
     say "fetching kernel $version into $store (once)"
-    unpack "linux-image-$version" "$folder" || unavailable "linux-image-$version cannot be downloaded"
+    # Since 7.x the image is in several packages, and linux-image- names them.
+    packages=("linux-image-$version")
+    [[ $suffix == +deb13-amd64 ]] && packages=("linux-binary-$version" "linux-modules-$version" "linux-base-$version")
+    for package in "${packages[@]}"; do
+        unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
+    done
+    # And lies with its modules.
+    [[ -d $folder/lib/modules ]] || ln -s usr/lib "$folder/lib" || exit 1
+    [[ -d $folder/boot ]] || { mkdir "$folder/boot" && ln -s "../lib/modules/$version/vmlinuz" "$folder/boot/vmlinuz-$version"; } || exit 1
     # busybox's insmod reads no compressed modules.
-    find "$folder/lib/modules" -name '*.ko.xz' -exec xz -d {} + || exit 1
+    find "$folder/lib/modules/" -name '*.ko.xz' -exec xz -d {} + || exit 1
     depmod -b "$folder" "$version" || exit 1
     # The initramfs: what mounts this machine's root over 9p.
     root=$(mktemp -d "$store/root.XXXXXX") || exit 1
@@ -91,12 +148,26 @@ if ! cmp -s <(cpio -i --to-stdout --quiet init <"$folder/initrd.cpio" 2>/dev/nul
     rm -rf "$root"
 fi
 if [[ -n $headers && ! -e $folder/headers-complete ]]; then
-    say "fetching headers of $version (once)"
-    for package in "linux-headers-$version" "linux-headers-${version%-amd64}-common" linux-kbuild-"${version%-amd64}"; do
-        unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
-    done
-    # Debian's makefile includes another by its installed path.
-    sed -i "s|/usr/src/|$folder/usr/src/|" "$folder/usr/src/linux-headers-$version/Makefile" || exit 1
+    say "fetching what builds modules for $version (once)"
+    if [[ $suffix == +deb13-amd64 ]]; then
+        # A tree to change root into (kmod-build.sh): to apt nothing is installed, so it names all that the headers and a shell need.
+        rm -rf "$folder/tree" "$trixie"/cache/archives/*.deb
+        apt apt-get install -q -y --download-only --no-install-recommends "linux-headers-$version" gcc-14 make base-files bash dash \
+            coreutils findutils grep sed mawk >&2 || unavailable "linux-headers-$version cannot be downloaded"
+        mkdir -p "$folder/tree"
+        # First the one that says that /bin is /usr/bin.
+        for file in "$trixie"/cache/archives/base-files_*.deb "$trixie"/cache/archives/*.deb; do
+            dpkg-deb -x "$file" "$folder/tree" || exit 1
+        done
+        ln -sf mawk "$folder/tree/usr/bin/awk"
+        rm -f "$trixie"/cache/archives/*.deb
+    else
+        for package in "linux-headers-$version" "linux-headers-${version%-amd64}-common" linux-kbuild-"${version%-amd64}"; do
+            unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
+        done
+        # Debian's makefile includes another by its installed path.
+        sed -i "s|/usr/src/|$folder/usr/src/|" "$folder/usr/src/linux-headers-$version/Makefile" || exit 1
+    fi
     touch "$folder/headers-complete"
 fi
 echo "$folder"

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds kmod-iommu with the tests' driver of edu for a kernel of fetch.sh, without warnings, in a copy.
+# usage: kmod-build.sh VERSION FOLDER       the copy becomes FOLDER, which must not be there yet
+# Exit status 3: this machine cannot have that kernel.
+source "$(dirname "$0")/../env.sh"
+set -uo pipefail
+
+kernel=$("$ROOT/scripts/vm/fetch.sh" --headers "$1") || exit $?
+version=${kernel##*/}
+folder=$2
+mkdir -p "$folder" && cp -r "$ROOT"/kmod-iommu/. "$folder" || exit 1
+# pahole, which writes debugging types, need not be there.
+flags=(CUTTLEFS_TEST=m CONFIG_DEBUG_INFO_BTF_MODULES= W=1)
+
+# What a kernel's own compiler and C library build, in their tree: its root, with this machine's devices, and the copy.
+build_in_tree() {
+    local tree=$1
+    mkdir -p "$tree/dev" "$tree/proc" "$tree/work"
+    local namespace=(--mount --propagation private)
+    [[ $(id -u) == 0 ]] || namespace+=(--map-root-user)
+    # shellcheck disable=SC2016
+    unshare "${namespace[@]}" bash -c '
+        mount --rbind /dev "$1/dev" && mount --rbind /proc "$1/proc" && mount --bind "$2" "$1/work" || exit 1
+        exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/usr/sbin LC_ALL=C make -s -C /work "${@:3}"
+    ' bash "$tree" "$folder" "KDIR=/usr/src/linux-headers-$version" "${flags[@]}"
+}
+if [[ -d $kernel/tree ]]; then
+    build_in_tree "$kernel/tree" >"$folder/log" 2>&1
+else
+    make -s -C "$folder" KDIR="$kernel/usr/src/linux-headers-$version" "${flags[@]}" >"$folder/log" 2>&1
+fi || {
+    cat "$folder/log" >&2
+    die "kmod-iommu does not build for $version"
+}
+if grep -q warning: "$folder/log"; then
+    cat "$folder/log" >&2
+    die "kmod-iommu builds with warnings for $version"
+fi
