@@ -4,6 +4,7 @@
 #   CUTTLEFS_TOOLS        where setup.sh puts cargo tools it had to build     (~/.cache/cuttlefs/tools)
 #   CUTTLEFS_BIN          directory of the binaries under test                (target/release)
 #   CARGO_TARGET_DIR      as cargo knows it                                   (target)
+#   CUTTLEFS_RDMA=no      builds without RDMA hardware, also where its libraries are
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export CUTTLEFS_TOOLS=${CUTTLEFS_TOOLS:-$HOME/.cache/cuttlefs/tools}
@@ -17,4 +18,27 @@ say() { printf '== %s\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
+}
+
+# What building with RDMA hardware needs and is not here, as Debian's packages; nothing: all is.
+rdma_lacks() {
+    local lacks=() library minimum
+    # The versions that rdma-sys asks for.
+    for library in libibverbs=1.8.28 librdmacm=1.2.28; do
+        minimum=${library#*=} library=${library%=*}
+        pkg-config --atleast-version="$minimum" "$library" 2>/dev/null || lacks+=("$library-dev")
+    done
+    # bindgen loads it; where it looks, shortened (clang-sys).
+    [[ -n ${LIBCLANG_PATH:-} ]] || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null ||
+        compgen -G '/usr/lib*/libclang*.so*' >/dev/null || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null ||
+        lacks+=(libclang-dev)
+    echo "${lacks[*]}"
+}
+
+# Sets FEATURES, cargo's arguments: RDMA hardware where its libraries are. A feature cannot look for a library, so each script that builds calls
+# this first. One set of features for all of a target directory: with another, cargo builds everything again.
+set_features() {
+    FEATURES=()
+    [[ ${CUTTLEFS_RDMA:-} != no && -z $(rdma_lacks) ]] || return 0
+    FEATURES=(--features "cuttlefs-server/verbs,cuttlefs-client/verbs")
 }

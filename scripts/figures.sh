@@ -4,7 +4,8 @@
 
 # Programs are of this tree: built now, so that the commit on each page is theirs.
 build_for_figures() {
-    cargo build --release --workspace --bins --quiet || die "the programs do not build"
+    set_features
+    cargo build --release --workspace --bins --quiet ${FEATURES[@]+"${FEATURES[@]}"} || die "the programs do not build"
     commit=$(git rev-parse --short HEAD)
     # Pages that this makes change no program.
     git diff --quiet HEAD -- . ':!docs' || commit+=-dirty

@@ -2,7 +2,8 @@
 # Installs what building and testing cuttlefs needs and is missing. Run it as often as you like.
 #
 #   scripts/setup.sh            what up.sh needs: compiler, FUSE
-#   scripts/setup.sh --tests    also what test.sh needs: fio, sqlite3, pjdfstest, fsx, cargo-deny
+#   scripts/setup.sh --tests    also what test.sh needs: fio, sqlite3, pjdfstest, fsx, cargo-deny; and libraries of RDMA hardware and a virtual
+#                               machine, without which the tests of those are skipped
 #
 # Debian and Ubuntu packages come from apt-get (through sudo when not root), only if one is missing.
 # Cargo tools are built into $CUTTLEFS_TOOLS, in no system directory.
@@ -27,31 +28,53 @@ libraries=()
 # pjdfstest links libacl.
 $with_tests && libraries+=(libacl1-dev)
 
-missing=()
-for pair in "${packages[@]}"; do
-    command -v "${pair#*:}" >/dev/null || missing+=("${pair%%:*}")
-done
-for library in ${libraries[@]+"${libraries[@]}"}; do
-    dpkg-query -W -f='${Status}' "$library" 2>/dev/null | grep -q 'ok installed' || missing+=("$library")
-done
+is_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-if ((${#missing[@]})); then
-    command -v apt-get >/dev/null ||
-        die "missing: ${missing[*]}; this is neither Debian nor Ubuntu, so install them by hand and run this again"
-    as_root=()
+# missing_of PAIR-OR-LIBRARY...: the packages of these that are not there.
+missing_of() {
+    local wanted
+    for wanted; do
+        case $wanted in
+            *:*) command -v "${wanted#*:}" >/dev/null || echo "${wanted%%:*}" ;;
+            *) is_installed "$wanted" || echo "$wanted" ;;
+        esac
+    done
+}
+
+# install PACKAGE...: returns non-zero, with why as the last line, if they cannot be had.
+install() {
+    local as_root=()
+    command -v apt-get >/dev/null || {
+        say "missing: $*; this is neither Debian nor Ubuntu, so install them by hand and run this again"
+        return 1
+    }
     if [[ $(id -u) != 0 ]]; then
-        command -v sudo >/dev/null || die "missing: ${missing[*]}; install them as root, there is no sudo here"
+        command -v sudo >/dev/null || {
+            say "missing: $*; install them as root, there is no sudo here"
+            return 1
+        }
         as_root=(sudo)
     fi
-    say "installing packages: ${missing[*]}"
+    say "installing packages: $*"
     export DEBIAN_FRONTEND=noninteractive
     # Stale lists are the usual reason for a failing install, so they are refreshed only when it fails.
-    "${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
-        "${as_root[@]}" apt-get update -q >&2
-        "${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}" >&2
+    ${as_root[@]+"${as_root[@]}"} apt-get install -y --no-install-recommends "$@" >/dev/null 2>&1 || {
+        ${as_root[@]+"${as_root[@]}"} apt-get update -q >&2
+        ${as_root[@]+"${as_root[@]}"} apt-get install -y --no-install-recommends "$@" >&2
     }
+}
+
+mapfile -t missing < <(missing_of "${packages[@]}" ${libraries[@]+"${libraries[@]}"})
+if ((${#missing[@]})); then
+    install "${missing[@]}" || die "these packages are needed: ${missing[*]}"
 else
     say "packages: all there"
+fi
+if $with_tests; then
+    # What the phases `rdma` and `kmod` want. Without it they are skipped, and all others run.
+    mapfile -t missing < <(missing_of libibverbs-dev librdmacm-dev libclang-dev ibverbs-providers rdma-core iproute2:ip \
+        qemu-system-x86:qemu-system-x86_64 busybox-static cpio:cpio kmod:depmod perftest:ib_read_bw)
+    ((${#missing[@]} == 0)) || install "${missing[@]}" || say "tests of RDMA hardware and of the kernel module will be skipped: ${missing[*]} missing"
 fi
 
 [[ -e /dev/fuse ]] || die "/dev/fuse is missing: load the fuse module (modprobe fuse), or give the container --device /dev/fuse --cap-add SYS_ADMIN"

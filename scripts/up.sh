@@ -13,7 +13,10 @@ mount_point=$1
 shift
 "$ROOT/scripts/setup.sh"
 say "building; the first time takes minutes"
-cargo build --release --locked --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client
+set_features
+lacks=$(rdma_lacks)
+[[ -z $lacks ]] || say "without RDMA hardware; for rdma:// install $lacks, and run this again"
+cargo build --release --locked --manifest-path "$ROOT/Cargo.toml" -p cuttlefs-server -p cuttlefs-client ${FEATURES[@]+"${FEATURES[@]}"}
 say "the programs are in $CUTTLEFS_BIN; to have them in PATH: export PATH=\$PATH:$CUTTLEFS_BIN"
 # It makes the mount point, and does not look into one that hangs, as mkdir(1) would.
 exec "$CUTTLEFS_BIN/cuttlefs" up "$mount_point" "$@" --foreground

@@ -53,7 +53,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 /// A distributed file system that turns servers' SSDs into RDMA-attached memory.
 #[derive(Parser)]
-#[command(name = "cuttlefs", version, max_term_width = 100)]
+#[command(name = "cuttlefs", version, long_version = cuttlefs_common::rdma::VERSION, max_term_width = 100)]
 #[command(after_help = "Examples:
   cuttlefs up ~/cuttle                             serve ./cuttlefs-data and mount it
   cuttlefs down ~/cuttle                           end both

@@ -20,7 +20,7 @@ mod verbs;
 #[cfg(feature = "verbs")]
 pub mod verbs_provider;
 
-pub use open::{open_to_connect, open_to_listen};
+pub use open::{VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
 pub use url::{Endpoint, EndpointError};

@@ -5,6 +5,17 @@ use super::url::Endpoint;
 use super::verbs::{Device, RdmaError};
 use std::sync::Arc;
 
+/// What a program of this build says of itself: its version, and whether it knows RDMA hardware.
+#[cfg(feature = "verbs")]
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\nRDMA hardware (rdma://): yes");
+/// What a program of this build says of itself: its version, and whether it knows RDMA hardware.
+#[cfg(not(feature = "verbs"))]
+pub const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\nRDMA hardware (rdma://): no; for it install libibverbs-dev, librdmacm-dev and libclang-dev, and build again (scripts/up.sh, or cargo with\n",
+    "--features cuttlefs-server/verbs,cuttlefs-client/verbs)"
+);
+
 /// An RNIC that can connect to this endpoint.
 ///
 /// # Errors
@@ -48,7 +59,7 @@ fn hardware(
 ) -> Result<Arc<dyn Device>, RdmaError> {
     Err(RdmaError::Unsupported(format!(
         "{endpoint}: this program was built without RDMA hardware; install libibverbs-dev, librdmacm-dev and libclang-dev, and build it \
-         with `--features verbs`"
+         again (scripts/up.sh, or cargo with --features cuttlefs-server/verbs,cuttlefs-client/verbs)"
     )))
 }
 
@@ -70,6 +81,6 @@ mod tests {
     fn a_build_without_hardware_says_what_to_install() {
         let endpoint = "rdma://10.9.0.1".parse().expect("an endpoint");
         let error = open_to_connect(&endpoint, SoftOptions::default()).err().expect("refused").to_string();
-        assert!(error.contains("--features verbs"), "{error}");
+        assert!(error.contains("librdmacm-dev"), "{error}");
     }
 }

@@ -20,7 +20,7 @@ const LOG_VARIABLE: &str = "CUTTLEFS_LOG";
 
 /// The cuttlefs server: turns SSDs into RDMA-attached memory and serves it as a file system.
 #[derive(Parser)]
-#[command(name = "cuttlefsd", version, max_term_width = 100)]
+#[command(name = "cuttlefsd", version, long_version = cuttlefs_common::rdma::VERSION, max_term_width = 100)]
 #[command(after_help = "Examples:
   cuttlefsd format --pool /srv/cuttle --size 64G
   cuttlefsd format --pool /srv/cuttle --data /dev/nvme1n1 --data /dev/nvme2n1
