@@ -1,20 +1,20 @@
-//! File reads that fault stall their own queue pair and no other, and teardown meanwhile is safe.
+//! Accesses to files that fault stall their own queue pair and no other, and teardown meanwhile is safe.
 
 use cuttlefs_common::ids::FileKey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, FileRead, FileTarget,
-    Listener, MemoryRegion, ProtectionDomain, QpConfig, QpState, QueuePair, RegionOwner, Remote, SendOp,
-    SendWr, WcStatus, WrId,
+    FileWrite, Listener, MemoryRegion, ProtectionDomain, QpConfig, QpState, QueuePair, RegionOwner, Remote,
+    SendOp, SendWr, WcStatus, WrId,
 };
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A READ from here on faults, and stays until it is let go.
+/// A READ or WRITE from here on faults, and stays until it is let go.
 const FAULTS_FROM: u64 = 1 << 20;
-/// A READ from here on faults and then cannot be done.
+/// One from here on faults and then cannot be done.
 const REFUSED_FROM: u64 = 1 << 30;
 
 /// Faults under way, faults over, faults that may end.
@@ -22,6 +22,8 @@ const REFUSED_FROM: u64 = 1 << 30;
 struct Gate {
     state: Mutex<(usize, usize, usize)>,
     moved: Condvar,
+    /// Offset and first byte of each WRITE, in order.
+    written: Mutex<Vec<(u64, u8)>>,
 }
 
 impl Gate {
@@ -82,6 +84,35 @@ impl FileTarget for Gate {
         }
         out.fill(0xfa);
         Ok(out.len() - 1)
+    }
+
+    fn write_file(
+        &self,
+        _: RegionOwner,
+        _: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        if offset >= FAULTS_FROM {
+            return Ok(FileWrite::Faults);
+        }
+        self.written.lock().expect("no panic").push((offset, bytes[0]));
+        Ok(FileWrite::Done)
+    }
+
+    fn write_file_faulting(
+        &self,
+        _: RegionOwner,
+        _: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        self.fault();
+        if offset >= REFUSED_FROM {
+            return Err(WcStatus::RemoteOperation);
+        }
+        self.written.lock().expect("no panic").push((offset, bytes[0]));
+        Ok(())
     }
 
     fn read_bitmap(&self, _: RegionOwner, _: FileKey, _: u64, _: &mut [u8]) -> Result<(), WcStatus> {
@@ -159,14 +190,26 @@ impl Reader {
         self.qp.post_send(&requests).expect("post");
     }
 
+    /// A WRITE of a page of such bytes, numbered by its byte.
+    fn post_write(&self, offset: u64, byte: u8, signaled: bool) {
+        let local = self.mr.sge(u64::from(byte) * 4096, 4096);
+        self.mr.memory().fill(local.offset as usize, 4096, byte);
+        let op = SendOp::Write(Remote::File { filekey: FileKey(7), offset });
+        self.qp.post_send(&[SendWr { wr_id: WrId(byte.into()), op, local, signaled }]).expect("post");
+    }
+
     fn next(&self) -> Completion {
+        self.next_of(CompletionKind::Read)
+    }
+
+    fn next_of(&self, kind: CompletionKind) -> Completion {
         let deadline = Instant::now() + PATIENCE;
         let mut out = Vec::new();
         while self.cq.poll(&mut out, 1) == 0 {
             assert!(Instant::now() < deadline, "nothing completed");
             self.cq.wait(Duration::from_millis(20));
         }
-        assert_eq!(out[0].kind, CompletionKind::Read);
+        assert_eq!(out[0].kind, kind);
         out[0]
     }
 
@@ -230,6 +273,35 @@ fn what_cannot_be_read_after_all_is_refused() {
     assert_eq!(reader.next().status, WcStatus::RemoteOperation);
     assert_eq!(reader.next().status, WcStatus::Flushed);
     assert_eq!(reader.qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_write_that_faults_keeps_its_place() {
+    for scheme in ["tcp", "unix"] {
+        let target = Target::new(scheme);
+        let writer = target.connect();
+        let written = || target.gate.written.lock().expect("no panic").clone();
+        writer.post_write(8, 9, true);
+        assert_eq!(writer.next_of(CompletionKind::Write).status, WcStatus::Success);
+        // One that nobody is told of, one that is told of, and behind both one that does not fault.
+        writer.post_write(FAULTS_FROM, 1, false);
+        writer.post_write(FAULTS_FROM + 1, 2, true);
+        writer.post_write(16, 3, true);
+        target.gate.wait_until(|under_way, _| under_way == 1);
+        target.gate.let_go(1);
+        target.gate.wait_until(|under_way, over| (under_way, over) == (1, 1));
+        writer.has_nothing();
+        assert_eq!(written(), [(8, 9), (FAULTS_FROM, 1)]);
+        target.gate.let_go(1);
+        for number in [2, 3] {
+            let done = writer.next_of(CompletionKind::Write);
+            assert_eq!((done.wr_id, done.status), (WrId(number), WcStatus::Success));
+        }
+        assert_eq!(written(), [(8, 9), (FAULTS_FROM, 1), (FAULTS_FROM + 1, 2), (16, 3)]);
+        writer.post_write(REFUSED_FROM, 4, true);
+        target.gate.let_go(1);
+        assert_eq!(writer.next_of(CompletionKind::Write).status, WcStatus::RemoteOperation);
+    }
 }
 
 #[test]

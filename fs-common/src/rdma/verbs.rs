@@ -141,7 +141,7 @@ pub enum SendOp {
     SendImm(u32),
     /// One-sided read into the local range.
     Read(Remote),
-    /// One-sided write from the local range. Only to `Remote::Memory`.
+    /// One-sided write from the local range: to `Remote::Memory`, and to `Remote::File` where the target takes it (`FileTarget::write_file`).
     Write(Remote),
     /// One-sided write that also consumes a receive at the peer and hands it the immediate.
     WriteImm(Remote, u32),
@@ -422,6 +422,15 @@ pub enum FileRead {
     Faults,
 }
 
+/// How far it came with a file write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileWrite {
+    /// The file has the bytes.
+    Done,
+    /// It must be waited for something first. The queue pair stalls while `write_file_faulting` does it.
+    Faults,
+}
+
 /// The target's side of target translation: how the NIC engine reads files without an RPC worker.
 pub trait FileTarget: Send + Sync {
     /// Fills `out` with the file's bytes from `offset` on: holes and unwritten ranges as zeros, pages that are
@@ -452,6 +461,38 @@ pub trait FileTarget: Send + Sync {
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let _ = (owner, filekey, offset, out);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Overwrites bytes that the file has; its length and mapping stay, and so do its times. Never blocks on disk, network or a lock held
+    /// across one. For comparison only: a target takes no such writes unless it says otherwise.
+    ///
+    /// # Errors
+    /// `WcStatus::RemoteAccess` if `filekey` is unknown, of another owner, or without the right to write, or if the file has no
+    /// bytes there; `RemoteInvalid` if this target takes no writes to files; `RemoteOperation` if it cannot be done this way now.
+    fn write_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        let _ = (owner, filekey, offset, bytes);
+        Err(WcStatus::RemoteInvalid)
+    }
+
+    /// Does what `write_file` found to fault, and may block meanwhile: never called on the NIC engine's thread.
+    ///
+    /// # Errors
+    /// As `write_file`.
+    fn write_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        let _ = (owner, filekey, offset, bytes);
         Err(WcStatus::RemoteInvalid)
     }
 

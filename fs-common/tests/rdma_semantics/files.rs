@@ -1,6 +1,7 @@
-//! What a target offers besides registered memory: files its engine reads, windows its peers map.
+//! What a target offers besides registered memory: files its engine reads and writes, windows its peers map.
 
 use super::*;
+use std::sync::Mutex;
 
 struct OneFile;
 
@@ -32,6 +33,95 @@ impl FileTarget for OneFile {
         out.fill(first_page as u8);
         Ok(())
     }
+}
+
+/// The same, and the right to write that file, which has 10,000 bytes.
+#[derive(Default)]
+struct Written(Mutex<Vec<(u64, Vec<u8>)>>);
+
+impl FileTarget for Written {
+    fn read_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<FileRead, WcStatus> {
+        OneFile.read_file(owner, filekey, offset, out)
+    }
+
+    fn write_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        if (owner, filekey) != (RegionOwner(42), FileKey(7)) || offset + bytes.len() as u64 > 10_000 {
+            return Err(WcStatus::RemoteAccess);
+        }
+        self.0.lock().expect("no panic").push((offset, bytes.to_vec()));
+        Ok(FileWrite::Done)
+    }
+
+    fn read_bitmap(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        first_page: u64,
+        out: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        OneFile.read_bitmap(owner, filekey, first_page, out)
+    }
+}
+
+pub(super) fn files_are_written_where_the_target_takes_it(link: LinkKind) {
+    let pair_with = |target: Arc<dyn FileTarget>, owner| {
+        let pair = Pair::new(link);
+        pair.server.device.set_file_target(target);
+        pair.s().set_region_owner(RegionOwner(owner));
+        pair
+    };
+    let write = |pair: &Pair, filekey, offset, bytes: &[u8]| {
+        let op = SendOp::Write(Remote::File { filekey: FileKey(filekey), offset });
+        pair.c().post_send(&[send(1, op, pair.client.put(0, bytes))]).expect("post");
+        pair.client.next()
+    };
+    // A target that has files to read takes no writes to them unless it says so.
+    assert_eq!(write(&pair_with(Arc::new(OneFile), 42), 7, 0, b"x").status, WcStatus::RemoteInvalid);
+    if link == LinkKind::Shm {
+        return;
+    }
+    let target = Arc::new(Written::default());
+    let pair = pair_with(target.clone(), 42);
+    ok(write(&pair, 7, 9_995, b"bytes"), 1, CompletionKind::Write, 5);
+    ok(write(&pair, 7, 0, b""), 1, CompletionKind::Write, 0);
+    // What was written before it is seen by a message behind it, also if nobody is told of the write.
+    let mut silent = send(
+        2,
+        SendOp::Write(Remote::File { filekey: FileKey(7), offset: 3 }),
+        pair.client.put(8, b"silent"),
+    );
+    silent.signaled = false;
+    let read = SendOp::Read(Remote::File { filekey: FileKey(7), offset: 0 });
+    pair.c().post_send(&[silent, send(3, read, pair.client.mr.sge(64, 8))]).expect("post");
+    ok(pair.client.next(), 3, CompletionKind::Read, 8);
+    let written = target.0.lock().expect("no panic").clone();
+    assert_eq!(written, [(9_995, b"bytes".to_vec()), (0, Vec::new()), (3, b"silent".to_vec())]);
+    for (filekey, offset, owner) in [(7, 9_996, 42), (8, 0, 42), (7, 0, 41), (7, 0, 0)] {
+        let pair = pair_with(target.clone(), owner);
+        assert_eq!(write(&pair, filekey, offset, b"bytes").status, WcStatus::RemoteAccess);
+        assert_eq!(pair.c().state(), QpState::Error);
+    }
+    // Nobody is handed an immediate with it, and a bitmap is not for writing.
+    let file = Remote::File { filekey: FileKey(7), offset: 0 };
+    let bitmap = Remote::Bitmap { filekey: FileKey(7), first_page: 0 };
+    for op in [SendOp::WriteImm(file, 1), SendOp::Write(bitmap)] {
+        let pair = pair_with(target.clone(), 42);
+        pair.c().post_send(&[send(1, op, pair.client.put(0, b"bytes"))]).expect("post");
+        assert_eq!(pair.client.next().status, WcStatus::RemoteInvalid);
+    }
+    assert_eq!(target.0.lock().expect("no panic").len(), 3);
 }
 
 pub(super) fn files_are_read_by_the_engine(link: LinkKind) {

@@ -5,8 +5,8 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
-    FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
-    RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    FileTarget, FileWrite, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState,
+    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,9 @@ use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable, refused, silent_failure_is_heard,
 };
-use files::{files_are_read_by_the_engine, windows_are_mapped_read_only};
+use files::{
+    files_are_read_by_the_engine, files_are_written_where_the_target_takes_it, windows_are_mapped_read_only,
+};
 use flush::{
     a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
@@ -297,6 +299,7 @@ suite!(
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,
+    files_are_written_where_the_target_takes_it,
     flush_errors,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,

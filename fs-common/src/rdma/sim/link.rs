@@ -7,8 +7,8 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement, ProtectionDomain,
-    QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
+    FileWrite, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
+    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -290,12 +290,22 @@ impl Peer<'_> {
     }
 
     pub(super) fn write(&self, remote: Remote, bytes: &[u8]) -> Result<(), WcStatus> {
-        let Remote::Memory { rkey, offset } = remote else { return Err(WcStatus::RemoteInvalid) };
-        let memory = self
-            .device
-            .remote(rkey, offset, bytes.len(), |access| access.remote_write && offset >= access.own_bytes)?;
-        memory.write_word_last(offset as usize, bytes);
-        Ok(())
+        match remote {
+            Remote::Memory { rkey, offset } => {
+                let may = |access: &Access| access.remote_write && offset >= access.own_bytes;
+                let memory = self.device.remote(rkey, offset, bytes.len(), may)?;
+                memory.write_word_last(offset as usize, bytes);
+                Ok(())
+            }
+            Remote::File { filekey, offset } => {
+                let target = self.target()?;
+                match target.write_file(self.owner, filekey, offset, bytes)? {
+                    FileWrite::Done => Ok(()),
+                    FileWrite::Faults => target.write_file_faulting(self.owner, filekey, offset, bytes),
+                }
+            }
+            Remote::Bitmap { .. } => Err(WcStatus::RemoteInvalid),
+        }
     }
 
     pub(super) fn flush(&self, remote: Remote, len: usize, placement: Placement) -> Result<(), WcStatus> {

@@ -1,19 +1,19 @@
-//! Fault threads: file reads that must bring pages into memory first (TeRM section 2.2, the faulting flow).
+//! Fault threads: accesses to files that must bring pages into memory first (TeRM section 2.2, the faulting flow).
 //!
 //! # How it works
 //! When a target answers `Faults`, the queue pair stalls: its input is not read any more, so that replies keep their
-//! order, and the READ is handed over here. A thread does it, blocking as long as the disk takes, sends the reply and
+//! order, and the request is handed over here. A thread does it, blocking as long as the disk takes, sends the reply and
 //! lets the queue pair go on. The engine serves all other queue pairs meanwhile.
 //!
 //! Threads are started when they are needed and stay: a device whose target never faults has none.
 //!
 //! # Invariants
-//! * A queue pair has at most one fault under way, so the queue is bounded by the number of connections.
+//! * A queue pair has at most one fault under way, so the queue, and the bytes of WRITEs in it, are bounded by the number of connections.
 //! * A fault names its queue pair by number, which is never given out again: the reply to one whose connection ended
 //!   meanwhile is dropped.
 //!
 //! # Failure
-//! If no thread can be started, the READ is refused. A target that does not return keeps its one queue pair, and
+//! If no thread can be started, the request is refused. A target that does not return keeps its one queue pair, and
 //! `stop`, waiting.
 
 use super::engine::Engine;
@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 /// 128 requests. Further queue pairs wait for their turn.
 const FAULT_THREADS_MAX: usize = 64;
 
-/// A READ that faulted.
+/// A request that faulted.
 pub(super) struct Fault {
     /// The stalled queue pair.
     pub(super) number: u64,
@@ -40,7 +40,15 @@ pub(super) struct Fault {
     pub(super) owner: RegionOwner,
     pub(super) filekey: FileKey,
     pub(super) offset: u64,
-    pub(super) wanted: usize,
+    pub(super) access: FaultAccess,
+}
+
+/// What it is to do.
+pub(super) enum FaultAccess {
+    /// Read so many bytes.
+    Read(usize),
+    /// Write these, and say so if that was asked for.
+    Write { bytes: Vec<u8>, ack: bool },
 }
 
 #[derive(Default)]

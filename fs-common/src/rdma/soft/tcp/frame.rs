@@ -76,6 +76,8 @@ pub enum FrameKind {
     Flush = 15,
     /// A flush was done.
     FlushAck = 16,
+    /// One-sided write to a file.
+    WriteFile = 17,
 }
 
 /// Which fields a kind uses.
@@ -120,6 +122,7 @@ impl FrameKind {
             14 => Self::Nak,
             15 => Self::Flush,
             16 => Self::FlushAck,
+            17 => Self::WriteFile,
             _ => return None,
         })
     }
@@ -138,6 +141,9 @@ impl FrameKind {
                 offset: true,
                 ..NOTHING
             },
+            Self::WriteFile => {
+                Uses { ack: true, max_payload: MAX_TRANSFER_BYTES, key: true, offset: true, ..NOTHING }
+            }
             Self::ReadMemory | Self::ReadFile | Self::ReadBitmap => {
                 Uses { key: true, offset: true, wanted: true, ..NOTHING }
             }
@@ -154,7 +160,8 @@ impl FrameKind {
     /// Whether this is a request (and takes a sequence number), not a reply or part of the handshake.
     pub const fn is_request(self) -> bool {
         let number = self as u8;
-        (number >= Self::Send as u8 && number <= Self::FetchAdd as u8) || number == Self::Flush as u8
+        (number >= Self::Send as u8 && number <= Self::FetchAdd as u8)
+            || matches!(self, Self::Flush | Self::WriteFile)
     }
 }
 

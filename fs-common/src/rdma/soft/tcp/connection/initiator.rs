@@ -73,6 +73,11 @@ impl TcpQp {
                 }
                 expects = request.signaled.then_some(FrameKind::WriteAck);
             }
+            SendOp::Write(Remote::File { filekey, offset }) => {
+                (header.kind, header.key, header.offset) = (FrameKind::WriteFile, filekey.0, offset);
+                header.ack = request.signaled;
+                expects = request.signaled.then_some(FrameKind::WriteAck);
+            }
             SendOp::Read(remote) => {
                 (header.kind, header.key, header.offset) = match remote {
                     Remote::Memory { rkey, offset } => (FrameKind::ReadMemory, rkey.0.into(), offset),
@@ -99,7 +104,7 @@ impl TcpQp {
                 bound = 0;
                 expects = Some(FrameKind::FlushAck);
             }
-            // Files are written by RPC, and made durable by it.
+            // Files are made durable by RPC.
             _ => return refuse(WcStatus::RemoteInvalid),
         }
         if request.local.len > bound || (expects == Some(FrameKind::AtomicReply) && local.len != 8) {
@@ -120,7 +125,7 @@ impl TcpQp {
         })?;
         let byte_len = request.local.len;
         if expects.is_none() && !request.signaled {
-            if header.kind == FrameKind::Write {
+            if matches!(header.kind, FrameKind::Write | FrameKind::WriteFile) {
                 sending.silent.push_back((header.sequence, request.wr_id));
                 if sending.silent.len() > self.core.send_depth as usize {
                     sending.silent.pop_front();

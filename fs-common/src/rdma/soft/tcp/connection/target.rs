@@ -1,6 +1,6 @@
 //! The peer's requests: one-sided ones are executed here, messages go to posted receives.
 //!
-//! A file read that faults is executed on a fault thread, and the queue pair stalls until then.
+//! An access to a file that faults is executed on a fault thread, and the queue pair stalls until then.
 
 use super::held::Flush;
 use super::input::Receiving;
@@ -10,9 +10,9 @@ use crate::ids::FileKey;
 use crate::rdma::soft::queue::PostedReceive;
 use crate::rdma::soft::region::Need;
 use crate::rdma::soft::tcp::engine::token;
-use crate::rdma::soft::tcp::faults::Fault;
+use crate::rdma::soft::tcp::faults::{Fault, FaultAccess};
 use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
-use crate::rdma::verbs::{FileRead, FileTarget, QpState, RegionOwner, WcStatus};
+use crate::rdma::verbs::{FileRead, FileTarget, FileWrite, QpState, RegionOwner, WcStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -55,10 +55,7 @@ impl TcpQp {
                 if let Some(imm) = header.imm {
                     self.deliver_write_imm(receiving, payload.len() as u32, imm)?;
                 }
-                if header.ack {
-                    self.reply(FrameHeader::new(FrameKind::WriteAck, header.sequence), 0, |_| Ok(0))?;
-                }
-                Ok(())
+                self.acknowledge_write(header)
             }
             FrameKind::ReadMemory => {
                 let region = remote(wanted as u64, Need::Read)?;
@@ -67,7 +64,7 @@ impl TcpQp {
                     Ok(wanted)
                 })
             }
-            FrameKind::ReadFile | FrameKind::ReadBitmap => {
+            FrameKind::ReadFile | FrameKind::WriteFile | FrameKind::ReadBitmap => {
                 let target = self.file_target.read().clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
                 let owner = self.core.owner();
                 if owner.0 == 0 {
@@ -76,6 +73,8 @@ impl TcpQp {
                 let filekey = FileKey(header.key);
                 if header.kind == FrameKind::ReadFile {
                     self.read_file(header, target, owner)
+                } else if header.kind == FrameKind::WriteFile {
+                    self.write_file(header, payload, target, owner)
                 } else if !header.offset.is_multiple_of(8) {
                     Err(End::Refused(WcStatus::RemoteInvalid))
                 } else {
@@ -130,9 +129,38 @@ impl TcpQp {
                 owner,
                 filekey,
                 offset,
-                wanted,
+                access: FaultAccess::Read(wanted),
             }),
         }
+    }
+
+    fn write_file(
+        &self,
+        header: &FrameHeader,
+        bytes: &[u8],
+        target: Arc<dyn FileTarget>,
+        owner: RegionOwner,
+    ) -> Result<(), End> {
+        let (filekey, offset) = (FileKey(header.key), header.offset);
+        match target.write_file(owner, filekey, offset, bytes).map_err(End::Refused)? {
+            FileWrite::Done => self.acknowledge_write(header),
+            FileWrite::Faults => self.stall(Fault {
+                number: token(self),
+                sequence: header.sequence,
+                target,
+                owner,
+                filekey,
+                offset,
+                access: FaultAccess::Write { bytes: bytes.to_vec(), ack: header.ack },
+            }),
+        }
+    }
+
+    fn acknowledge_write(&self, header: &FrameHeader) -> Result<(), End> {
+        if !header.ack {
+            return Ok(());
+        }
+        self.reply(FrameHeader::new(FrameKind::WriteAck, header.sequence), 0, |_| Ok(0))
     }
 
     /// Takes no more input until the fault is over.
@@ -145,7 +173,7 @@ impl TcpQp {
             self.watch(&mut sending);
         }
         engine.faults().take(engine, fault).map_err(|error| {
-            tracing::error!(%error, "no thread for a file read that faults");
+            tracing::error!(%error, "no thread for an access to a file that faults");
             End::Refused(WcStatus::RemoteOperation)
         })
     }
@@ -153,17 +181,30 @@ impl TcpQp {
     /// Does what faulted, replies, and lets the engine go on with the input. On a fault thread.
     pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
         let result = SCRATCH.with_borrow_mut(|frame| {
-            prepare(frame, fault.wanted);
-            let out = &mut frame[FRAME_HEADER_LEN..];
-            let read = fault.target.read_file_faulting(fault.owner, fault.filekey, fault.offset, out);
+            let Fault { sequence, ref target, owner, filekey, offset, ref access, .. } = *fault;
+            let done = match access {
+                FaultAccess::Read(wanted) => {
+                    prepare(frame, *wanted);
+                    let out = &mut frame[FRAME_HEADER_LEN..];
+                    let read = target.read_file_faulting(owner, filekey, offset, out);
+                    read.map(|len| Some((FrameKind::ReadReply, len)))
+                }
+                FaultAccess::Write { bytes, ack } => {
+                    prepare(frame, 0);
+                    let written = target.write_file_faulting(owner, filekey, offset, bytes);
+                    written.map(|()| ack.then_some((FrameKind::WriteAck, 0)))
+                }
+            };
             let mut sending = self.send.lock();
             if self.has_ended() {
                 return Ok(());
             }
-            match read {
-                Ok(len) => {
-                    seal(frame, FrameHeader::new(FrameKind::ReadReply, fault.sequence), len);
-                    self.put_reply(&mut sending, frame)?;
+            match done {
+                Ok(reply) => {
+                    if let Some((kind, len)) = reply {
+                        seal(frame, FrameHeader::new(kind, sequence), len);
+                        self.put_reply(&mut sending, frame)?;
+                    }
                     sending.stalled = false;
                     sending.resumed = true;
                     self.watch(&mut sending);
@@ -171,7 +212,7 @@ impl TcpQp {
                 }
                 Err(status) => {
                     // Still stalled: nothing is executed behind a refusal.
-                    self.put_refusal(&mut sending, fault.sequence, status)
+                    self.put_refusal(&mut sending, sequence, status)
                 }
             }
         });
