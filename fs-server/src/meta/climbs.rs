@@ -17,7 +17,7 @@
 //!   directory that they are in; none can be moved there from another one (`Status::NameTooLong`): no path is as long.
 //!
 //! # Failure
-//! A way that comes by a directory twice is damage: the directories form a loop.
+//! A way with a directory twice is damage: the directories form a loop.
 
 use super::error::MetaError;
 use super::metadata::Meta;
