@@ -1,4 +1,4 @@
-//! A log that no peer can fill: of each kind of line so many a minute, and then how many more there were.
+//! Messages that no peer can make endless: a number of lines of each kind a minute, and then the number of further ones.
 //!
 //! A *kind* is a place in the code: a peer can bring the process past few of those. Lines below `INFO` appear only on request
 //! and are not limited. A kind whose minute is over tells how many lines were left out with the next line of any kind.

@@ -5,8 +5,8 @@
 //! that ends at once is the case that clients and disks are made for: a kill.
 //!
 //! # How it works
-//! `install` puts a hook before all others: it runs at the panic, before anything unwinds, so that no `catch_unwind` of a library can
-//! swallow it. It prints what Rust prints of a panic (thread, place, message), then aborts: SIGABRT.
+//! `install` puts a hook before all others: it runs at the panic, before anything unwinds, so that no `catch_unwind` of a library can swallow
+//! it. It prints the usual report of a panic (thread, place, message), then aborts: SIGABRT.
 //!
 //! # The one exception
 //! A database that is opened may be damaged in a way that its library panics on. That is a finding and no broken invariant, and nothing runs yet:

@@ -38,7 +38,7 @@ pub mod pages;
 mod placement;
 /// The SSD space and how its bytes are reached.
 pub mod pool;
-/// Who may do what.
+/// Permissions.
 pub mod rights;
 /// Decode, admit, call, reply.
 mod rpc;

@@ -2,8 +2,8 @@
 //!
 //! A thread that one peer keeps busy never rests. The kernel makes a thread that wants more than its part wait, so this one waits
 //! behind the time slices of others for each core that it loses. All other peers of that thread wait along, for each request, however
-//! fair the thread's own turns are (`cuttlefs_common::fair`). With threads of their own, the kernel divides the cores among the peers,
-//! as it does among programs.
+//! fair the thread's own turns are (`cuttlefs_common::fair`). Where each peer has threads of its own, the kernel divides the cores
+//! among the peers, as it does among programs.
 //!
 //! # How it works
 //! A peer's connections go in turn to half of the workers: to the neighbours that fewest other peers use when it comes. So two peers

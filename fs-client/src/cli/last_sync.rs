@@ -1,7 +1,7 @@
 //! The sync before a mount ends: after a kill of the server, changes that no sync has covered are in the mount's memory alone.
 //!
 //! `cuttlefs umount` and `down` ask the mount's process for one (`figures`) and unmount when it is done. Other unmounts (umount(8), a
-//! signal) cannot be refused, so the process syncs behind the unmount, and its messages and exit code say what is lost.
+//! signal) cannot be refused, so the process syncs after the unmount, and its messages and exit code say what is lost.
 //!
 //! # Bound
 //! One sync at a time; the end of a mount waits [`LAST_SYNC_LIMIT`] for it, and [`HURRIED_LIMIT`] when it is signalled meanwhile, as by a

@@ -8,7 +8,7 @@
 //! # Writes past the page cache
 //! The kernel drops the pages of a direct write when it sends the write, and once more when a synchronous one is answered. A page that
 //! is read while an asynchronous write is under way keeps the old bytes, also if the file is not open through the cache when the write
-//! is done. So **a direct write is answered when none of its bytes is cached any more**:
+//! is done. So **a direct write is answered only when none of its bytes is cached**:
 //!
 //! * A page can get old bytes only by a request that fills it and that the volume answered before the write. The kernel locks a page
 //!   before it asks for its bytes, and forgetting waits for the lock: the bytes of such a request are dropped, too. Later requests

@@ -8,7 +8,7 @@
 //! * `convert` turns attributes, times, kinds and flags into FUSE's and back.
 //! * `errno` is the one table of errors.
 //! * `directory` adds `.` and `..` to listings.
-//! * `kernel_cache` makes the kernel forget what it has cached.
+//! * `kernel_cache` makes the kernel forget cached pages and attributes.
 //! * `lock_wait` is a request that waits for a lock.
 //! * `xattr_names` has the extended attributes that exist here.
 //! * `inode_flags` has the requests of chattr(1).

@@ -6,7 +6,7 @@
 //! again then.
 //!
 //! An open does not say by which name it came. A file that was told under two names within one lifetime is opened with the earlier
-//! counter: one of the two names may be gone, whatever a look-up of the other found. Such an open may be refused in vain; the walk behind
+//! counter: one of the two names may be gone, also if the other was just looked up. Such an open may be refused in vain; the walk behind
 //! it finds the file, and that file is opened (`nameless`).
 //!
 //! Directories are not noted: names below a directory are asked for in that directory, wherever it is by now.

@@ -3,7 +3,7 @@
 //! A region of the RDMA layer may be registered with one (`crate::rdma::ProtectionDomain::register_persistent`); a
 //! FLUSH to persistence then completes when the domain says that the range is there to stay.
 //!
-//! | device | how a range becomes persistent | who may do it |
+//! | device | way of a range to persistence | permitted to |
 //! | --- | --- | --- |
 //! | persistent memory (a DAX file mapped with `MAP_SYNC`) | cache-line write-back and a store fence (`cache_lines`) | any CPU that maps it, so also an initiator over shared memory |
 //! | a file *declared* to be persistent memory (`pmem-emulated`) | the same instructions; survives the process, not the machine | the same |

@@ -3,7 +3,7 @@
 //! # Once
 //! A finished copy is not made again, for others may have written to either file since. The write of its last chunk is that
 //! of the request: the copy's answer is noted with the bytes, and is in the batch that makes them durable. A copy that ends
-//! early, because space ran out or the source was cut meanwhile, learns that behind its last write, and notes its answer
+//! early, because space ran out or the source was cut meanwhile, learns that after its last write, and notes its answer
 //! then.
 //!
 //! # Failure

@@ -1,8 +1,8 @@
 //! Pages that leave a file, and space for new ones (invariant 3).
 //!
-//! A page leaves in this order: the batch that drops its extent record is in the store; the mapping no longer has it
-//! and clients see a new generation; its entry moves to the magic frame under its block lock, which also waits for any
-//! IO that names it; it is quarantined. It is free again after the next flush of the store.
+//! A page leaves in this order: the batch that drops its extent record is in the store; the mapping loses it and
+//! clients see a new generation; its entry moves to the magic frame under its block lock, which also waits for any IO
+//! that names it; it is quarantined. It is free again after the next flush of the store.
 
 use super::write_back::release_space;
 use crate::files::range_table::{Piece, PieceState};

@@ -8,7 +8,7 @@
 //! for a change of it since the start: that follows from its counters. Restored changes are always noted.
 //!
 //! # Bound
-//! [`NEWER_MAX`] files and ranges. At the bound the rule is that behind the grace period: new changes are forgotten, so they take room
+//! [`NEWER_MAX`] files and ranges. At the bound the rule is that after the grace period: new changes are forgotten, so they take room
 //! from no peer. Each peer has a share of the room for restored changes: half of the room that others leave. A peer that has used it up
 //! restores nothing more and is told so; the others go on.
 //!

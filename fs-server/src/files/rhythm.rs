@@ -1,4 +1,4 @@
-//! The prediction of a file's next sync: a program that syncs its writes does so again and again, behind the same number of writes.
+//! The prediction of a file's next sync: a program that syncs its writes does so again and again, after the same number of writes.
 //!
 //! A database's log has one write and one sync, in turn. The request for the sync comes a round trip after the write's answer. A
 //! server that expects it begins the sync at once, and the disk works while the answer travels (`files::begin_sync`). A wrong

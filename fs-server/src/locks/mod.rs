@@ -1,6 +1,6 @@
 //! Advisory locks of all clients: fcntl(2) ranges and flock(2), cluster-wide.
 //!
-//! # What it owns
+//! # State
 //! The locks of each file with their holders, and the waits for locks. None of it is durable: after a restart clients reclaim
 //! the locks they held (`Locks::reclaim`), before another client can take a lock that may be in their way.
 //!

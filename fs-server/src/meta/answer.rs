@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //! * An answer is in the batch that makes its effect durable, and in no earlier one.
-//! * Attributes in it are those of that moment, whatever has become of the inode since.
+//! * Attributes in it are those of that moment, not the inode's present ones.
 //!
 //! Values of one life of a server (filekey, slot, ticket) are in no record: the file is bound anew.
 

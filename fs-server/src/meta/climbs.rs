@@ -6,7 +6,7 @@
 //! nothing is done. Then its caller climbs outside of the writer, some levels at a time (`Meta::climb`, `Climb::step`), and asks
 //! again with the climb still held: `apply` finds the way here.
 //!
-//! Meanwhile directories move. Each level is read and noted under `ways`. A move of a directory looks here behind its commit
+//! Meanwhile directories move. Each level is read and noted under `ways`. A move of a directory looks here after its commit
 //! (`Climbs::note`), and forgets each way that leads through the directory by another parent than its new one. So a level is
 //! either read after the move, or found by the move. The rename is refused with `Busy` again, and its climb begins anew. Moves
 //! elsewhere in the tree do not matter, so only moves of directories above it make a climb begin anew.
@@ -17,7 +17,7 @@
 //!   directory that they are in; none can be moved there from another one (`Status::NameTooLong`): no path is as long.
 //!
 //! # Failure
-//! A way that comes by a directory twice is damage: the directories form a loop.
+//! A way with a directory twice is damage: the directories form a loop.
 
 use super::error::MetaError;
 use super::metadata::Meta;

@@ -3,8 +3,8 @@
 //! It remembers which batches were flushed, so a crash can be played at any batch: `MemoryStore::crashed` gives the
 //! store as a restart would find it.
 //!
-//! A store with a `Life` ends with any batch or flush of its server. It leaves then what the log of `disk_store`
-//! leaves:
+//! A store with a `Life` ends with any batch or flush of its server. It leaves the same batches as the log of
+//! `disk_store`:
 //!
 //! | the server | left |
 //! | --- | --- |

@@ -4,7 +4,7 @@
 //! * `key`, `record`, `name` the formats
 //! * `operation` the set of operations; `apply` one operation -> one batch, pure
 //! * `answer` the answer to a request, as its slot's record keeps it
-//! * `climbs` the check whether a directory lies below another, where it takes long
+//! * `climbs` the check whether a directory lies below another, where that takes long
 //! * `view`, `draft`, `extent_edit` the state that `apply` reads, edits and turns into a batch
 //! * `live` inodes whose data changed and is not durable yet
 //! * `metadata`, `lookups`, `file_data` the façade `Meta` that the RPC layer and the file regions call

@@ -12,9 +12,9 @@
 //! all the same, slowly (22 GB a day).
 //!
 //! # Failure
-//! A page that cannot be read is counted, and the pass goes on. Its place is kept in metadata once a minute, at its end and at a
-//! clean stop (`ScrubRecord`), so that a pass that a restart cut off goes on from there, and the findings of the last whole pass
-//! are known.
+//! A page that cannot be read is counted, and the pass goes on. The place of the pass is kept in metadata once a minute, at its
+//! end and at a clean stop (`ScrubRecord`), so that a pass that a restart cut off goes on from there, and the findings of the
+//! last whole pass are known.
 
 use super::Pages;
 pub(super) use crate::meta::PassFigures;

@@ -10,8 +10,8 @@
 //! * A block goes back to the allocator with the layout it was made with.
 //!
 //! # Failure
-//! Running out of memory aborts, as everywhere in Rust's standard collections; how much is asked for is bounded by
-//! the callers' admission.
+//! Running out of memory aborts, as everywhere in Rust's standard collections; the callers' admission bounds the
+//! requests.
 
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::spoil;

@@ -14,8 +14,9 @@
 //! | 7 | `format-unfinished` removed, directory synced | a whole pool |
 //!
 //! Data files with the UUID in `format-unfinished` are known as this pool's, so that a second try does not take them for
-//! another pool's. `open` refuses a pool while it is there. Only step 7 makes these files a pool; if a format is cut off
-//! before it, the same command again makes the pool. (A file that needed `--force` and was not reached yet needs it again.)
+//! another pool's. `open` refuses a pool while that file is there. Only step 7 makes these files a pool; if a format is cut
+//! off before it, the same command again makes the pool. (A file that needed `--force` and was not reached yet needs it
+//! again.)
 
 use super::AlignedBuf;
 use super::PoolError;

@@ -48,7 +48,7 @@ pub use error::PoolError;
 pub use format::{FormatOptions, FormatReport, MakeMetadata, POOL_PAGES_MAX, format};
 pub use simdisk::{SimCounters, SimDisk, SimFault, SimMode};
 pub use space::{NoSpace, QuarantineSeq, Run, Space, SpaceError, SpaceFigures};
-pub use sums::{MarkStore, MemoryMarks, PageSums, ZONE_PAGES, SumFigures, SumLayout, SummedDisk};
+pub use sums::{MarkStore, MemoryMarks, PageSums, SumFigures, SumLayout, SummedDisk, ZONE_PAGES};
 pub use superblock::{Superblock, SuperblockError};
 pub use uring::{UringCounters, UringDisk};
 pub use uuid::PoolUuid;

@@ -11,7 +11,7 @@
 //! A write makes a new version of each page it covers. A sync makes the newest version that had completed when the sync
 //! was submitted durable. `SimDisk::crash` chooses, for each 512-byte sector, among the durable version and all later
 //! ones, so unsynced writes are dropped, reordered and torn; writes in flight count as versions. A page that was never
-//! written reads as `UNWRITTEN_BYTE`: so a read of a page that was never written shows.
+//! written reads as `UNWRITTEN_BYTE`, so that code that reads such a page is found out.
 //!
 //! A server with a `Life` (`SimDisk::set_life`) can die with any IO or sync, when it is submitted or when it is done: its
 //! futures never resolve then, and `SimDisk::crash` or `SimDisk::kill` says what is left of the IOs in flight.

@@ -1,7 +1,7 @@
 //! The table: the right that each request and each change of metadata needs. No wildcards: a new request does not compile until
 //! it has a row here.
 //!
-//! | request | the need of an identity that the server checks |
+//! | request | rights that a checked identity needs |
 //! | --- | --- |
 //! | Lookup | search on the directory, also for `..`: a session is told nothing of directories that it does not see |
 //! | ReadDir | read on the directory; without search on it, names and kinds are told, and no number that leads anywhere |

@@ -1,6 +1,6 @@
 //! Open tickets: a client's proof to a later life of the server that it had a file open.
 //!
-//! A handle keeps the rights it was opened with, whatever becomes of the file's mode (POSIX). A new server knows no handles. To
+//! A handle keeps the rights it was opened with, also when the file's mode changes (POSIX). A new server knows no handles. To
 //! reclaim one by the mode of today would take a rightful handle away from its program, and let in any client that claims to
 //! have had one. So an open gives the client a ticket: a MAC under the pool's secret over the client, the inode and the rights.
 //! With it the client reclaims exactly these rights; the server has nothing to remember.

@@ -5,8 +5,7 @@
 //! ```
 //!
 //! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one
-//! connection, whatever it sends. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came
-//! in last.
+//! connection. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came in last.
 //!
 //! # Its life
 //! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its completion was polled,

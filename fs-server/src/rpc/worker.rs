@@ -3,8 +3,8 @@
 //! # Invariants
 //! * A connection belongs to one worker, the one whose completion queue its queue pair reports to.
 //! * Completions that arrive before the acceptor handed the connection over are kept and handled then.
-//! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. This is checked behind
-//!   each completion, behind each request, and once a second (`sweep`), for another worker's reply can be the last posted
+//! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. This is checked after
+//!   each completion, after each request, and once a second (`sweep`), for another worker's reply can be the last posted
 //!   one. `retire` is the one place where a worker lets go of a connection.
 
 use super::bounce::BouncePool;

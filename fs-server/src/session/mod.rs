@@ -18,7 +18,7 @@
 //! that no client reclaimed have been freed, all is *settled*; `rpc/handlers/grace.rs` says which requests wait until then.
 //!
 //! # Changes that clients bring back
-//! Behind a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they have, the
+//! After a kill, answered changes may be with their clients only, which make them again before they say `Recovered`. Until they have, the
 //! server is *gathering*: no other client is told the contents of files. It ends when all are back. The server waits `GATHER` from its start
 //! for clients that are not here, and `GATHER_HERE` for those that are here and have not said `Recovered`.
 //!

@@ -5,8 +5,8 @@
 //! thousand. The cost of a poll is on the payer's account.
 //!
 //! # How it works
-//! Waking a task, on whatever thread, puts it into `woken` and notifies the worker's signal. The worker moves woken tasks to the
-//! fair queue before it takes the next one.
+//! A wake-up of a task, on any thread, puts it into `woken` and notifies the worker's signal. The worker moves woken tasks to
+//! the fair queue before it takes the next one.
 //!
 //! # Invariants
 //! * A task is on one of the two queues exactly once while it is ready (`async_task` sees to that), so both are bounded by the

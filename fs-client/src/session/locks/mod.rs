@@ -14,9 +14,9 @@
 //! * The table and its notes belong to one session. An answer of an older session is not noted: its server is gone, and its lock was not
 //!   reclaimed, so the request is made once more.
 //! * Locks of a file are given up before it is closed.
-//! * Of one owner's locks of a file one request is under way ([`OwnLocks::turn`]). The kernel names the owner of locks through an open file
-//!   description (`F_OFD_SETLK`) by the description's address: the next description may have the same address while the locks of the one before
-//!   are given up.
+//! * At most one request about one owner's locks of a file is under way ([`OwnLocks::turn`]). The kernel names the owner of locks through an
+//!   open file description (`F_OFD_SETLK`) by the description's address: the next description may have the same address while the locks of the
+//!   one before are given up.
 //! * A lock that a request under way gives up or makes shared is not reclaimed: the killed server may have done it, and granted the lock to
 //!   other clients, which reclaim it.
 //! * Bytes that were written before a lock is given up, or becomes shared, are durable at the server by then: so they are not restored over the

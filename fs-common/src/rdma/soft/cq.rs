@@ -6,8 +6,8 @@
 //! and now and then when it always finds something.
 //!
 //! A thread sleeps in epoll on: the queue's own eventfd (completions made by other threads of this process), each
-//! shared-memory connection's doorbell (rung by the peer) and each self-driven socket. The epoll descriptor is what
-//! `event_fd` gives. Eventfds are edge-triggered in it: taking the event is one `epoll_wait`, no read.
+//! shared-memory connection's doorbell (rung by the peer) and each self-driven socket. `event_fd` gives the epoll
+//! descriptor. Eventfds are edge-triggered in it: taking the event is one `epoll_wait`, no read.
 //!
 //! # Ordering: the sleep page
 //! One word in shared memory says whether a thread sleeps or wants an event; peers map it read-only.
@@ -20,9 +20,9 @@
 //! sleeper (Dekker).
 //!
 //! # Bounds
-//! The queue holds at most one completion for each outstanding work request of the queue pairs attached to it:
-//! a request's place in its send or receive queue is given back only when its completion is polled. It therefore
-//! cannot overrun, whatever depth it was made with.
+//! The queue holds at most one completion for each outstanding work request of the queue pairs attached to it: a
+//! request's place in its send or receive queue is given back only when its completion is polled. It therefore cannot
+//! overrun at any depth.
 
 use super::queue::Slots;
 use super::sys;

@@ -1,4 +1,4 @@
-//! fsync of a few pages, by images: its cost, its traces, and the cases in which it goes another way.
+//! fsync of a few pages, by images: its cost, the state that it leaves, and the cases in which it goes another way.
 
 use super::harness::{Storage, stamped};
 use super::harness::{allocate_range, write};

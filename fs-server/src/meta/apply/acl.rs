@@ -1,7 +1,7 @@
 //! Access control lists in metadata: kept in step with mode bits, and inherited.
 //!
-//! A list is stored as the extended attribute that Linux knows it by. The inode's marks say which lists it has, so that
-//! no look-up is in vain. An access list that says no more than the mode is not stored.
+//! A list is stored as the extended attribute that Linux knows it by. The inode's flags (`InodeFlags`) say which lists
+//! it has, so that no look-up is in vain. An access list that says no more than the mode is not stored.
 
 use super::super::draft::Draft;
 use super::super::error::MetaError;

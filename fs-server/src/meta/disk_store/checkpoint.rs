@@ -6,7 +6,7 @@
 //! (`meta/tests/power.rs`).
 //!
 //! * Each commit also keeps redb's own free pages (`set_quick_repair`), so that opening does not walk the tree.
-//! * With the records, in the same commit, go their sums, which must not be counted at each start: `Tally`, and the map of the
+//! * With the records, in the same commit, go totals of them, which must not be counted at each start: `Tally`, and the map of the
 //!   pages that extents name (`page_map`). Both are updated by the old and the new value of each record that is written, so they
 //!   agree with the records of any checkpoint that is found after a crash (docs/pages.md, "Reuse of a page").
 //!

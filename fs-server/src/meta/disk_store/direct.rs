@@ -15,19 +15,19 @@
 //! of the first are durable in the log as well, and it may be written over. Both files are written with zeros to their full length before the
 //! first sync, and are kept over restarts: a sync writes data only.
 //!
-//! Files of their own, because no page of theirs is in the page cache, and because who appends to the log holds its lock in the kernel,
-//! for which a request of a ring would have to wait in a thread.
+//! They are files of their own, because no page of theirs is in the page cache, and because an append to the log holds the file's lock in the
+//! kernel, for which a request of a ring would have to wait in a thread.
 //!
 //! # Invariants
-//! * What is here is in the log as well, or was: a record is appended there first. A kill loses nothing that is here only. A power loss
-//!   may leave a record here, there, or in both; recovery takes either, by its number.
+//! * A record in these files is in the log as well, or was: it is appended there first. A kill loses no record. A power loss may leave a
+//!   record here, there, or in both; recovery takes either, by its number.
 //! * A file is written over only once all its records are durable in the log or in a checkpoint, and no write to it is
 //!   under way, also none that was given up.
 //! * Records of another life of the log are none: the files are not emptied when a new one begins.
 //! * A sync takes records without a gap, from the first one that is not durable. No block is shared by two, so that none can tear another's.
 //!
 //! # Failure
-//! | what | then |
+//! | event | result |
 //! | --- | --- |
 //! | the file system has no such writes, or little room | no files: the log is synced by the thread |
 //! | more is to be synced than is kept | the same, this once |

@@ -1,4 +1,4 @@
-//! Syncs by direct writes, and the log beside them: what is found when one, the other or both are left.
+//! Syncs by direct writes, and the log beside them: recovery from one, the other or both.
 
 use super::*;
 use std::os::unix::fs::FileExt;

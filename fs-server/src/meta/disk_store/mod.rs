@@ -3,7 +3,7 @@
 //! * `tail`, `logged` the log: a batch is in it before any reader sees it; `direct` records that are synced without a sync of the log
 //! * `overlay` the batches committed since the last checkpoint, in memory
 //! * `checkpoint`, `summed_file` all batches before those, in a B-tree (redb) with checksums below it; `tally` and the map of pages
-//!   (`page_map`) its sums
+//!   (`page_map`): totals over its records
 //! * `flushed` the number of the last durable batch; `space` the reserve, and whether there is room; `spare` the room in the B-tree's file
 //!
 //! # How it works

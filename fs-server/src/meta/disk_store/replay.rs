@@ -5,7 +5,7 @@
 //! to the first gap, are put into overlays. Then one of two:
 //! * The files are *as a process leaves them*: all of these records are in `tail-*`, those of one file behind those of the other, and nothing
 //!   is behind the gap. Then the store goes on where that process was: the same life, the same files, and the same layers. The records of the
-//!   file that the process had turned from are the frozen layer, which a checkpoint is made of. So a start behind a kill writes nothing.
+//!   file that the process had turned from are the frozen layer, which a checkpoint is made of. So a start after a kill writes nothing.
 //! * They are not: the power failed. Then all of these records go into a checkpoint, and the log is begun anew, with another life.
 //!
 //! # Why going on is right

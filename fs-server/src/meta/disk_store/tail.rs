@@ -15,7 +15,7 @@
 //! file is written over from its start when the next checkpoint turns back. So neither grows past the batches between two checkpoints.
 //!
 //! **A sync writes data only.** The sync of a file that has grown makes the file system write its own journal as well, one wait
-//! behind the other. So a file is filled with zeros ahead of its records, some at a time, and is not cut off behind a checkpoint. On a
+//! behind the other. So a file is filled with zeros ahead of its records, some at a time, and is not cut off after a checkpoint. On a
 //! disk that has not plenty of room it is cut off, and nothing is filled ahead.
 //!
 //! # Invariants

@@ -1,4 +1,4 @@
-//! Sums over all records: the number of each kind, and its bytes.
+//! Totals over all records: the number of each kind, and its bytes.
 //!
 //! The tally goes with each checkpoint, which updates it by its own changes. So it can never disagree with the records, costs
 //! nothing where they are changed, and a start need not count them.

@@ -1,4 +1,4 @@
-//! Images of pages: there with the batch that they belong to, gone with the one that makes them void, whatever a crash leaves.
+//! Images of pages: there with the batch that they belong to, gone with the one that makes them void, after any crash.
 
 use super::super::{
     CutStep, DataCommit, Images, MemoryStore, Meta, PageImage, REAP_BATCH_EXTENTS, RangeUpdate, StoredImage,

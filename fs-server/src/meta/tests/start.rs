@@ -1,4 +1,4 @@
-//! The bytes that a start reads: no more for a larger pool.
+//! The bytes that a start reads: no more for more files.
 
 use super::super::{
     DataCommit, Direction, DiskOptions, DiskStore, Plane, RangeUpdate, Store, StoreError, Visitor,

@@ -1,7 +1,7 @@
 //! The device below the checksums, whose first failed sync is final.
 //!
 //! A device reports a loss once, to the next sync. That may be a mark's sync, or a sweep's, and the lost pages may be those of
-//! other writers. The sync after it would report success. So behind a failed sync every sync fails, on every worker's disk, until
+//! other writers. The sync after it would report success. So after a failed sync every sync fails, on every worker's disk, until
 //! the server is restarted. (`DataSync` shares one sync among committers, and knows of no other.)
 
 use super::PageSums;

@@ -40,7 +40,7 @@ mod memory_marks;
 mod turn;
 
 pub use disk::{SummedDisk, Verdict};
-pub use layout::{ZONE_PAGES, SUMS_PER_BLOCK, SumLayout};
+pub use layout::{SUMS_PER_BLOCK, SumLayout, ZONE_PAGES};
 pub use marks::MarkStore;
 pub use memory_marks::MemoryMarks;
 

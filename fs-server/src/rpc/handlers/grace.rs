@@ -1,7 +1,7 @@
 //! Requests whose outcome depends on clients that come back to a new server.
 //!
-//! Behind a kill of the server, answered changes may be with their clients only, which make them again (`session/`). Until
-//! they have, no other client opens, reads, measures or changes a file. So an open behind the writer's close finds the
+//! After a kill of the server, answered changes may be with their clients only, which make them again (`session/`). Until
+//! they have, no other client opens, reads, measures or changes a file. So an open after the writer's close finds the
 //! written bytes, and an append goes behind them. Names are durable, and so are changed without a wait.
 //!
 //! A new server does not know either which files without a name are open: clients come back for them until the grace period

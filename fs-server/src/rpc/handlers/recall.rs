@@ -11,7 +11,7 @@
 //! get, the length is restored here.
 //!
 //! # Failure
-//! A file may be gone: freed by the server that made it, which knew of no client that had it open, or behind the end of the grace period,
+//! A file may be gone: freed by the server that made it, which knew of no client that had it open, or after the end of the grace period,
 //! or with the session of a client that came back too late. Then the answer is `Stale`; a file without a name, which no other client has
 //! seen, is made once more.
 

@@ -12,7 +12,7 @@
 
 //! # The parts
 //! `input` from the socket to frames; `target` the peer's requests; `initiator` own requests and their replies;
-//! `output` what waits for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
+//! `output` frames that wait for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
 
 mod held;
 mod initiator;

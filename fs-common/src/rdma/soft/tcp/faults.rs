@@ -1,7 +1,7 @@
 //! Fault threads: accesses to files that must bring pages into memory first (TeRM section 2.2, the faulting flow).
 //!
 //! # How it works
-//! When a target answers `Faults`, the queue pair stalls: its input is not read any more, so that replies keep their
+//! When a target answers `Faults`, the queue pair stalls: its input is not read until then, so that replies keep their
 //! order, and the request is handed over here. A thread does it, blocking as long as the disk takes, sends the reply and
 //! lets the queue pair go on. The engine serves all other queue pairs meanwhile.
 //!
