@@ -3,6 +3,7 @@
 //! `volume` is what the FUSE edge knows; `remote` is that over a session. Nothing here is retried: the session does that below.
 
 mod copy;
+mod exposed_write;
 mod figures;
 mod handles;
 mod idle_memory;
