@@ -12,33 +12,37 @@ build_for_figures() {
     bench=$CUTTLEFS_BIN/cuttlefs
 }
 
-# run NAME TITLE COMMAND...: a page with its tables and plot.
+# run NAME TITLE COMMAND...: a page with the command's tables and plot. Where NAME is `-` one for each of the paper's figures that it makes.
 run() {
-    local name=$1 title=$2 kind file
+    local as=$1 what=$2 text name title kind
     shift 2
-    say "$title"
+    say "$what"
     mkdir -p "$out"
-    {
-        echo "# $title"
-        echo
-        # shellcheck disable=SC2016
-        printf '`cuttlefs %s`, commit %s, %s\n\n```\n' "${*//${loop:-no loop device}/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
-    } >"$out/$name.md"
-    if ! "$bench" "$@" --scratch "$work" --out "$work/out" 2>"$work/progress" | grep -v '^written:' >"$work/table"; then
+    if ! "$bench" "$@" --scratch "$work" --out "$work/out" >"$work/table" 2>"$work/progress"; then
         tail -n 5 "$work/progress" >&2
-        die "$title failed"
+        die "$what failed"
     fi
-    cat "$work/table"
-    cat "$work/table" >>"$out/$name.md"
-    echo '```' >>"$out/$name.md"
-    for kind in svg json; do
-        for file in "$work"/out/*."$kind"; do
-            [[ -e $file ]] || continue
-            # Where the pool was is of no interest.
-            sed -i -e "s#$work/disk#FILE#g" "$file" "$out/$name.md"
-            mv "$file" "$out/$name.$kind"
-            [[ $kind == svg ]] && printf '\n![%s](%s.svg)\n' "$title" "$name" >>"$out/$name.md"
+    for text in "$work"/out/*.txt; do
+        name=$as title=$what
+        if [[ $as == - ]]; then
+            name=$(basename "$text" .txt)
+            name=${name#rpc-}
+            title="Figure ${name#figure-}"
+        fi
+        {
+            echo "# $title"
+            echo
+            # shellcheck disable=SC2016
+            printf '`cuttlefs %s`, commit %s, %s\n\n```\n' "${*//${loop:-no loop device}/DEVICE}" "$commit" "$(date -u +%Y-%m-%d)"
+            cat "$text"
+            printf '```\n\n![%s](%s.svg)\n' "$title" "$name"
+        } >"$out/$name.md"
+        for kind in svg json; do
+            mv "${text%.txt}.$kind" "$out/$name.$kind"
         done
+        # Where the pool was is of no interest.
+        sed -i -e "s#$work/disk#FILE#g" "$out/$name".{md,svg,json}
     done
+    cat "$work/table"
     rm -rf "$work/out"
 }

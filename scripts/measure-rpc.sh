@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes docs/rpc.md and docs/rpc/: every figure of the durable RPC paper's evaluation and its Table 2, measured here, as tables and plots.
 # Figures that are named are made anew, others stay. Table 2 is put together from Figures 9, 14, 17 and 20.
-# Takes about forty minutes with five rounds, and wants the machine for itself.
-# usage: measure-rpc.sh [--seconds N] [--rounds N] [FIGURE...]     8a, 8b, 9 to 20, shm (writes over shared memory), table2
+# Takes about half an hour with five rounds, and wants the machine for itself.
+# usage: measure-rpc.sh [--seconds N] [--rounds N] [--quick] [FIGURE...]     8a, 8b, 9 to 20, shm (writes over shared memory), table2
 source "$(dirname "$0")/env.sh"
 source "$(dirname "$0")/figures.sh"
 cd "$ROOT" || exit 1
@@ -10,6 +10,7 @@ set -uo pipefail
 
 seconds=0.4
 rounds=5
+quick=()
 figures=()
 while (($#)); do
     case $1 in
@@ -17,6 +18,7 @@ while (($#)); do
             declare "${1#--}=$2"
             shift
             ;;
+        --quick) quick=(--quick) ;;
         8a | 8b | 9 | 1[0-9] | 20 | shm | table2) figures+=("$1") ;;
         *) die "unknown argument $1; see the head of $0" ;;
     esac
@@ -30,7 +32,16 @@ work=$(mktemp -d /var/tmp/cft-rpc.XXXX) || exit 1
 trap 'rm -rf --one-file-system "$work"' EXIT
 trap 'exit 130' INT TERM
 
-common=(--seconds "$seconds" --rounds "$rounds")
+common=(--seconds "$seconds" --rounds "$rounds" "${quick[@]}")
+# Together, so that what they share is measured once.
+together=()
+for figure in "${figures[@]}"; do
+    [[ $figure == 8? || $figure == 9 || $figure == 1[3478] ]] && together+=("$figure")
+done
+if ((${#together[@]})); then
+    list=$(IFS=, && echo "${together[*]}")
+    run - "Figures $list" bench rpc "${common[@]}" --figure "$list"
+fi
 for figure in "${figures[@]}"; do
     case $figure in
         shm) run shm "Writes whose processing takes 100 us, over shm" bench rpc "${common[@]}" --link shm ;;
@@ -51,7 +62,7 @@ for figure in "${figures[@]}"; do
             } >"$out/table-2.md"
             cat "$out/table-2.md"
             ;;
-        *) run "figure-$figure" "Figure $figure" bench rpc "${common[@]}" --figure "$figure" ;;
+        10 | 11 | 12 | 15 | 16 | 19 | 20) run - "Figure $figure" bench rpc "${common[@]}" --figure "$figure" ;;
     esac
 done
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes docs/term.md and docs/term/: every figure of the TeRM paper's evaluation, measured here, as tables and plots.
 # Figures that are named are made anew, others stay.
-# Takes about two hours with five rounds (each figure tells what is left) and wants the machine for itself.
-# usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [FIGURE...]     8 to 15, octopus, kv, ram, links
+# Takes about an hour with five rounds and wants the machine for itself.
+# usage: measure-term.sh [--size SIZE] [--seconds N] [--warmup N] [--rounds N] [--quick] [FIGURE...]     8 to 15, octopus, kv, ram, links
 #   Without figures, all of them. `ram` and Figure 15 take a loop device over a tmpfs, a stand-in for a fast SSD: root.
 source "$(dirname "$0")/env.sh"
 source "$(dirname "$0")/figures.sh"
@@ -10,9 +10,10 @@ cd "$ROOT" || exit 1
 set -uo pipefail
 
 size=256M
-seconds=1
-warmup=2
+seconds=0.5
+warmup=1
 rounds=5
+quick=()
 figures=()
 while (($#)); do
     case $1 in
@@ -20,6 +21,7 @@ while (($#)); do
             declare "${1#--}=$2"
             shift
             ;;
+        --quick) quick=(--quick) ;;
         8 | 9 | 1[0-5] | octopus | kv | ram | links) figures+=("$1") ;;
         *) die "unknown argument $1; see the head of $0" ;;
     esac
@@ -49,9 +51,19 @@ ram_device() {
     loop=$(losetup -f --show "$work/ram/disk")
 }
 
-common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds")
+timed=(--seconds "$seconds" --warmup "$warmup" --rounds "$rounds" "${quick[@]}")
+common=(--size "$size" "${timed[@]}")
 # What has few points is given longer to settle.
-settled=(--size "$size" --seconds $((2 * seconds)) --warmup $((3 * warmup)) --rounds "$rounds")
+settled=(--size "$size" --seconds 1 --warmup 4 --rounds "$rounds" "${quick[@]}")
+# These run on one pool, and together, so that what they share is measured once.
+together=()
+for figure in "${figures[@]}"; do
+    [[ $figure == [89] || $figure == 1[0234] ]] && together+=("$figure")
+done
+if ((${#together[@]})); then
+    list=$(IFS=, && echo "${together[*]}")
+    run - "Figures $list" bench region "${common[@]}" --figure "$list"
+fi
 for figure in "${figures[@]}"; do
     case $figure in
         links)
@@ -67,10 +79,9 @@ for figure in "${figures[@]}"; do
             run figure-15 "Figure 15: devices (a file on this disk, RAM)" bench region "${common[@]}" --figure 15 --data "$work/disk,$loop"
             ;;
         # A quarter of a minute on either side of the change.
-        11) run figure-11 "Figure 11" bench region --size "$size" --seconds 30 --warmup "$warmup" --rounds "$rounds" --figure 11 ;;
-        octopus) run figure-16 "Figure 16: Octopus" bench octopus --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
-        kv) run figure-17 "Figure 17: a key-value table" bench kv --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" ;;
-        *) run "figure-$figure" "Figure $figure" bench region "${common[@]}" --figure "$figure" ;;
+        11) run - "Figure 11" bench region --size "$size" --seconds 30 --warmup "$warmup" --rounds "$rounds" --figure 11 "${quick[@]}" ;;
+        octopus) run figure-16 "Figure 16: Octopus" bench octopus "${timed[@]}" ;;
+        kv) run figure-17 "Figure 17: a key-value table" bench kv "${timed[@]}" ;;
     esac
 done
 

@@ -1,5 +1,6 @@
 //! One file under every region policy, one after another: a random walk against an array of bytes, threads that write
-//! into the same pages, and a clean restart under the next policy, which must find the same bytes.
+//! into the same pages, and a clean restart under the next policy, which must find the same bytes. Where the policy takes one-sided writes
+//! half of the writes are.
 
 mod serving;
 
@@ -10,12 +11,14 @@ use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
 use cuttlefs_common::rpc::Allocate;
 use cuttlefs_common::world::{Random, SeededRandom};
+use cuttlefs_server::fsck::{FsckError, FsckOptions, fsck};
 use cuttlefs_server::pages::Hotspots;
 use cuttlefs_server::pages::policy::{Exposure, PolicyName, RegionPolicy, Technique};
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::serve::{RunningServer, StartError};
 use serving::Serve;
 use std::path::Path;
+use std::time::Duration;
 
 const CALLER: Caller = Caller::new(0, 0, TraceId(1));
 const READ_WRITE: OpenHow = OpenHow::READ_WRITE;
@@ -77,6 +80,8 @@ struct Walk<'a> {
     model: Vec<u8>,
     random: &'a SeededRandom,
     policy: String,
+    /// Peers may write pages one-sidedly.
+    is_exposed: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -86,11 +91,12 @@ impl<'a> Walk<'a> {
         model: Vec<u8>,
         random: &'a SeededRandom,
         policy: String,
+        is_exposed: bool,
     ) -> Self {
         let open = |volume: &RemoteVolume, how| volume.open(&CALLER, ino, how).expect("open").handle;
         let (file, appending) = (open(volumes[0], READ_WRITE), open(volumes[0], APPEND));
         let looking = open(volumes[1], OpenHow { write: false, ..READ_WRITE });
-        Self { volumes, file, appending, looking, model, random, policy }
+        Self { volumes, file, appending, looking, model, random, policy, is_exposed }
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -140,7 +146,14 @@ impl<'a> Walk<'a> {
         let bytes: Vec<u8> = (0..len).map(|index| (self.random.next_u64() ^ index) as u8).collect();
         match self.below(16) {
             0..=4 => {
-                volume.write(&CALLER, self.file, offset, &bytes).expect("write");
+                // Refused past the end and where a page has no bytes, and nothing is changed then.
+                let one_sided = self.below(2) == 0
+                    && volume.write_exposed(self.file, offset, &bytes).expect("the server is there");
+                assert!(self.is_exposed || !one_sided, "{}", self.policy);
+                assert!(!one_sided || offset + len <= self.model.len() as u64, "{}", self.policy);
+                if !one_sided {
+                    volume.write(&CALLER, self.file, offset, &bytes).expect("write");
+                }
                 self.put(offset, &bytes);
             }
             5 => {
@@ -186,13 +199,18 @@ impl<'a> Walk<'a> {
         self.volumes[0].write(&CALLER, self.file, 0, &start).expect("write");
         self.put(0, &start);
         let place = |writer: u64, index: u64| (index * WRITERS + writer) * PLACE;
-        let (volumes, file, looking) = (self.volumes, self.file, self.looking);
+        let (volumes, file, looking, is_exposed) = (self.volumes, self.file, self.looking, self.is_exposed);
         std::thread::scope(|scope| {
             for writer in 0..WRITERS {
                 scope.spawn(move || {
                     for index in 0..PLACES {
                         let bytes = [writer as u8 + 1; PLACE as usize];
-                        volumes[0].write(&CALLER, file, place(writer, index), &bytes).expect("write");
+                        let at = place(writer, index);
+                        if is_exposed && writer > 0 {
+                            assert!(volumes[0].write_exposed(file, at, &bytes).expect("the server is there"));
+                        } else {
+                            volumes[0].write(&CALLER, file, at, &bytes).expect("write");
+                        }
                     }
                 });
             }
@@ -221,6 +239,27 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Nothing is wrong with the pool, and each page matches its checksum.
+fn is_clean(directory: &Path) {
+    let options = FsckOptions {
+        pool: directory.join("pool"),
+        repair: false,
+        checksums: true,
+        accept_rotten: false,
+        scratch: Some(directory.to_owned()),
+    };
+    // The NIC's thread lets go of a stopped server a moment later.
+    let report = (0..100).find_map(|_| match fsck(&options, &mut |_, _, _| {}) {
+        Err(FsckError::Pool(_)) => {
+            std::thread::sleep(Duration::from_millis(100));
+            None
+        }
+        looked => Some(looked.expect("fsck looks")),
+    });
+    let report = report.expect("the pool is let go");
+    assert_eq!(report.exit_code(), 0, "{:?}", report.lines());
+}
+
 fn every_policy_keeps_the_bytes(scheme: &str) {
     let directory = tempfile::tempdir().expect("directory");
     format(directory.path());
@@ -246,7 +285,8 @@ fn every_policy_keeps_the_bytes(scheme: &str) {
             veteran.release(made.1.handle);
             made.0.ino
         });
-        let mut walk = Walk::begin([veteran, &newcomer], ino, model, &random, policy.to_string());
+        let over_nic = scheme != "shm" && matches!(policy.exposure, Exposure::Pinned | Exposure::Faulting);
+        let mut walk = Walk::begin([veteran, &newcomer], ino, model, &random, policy.to_string(), over_nic);
         walk.check(0, MOST_BYTES);
         for _ in 0..STEPS {
             walk.step();
@@ -263,13 +303,14 @@ fn every_policy_keeps_the_bytes(scheme: &str) {
             Exposure::Faulting => assert_eq!(counts.target_magic, 0),
             Exposure::Hidden => assert_eq!((counts.target_hits, counts.target_magic), (0, 0)),
         }
-        let over_nic = scheme != "shm" && matches!(policy.exposure, Exposure::Pinned | Exposure::Faulting);
         assert!(!over_nic || counts.target_hits > 0, "{policy}: reads are one-sided");
+        assert_eq!(counts.target_writes > 0, over_nic, "{policy}: writes are one-sided");
         if !policy.uses_frames() {
             assert_eq!((figures.free_frames, counts.promoted), (figures.frames, 0), "{policy}");
         }
         newcomer.shut_down();
         running.stop();
+        is_clean(directory.path());
     }
     if let Some(veteran) = veteran {
         veteran.shut_down();

@@ -66,7 +66,7 @@ pub struct Network;
 
 impl Backend for Network {
     fn connect_volume(&self, server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
-        connect_volume(server, options)
+        self.remote_volume(server, options).map(|volume| -> Arc<dyn Volume> { volume })
     }
 
     fn server_status(&self, server: &Endpoint, trust: &Trust) -> anyhow::Result<String> {
@@ -74,9 +74,19 @@ impl Backend for Network {
     }
 }
 
-fn connect_volume(server: &Endpoint, options: &VolumeOptions) -> anyhow::Result<Arc<dyn Volume>> {
-    let session = reach(server, options, true, Session::connect)?;
-    Ok(Arc::new(RemoteVolume::new(session)))
+impl Network {
+    /// As `connect_volume`, with what only a volume on a server can do.
+    ///
+    /// # Errors
+    /// As `connect_volume`.
+    pub fn remote_volume(
+        &self,
+        server: &Endpoint,
+        options: &VolumeOptions,
+    ) -> anyhow::Result<Arc<RemoteVolume>> {
+        let session = reach(server, options, true, Session::connect)?;
+        Ok(Arc::new(RemoteVolume::new(session)))
+    }
 }
 
 /// Has `connect` reach the server; its errors say what to do.

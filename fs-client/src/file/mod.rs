@@ -4,6 +4,7 @@
 //! below.
 
 mod copy;
+mod exposed_write;
 mod figures;
 mod handles;
 mod idle_memory;

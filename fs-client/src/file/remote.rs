@@ -26,7 +26,7 @@ const READDIR_BYTES: u32 = 48 * 1024;
 /// A mounted volume on a server.
 pub struct RemoteVolume {
     pub(super) session: Arc<Session>,
-    handles: Arc<HandleTable>,
+    pub(super) handles: Arc<HandleTable>,
     reads: Arc<Reads>,
 }
 

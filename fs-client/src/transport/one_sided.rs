@@ -1,8 +1,8 @@
-//! One-sided reads.
+//! One-sided reads, and writes for comparison.
 
-use super::lane::{DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
-use super::{Attach, LaneGuard};
-use cuttlefs_common::rdma::{CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
+use super::lane::{DATA_LEN, DATA_OFFSET, MAX_RUNS, PROOFS_OFFSET};
+use super::{Attach, FsError, LaneGuard};
+use cuttlefs_common::rdma::{Completion, CompletionKind, Remote, SendOp, SendWr, WcStatus, WrId};
 
 /// Where in a lane's memory what is read lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,6 @@ impl<S: Attach> LaneGuard<'_, S> {
         if pieces.len() > MAX_RUNS || !self.lane.is_connected() {
             return None;
         }
-        let link = self.session.link();
         let wrs: Vec<SendWr> = pieces
             .iter()
             .enumerate()
@@ -62,16 +61,49 @@ impl<S: Attach> LaneGuard<'_, S> {
             })
             .collect();
         let mut lens = vec![0usize; pieces.len()];
-        let mut outstanding = pieces.len();
-        self.lane.post(&wrs).ok()?;
+        self.execute(&wrs, CompletionKind::Read, |done| {
+            *lens.get_mut(done.wr_id.0 as usize)? = done.byte_len as usize;
+            Some(())
+        })?;
+        Some(lens)
+    }
+
+    /// Connects, if need be, and writes bytes, at most a transfer's, to a place of the server that this session is with. `false` if there
+    /// is another session by now, if the target refused, or if the connection broke, and then nobody knows what is there.
+    pub(crate) fn write_place(
+        &mut self,
+        session: u64,
+        remote: Remote,
+        bytes: &[u8],
+    ) -> Result<bool, FsError> {
+        self.lane.ensure(self.session, true)?;
+        if bytes.len() > DATA_LEN || !self.is_attached_to(session) {
+            return Ok(false);
+        }
+        self.lane.region.memory().write(DATA_OFFSET, bytes);
+        let local = self.lane.region.sge(DATA_OFFSET as u64, bytes.len() as u32);
+        let wr = SendWr { wr_id: WrId(0), op: SendOp::Write(remote), local, signaled: true };
+        Ok(self.execute(&[wr], CompletionKind::Write, |_| Some(())).is_some())
+    }
+
+    /// Posts requests of one kind and waits until all are done, with their completions for `take`.
+    fn execute(
+        &mut self,
+        wrs: &[SendWr],
+        kind: CompletionKind,
+        mut take: impl FnMut(&Completion) -> Option<()>,
+    ) -> Option<()> {
+        let link = self.session.link();
+        let mut outstanding = wrs.len();
+        self.lane.post(wrs).ok()?;
         while outstanding > 0 {
             match self.lane.next_completion(link) {
-                Ok(completion) if completion.kind == CompletionKind::Read => {
+                Ok(completion) if completion.kind == kind => {
                     if completion.status != WcStatus::Success {
                         self.lane.disconnect();
                         return None;
                     }
-                    *lens.get_mut(completion.wr_id.0 as usize)? = completion.byte_len as usize;
+                    take(&completion)?;
                     outstanding -= 1;
                 }
                 Ok(completion) => {
@@ -86,6 +118,6 @@ impl<S: Attach> LaneGuard<'_, S> {
                 }
             }
         }
-        Some(lens)
+        Some(())
     }
 }

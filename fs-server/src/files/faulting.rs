@@ -26,9 +26,9 @@ use cuttlefs_common::region::divide;
 use std::time::Duration;
 
 /// Figure 4, step 1a: the RNIC notices, stalls the queue pair and interrupts the CPU.
-const RNIC_STALLS: Duration = Duration::from_nanos(127_370);
+pub(super) const RNIC_STALLS: Duration = Duration::from_nanos(127_370);
 /// Figure 4, steps 1c and 1d: the RNIC's page table is updated, the queue pair goes on.
-const RNIC_RESUMES: Duration = Duration::from_nanos(74_170 + 128_860);
+pub(super) const RNIC_RESUMES: Duration = Duration::from_nanos(74_170 + 128_860);
 /// How often a fault thread looks again at a page that is being written, and how long it waits in between. A write
 /// of a page takes as long as its worker's own page fault, at most some milliseconds.
 const FAULTING_ATTEMPTS: usize = 1000;
@@ -129,7 +129,7 @@ impl Files {
         Err(WcStatus::RemoteOperation)
     }
 
-    fn wait_for_rnic(&self, time: Duration) {
+    pub(super) fn wait_for_rnic(&self, time: Duration) {
         if self.pages.policy().hardware_times {
             std::thread::sleep(time);
         }

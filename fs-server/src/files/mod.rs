@@ -16,6 +16,8 @@ mod changed;
 mod copy;
 /// Pages that leave a file.
 mod detach;
+/// Writes past the CPU, for comparison.
+mod exposed_writes;
 /// Reads that fault, for comparison.
 mod faulting;
 /// Reads.
@@ -91,7 +93,7 @@ use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
 use file_region::{FileState, Generations};
 use filekeys::FileKeys;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use range_table::RangeTable;
 use std::collections::BTreeSet;
 use std::io;
@@ -171,6 +173,8 @@ pub struct Files {
     pub(crate) newer: Newer,
     /// The hot units of the last period, in units mode: their pages are the only warm ones.
     hot_set: Mutex<Vec<HotUnit>>,
+    /// Held while a one-sided write changes pages, which comparators alone do: a stop waits for them.
+    one_sided_writes_ended: RwLock<bool>,
 }
 
 impl std::fmt::Debug for Files {
@@ -205,6 +209,7 @@ impl Files {
             closed: Mutex::default(),
             newer: Newer::default(),
             hot_set: Mutex::default(),
+            one_sided_writes_ended: RwLock::default(),
         })
     }
 

@@ -18,7 +18,7 @@ use super::{FileRegion, Files};
 use crate::pages::policy::Exposure;
 use crate::pages::{PageView, add};
 use cuttlefs_common::ids::{FileKey, MAX_FILE_SIZE, PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::rdma::{FileRead, FileTarget, RegionOwner, WcStatus};
+use cuttlefs_common::rdma::{FileRead, FileTarget, FileWrite, RegionOwner, WcStatus};
 use cuttlefs_common::region::{PagePart, divide};
 use std::sync::Arc;
 
@@ -179,6 +179,26 @@ impl FileTarget for Files {
             return self.read_nothing(owner, filekey, out);
         }
         self.resolve_fault(owner, filekey, offset, out)
+    }
+
+    fn write_file(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        self.write_exposed(owner, filekey, offset, bytes)
+    }
+
+    fn write_file_faulting(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        self.resolve_write_fault(owner, filekey, offset, bytes)
     }
 
     fn read_bitmap(

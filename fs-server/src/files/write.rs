@@ -116,7 +116,7 @@ pub(super) fn end_of(offset: u64, len: usize) -> Result<u64, Status> {
 }
 
 /// The changes of a write over pages that all have bytes; `None` if one has none.
-fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChange>> {
+pub(super) fn changes_of(state: &FileState, offset: u64, len: usize) -> Option<Vec<PageChange>> {
     divide(offset, len)
         .map(|part| {
             let (pool, piece) = state.table.get(part.page)?;

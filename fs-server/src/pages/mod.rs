@@ -59,7 +59,7 @@ pub(crate) use read::PageRead;
 pub(crate) use view::PageView;
 
 use crate::pool::space::Run;
-use crate::pool::{CachedPool, DataSync, IoError, PageSums};
+use crate::pool::{CachedDisk, CachedPool, DataSync, Disk, IoError, PageSums, SummedDisk};
 use async_lock::Semaphore;
 use block_locks::BlockLocks;
 use cuttlefs_common::ids::{FilePage, InodeNo, PAGE_SIZE, PAGE_SIZE_U64, PoolPage};
@@ -73,6 +73,7 @@ use hotspots::DEFAULT_UNIT_PAGES;
 use policy::{PolicyName, RegionPolicy};
 use residency::Residency;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -151,9 +152,11 @@ counters! {
     target_magic,
     /// READs (not pages) of which it answered some that way.
     target_magic_reads,
-    /// READs (not pages) that faulted in the NIC engine and stalled their queue pair.
+    /// Written by the NIC engine, under the policies that expose pages to it.
+    target_writes,
+    /// READs and WRITEs (not pages) that faulted in the NIC engine and stalled their queue pair.
     odp_faults,
-    /// Pages of those READs.
+    /// Pages of those.
     odp_fault_pages,
     /// Not read because of the device, or because of their checksums.
     read_errors,
@@ -294,6 +297,24 @@ impl Pages {
     /// What one-sided reads fault in, under the policy that has them do so.
     pub(crate) fn mapped(&self) -> Option<&Arc<CachedPool>> {
         self.mapped.as_ref()
+    }
+
+    /// A thread's disk over the mapped pool.
+    pub(crate) fn mapped_disk(&self, pool: &Arc<CachedPool>) -> Rc<dyn Disk> {
+        let disk = Rc::new(CachedDisk::new(pool.clone()));
+        match &self.sums {
+            Some(sums) => Rc::new(SummedDisk::new(disk, self.frames().memory().clone(), sums.clone())),
+            None => disk,
+        }
+    }
+
+    /// Whether these pages can be overwritten through the mapped pool without a wait, as of now.
+    pub(crate) fn may_overwrite_at_once(&self, pool: &CachedPool, changes: &[PageChange]) -> bool {
+        changes.iter().all(|change| {
+            pool.is_cached(change.pool.byte_offset(), PAGE_SIZE)
+                && self.locks.try_lock(change.pool).is_some()
+                && self.sums.as_ref().is_none_or(|sums| sums.may_overwrite_at_once(change.pool))
+        })
     }
 
     /// Figures of about this moment.

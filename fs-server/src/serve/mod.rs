@@ -321,6 +321,7 @@ impl RunningServer {
         for connection in self.server.admission.connections.all() {
             connection.qp().close();
         }
+        self.server.files.end_one_sided_writes();
         // The first worker writes everything back on its way out; the others have nothing left to do.
         for worker in self.workers.drain(..).rev() {
             worker.stop();

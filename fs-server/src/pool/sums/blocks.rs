@@ -161,6 +161,11 @@ impl Blocks {
         self.slots.lock().order.len()
     }
 
+    /// Whether a block is here.
+    pub(super) fn is_here(&self, number: u64) -> bool {
+        matches!(self.slots.lock().map.get(&number), Some(Slot::Here(_)))
+    }
+
     /// Whether so many are changed that they should be written before more are.
     pub(super) fn are_mostly_changed(&self) -> bool {
         self.changed.lock().len() > self.bound / 2

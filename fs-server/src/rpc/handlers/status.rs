@@ -251,6 +251,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         },
         "nic": {
             "onesided_hit_pages": counts.target_hits,
+            "onesided_written_pages": counts.target_writes,
             "magic_pages": counts.target_magic,
             "magic_reads": counts.target_magic_reads,
             "held_bytes": nic.held_bytes,

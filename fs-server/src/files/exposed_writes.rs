@@ -1,0 +1,168 @@
+//! One-sided writes, for comparison (region policies `pin` and `odp`; TeRM section 6.1): the NIC engine overwrites bytes that a file has.
+//!
+//! Under every other policy they are refused: a write past the server's CPU moves neither the file's length, times and counter, nor tells
+//! anybody but whoever writes the pages back.
+//!
+//! # How it works
+//! As an overwrite by RPC (`write`): the file's order is shared, so mapping and length stay, and `Pages::change` does the rest. The
+//! entry is odd while bytes change and a page in a frame is dirty and listed, so write-back, a clean stop and checksums miss nothing.
+//! The engine never waits for the order or for pages' locks: whoever must is a fault, and done by a thread that may.
+//!
+//! | policy | a page | what is a fault |
+//! | --- | --- | --- |
+//! | `pin` | is changed in its frame | it is being written back, or changed by somebody else |
+//! | `odp` | is read, changed and written through the mapping, with its new checksum | that, and a page, a sum or a mark that is not there yet |
+//!
+//! # Failure
+//! No bytes in the file there, or a filekey without the right to write: `RemoteAccess`, and nothing is changed. A page without a frame
+//! under `pin`, a device error: `RemoteOperation`. What a killed server loses no client makes again, nor does it count as newer than
+//! what a client restores. Between the engine's look at a mapped page and its change somebody may take what it needs: then
+//! the engine itself waits, for all queue pairs; the two are a microsecond apart.
+
+use super::faulting::{RNIC_RESUMES, RNIC_STALLS};
+use super::write::changes_of;
+use super::{FileRegion, Files};
+use crate::pages::policy::Exposure;
+use crate::pages::{NewBytes, PageChange, Source, add};
+use crate::pool::CachedPool;
+use crate::pool::disk::{Disk, IoDone, IoError, IoRequest, LocalFuture};
+use cuttlefs_common::ids::{FileKey, PAGE_SIZE};
+use cuttlefs_common::rdma::{FileWrite, RegionOwner, WcStatus};
+use cuttlefs_common::status::Status;
+use futures_lite::future::{block_on, poll_once};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The disk of a policy that keeps everything in frames: nothing is asked of it.
+struct NoDisk;
+
+impl Disk for NoDisk {
+    fn submit(&self, batch: Vec<IoRequest>) -> LocalFuture<'static, Vec<IoDone>> {
+        let refuse = |IoRequest { kind, offset, buffer }| {
+            let source = io::Error::other("a pinned page has no frame");
+            IoDone { buffer, result: Err(IoError { kind, offset, len: PAGE_SIZE, source }) }
+        };
+        Box::pin(std::future::ready(batch.into_iter().map(refuse).collect()))
+    }
+
+    fn sync(&self) -> LocalFuture<'static, io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+impl Files {
+    /// The engine's try.
+    pub(super) fn write_exposed(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<FileWrite, WcStatus> {
+        let file = self.file_to_write(owner, filekey)?;
+        let Some(ended) = self.one_sided_writes_ended.try_read().filter(|ended| !**ended) else {
+            return Err(WcStatus::RemoteOperation);
+        };
+        let Some(shared) = file.order.try_read() else { return Ok(FileWrite::Faults) };
+        let changes = self.exposed_changes(&file, offset, bytes)?;
+        let done = match self.pages.mapped() {
+            // Until it has the pages' locks it has changed nothing, and then it waits for nobody.
+            None => block_on(poll_once(self.change_exposed(&NoDisk, &file, &changes, bytes))),
+            Some(pool) if self.pages.may_overwrite_at_once(pool, &changes) => {
+                let disk = self.pages.mapped_disk(pool);
+                Some(block_on(self.change_exposed(disk.as_ref(), &file, &changes, bytes)))
+            }
+            Some(_) => None,
+        };
+        drop((shared, ended));
+        done.map_or(Ok(FileWrite::Faults), |done| done.map(|()| FileWrite::Done))
+    }
+
+    /// The fault thread's part: waits for whoever changes the pages, and for the device.
+    pub(super) fn resolve_write_fault(
+        &self,
+        owner: RegionOwner,
+        filekey: FileKey,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        // It may have been closed meanwhile.
+        let file = self.file_to_write(owner, filekey)?;
+        let ended = self.one_sided_writes_ended.read();
+        if *ended {
+            return Err(WcStatus::RemoteOperation);
+        }
+        let _shared = block_on(file.order.read());
+        let changes = self.exposed_changes(&file, offset, bytes)?;
+        let Some(pool) = self.pages.mapped() else {
+            return block_on(self.change_exposed(&NoDisk, &file, &changes, bytes));
+        };
+        self.fault_in(pool, &changes);
+        block_on(self.change_exposed(self.pages.mapped_disk(pool).as_ref(), &file, &changes, bytes))
+    }
+
+    fn fault_in(&self, pool: &CachedPool, changes: &[PageChange]) {
+        add(&self.pages.counters.odp_faults, 1);
+        add(&self.pages.counters.odp_fault_pages, changes.len() as u64);
+        if changes.iter().all(|change| pool.is_cached(change.pool.byte_offset(), PAGE_SIZE)) {
+            return;
+        }
+        self.wait_for_rnic(RNIC_STALLS);
+        changes.iter().for_each(|change| pool.touch(change.pool.byte_offset(), PAGE_SIZE));
+        self.wait_for_rnic(RNIC_RESUMES);
+    }
+
+    /// The file, if its pages may be written by peers.
+    fn file_to_write(&self, owner: RegionOwner, filekey: FileKey) -> Result<Arc<FileRegion>, WcStatus> {
+        if !matches!(self.pages.policy().exposure, Exposure::Pinned | Exposure::Faulting) {
+            return Err(WcStatus::RemoteInvalid);
+        }
+        match self.resolve(owner, filekey) {
+            Ok((file, rights)) if rights.write && !file.append_only.load(Ordering::Relaxed) => Ok(file),
+            _ => Err(WcStatus::RemoteAccess),
+        }
+    }
+
+    /// What is to be changed. The caller shares the file's order.
+    fn exposed_changes(
+        &self,
+        file: &FileRegion,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Vec<PageChange>, WcStatus> {
+        file.usable().map_err(refusal)?;
+        let state = file.state();
+        let is_inside = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= state.size);
+        let changes = is_inside.then(|| changes_of(&state, offset, bytes.len())).flatten();
+        let changes = changes.ok_or(WcStatus::RemoteAccess)?;
+        let is_pinned = self.pages.policy().exposure == Exposure::Pinned;
+        if is_pinned && !changes.iter().all(|change| self.pages.is_resident(change.pool)) {
+            return Err(WcStatus::RemoteOperation);
+        }
+        Ok(changes)
+    }
+
+    async fn change_exposed(
+        &self,
+        disk: &dyn Disk,
+        file: &Arc<FileRegion>,
+        changes: &[PageChange],
+        bytes: &[u8],
+    ) -> Result<(), WcStatus> {
+        let changed = self.pages.change(disk, &**file, changes, NewBytes::From(Source::Bytes(bytes))).await;
+        add(&self.pages.counters.target_writes, changes.len() as u64);
+        // After the change: a write-back that takes the file off the list looks at it afterwards.
+        self.list_dirty(file);
+        changed.map_err(refusal)
+    }
+
+    /// From now on no one-sided write changes anything; those under way are over when this returns.
+    pub fn end_one_sided_writes(&self) {
+        *self.one_sided_writes_ended.write() = true;
+    }
+}
+
+fn refusal(status: Status) -> WcStatus {
+    if status == Status::Stale { WcStatus::RemoteAccess } else { WcStatus::RemoteOperation }
+}
