@@ -51,8 +51,7 @@ ram_device() {
     loop=$(losetup -f --show "$work/ram/disk")
 }
 
-timed=(--seconds "$seconds" --warmup "$warmup" --rounds "$rounds" "${quick[@]}")
-common=(--size "$size" "${timed[@]}")
+common=(--size "$size" --seconds "$seconds" --warmup "$warmup" --rounds "$rounds" "${quick[@]}")
 # What has few points is given longer to settle.
 settled=(--size "$size" --seconds 1 --warmup 4 --rounds "$rounds" "${quick[@]}")
 # These run on one pool, and together, so that what they share is measured once.
@@ -80,8 +79,8 @@ for figure in "${figures[@]}"; do
             ;;
         # A quarter of a minute on either side of the change.
         11) run - "Figure 11" bench region --size "$size" --seconds 30 --warmup "$warmup" --rounds "$rounds" --figure 11 "${quick[@]}" ;;
-        octopus) run figure-16 "Figure 16: Octopus" bench octopus "${timed[@]}" ;;
-        kv) run figure-17 "Figure 17: a key-value table" bench kv "${timed[@]}" ;;
+        octopus) run figure-16 "Figure 16: Octopus" bench octopus "${common[@]}" ;;
+        kv) run figure-17 "Figure 17: a key-value table" bench kv "${common[@]}" ;;
     esac
 done
 
