@@ -295,9 +295,12 @@ impl Connection {
             said.persistent = last;
             return self.notice(&mut said).map_err(Breach::from);
         }
-        // One sync covers every range; the domain tells in the order it was asked.
-        let Some((offset, len)) = ranges.first().copied() else { return Ok(()) };
+        // The domain tells in the order it was asked, and after a failure of nothing but that: the last one tells of all.
+        let Some(((offset, len), before)) = ranges.split_last() else { return Ok(()) };
         drop(said);
+        for (offset, len) in before {
+            persistence.persist(&memory, *offset, *len, Box::new(|_| {}));
+        }
         let this = self.clone();
         let done = move |result: Result<(), SyncFailed>| {
             let mut said = this.said.lock();
@@ -310,7 +313,7 @@ impl Connection {
                 this.give_up(&reason);
             }
         };
-        persistence.persist(&memory, offset, len, Box::new(done));
+        persistence.persist(&memory, *offset, *len, Box::new(done));
         Ok(())
     }
 
