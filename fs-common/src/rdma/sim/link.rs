@@ -7,8 +7,8 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement, ProtectionDomain,
-    QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
+    FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
+    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -336,6 +336,7 @@ struct SimRegion {
     device: Arc<SimDevice>,
     key: u32,
     memory: Arc<SharedMemory>,
+    reach: FlushReach,
 }
 
 impl MemoryRegion for SimRegion {
@@ -345,6 +346,10 @@ impl MemoryRegion for SimRegion {
 
     fn rkey(&self) -> Rkey {
         Rkey(self.key)
+    }
+
+    fn flush_reach(&self) -> FlushReach {
+        self.reach
     }
 
     fn memory(&self) -> &Arc<SharedMemory> {
@@ -374,8 +379,9 @@ impl SimDomain {
         persistence: Option<Arc<dyn Persistence>>,
     ) -> Arc<dyn MemoryRegion> {
         let key = self.device.network.number();
+        let reach = FlushReach::of(access, persistence.is_some());
         self.device.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
-        Arc::new(SimRegion { device: self.device.clone(), key, memory })
+        Arc::new(SimRegion { device: self.device.clone(), key, memory, reach })
     }
 }
 
@@ -539,6 +545,8 @@ impl Device for SimDevice {
             max_transfer_bytes: 1 << 30,
             max_queue_depth: 1 << 16,
             word_last: true,
+            flush: FlushReach::Persistence,
+            atomic_write: false,
             // What was sent before is placed with the FLUSH.
             flush_after_send: true,
         }
