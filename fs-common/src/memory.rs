@@ -40,6 +40,8 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// It is a part of what `fd` is, which no peer may have.
+    is_part: bool,
     /// Registrations with RNICs: they keep the pages that are there, whatever becomes of the mapping.
     pins: AtomicU32,
     /// What a model checker sees of it.
@@ -100,44 +102,52 @@ impl SharedMemory {
         Self::map(fd, len_bytes, writable)
     }
 
-    /// Maps a regular file for reading and writing: a log. It cannot be sealed, so whoever calls trusts whoever can
-    /// shorten it. With `sync` the mapping is `MAP_SYNC`, which the kernel grants for persistent memory only: there
-    /// a written-back cache line is durable, metadata of the file included.
+    /// Maps a part of a regular file, or of a device of persistent memory, for reading and writing: a log. It cannot be sealed, so whoever
+    /// calls trusts whoever can shorten it. With `sync` the mapping is `MAP_SYNC`, which the kernel grants for persistent memory only: there
+    /// a written-back cache line is durable, metadata of the file included. A device's bounds are the kernel's to check.
     ///
     /// # Errors
-    /// If it is no regular file of `len_bytes`, or `MAP_SYNC` is not to be had.
-    pub fn map_persistent(fd: OwnedFd, len_bytes: usize, sync: bool) -> io::Result<Self> {
+    /// If it is no regular file of that many bytes, or `MAP_SYNC` is not to be had.
+    pub fn map_persistent(fd: OwnedFd, len_bytes: usize, offset: u64, sync: bool) -> io::Result<Self> {
+        use rustix::fs::FileType;
         let stat = rustix::fs::fstat(&fd)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile
-            || len_bytes == 0
-            || u64::try_from(stat.st_size).unwrap_or(0) < len_bytes as u64
-        {
+        let fits = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => offset
+                .checked_add(len_bytes as u64)
+                .is_some_and(|end| u64::try_from(stat.st_size).unwrap_or(0) >= end),
+            FileType::CharacterDevice => true,
+            _ => false,
+        };
+        if !fits || len_bytes == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("no regular file of {len_bytes} bytes"),
             ));
         }
         let flags = if sync { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-        Self::map_as(fd, len_bytes, true, flags)
+        let mut memory = Self::map_as(fd, len_bytes, offset, true, flags)?;
+        memory.is_part = offset > 0;
+        Ok(memory)
     }
 
     fn map(fd: OwnedFd, len: usize, writable: bool) -> io::Result<Self> {
-        Self::map_as(fd, len, writable, MapFlags::SHARED)
+        Self::map_as(fd, len, 0, writable, MapFlags::SHARED)
     }
 
-    fn map_as(fd: OwnedFd, len: usize, writable: bool, flags: MapFlags) -> io::Result<Self> {
+    fn map_as(fd: OwnedFd, len: usize, offset: u64, writable: bool, flags: MapFlags) -> io::Result<Self> {
         let mut prot = ProtFlags::READ;
         if writable {
             prot |= ProtFlags::WRITE;
         }
         // SAFETY: a fresh mapping at an address the kernel picks aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0)? };
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, offset)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
         Ok(Self {
             fd,
             base,
             len,
             writable,
+            is_part: false,
             pins: AtomicU32::new(0),
             #[cfg(feature = "model-check")]
             modelled: crate::sync::Words::default(),
@@ -162,6 +172,11 @@ impl SharedMemory {
     /// The memfd, to hand to a peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Whether the descriptor is of more than this memory, so that no link can map it: a log's part of a device.
+    pub fn is_part(&self) -> bool {
+        self.is_part
     }
 
     /// A second mapping of the same memory without write permission.
@@ -190,7 +205,7 @@ impl SharedMemory {
         assert!(self.contains(offset as u64, len as u64), "discard outside of the memory");
         let page = rustix::param::page_size();
         let (start, end) = (offset.next_multiple_of(page), (offset + len) / page * page);
-        if start >= end || self.pins.load(Ordering::Acquire) > 0 {
+        if start >= end || self.is_part || self.pins.load(Ordering::Acquire) > 0 {
             return Ok(());
         }
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -1,12 +1,15 @@
 //! Durable RPC over every link, of every kind, on persistent memory (emulated) and on a synced file.
+//!
+//! Over an RNIC (feature `verbs`; ignored) `CUTTLEFS_RDMA_ADDRESS` says which, and the rings lie also on the device that `CUTTLEFS_DAX_DEVICE`
+//! names, if it does (`/dev/dax0.0`): its contents are lost.
 
 use cuttlefs_common::ids::{ClientId, LogSeq};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::persist::LogDeviceKind;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
 use cuttlefs_common::rdma::{
-    Access, CompletionQueue, Device, Endpoint, LinkKind, Listener, ProtectionDomain, QpConfig, RecvWr,
-    SendOp, SendWr, WcStatus, WrId,
+    Access, CompletionQueue, Device, Endpoint, FlushReach, LinkKind, Listener, ProtectionDomain, QpConfig,
+    RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use cuttlefs_common::redo::LogId;
 use cuttlefs_common::rpc::durable::{
@@ -14,8 +17,8 @@ use cuttlefs_common::rpc::durable::{
     Settings, Wants,
 };
 use std::collections::HashSet;
-use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 const CLIENT: ClientId = ClientId(0xc0ffee);
@@ -68,7 +71,7 @@ impl Notes {
     }
 
     fn wait_for(&self, count: usize) {
-        for _ in 0..2000 {
+        for _ in 0..6000 {
             if self.done().len() >= count {
                 return;
             }
@@ -83,29 +86,90 @@ struct Site {
     link: LinkKind,
     device: LogDeviceKind,
     notes: Arc<Notes>,
+    /// Of who has the one device of persistent memory.
+    _alone: Option<MutexGuard<'static, ()>>,
+}
+
+static DAX_DEVICE: Mutex<()> = Mutex::new(());
+
+/// The device of persistent memory to test on.
+fn dax_device() -> Option<PathBuf> {
+    std::env::var_os("CUTTLEFS_DAX_DEVICE").map(PathBuf::from)
+}
+
+/// Has the device be one that nothing was ever on.
+fn clear(dax: &Path) {
+    let device = std::fs::File::options().read(true).write(true).open(dax).expect("the device");
+    let memory = SharedMemory::map_persistent(device.into(), 2 << 20, 0, true).expect("mapped");
+    memory.fill(0, memory.len(), 0);
+}
+
+/// An RNIC for a link.
+fn rnic(link: LinkKind) -> Arc<dyn Device> {
+    match link {
+        #[cfg(feature = "verbs")]
+        LinkKind::Rdma => {
+            use cuttlefs_common::rdma::soft::TcpSecurity;
+            let device = cuttlefs_common::rdma::verbs_provider::VerbsDevice::to_listen(
+                &rdma_endpoint(),
+                TcpSecurity::Insecure,
+            );
+            device.expect("an RNIC")
+        }
+        _ => SoftDevice::new(SoftOptions::default()),
+    }
+}
+
+#[cfg(feature = "verbs")]
+fn rdma_endpoint() -> Endpoint {
+    let host = std::env::var("CUTTLEFS_RDMA_ADDRESS")
+        .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface");
+    Endpoint::Rdma { host, port: 0 }
 }
 
 impl Site {
     fn new(link: LinkKind, device: LogDeviceKind) -> Self {
         // On a real disk: syncs of tmpfs would show nothing.
         let dir = tempfile::Builder::new().prefix("cuttlefs-durable").tempdir_in("/var/tmp").expect("dir");
-        Self { dir, link, device, notes: Arc::default() }
+        let alone = (device == LogDeviceKind::Pmem).then(|| {
+            let alone = DAX_DEVICE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            clear(&dax_device().expect("a device of persistent memory"));
+            alone
+        });
+        Self { dir, link, device, notes: Arc::default(), _alone: alone }
+    }
+
+    /// What becomes of a kind here.
+    fn expected(&self, kind: Kind) -> Kind {
+        let flushes = match self.link {
+            LinkKind::Rdma => {
+                let can = rnic(self.link).capabilities().flush == FlushReach::Persistence;
+                can && self.device == LogDeviceKind::Pmem && kind != Kind::SFlush
+            }
+            _ => true,
+        };
+        if flushes { kind } else { kind.by_receiver() }
     }
 
     fn endpoint(&self) -> Endpoint {
         match self.link {
             LinkKind::Shm => Endpoint::Shm(self.dir.path().join("shm.sock")),
             LinkKind::Unix => Endpoint::Unix(self.dir.path().join("unix.sock")),
+            #[cfg(feature = "verbs")]
+            LinkKind::Rdma => rdma_endpoint(),
             _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
         }
     }
 
-    fn rings(&self) -> std::path::PathBuf {
-        self.dir.path().join("rings")
+    fn rings(&self) -> PathBuf {
+        match self.device {
+            LogDeviceKind::Pmem => dax_device().expect("a device of persistent memory"),
+            _ => self.dir.path().join("rings"),
+        }
     }
 
     fn start(&self, executors: usize, slow_beyond: usize) -> Running {
-        let device = SoftDevice::new(SoftOptions::default());
+        let device = rnic(self.link);
         let store = RingStore::new(&self.rings(), Some(self.device)).expect("store");
         let options = ReceiverOptions { executors, slow_beyond, ..ReceiverOptions::default() };
         let receiver = Receiver::start(&*device, &self.endpoint(), store, self.notes.clone(), options);
@@ -116,16 +180,26 @@ impl Site {
 /// The receiver goes before its RNIC.
 struct Running {
     receiver: Receiver,
-    _device: Arc<SoftDevice>,
+    _device: Arc<dyn Device>,
 }
 
 fn connect(running: &Running, settings: Settings) -> Result<Sender, SenderError> {
-    let device = SoftDevice::new(SoftOptions::default());
-    Sender::connect(device, &running.receiver.endpoint(), CLIENT, settings)
+    let endpoint = running.receiver.endpoint();
+    let device = match endpoint {
+        Endpoint::Rdma { .. } => rnic(LinkKind::Rdma),
+        _ => SoftDevice::new(SoftOptions::default()),
+    };
+    Sender::connect(device, &endpoint, CLIENT, settings)
 }
 
 fn settings(kind: Kind) -> Settings {
-    Settings { depth: 16, answers: 8, ..Settings::new(kind, 2000, 2000) }
+    let patience = Duration::from_secs(30);
+    Settings { depth: 16, answers: 8, patience, ..Settings::new(kind, 2000, 2000) }
+}
+
+/// How long it is waited for what does not come. In a virtual machine what comes may take as long as a tenth of this.
+fn short(link: LinkKind) -> Duration {
+    Duration::from_millis(if link == LinkKind::Rdma { 4000 } else { 400 })
 }
 
 fn body(index: usize, len: usize) -> Vec<u8> {
@@ -141,6 +215,7 @@ fn requests_are_persistent_executed_in_order_and_answered(link: LinkKind, device
             let running = site.start(executors, 1000);
             let mut sender = connect(&running, Settings { batch, ..settings(kind) }).expect("connected");
             assert_eq!((sender.link(), sender.log_device()), (link, device));
+            assert_eq!(sender.kind(), site.expected(kind));
             let mut answer = Vec::new();
             let mut expected = Vec::new();
             for index in 0..150 {
@@ -208,7 +283,7 @@ fn the_head_moves_once_for_a_doorbell(link: LinkKind, device: LogDeviceKind) {
 }
 
 fn wait_until(is_so: impl Fn() -> bool) {
-    for _ in 0..2000 {
+    for _ in 0..6000 {
         if is_so() {
             return;
         }
@@ -250,6 +325,7 @@ fn a_killed_receiver_executes_what_was_persistent(link: LinkKind, device: LogDev
         let running = site.start(1, 1000);
         let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
         assert_eq!((resumed.kept, resumed.resent), (10, 0), "{kind:?}");
+        assert_eq!(sender.kind(), site.expected(kind));
         let expected: Vec<_> = (0..10).map(|index| body(index, 300)).collect();
         assert_eq!(site.notes.done(), expected, "{kind:?}");
         assert!(matches!(sender.wait_answer(tickets[3], &mut Vec::new()), Err(SenderError::AnswerLost)));
@@ -287,7 +363,7 @@ fn an_answer_is_waited_for_across_a_resumption(link: LinkKind, device: LogDevice
     for kind in Kind::ALL {
         let site = Site::new(link, device);
         let running = site.start(1, 1000);
-        let two = Settings { answers: 2, batch: 100, patience: Duration::from_millis(400), ..settings(kind) };
+        let two = Settings { answers: 2, batch: 100, patience: short(link), ..settings(kind) };
         let mut sender = connect(&running, two).expect("connected");
         for index in 0..4 {
             // Staged when the connection ends, so it is sent again.
@@ -311,7 +387,7 @@ fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
     for kind in Kind::ALL {
         let site = Site::new(link, device);
         let running = site.start(1, 4);
-        let patient = Settings { patience: Duration::from_millis(400), ..settings(kind) };
+        let patient = Settings { patience: short(link), ..settings(kind) };
         let mut sender = connect(&running, patient).expect("connected");
         site.notes.hold(true);
         let mut posted = 0;
@@ -332,7 +408,7 @@ fn a_receiver_that_is_behind_is_heard(link: LinkKind, device: LogDeviceKind) {
         sender.wait_answer(last, &mut Vec::new()).expect("answered");
         assert!(sender.figures().slowed >= 1 && running.receiver.figures().slowed >= 1);
         assert_eq!(site.notes.done().len(), posted + 1);
-        drop((sender, running));
+        drop((sender, running, site));
 
         let site = Site::new(link, device);
         let running = site.start(1, 1000);
@@ -351,6 +427,15 @@ macro_rules! suite {
         mod shm { $(#[test] fn $name() { super::both(super::LinkKind::Shm, super::$name) })* }
         mod tcp { $(#[test] fn $name() { super::both(super::LinkKind::Tcp, super::$name) })* }
         mod unix { $(#[test] fn $name() { super::both(super::LinkKind::Unix, super::$name) })* }
+        #[cfg(feature = "verbs")]
+        mod rdma {
+            $(#[test] #[ignore = "wants an RNIC"] fn $name() { super::both(super::LinkKind::Rdma, super::$name) })*
+        }
+        #[cfg(feature = "verbs")]
+        mod rdma_dax {
+            $(#[test] #[ignore = "wants an RNIC and a device of persistent memory"]
+            fn $name() { super::$name(super::LinkKind::Rdma, super::LogDeviceKind::Pmem) })*
+        }
     };
 }
 
@@ -366,6 +451,7 @@ suite!(
     an_answer_is_waited_for_across_a_resumption,
     a_receiver_that_is_behind_is_heard,
     the_head_moves_once_for_a_doorbell,
+    a_refused_sender_is_told,
 );
 
 #[test]
@@ -388,6 +474,34 @@ fn a_ring_that_cannot_be_read_is_kept_and_its_client_refused() {
         Receiver::start(&*device, &site.endpoint(), store, site.notes.clone(), ReceiverOptions::default());
     assert!(refused.err().expect("refused").to_string().contains("damaged"));
     assert_eq!(std::fs::read(&path).expect("read"), bytes, "nothing was changed");
+}
+
+/// Who is refused hears that, and not that the connection broke.
+fn a_refused_sender_is_told(link: LinkKind, device: LogDeviceKind) {
+    let site = Site::new(link, device);
+    let running = site.start(0, 1000);
+    // More room for answers than a receiver gives.
+    let greedy = Settings { answers: 1, ..Settings::new(Kind::WFlush, 100, 2 << 20) };
+    let refused = connect(&running, greedy).err();
+    assert!(matches!(refused, Some(SenderError::Refused)), "{refused:?}");
+    let mut sender = connect(&running, settings(Kind::WFlush)).expect("connected");
+    let ticket = sender.post(&body(1, 10), Wants::Answer).expect("posted");
+    sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
+}
+
+#[test]
+fn what_cannot_be_flushed_is_flushed_by_the_receiver() {
+    let mut capabilities = rnic(LinkKind::Tcp).capabilities();
+    for kind in Kind::ALL {
+        assert_eq!(kind.over(&capabilities, FlushReach::Persistence), kind);
+        for reach in [FlushReach::None, FlushReach::Visibility] {
+            assert_eq!(kind.over(&capabilities, reach), kind.by_receiver());
+        }
+        assert!(kind.by_receiver().label().ends_with("RFlush"));
+    }
+    capabilities.flush_after_send = false;
+    let over = |kind: Kind| kind.over(&capabilities, FlushReach::Persistence);
+    assert_eq!(Kind::ALL.map(over), [Kind::SRFlush, Kind::WFlush, Kind::SRFlush, Kind::WRFlush]);
 }
 
 #[test]
@@ -415,7 +529,8 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
             cq.wait(Duration::from_millis(20));
         }
         let (ring, log, past) = (region.rkey(), LogId(7), (LogId(0), LogSeq(0)));
-        let welcome = Message::Welcome { ring, log, past, device: LogDeviceKind::PmemEmulated };
+        let (reading, kind, device) = (ring, Kind::WFlush, LogDeviceKind::PmemEmulated);
+        let welcome = Message::Welcome { ring, reading, kind, log, past, device };
         region.memory().write(MESSAGE_LEN, &welcome.encode());
         region.memory().write(2 * MESSAGE_LEN, &Message::Refused.encode());
         let send = |index: usize| {

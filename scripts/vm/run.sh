@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Runs one command in a virtual machine with a kernel of its own (QEMU without KVM; about 8 s beside the command). The guest sees this machine's
 # files, read-only with a tmpfs above them; programs of this machine run there unchanged. Its exit status is the command's.
-# usage: run.sh [-r] [-t SECONDS] [-m MIB] [-c CORES] [-k VERSION] [-K KERNEL-ARGUMENTS] [-M MACHINE] [-D DEVICE]... [-o FOLDER] [--] COMMAND...
+# usage: run.sh [-r] [-l] [-n MIB] [-t SECONDS] [-m MIB] [-c CORES] [-k VERSION] [-K KERNEL-ARGUMENTS] [-M MACHINE] [-D DEVICE]... [-o FOLDER] [--] COMMAND...
 #   -r  with an RDMA device: soft-RoCE (rdma_rxe) on a dummy interface, rdma-device.sh says how
+#   -l  with a newer libibverbs than this machine's, which knows FLUSH (fetch-verbs.sh): the command is a program
+#   -n  with an emulated NVDIMM of so many MiB as /dev/dax0.0 (nvdimm-device.sh)
 #   -t  the whole run's limit (300 s)      -m  memory (3072)      -c  cores (2)
 #   -k  kernel: 6.12 (unless told otherwise), 7.2, or as fetch.sh names it       -K  more kernel arguments
 #   -M  QEMU's machine, for example q35    -D  a device of QEMU, for example edu
@@ -13,11 +15,13 @@
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
-limit=300 memory=3072 cores=2 version= arguments= machine=pc out= rdma=
+limit=300 memory=3072 cores=2 version= arguments= machine=pc out= rdma= nvdimm= verbs=
 devices=()
-while getopts rt:m:c:k:K:M:D:o: option; do
+while getopts rln:t:m:c:k:K:M:D:o: option; do
     case $option in
         r) rdma=1 ;;
+        l) verbs=1 ;;
+        n) nvdimm=$OPTARG ;;
         t) limit=$OPTARG ;;
         m) memory=$OPTARG ;;
         c) cores=$OPTARG ;;
@@ -33,17 +37,28 @@ shift $((OPTIND - 1))
 (($#)) || die "no command; see the head of $0"
 
 kernel=$("$ROOT/scripts/vm/fetch.sh" ${version:+"$version"}) || exit $?
+if [[ -n $verbs ]]; then
+    verbs=$("$ROOT/scripts/vm/fetch-verbs.sh") || exit $?
+fi
 work=$(mktemp -d /var/tmp/cft-vm.XXXXXX) || exit 1
 trap 'rm -rf "$work"' EXIT
 [[ -n $out ]] || out=$work/out
 mkdir -p "$out" && rm -f "$out/status"
+if [[ -n $nvdimm ]]; then
+    truncate -s "${nvdimm}M" "$work/nvdimm" || exit 1
+    # A slot of its own for the NVDIMM, with as much again for what QEMU aligns.
+    machine+=,nvdimm=on memory+=,slots=2,maxmem=$((memory + 2 * nvdimm))M
+    devices+=(-object "memory-backend-file,id=nvdimm,share=on,mem-path=$work/nvdimm,size=${nvdimm}M" -device nvdimm,memdev=nvdimm)
+fi
 {
     # What the caller has set.
     while IFS= read -r name; do
         printf 'export %s=%q\n' "$name" "${!name}"
     done < <(compgen -e | grep -E '^(CUTTLEFS_|RUST_)')
     [[ -n $rdma ]] && printf 'source %q || exit 70\n' "$ROOT/scripts/vm/rdma-device.sh"
+    [[ -n $nvdimm ]] && printf 'source %q || exit 70\n' "$ROOT/scripts/vm/nvdimm-device.sh"
     printf 'cd %q || exit 70\n' "$PWD"
+    [[ -n $verbs ]] && printf '%q %q ' "$ROOT/scripts/vm/with-verbs.sh" "$verbs"
     printf '%q ' "$@"
     echo
 } >"$out/job"

@@ -1,5 +1,6 @@
-//! A log device: a mapped file and the way in which its bytes become persistent.
+//! A log device: memory, and the way in which its bytes become persistent.
 //!
+//! Persistent memory is mapped. Of any other file the bytes are in memory, and persistence writes them to the file (`file_sync`).
 //! The mapping decides what a file is, not its name: the kernel grants `MAP_SYNC` for DAX files only, so a map that
 //! succeeds *is* persistent memory. A file is taken for persistent memory without that only when it was declared so
 //! (`pmem-emulated`). Messages about such a file say that its bytes survive the process, not the machine.
@@ -56,16 +57,54 @@ pub enum LogDeviceError {
          pmem-emulated, or use a file"
     )]
     NotPmem(PathBuf),
+    /// A device that is none of persistent memory.
+    #[error("{0} is no device of persistent memory (`ndctl list -N` lists those of mode devdax)")]
+    NotDax(PathBuf),
+    /// A device that cannot have logs.
+    #[error(
+        "{0} is too small for logs, or mapped in units of less than 128 KiB; make the namespace with an alignment of 2 MiB"
+    )]
+    DaxShape(PathBuf),
+    /// A device that somebody else uses, or used.
+    #[error(
+        "{0} holds something that is not of this program; give another device, or have its first 128 KiB be zeros"
+    )]
+    DaxForeign(PathBuf),
+    /// No room on a device.
+    #[error("{path} has no room for a log of {len_bytes} bytes")]
+    DaxFull {
+        /// Which.
+        path: PathBuf,
+        /// For how much.
+        len_bytes: usize,
+    },
 }
 
-/// A mapped file and its persistence.
+/// A log's memory and its persistence.
 pub struct LogDevice {
     kind: LogDeviceKind,
     memory: Arc<SharedMemory>,
     persistence: Arc<dyn Persistence>,
     path: PathBuf,
-    /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process.
-    _lock: Option<OwnedFd>,
+    /// An open file of its own: the mapped one may be handed to a peer, and the lock would outlive this process. Logs of one device share it.
+    _lock: Option<Arc<OwnedFd>>,
+}
+
+/// The first bytes of a file, in memory.
+fn load(fd: &OwnedFd, len_bytes: usize) -> io::Result<SharedMemory> {
+    let memory = SharedMemory::new("log", len_bytes)?;
+    let mut piece = vec![0; 64 << 10];
+    let mut at = 0;
+    while at < len_bytes {
+        let most = piece.len().min(len_bytes - at);
+        let read = rustix::io::pread(fd, &mut piece[..most], at as u64)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        memory.write(at, &piece[..read]);
+        at += read;
+    }
+    Ok(memory)
 }
 
 impl LogDevice {
@@ -100,7 +139,7 @@ impl LogDevice {
         let dax = match kind {
             None | Some(LogDeviceKind::Pmem) => {
                 let again = fd.try_clone().map_err(io_failed("open"))?;
-                SharedMemory::map_persistent(again, len_bytes, true).ok()
+                SharedMemory::map_persistent(again, len_bytes, 0, true).ok()
             }
             Some(_) => None,
         };
@@ -108,14 +147,21 @@ impl LogDevice {
             (Some(memory), _) => (LogDeviceKind::Pmem, memory),
             (None, Some(LogDeviceKind::Pmem)) => return Err(LogDeviceError::NotPmem(path.to_owned())),
             (None, kind) => {
-                let again = fd.try_clone().map_err(io_failed("open"))?;
-                let memory =
-                    SharedMemory::map_persistent(again, len_bytes, false).map_err(io_failed("map"))?;
-                (kind.unwrap_or(LogDeviceKind::File), memory)
+                let kind = kind.unwrap_or(LogDeviceKind::File);
+                let memory = if kind == LogDeviceKind::File {
+                    load(&fd, len_bytes).map_err(io_failed("read"))?
+                } else {
+                    let again = fd.try_clone().map_err(io_failed("open"))?;
+                    SharedMemory::map_persistent(again, len_bytes, 0, false).map_err(io_failed("map"))?
+                };
+                (kind, memory)
             }
         };
+        let memory = Arc::new(memory);
         let persistence: Arc<dyn Persistence> = match kind {
-            LogDeviceKind::File => Arc::new(FileSync::start(fd).map_err(io_failed("start syncing"))?),
+            LogDeviceKind::File => {
+                Arc::new(FileSync::start(fd, memory.clone()).map_err(io_failed("start syncing"))?)
+            }
             LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => Arc::new(CacheLines),
         };
         if kind == LogDeviceKind::PmemEmulated {
@@ -126,12 +172,22 @@ impl LogDevice {
             });
             tracing::info!(path = %path.display(), "a log on emulated persistent memory");
         }
-        Ok(Self { kind, memory: Arc::new(memory), persistence, path: path.to_owned(), _lock: Some(lock) })
+        Ok(Self::of_parts(kind, memory, persistence, path, Some(Arc::new(lock))))
+    }
+
+    pub(super) fn of_parts(
+        kind: LogDeviceKind,
+        memory: Arc<SharedMemory>,
+        persistence: Arc<dyn Persistence>,
+        path: &Path,
+        lock: Option<Arc<OwnedFd>>,
+    ) -> Self {
+        Self { kind, memory, persistence, path: path.to_owned(), _lock: lock }
     }
 
     /// A device of a simulation: memory, and what makes it persistent there.
     pub fn simulated(path: &Path, memory: Arc<SharedMemory>, persistence: Arc<dyn Persistence>) -> Self {
-        Self { kind: LogDeviceKind::Pmem, memory, persistence, path: path.to_owned(), _lock: None }
+        Self::of_parts(LogDeviceKind::Pmem, memory, persistence, path, None)
     }
 
     /// What it is.
@@ -139,7 +195,7 @@ impl LogDevice {
         self.kind
     }
 
-    /// The mapped file.
+    /// Its bytes.
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
@@ -152,7 +208,7 @@ impl LogDevice {
     /// For people: what it is, where, and how ranges become persistent.
     pub fn describe(&self) -> String {
         let how = match self.kind {
-            LogDeviceKind::File => "group-committed data sync",
+            LogDeviceKind::File => "group-committed writes and data syncs",
             LogDeviceKind::Pmem | LogDeviceKind::PmemEmulated => cache_lines::instruction().label(),
         };
         format!("{} {} ({how})", self.kind.label(), self.path.display())
@@ -174,7 +230,7 @@ mod tests {
             device.memory().write(4090, b"across a page");
             device.persistence().persist_and_wait(device.memory(), 4090, 13).expect("persistent");
             assert!(matches!(LogDevice::open(&path, 10_000, Some(kind)), Err(LogDeviceError::Busy(_))));
-            // A peer that has the mapped file does not keep the next opener out.
+            // A peer that has the memory does not keep the next opener out.
             let given = device.memory().fd().try_clone_to_owned().expect("given to a peer");
             drop(device);
             drop(LogDevice::open(&path, 10_000, Some(kind)).expect("opened again"));

@@ -1,11 +1,15 @@
-//! Group commit of a mapped file: many ranges, one data sync.
+//! Group commit of memory to a file: many ranges, one data sync.
 //!
 //! # How it works
-//! A thread sleeps until there is a waiter. It takes all waiters that are there by then, syncs the file once
-//! (`fdatasync` writes back the dirty pages of mappings, too) and tells them all. A waiter that comes meanwhile is in
+//! The bytes are in memory of their own, and the file has a copy. A thread sleeps until there is a waiter. It takes all waiters that
+//! are there by then, writes their ranges to the file, syncs it once (`fdatasync`) and tells them all. A waiter that comes meanwhile is in
 //! the next round. Callers never wait here, so the NIC's thread can call.
 //!
+//! The file is not mapped, because an RNIC cannot use such a mapping: a mapping of a disk's file cannot be pinned for writing (the kernel's
+//! file system must hear of each page that becomes dirty; Linux 6.5 and later refuse). It also keeps all other bytes off the disk.
+//!
 //! # Invariants
+//! * The file has nothing but the ranges of calls.
 //! * A waiter gets `Ok` only from a successful sync that began after its call.
 //! * Waiters are told in the order of their calls.
 //! * After the first failure every call fails.
@@ -20,16 +24,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+/// A range, and who is told.
+struct Asked {
+    offset: usize,
+    len: usize,
+    done: WhenPersistent,
+}
+
+/// Bytes that are written to the file at a time.
+const PIECE: usize = 64 << 10;
+
 #[derive(Default)]
 struct State {
     /// Bounded by the outstanding flushes of all queue pairs, each of which has a bounded queue.
-    waiting: Vec<WhenPersistent>,
+    waiting: Vec<Asked>,
     failed: bool,
     stopping: bool,
 }
 
 struct Shared {
     file: OwnedFd,
+    memory: Arc<SharedMemory>,
     state: Mutex<State>,
     asked: Condvar,
     /// Syncs done, and requests they served. Written by the thread; relaxed, they are figures.
@@ -37,20 +52,21 @@ struct Shared {
     served: AtomicU64,
 }
 
-/// A file whose mapped bytes become durable by syncing it.
+/// Memory whose bytes become durable in a file.
 pub struct FileSync {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FileSync {
-    /// Starts the thread that syncs `file`.
+    /// Starts the thread that copies `memory` to `file`, byte for byte of the same place.
     ///
     /// # Errors
     /// If there is no thread to be had.
-    pub fn start(file: OwnedFd) -> io::Result<Self> {
+    pub fn start(file: OwnedFd, memory: Arc<SharedMemory>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             file,
+            memory,
             state: Mutex::default(),
             asked: Condvar::new(),
             syncs: AtomicU64::new(0),
@@ -69,7 +85,38 @@ impl FileSync {
 }
 
 impl Shared {
+    /// Writes the ranges and syncs.
+    fn write(&self, batch: &[Asked], piece: &mut [u8]) -> rustix::io::Result<()> {
+        // Neighbours go in one write.
+        let mut ranges: Vec<(usize, usize)> = batch.iter().map(|asked| (asked.offset, asked.len)).collect();
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, open| {
+            let joins = next.0 <= open.0 + open.1;
+            if joins {
+                open.1 = open.1.max(next.0 + next.1 - open.0);
+            }
+            joins
+        });
+        for (start, len) in ranges {
+            for offset in (start..start + len).step_by(PIECE) {
+                let mut left = &mut piece[..PIECE.min(start + len - offset)];
+                self.memory.read(offset, left);
+                let mut at = offset;
+                while !left.is_empty() {
+                    let written = rustix::io::pwrite(&self.file, &*left, at as u64)?;
+                    if written == 0 {
+                        return Err(rustix::io::Errno::IO);
+                    }
+                    at += written;
+                    left = &mut left[written..];
+                }
+            }
+        }
+        rustix::fs::fdatasync(&self.file)
+    }
+
     fn run(&self) {
+        let mut piece = vec![0; PIECE];
         loop {
             let (batch, mut failed) = {
                 let mut state = self.state.lock();
@@ -82,14 +129,14 @@ impl Shared {
                 (std::mem::take(&mut state.waiting), state.failed)
             };
             panic_ends::plant("cuttlefs-persist");
-            if !failed && let Err(error) = rustix::fs::fdatasync(&self.file) {
+            if !failed && let Err(error) = self.write(&batch, &mut piece) {
                 tracing::error!(%error, "the log could not be synced; it takes nothing more");
                 failed = true;
                 self.state.lock().failed = true;
             }
             self.syncs.fetch_add(1, Ordering::Relaxed);
             self.served.fetch_add(batch.len() as u64, Ordering::Relaxed);
-            for done in batch {
+            for Asked { done, .. } in batch {
                 done(if failed { Err(SyncFailed) } else { Ok(()) });
             }
         }
@@ -101,8 +148,11 @@ impl Persistence for FileSync {
         false
     }
 
-    fn persist(&self, _memory: &SharedMemory, _offset: usize, _len: usize, done: WhenPersistent) {
-        self.shared.state.lock().waiting.push(done);
+    fn persist(&self, memory: &SharedMemory, offset: usize, len: usize, done: WhenPersistent) {
+        let own = &*self.shared.memory;
+        assert!(std::ptr::eq(memory, own), "a domain is asked for its own memory");
+        assert!(own.contains(offset as u64, len as u64), "who asks has checked the range");
+        self.shared.state.lock().waiting.push(Asked { offset, len, done });
         self.shared.asked.notify_one();
     }
 }
@@ -124,32 +174,44 @@ impl Drop for FileSync {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
     use std::sync::mpsc::channel;
 
     #[test]
     fn many_requests_share_a_sync_and_are_told_in_order() {
         let file = tempfile::tempfile().expect("file");
         file.set_len(8192).expect("len");
-        let memory = SharedMemory::new("unused", 4096).expect("memory");
-        let sync = FileSync::start(file.into()).expect("thread");
+        let copy = file.try_clone().expect("the file");
+        let memory = Arc::new(SharedMemory::new("log", 8192).expect("memory"));
+        let sync = FileSync::start(file.into(), memory.clone()).expect("thread");
+        memory.fill(0, 8192, 7);
         let (give, take) = channel();
         for index in 0..1000 {
             let give = give.clone();
-            sync.persist(&memory, 0, 64, Box::new(move |result| give.send((index, result)).expect("taken")));
+            sync.persist(
+                &memory,
+                index * 4,
+                4,
+                Box::new(move |result| give.send((index, result)).expect("taken")),
+            );
         }
         for index in 0..1000 {
             assert_eq!(take.recv().expect("told"), (index, Ok(())));
         }
+        let mut bytes = [0; 8192];
+        copy.read_exact_at(&mut bytes, 0).expect("read");
+        assert!(bytes[..4000].iter().all(|byte| *byte == 7), "what was asked for is in the file");
+        assert!(bytes[4000..].iter().all(|byte| *byte == 0), "and nothing else");
         let (syncs, served) = sync.counts();
         assert!(served == 1000 && syncs <= served, "{syncs} syncs for {served}");
     }
 
     #[test]
     fn a_failed_sync_is_final() {
-        // A pipe cannot be synced.
+        // A pipe has no places to write to.
         let (_read, write) = rustix::pipe::pipe().expect("pipe");
-        let memory = SharedMemory::new("unused", 4096).expect("memory");
-        let sync = FileSync::start(write).expect("thread");
+        let memory = Arc::new(SharedMemory::new("log", 4096).expect("memory"));
+        let sync = FileSync::start(write, memory.clone()).expect("thread");
         for _ in 0..2 {
             assert_eq!(sync.persist_and_wait(&memory, 0, 1), Err(SyncFailed));
         }

@@ -5,18 +5,20 @@
 //!
 //! | device | way of a range to persistence | permitted to |
 //! | --- | --- | --- |
-//! | persistent memory (a DAX file mapped with `MAP_SYNC`) | cache-line write-back and a store fence (`cache_lines`) | any CPU that maps it, so also an initiator over shared memory |
+//! | persistent memory (a DAX file, or a part of a `/dev/dax*` (`dax`), mapped with `MAP_SYNC`) | cache-line write-back and a store fence (`cache_lines`) | any CPU that maps it, so also an initiator over shared memory |
 //! | a file *declared* to be persistent memory (`pmem-emulated`) | the same instructions; survives the process, not the machine | the same |
-//! | any other file | one data sync for all waiters, on a thread of its own (`file_sync`) | the process that opened it |
+//! | any other file | memory that is written to it, one data sync for all waiters, on a thread of its own (`file_sync`) | the process that opened it |
 //!
 //! # Failure
 //! A failed data sync is final: it is unknown which parts of the file are on the disk, and a second sync would report
 //! success for pages the kernel has dropped. All waiters, and all later calls, fail.
 
 pub mod cache_lines;
+mod dax;
 mod device;
 mod file_sync;
 
+pub use dax::{DaxDevice, is_device};
 pub use device::{LogDevice, LogDeviceError, LogDeviceKind};
 pub use file_sync::FileSync;
 

@@ -26,7 +26,7 @@ pub use peer_key::PeerKey;
 pub use url::{Endpoint, EndpointError};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
-    DeviceFigures, FileRead, FileTarget, FileWrite, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion,
-    Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr, RegionOwner,
-    Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    DeviceFigures, FileRead, FileTarget, FileWrite, FlushReach, HELLO_WAIT, Incoming, LinkKind, Listener,
+    MemoryRegion, Placement, PostError, ProtectionDomain, QpConfig, QpState, QueuePair, RdmaError, RecvWr,
+    RegionOwner, Remote, RemoteRange, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
 };

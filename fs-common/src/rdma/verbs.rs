@@ -14,7 +14,8 @@
 //! * Unsignalled work requests complete silently unless they fail.
 //! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
-//!   persistence domain, and fails with `RemoteOperation` if the device behind it does.
+//!   persistence domain (hardware: `RemoteAccess`), and fails with `RemoteOperation` if the device behind it does. How far it goes:
+//!   [`FlushReach`], of a device and of a region.
 //! * A READ loads an aligned word of eight bytes whole, in ranges of up to 512 bytes, and a queue pair's later READs see what is at least
 //!   as new (IBTA volume 1, 9.5: requests execute in order; PCIe reads of a cache line are coherent).
 //! * A WRITE whose end is aligned to eight bytes stores its last eight bytes after all others
@@ -50,9 +51,9 @@ pub struct Access {
     pub remote_atomic: bool,
     /// Peers may FLUSH it (`IBV_ACCESS_FLUSH_GLOBAL`, and with a persistence domain `IBV_ACCESS_FLUSH_PERSISTENT`).
     pub remote_flush: bool,
-    /// So many of its first bytes are the owner's: peers may READ and FLUSH them, and neither WRITE them nor do atomics
-    /// there. (With libibverbs: two registrations.) Over shared memory, where the initiator is the RNIC, it is not kept
-    /// from them: who maps memory is trusted.
+    /// So many of its first bytes, whole pages, are the owner's: peers may READ and FLUSH them by the region's
+    /// [`MemoryRegion::read_rkey`], and neither WRITE them nor do atomics there. Over shared memory, where the initiator is the RNIC,
+    /// it is not kept from them: who maps memory is trusted.
     pub own_bytes: u64,
 }
 
@@ -130,6 +131,39 @@ pub enum Placement {
     Visibility,
     /// It outlives a crash of the target. Only regions with a persistence domain have this.
     Persistence,
+}
+
+/// How far a FLUSH goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FlushReach {
+    /// There is none. For visibility the initiator READs the range's last byte instead: a READ comes behind earlier WRITEs, and pushes
+    /// them to where the target's processors see them. For persistence it is refused with `RemoteInvalid`: the target's processor has
+    /// to do that when it is told (RFlush).
+    None,
+    /// To visibility.
+    Visibility,
+    /// To persistence.
+    Persistence,
+}
+
+impl FlushReach {
+    /// Of a region with these rights, at a device that goes as far as the region's persistence domain lets it.
+    pub fn of(access: Access, has_domain: bool) -> Self {
+        match has_domain {
+            _ if !access.remote_flush => Self::None,
+            false => Self::Visibility,
+            true => Self::Persistence,
+        }
+    }
+
+    /// For status.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::None => "no FLUSH: visibility by READ, persistence by the receiver (RFlush)",
+            Self::Visibility => "FLUSH to visibility, persistence by the receiver (RFlush)",
+            Self::Persistence => "FLUSH to visibility and persistence",
+        }
+    }
 }
 
 /// The operation of a send work request.
@@ -372,6 +406,11 @@ pub struct Capabilities {
     pub max_queue_depth: u32,
     /// A WRITE's last aligned word is stored after its other bytes, so that a poller that finds it finds them.
     pub word_last: bool,
+    /// How far a FLUSH goes that is posted here: what the RNIC and the library before it can. The region has its say, too
+    /// ([`MemoryRegion::flush_reach`]).
+    pub flush: FlushReach,
+    /// The RNIC has ATOMIC WRITE (IBTA memory placement extensions). For status: nothing posts it.
+    pub atomic_write: bool,
     /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
     /// behind whoever places it.
     pub flush_after_send: bool,
@@ -531,6 +570,13 @@ pub trait MemoryRegion: Send + Sync {
     fn lkey(&self) -> Lkey;
     /// To tell peers.
     fn rkey(&self) -> Rkey;
+    /// To tell peers that read all of it, also the owner's bytes ([`Access::own_bytes`]). Hardware has one right for all bytes of a key: so
+    /// where there are such bytes, this key reads and flushes all and writes none, and [`Self::rkey`] names those behind them.
+    fn read_rkey(&self) -> Rkey {
+        self.rkey()
+    }
+    /// How far peers' FLUSHes take it.
+    fn flush_reach(&self) -> FlushReach;
     /// The memory itself.
     fn memory(&self) -> &Arc<SharedMemory>;
 

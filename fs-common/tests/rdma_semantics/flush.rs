@@ -2,28 +2,41 @@
 
 use super::*;
 use cuttlefs_common::persist::{LogDevice, LogDeviceKind, Persistence, SyncFailed, WhenPersistent};
-use cuttlefs_common::rdma::Placement;
+use cuttlefs_common::rdma::{FlushReach, Placement};
 use std::sync::Mutex;
 
 pub(super) fn flush(remote: Remote, len: u32, placement: Placement) -> SendOp {
     SendOp::Flush { remote, len, placement }
 }
 
+/// How far a FLUSH goes that is posted over this link.
+fn reach(link: LinkKind) -> FlushReach {
+    Half::new(link, Access::ALL).device.capabilities().flush
+}
+
 pub(super) fn flush_errors(link: LinkKind) {
     use Placement::{Persistence, Visibility};
+    let reach = reach(link);
     let no_flush = Access { remote_flush: false, ..Access::ALL };
     let wrong_key = Remote::Memory { rkey: Rkey(1), offset: 0 };
     let past = |server: &Half| Remote::Memory { rkey: server.mr.rkey(), offset: MEMORY_LEN as u64 - 8 };
     let file = Remote::File { filekey: FileKey(1), offset: 0 };
     for placement in [Visibility, Persistence] {
-        refused(link, Access::ALL, |_| flush(wrong_key, 8, placement), 0, WcStatus::RemoteAccess);
-        refused(link, no_flush, |server| flush(server.place(0), 8, placement), 0, WcStatus::RemoteAccess);
-        refused(link, Access::ALL, |server| flush(past(server), 9, placement), 0, WcStatus::RemoteAccess);
+        // What an RNIC cannot do it is not asked; and a READ in place of a FLUSH needs no right to FLUSH.
+        let can = placement == Visibility || reach == FlushReach::Persistence;
+        let access = if can { WcStatus::RemoteAccess } else { WcStatus::RemoteInvalid };
+        refused(link, Access::ALL, |_| flush(wrong_key, 8, placement), 0, access);
+        refused(link, Access::ALL, |server| flush(past(server), 9, placement), 0, access);
+        if reach > FlushReach::None || !can {
+            refused(link, no_flush, |server| flush(server.place(0), 8, placement), 0, access);
+        }
         refused(link, Access::ALL, |_| flush(file, 8, placement), 0, WcStatus::RemoteInvalid);
         refused(link, Access::ALL, |server| flush(server.place(0), 8, placement), 8, WcStatus::LocalLength);
     }
     // A region without a persistence domain can be made visible and nothing more.
-    refused(link, Access::ALL, |server| flush(server.place(0), 8, Persistence), 0, WcStatus::RemoteInvalid);
+    let is_asked = link == LinkKind::Rdma && reach == FlushReach::Persistence;
+    let status = if is_asked { WcStatus::RemoteAccess } else { WcStatus::RemoteInvalid };
+    refused(link, Access::ALL, |server| flush(server.place(0), 8, Persistence), 0, status);
     let pair = Pair::new(link);
     let local = pair.client.put(0, b"visible!");
     let place = pair.server.place(64);
@@ -33,6 +46,186 @@ pub(super) fn flush_errors(link: LinkKind) {
     ok(pair.client.next(), 1, CompletionKind::Write, 8);
     ok(pair.client.next(), 2, CompletionKind::Flush, 0);
     assert_eq!(pair.server.bytes(64, 8), b"visible!");
+}
+
+/// Writes, flushes and READs of one doorbell: each completes, in order, and a silent FLUSH takes no place for good.
+pub(super) fn flushes_stand_among_other_requests(link: LinkKind) {
+    let pair = Pair::new(link);
+    for round in 0..40u64 {
+        let local = pair.client.put(0, &round.to_le_bytes());
+        let place = |offset: u64| pair.server.place(4096 + offset);
+        let visible = |offset: u64| flush(place(offset), 8, Placement::Visibility);
+        pair.c()
+            .post_send(&[
+                send(1, SendOp::Write(place(0)), local),
+                SendWr { signaled: false, ..send(2, visible(0), Sge::EMPTY) },
+                SendWr { signaled: false, ..send(3, SendOp::Write(place(64)), local) },
+                send(4, visible(64), Sge::EMPTY),
+                send(5, visible(0), Sge::EMPTY),
+                send(6, SendOp::Read(place(64)), pair.client.mr.sge(128, 8)),
+            ])
+            .unwrap_or_else(|error| panic!("round {round}: {error}"));
+        ok(pair.client.next(), 1, CompletionKind::Write, 8);
+        ok(pair.client.next(), 4, CompletionKind::Flush, 0);
+        ok(pair.client.next(), 5, CompletionKind::Flush, 0);
+        ok(pair.client.next(), 6, CompletionKind::Read, 8);
+        assert_eq!(pair.client.bytes(128, 8), round.to_le_bytes());
+        assert_eq!(pair.server.bytes(4096, 8), round.to_le_bytes());
+    }
+    pair.client.nothing();
+}
+
+/// How far a region is flushed it says itself, and so it is.
+pub(super) fn a_region_says_how_far_it_is_flushed(link: LinkKind) {
+    use Placement::{Persistence, Visibility};
+    let dir = tempfile::tempdir().expect("dir");
+    for kind in [None, Some(LogDeviceKind::PmemEmulated), Some(LogDeviceKind::File)] {
+        let pair = Pair::new(link);
+        let device =
+            kind.map(|kind| LogDevice::open(&dir.path().join("log"), 65536, Some(kind)).expect("device"));
+        let pd = &pair.server.pd;
+        let region = match &device {
+            None => pd.register(Arc::new(SharedMemory::new("plain", 65536).expect("memory")), Access::ALL),
+            Some(device) => {
+                pd.register_persistent(device.memory().clone(), Access::ALL, device.persistence().clone())
+            }
+        };
+        let region = region.expect("registered");
+        if link != LinkKind::Rdma {
+            let is_log = kind.is_some();
+            assert_eq!(
+                region.flush_reach(),
+                if is_log { FlushReach::Persistence } else { FlushReach::Visibility }
+            );
+        } else if kind != Some(LogDeviceKind::PmemEmulated) {
+            assert!(region.flush_reach() <= FlushReach::Visibility, "no RNIC syncs files");
+        }
+        let place = Remote::Memory { rkey: region.rkey(), offset: 4096 };
+        let write = send(1, SendOp::Write(place), pair.client.put(0, b"so far!!"));
+        pair.c().post_send(&[write, send(2, flush(place, 8, Visibility), Sge::EMPTY)]).expect("post");
+        std::thread::scope(|scope| {
+            let _driver = Driver::start(scope, &pair.server);
+            ok(pair.client.next(), 1, CompletionKind::Write, 8);
+            ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+            pair.c().post_send(&[send(3, flush(place, 8, Persistence), Sge::EMPTY)]).expect("post");
+            let completion = pair.client.next();
+            if region.flush_reach().min(reach(link)) == FlushReach::Persistence {
+                ok(completion, 3, CompletionKind::Flush, 0);
+            } else {
+                let refused = [WcStatus::RemoteInvalid, WcStatus::RemoteAccess];
+                assert!(refused.contains(&completion.status), "{completion:?}");
+            }
+        });
+    }
+}
+
+/// Polls the server's side: a FLUSH of a file may want that.
+struct Driver(Arc<AtomicBool>);
+
+impl Driver {
+    fn start<'s, 'e>(scope: &'s std::thread::Scope<'s, 'e>, server: &'e Half) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        scope.spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                server.cq.wait(Duration::from_millis(1));
+            }
+        });
+        Self(stop)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The first bytes of a region may be the owner's: peers READ and FLUSH them, and change them by neither of its keys.
+pub(super) fn the_owners_bytes_are_not_the_peers(link: LinkKind) {
+    let access = Access { own_bytes: 4096, ..Access::ALL };
+    let pair = Pair::with(link, 16, access, |_, _| [vec![], vec![]]);
+    pair.server.put(4088, b"owner's.peers'..");
+    let region = &pair.server.mr;
+    let by = |rkey, offset| Remote::Memory { rkey, offset };
+    let reading = by(region.read_rkey(), 4088);
+    pair.c()
+        .post_send(&[
+            send(1, SendOp::Read(reading), pair.client.mr.sge(0, 16)),
+            send(2, flush(reading, 8, Placement::Visibility), Sge::EMPTY),
+            send(3, SendOp::Write(by(region.rkey(), 4096)), pair.client.put(64, b"changed!")),
+            send(4, flush(by(region.rkey(), 4096), 8, Placement::Visibility), Sge::EMPTY),
+        ])
+        .expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Read, 16);
+    ok(pair.client.next(), 2, CompletionKind::Flush, 0);
+    ok(pair.client.next(), 3, CompletionKind::Write, 8);
+    ok(pair.client.next(), 4, CompletionKind::Flush, 0);
+    assert_eq!(pair.client.bytes(0, 16), b"owner's.peers'..");
+    assert_eq!(pair.server.bytes(4088, 16), b"owner's.changed!");
+    // A message can land behind them.
+    pair.s().post_recv(&[pair.server.receive(7, 8192, 8)]).expect("receive");
+    pair.c().post_send(&[send(5, SendOp::Send, pair.client.put(64, b"message!"))]).expect("post");
+    ok(pair.server.next(), 7, CompletionKind::Recv, 8);
+    assert_eq!(pair.server.bytes(8192, 8), b"message!");
+    if link == LinkKind::Shm {
+        // Who maps memory is its RNIC.
+        return;
+    }
+    let writes = [
+        |server: &Half| (server.mr.rkey(), 0),
+        |server: &Half| (server.mr.rkey(), 4092),
+        |server: &Half| (server.mr.read_rkey(), 0),
+    ];
+    for key_and_place in writes {
+        let write = |server: &Half| {
+            let (rkey, offset) = key_and_place(server);
+            SendOp::Write(by(rkey, offset))
+        };
+        refused(link, access, write, 8, WcStatus::RemoteAccess);
+    }
+    refused(
+        link,
+        access,
+        |server| SendOp::FetchAdd { remote: by(server.mr.read_rkey(), 8), add: 1 },
+        8,
+        WcStatus::RemoteAccess,
+    );
+}
+
+/// A device of persistent memory over hardware: the RNIC takes a WRITE to persistence, and it is there when the device is opened again.
+#[cfg(feature = "verbs")]
+#[test]
+#[ignore = "wants an RNIC and a device of persistent memory"]
+fn a_device_of_persistent_memory_is_flushed() {
+    use cuttlefs_common::persist::DaxDevice;
+    let path = std::env::var_os("CUTTLEFS_DAX_DEVICE").expect("CUTTLEFS_DAX_DEVICE names it");
+    let link = LinkKind::Rdma;
+    let pair = Pair::new(link);
+    let device = DaxDevice::open(path.as_ref()).expect("the device");
+    let log = device.open_log(0xda, 1 << 20).expect("a log");
+    let region = pair
+        .server
+        .pd
+        .register_persistent(log.memory().clone(), Access::ALL, log.persistence().clone())
+        .expect("registered");
+    assert_eq!(region.flush_reach(), FlushReach::Persistence);
+    let place = Remote::Memory { rkey: region.rkey(), offset: 5000 };
+    let write = send(1, SendOp::Write(place), pair.client.put(0, b"persist!"));
+    pair.c().post_send(&[write, send(2, flush(place, 8, Placement::Persistence), Sge::EMPTY)]).expect("post");
+    ok(pair.client.next(), 1, CompletionKind::Write, 8);
+    let flushed = pair.client.next();
+    if reach(link) == FlushReach::Persistence {
+        ok(flushed, 2, CompletionKind::Flush, 0);
+    } else {
+        // An older libibverbs.
+        bad(flushed, 2, WcStatus::RemoteInvalid);
+    }
+    drop((pair, region, log, device));
+    let device = DaxDevice::open(path.as_ref()).expect("the device again");
+    let mut bytes = [0; 8];
+    device.open_log(0xda, 1 << 20).expect("the log").memory().read(5000, &mut bytes);
+    assert_eq!(&bytes, b"persist!");
 }
 
 /// What a test's device does: notes the bytes that were there when it was asked, and says so when it is let.
@@ -228,10 +421,12 @@ pub(super) fn a_target_that_closed_takes_no_flush(link: LinkKind) {
         .register_persistent(device.memory().clone(), Access::ALL, device.persistence().clone())
         .expect("register");
     let place = Remote::Memory { rkey: log.rkey(), offset: 0 };
+    let is_far = log.flush_reach().min(reach(link)) == FlushReach::Persistence;
+    let placement = if is_far { Placement::Persistence } else { Placement::Visibility };
     let persist = |id| {
         let mut write = send(1, SendOp::Write(place), pair.client.put(0, b"written."));
         write.signaled = false;
-        [write, send(id, flush(place, 8, Placement::Persistence), Sge::EMPTY)]
+        [write, send(id, flush(place, 8, placement), Sge::EMPTY)]
     };
     // The region is known to the client, so that nothing but the flush itself can notice.
     pair.c().post_send(&persist(2)).expect("post");

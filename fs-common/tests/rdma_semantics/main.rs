@@ -29,8 +29,9 @@ use flush::{
     a_connection_that_ends_forgets_its_flush, a_failed_device_fails_its_flush,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_flush_waits_for_messages_without_a_place, a_refusal_waits_for_the_flush_before_it,
-    a_target_that_closed_takes_no_flush, flush_errors, messages_are_flushed_where_they_land,
-    real_devices_persist,
+    a_region_says_how_far_it_is_flushed, a_target_that_closed_takes_no_flush, flush_errors,
+    flushes_stand_among_other_requests, messages_are_flushed_where_they_land, real_devices_persist,
+    the_owners_bytes_are_not_the_peers,
 };
 use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
 use queues::{
@@ -295,12 +296,16 @@ suite!(
     ping_pong_loses_no_wake_up,
     two_threads_post_to_one_queue_pair,
     windows_are_mapped_read_only,
+    flush_errors,
+    flushes_stand_among_other_requests,
+    a_region_says_how_far_it_is_flushed,
+    the_owners_bytes_are_not_the_peers,
+    a_target_that_closed_takes_no_flush,
     refusals_and_shutdown;
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,
     files_are_written_where_the_target_takes_it,
-    flush_errors,
     a_flush_comes_after_earlier_writes_and_holds_up_completions_only,
     a_failed_device_fails_its_flush,
     a_refusal_waits_for_the_flush_before_it,
@@ -308,7 +313,6 @@ suite!(
     messages_are_flushed_where_they_land,
     a_flush_waits_for_messages_without_a_place,
     real_devices_persist,
-    a_target_that_closed_takes_no_flush,
 );
 
 #[test]

@@ -7,7 +7,7 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
-    FileWrite, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
+    FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
     ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
@@ -346,6 +346,7 @@ struct SimRegion {
     device: Arc<SimDevice>,
     key: u32,
     memory: Arc<SharedMemory>,
+    reach: FlushReach,
 }
 
 impl MemoryRegion for SimRegion {
@@ -355,6 +356,10 @@ impl MemoryRegion for SimRegion {
 
     fn rkey(&self) -> Rkey {
         Rkey(self.key)
+    }
+
+    fn flush_reach(&self) -> FlushReach {
+        self.reach
     }
 
     fn memory(&self) -> &Arc<SharedMemory> {
@@ -384,8 +389,9 @@ impl SimDomain {
         persistence: Option<Arc<dyn Persistence>>,
     ) -> Arc<dyn MemoryRegion> {
         let key = self.device.network.number();
+        let reach = FlushReach::of(access, persistence.is_some());
         self.device.regions.lock().insert(key, Registration { memory: memory.clone(), access, persistence });
-        Arc::new(SimRegion { device: self.device.clone(), key, memory })
+        Arc::new(SimRegion { device: self.device.clone(), key, memory, reach })
     }
 }
 
@@ -549,6 +555,8 @@ impl Device for SimDevice {
             max_transfer_bytes: 1 << 30,
             max_queue_depth: 1 << 16,
             word_last: true,
+            flush: FlushReach::Persistence,
+            atomic_write: false,
             // What was sent before is placed with the FLUSH.
             flush_after_send: true,
         }

@@ -37,7 +37,7 @@ use crate::rdma::sys;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, DeviceFigures, FileTarget,
-    Listener, MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
+    FlushReach, Listener, MemoryRegion, ProtectionDomain, QpConfig, RdmaError, WindowId,
 };
 use cq::SoftCq;
 use listen::{SoftListener, post_first};
@@ -234,6 +234,8 @@ impl Device for SoftDevice {
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: MAX_QUEUE_DEPTH,
             word_last: true,
+            flush: FlushReach::Persistence,
+            atomic_write: false,
             flush_after_send: true,
         }
     }

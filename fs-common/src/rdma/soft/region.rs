@@ -14,7 +14,7 @@ use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
-use crate::rdma::verbs::{Access, MemoryRegion, Sge, WcStatus, WindowId};
+use crate::rdma::verbs::{Access, FlushReach, MemoryRegion, Sge, WcStatus, WindowId};
 use crate::world::{Random, SystemRandom};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -238,6 +238,10 @@ impl MemoryRegion for SoftRegion {
 
     fn rkey(&self) -> Rkey {
         Rkey(self.region.key)
+    }
+
+    fn flush_reach(&self) -> FlushReach {
+        FlushReach::of(self.region.access, self.region.persistence.is_some())
     }
 
     fn memory(&self) -> &Arc<SharedMemory> {

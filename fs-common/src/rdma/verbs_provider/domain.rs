@@ -13,8 +13,8 @@ use crate::persist::Persistence;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
-    Access, CompletionQueue, ConnectOptions, Connected, Listener, MemoryRegion, ProtectionDomain, QpConfig,
-    QueuePair, RdmaError, WindowId,
+    Access, CompletionQueue, ConnectOptions, Connected, FlushReach, Listener, MemoryRegion, ProtectionDomain,
+    QpConfig, QueuePair, RdmaError, WindowId,
 };
 use std::any::Any;
 use std::io;
@@ -30,11 +30,16 @@ const ATTEMPTS: usize = 4;
 pub(super) struct VerbsPd {
     device: Arc<Shared>,
     pd: Arc<Pd>,
+    /// Where bytes land that are READ instead of a FLUSH: see `queue`.
+    landing: Arc<Mr>,
 }
 
 impl VerbsPd {
-    pub(super) fn new(device: Arc<Shared>, pd: Arc<Pd>) -> Self {
-        Self { device, pd }
+    pub(super) fn new(device: Arc<Shared>) -> io::Result<Self> {
+        let pd = Pd::new(device.context())?;
+        let landing = Arc::new(SharedMemory::new("flush-landing", 4096)?);
+        let landing = Arc::new(Mr::new(&pd, landing, 0, Rights { local_write: true, ..Rights::default() })?);
+        Ok(Self { device, pd, landing })
     }
 
     pub(super) fn device(&self) -> &Arc<Shared> {
@@ -71,10 +76,14 @@ impl VerbsPd {
             queues[0].promise(depths.send_depth).map_err(failed)?,
             queues[1].promise(depths.recv_depth).map_err(failed)?,
         ];
-        let raw = id.make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), depths).map_err(failed)?;
+        let abilities = self.device.abilities();
+        let raw = id
+            .make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), depths, abilities)
+            .map_err(failed)?;
         let events = self.device.events()?;
         let numbers = (self.device.next_number(), raw);
-        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), depths), events))
+        let flushing = (abilities.as_initiator, self.landing.clone());
+        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), depths, flushing), events))
     }
 
     /// One attempt to connect. `Err(Again)`: with this request.
@@ -184,19 +193,97 @@ impl Drop for Forget<'_> {
 }
 
 /// Registered memory.
-struct VerbsMr(Mr);
+struct VerbsMr {
+    /// What `rkey` names: all of it, or what is behind the owner's bytes.
+    main: Mr,
+    /// All of it, to be read only; where there are owner's bytes.
+    reading: Option<Mr>,
+    reach: FlushReach,
+}
 
 impl MemoryRegion for VerbsMr {
     fn lkey(&self) -> Lkey {
-        Lkey(self.0.lkey())
+        Lkey(self.main.lkey())
     }
 
     fn rkey(&self) -> Rkey {
-        Rkey(self.0.rkey())
+        Rkey(self.main.rkey())
+    }
+
+    fn read_rkey(&self) -> Rkey {
+        Rkey(self.reading.as_ref().unwrap_or(&self.main).rkey())
+    }
+
+    fn flush_reach(&self) -> FlushReach {
+        self.reach
     }
 
     fn memory(&self) -> &Arc<SharedMemory> {
-        &self.0.memory
+        &self.main.memory
+    }
+}
+
+impl VerbsPd {
+    /// Registers memory, with FLUSH to persistence or without.
+    fn register_to(
+        &self,
+        memory: &Arc<SharedMemory>,
+        access: Access,
+        reach: FlushReach,
+    ) -> io::Result<VerbsMr> {
+        let Access { local_write, remote_read, remote_write, remote_atomic, remote_flush: _, own_bytes } =
+            access;
+        let rights = Rights {
+            local_write,
+            remote_read,
+            remote_write,
+            remote_atomic,
+            flush_global: reach >= FlushReach::Visibility,
+            flush_persistent: reach >= FlushReach::Persistence,
+        };
+        let own = usize::try_from(own_bytes).unwrap_or(usize::MAX);
+        let page = rustix::param::page_size();
+        if own >= memory.len() || !own.is_multiple_of(page) {
+            return Err(io::Error::other(format!(
+                "{own} bytes of the owner's are no whole pages, or leave none for peers"
+            )));
+        }
+        let reading = Rights { local_write: false, remote_write: false, remote_atomic: false, ..rights };
+        Ok(VerbsMr {
+            main: Mr::new(&self.pd, memory.clone(), own, rights)?,
+            reading: if own > 0 { Some(Mr::new(&self.pd, memory.clone(), 0, reading)?) } else { None },
+            reach,
+        })
+    }
+
+    /// Registers memory with FLUSH as far as `wanted` and as the RNIC can.
+    fn register_upto(
+        &self,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        wanted: FlushReach,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let writes = access.local_write || access.remote_write || access.remote_atomic;
+        if writes && !memory.is_writable() {
+            let reason = "a read-only mapping cannot be registered for writing";
+            return Err(RdmaError::Unsupported(reason.to_owned()));
+        }
+        let can = self.device.abilities().as_target;
+        let reach = if access.remote_flush { wanted.min(can) } else { FlushReach::None };
+        let registered = match self.register_to(&memory, access, reach) {
+            // No persistent memory as far as the RNIC can tell (rdma_rxe says so for all that is none): the receiver's processor has to do it.
+            Err(error) if reach == FlushReach::Persistence => {
+                tracing::debug!(%error, "memory is registered without FLUSH to persistence");
+                self.register_to(&memory, access, FlushReach::Visibility)
+            }
+            registered => registered,
+        };
+        let region = registered.map_err(|source| RdmaError::Io {
+            action: "register memory (it is pinned: `ulimit -l` must allow it, or LimitMEMLOCK= of the service; files of disks cannot be) with",
+            endpoint: format!("{} ({} bytes)", self.device.name(), memory.len()),
+            source,
+        })?;
+        Ok(Arc::new(region))
     }
 }
 
@@ -206,34 +293,19 @@ impl ProtectionDomain for VerbsPd {
         memory: Arc<SharedMemory>,
         access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
-        let Access { local_write, remote_read, remote_write, remote_atomic, remote_flush: _, own_bytes } =
-            access;
-        let unsupported = |what: &str| Err(RdmaError::Unsupported(what.to_owned()));
-        if (local_write || remote_write || remote_atomic) && !memory.is_writable() {
-            return unsupported("a read-only mapping cannot be registered for writing");
-        }
-        if own_bytes > 0 {
-            return unsupported(
-                "rings over RDMA hardware are not there yet: a region is writable as a whole",
-            );
-        }
-        let rights = Rights { local_write, remote_read, remote_write, remote_atomic };
-        let len = memory.len();
-        let region = Mr::new(&self.pd, memory, rights).map_err(|source| RdmaError::Io {
-            action: "register memory (it is pinned: `ulimit -l` must allow it, or LimitMEMLOCK= of the service) with",
-            endpoint: format!("{} ({len} bytes)", self.device.name()),
-            source,
-        })?;
-        Ok(Arc::new(VerbsMr(region)))
+        self.register_upto(memory, access, FlushReach::Visibility)
     }
 
+    /// An RNIC's FLUSH reaches memory and no further: what takes a sync to be persistent is flushed to visibility.
     fn register_persistent(
         &self,
-        _memory: Arc<SharedMemory>,
-        _access: Access,
-        _domain: Arc<dyn Persistence>,
+        memory: Arc<SharedMemory>,
+        access: Access,
+        domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
-        Err(RdmaError::Unsupported("FLUSH over RDMA hardware is not there yet".to_owned()))
+        let is_memory = domain.by_cache_lines();
+        let wanted = if is_memory { FlushReach::Persistence } else { FlushReach::Visibility };
+        self.register_upto(memory, access, wanted)
     }
 
     /// Nothing is mapped by this link: whoever may read windows is told their keys.

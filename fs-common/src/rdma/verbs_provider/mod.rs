@@ -1,12 +1,14 @@
 //! RNICs through libibverbs, connections through librdmacm. (Feature `verbs`.)
 //!
 //! # The parts
-//! `sys` the libraries, with owners and errors; `hello` what both sides say in the private data of a connection, and how they prove a
+//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a connection, and how they prove a
 //! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
-//! * A WRITE's last word is not stored last, as far as the specification says, and FLUSH is not there yet.
+//! * A WRITE's last word is not stored last, as far as the specification says.
+//! * FLUSH is there where device and library have it (`sys_flush`). Where not, visibility is a READ of the range's last byte, and
+//!   persistence is refused. A FLUSH behind a SEND covers it on no RNIC that is known to promise so.
 //! * A SEND completes when the peer's RNIC has acknowledged it.
 //! * Memory that is registered is pinned.
 //!
@@ -21,6 +23,7 @@ mod hello;
 mod listen;
 mod queue;
 mod sys;
+mod sys_flush;
 
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
@@ -38,7 +41,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use sys::{Context, Id, Limits, Pd};
+use sys::{Context, Id, Limits};
+use sys_flush::Abilities;
 
 /// Largest two-sided message.
 const MAX_MESSAGE_BYTES: u32 = 1 << 20;
@@ -59,6 +63,7 @@ struct Shared {
     context: Context,
     name: String,
     limits: Limits,
+    abilities: Abilities,
     security: TcpSecurity,
     prover: Option<Prover>,
     /// There while anybody is connected or listens.
@@ -146,6 +151,7 @@ impl VerbsDevice {
             context,
             name: context.name(),
             limits,
+            abilities: Abilities::of(context),
             security,
             prover,
             events: Mutex::default(),
@@ -166,6 +172,10 @@ impl Shared {
 
     fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
     }
 
     fn prover(&self) -> Option<&Prover> {
@@ -229,17 +239,19 @@ impl Device for VerbsDevice {
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: self.shared.limits.queue_depth,
             word_last: false,
+            flush: self.shared.abilities.as_initiator,
+            atomic_write: self.shared.abilities.atomic_write,
             flush_after_send: false,
         }
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, RdmaError> {
-        let pd = Pd::new(self.shared.context).map_err(|source| RdmaError::Io {
+        let pd = VerbsPd::new(self.shared.clone()).map_err(|source| RdmaError::Io {
             action: "make a protection domain of",
             endpoint: self.shared.name.clone(),
             source,
         })?;
-        Ok(Arc::new(VerbsPd::new(self.shared.clone(), pd)))
+        Ok(Arc::new(pd))
     }
 
     fn create_cq(&self, depth: u32) -> Result<Arc<dyn CompletionQueue>, RdmaError> {

@@ -14,11 +14,12 @@ use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
 use super::cq::{Promise, VerbsCq, Waiting};
 use super::sys::{self, Far, Local, Posted, Wc, What};
+use super::sys_flush::Flush;
 use crate::ids::QpNumber;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
-    Completion, CompletionKind, LinkKind, PostError, QpState, QueuePair, RecvWr, RegionOwner, Remote, SendOp,
-    SendWr, Sge, WcStatus, WrId,
+    Completion, CompletionKind, FlushReach, LinkKind, Placement, PostError, QpState, QueuePair, RecvWr,
+    RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -110,6 +111,9 @@ pub(super) struct VerbsQp {
     _promises: [Promise; 2],
     send_depth: u32,
     recv_depth: u32,
+    /// How far its RNIC can FLUSH, and where the byte lands that is READ instead. Nobody looks at it.
+    reach: FlushReach,
+    landing: Arc<sys::Mr>,
     /// Held while posting, so that numbers are posted in order.
     sends: Mutex<Sends>,
     receives: Mutex<UnderWay<WrId>>,
@@ -123,11 +127,14 @@ fn local(sge: Sge) -> Option<Local> {
     (sge.len > 0).then_some(Local { lkey: sge.lkey.0, offset: sge.offset, len: sge.len })
 }
 
-/// What the RNIC is to do.
+/// What the RNIC is to do, and with which local bytes. `reach` is how far it can FLUSH; for one that cannot, `landing` is where a READ
+/// instead of a FLUSH puts its byte.
 ///
 /// # Errors
 /// What is refused here, because the RNIC would not take it, or not say so at once.
-fn what(op: SendOp, len: u32) -> Result<What, WcStatus> {
+fn what(request: &SendWr, reach: FlushReach, landing: u32) -> Result<(What, Option<Local>), WcStatus> {
+    let SendWr { op, local: sge, .. } = *request;
+    let len = sge.len;
     let far = |remote: Remote| match remote {
         Remote::Memory { rkey, offset } => Ok(Far { rkey: rkey.0, offset }),
         // Nobody translates at the target.
@@ -138,7 +145,7 @@ fn what(op: SendOp, len: u32) -> Result<What, WcStatus> {
         far if !far.offset.is_multiple_of(8) => Err(WcStatus::RemoteInvalid),
         far => Ok(far),
     };
-    Ok(match op {
+    let what = match op {
         SendOp::Send | SendOp::SendImm(_) if len > MAX_MESSAGE_BYTES => return Err(WcStatus::LocalLength),
         SendOp::Send => What::Send,
         SendOp::SendImm(imm) => What::SendImm(imm),
@@ -149,8 +156,23 @@ fn what(op: SendOp, len: u32) -> Result<What, WcStatus> {
             What::CompareSwap { far: atomic(remote)?, expect, swap }
         }
         SendOp::FetchAdd { remote, add } => What::FetchAdd { far: atomic(remote)?, add },
-        SendOp::Flush { .. } => return Err(WcStatus::RemoteInvalid),
-    })
+        SendOp::Flush { .. } if len > 0 => return Err(WcStatus::LocalLength),
+        SendOp::Flush { remote, len, placement } => {
+            let far = far(remote)?;
+            let persistent = placement == Placement::Persistence;
+            match reach {
+                FlushReach::Persistence => What::Flush(Flush { far, len, persistent }),
+                FlushReach::Visibility if !persistent => What::Flush(Flush { far, len, persistent }),
+                FlushReach::None if !persistent => {
+                    let last = u64::from(len.max(1)) - 1;
+                    let far = Far { offset: far.offset.wrapping_add(last), ..far };
+                    return Ok((What::Read(far), Some(Local { lkey: landing, offset: 0, len: 1 })));
+                }
+                _ => return Err(WcStatus::RemoteInvalid),
+            }
+        }
+    };
+    Ok((what, local(sge)))
 }
 
 fn status_of(status: u32, is_receive: bool) -> WcStatus {
@@ -181,6 +203,7 @@ impl VerbsQp {
         events: &Arc<Events>,
         ([send_cq, recv_cq], promises): ([Arc<VerbsCq>; 2], [Promise; 2]),
         depths: sys::Capacities,
+        (reach, landing): (FlushReach, Arc<sys::Mr>),
     ) -> Arc<Self> {
         let qp = Arc::new(Self {
             number,
@@ -193,6 +216,8 @@ impl VerbsQp {
             _promises: promises,
             send_depth: depths.send_depth,
             recv_depth: depths.recv_depth,
+            reach,
+            landing,
             sends: Mutex::default(),
             receives: Mutex::default(),
         });
@@ -277,24 +302,23 @@ impl VerbsQp {
         }
     }
 
+    fn what(&self, request: &SendWr) -> Result<(What, Option<Local>), WcStatus> {
+        what(request, self.reach, self.landing.lkey())
+    }
+
     /// Posts as many requests as there is room for; how many.
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
         let room = sends.under_way.room(self.send_depth);
         let mut posted = Vec::with_capacity(requests.len().min(room));
         for request in requests.iter().take(room) {
-            let Ok(what) = what(request.op, request.local.len) else { break };
+            let Ok((what, local)) = self.what(request) else { break };
             sends.silent = if request.signaled { 0 } else { sends.silent + 1 };
             let is_asked = request.signaled || sends.silent >= self.send_depth.div_ceil(2);
             if is_asked {
                 sends.silent = 0;
             }
-            posted.push(Posted {
-                wr_id: sends.under_way.next(),
-                what,
-                local: local(request.local),
-                signaled: is_asked,
-            });
+            posted.push(Posted { wr_id: sends.under_way.next(), what, local, signaled: is_asked });
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
@@ -361,7 +385,7 @@ impl QueuePair for VerbsQp {
         }
         let refusal = |posted: usize| {
             let request: Option<&SendWr> = requests.get(posted);
-            request.and_then(|request| what(request.op, request.local.len).err())
+            request.and_then(|request| self.what(request).err())
         };
         let mut posted = self.post_some(requests)?;
         if posted < requests.len() && refusal(posted).is_none() {

@@ -5,6 +5,7 @@
 //! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers.
 //! * A context belongs to librdmacm, which never closes it.
 
+use super::sys_flush::{self, Abilities, Flush};
 use crate::memory::{Pinned, SharedMemory};
 use rdma_sys as ffi;
 use std::ffi::{CStr, c_int, c_void};
@@ -16,11 +17,11 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 /// What a call gave that returns 0, or an error in errno.
-fn done(result: c_int) -> io::Result<()> {
+pub(super) fn done(result: c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
+pub(super) fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
@@ -53,6 +54,10 @@ pub(super) struct Limits {
 }
 
 impl Context {
+    pub(super) fn as_ptr(self) -> *mut ffi::ibv_context {
+        self.0.as_ptr()
+    }
+
     /// As the kernel calls it.
     pub(super) fn name(self) -> String {
         // SAFETY: the context is open; the name is a string in memory of the library's, copied at once.
@@ -98,6 +103,10 @@ impl Pd {
         let raw = made(unsafe { ffi::ibv_alloc_pd(context.0.as_ptr()) })?;
         Ok(Arc::new(Self { raw }))
     }
+
+    pub(super) fn as_ptr(&self) -> *mut ffi::ibv_pd {
+        self.raw.as_ptr()
+    }
 }
 
 impl Drop for Pd {
@@ -108,12 +117,14 @@ impl Drop for Pd {
 }
 
 /// What of `Access` the RNIC is told.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Rights {
     pub(super) local_write: bool,
     pub(super) remote_read: bool,
     pub(super) remote_write: bool,
     pub(super) remote_atomic: bool,
+    pub(super) flush_global: bool,
+    pub(super) flush_persistent: bool,
 }
 
 /// Registered memory.
@@ -129,8 +140,13 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Pins the memory: its pages stay where they are until this is dropped.
-    pub(super) fn new(pd: &Arc<Pd>, memory: Arc<SharedMemory>, rights: Rights) -> io::Result<Self> {
+    /// Pins the memory from an offset on, which is a whole number of pages: those stay where they are until this is dropped.
+    pub(super) fn new(
+        pd: &Arc<Pd>,
+        memory: Arc<SharedMemory>,
+        from: usize,
+        rights: Rights,
+    ) -> io::Result<Self> {
         let mut access = ffi::ibv_access_flags(0);
         for (has, flag) in [
             // Of a region that peers write, the RNIC is the writer (IBTA volume 1, 10.6.3.1).
@@ -146,11 +162,23 @@ impl Mr {
                 access |= flag;
             }
         }
+        let mut access = access.0 as c_int;
+        for (has, flag) in [
+            (rights.flush_global, sys_flush::ACCESS_FLUSH_GLOBAL),
+            (rights.flush_persistent, sys_flush::ACCESS_FLUSH_PERSISTENT),
+        ] {
+            if has {
+                access |= flag;
+            }
+        }
+        assert!(from < memory.len(), "something of the memory is registered");
         let memory = memory.pin();
-        let base = memory.base_address().as_ptr().cast::<c_void>();
+        // SAFETY: inside of the mapping.
+        let base = unsafe { memory.base_address().as_ptr().add(from) }.cast::<c_void>();
+        let len = memory.len() - from;
         // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
         // with the CPU's, as `SharedMemory` allows.
-        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, memory.len(), 0, access.0 as c_int) };
+        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, len, from as u64, access) };
         Ok(Self { raw: made(raw)?, memory, _pd: pd.clone() })
     }
 
@@ -547,6 +575,7 @@ impl Id {
         pd: &Arc<Pd>,
         [send_cq, recv_cq]: [&Arc<Cq>; 2],
         capacities: Capacities,
+        abilities: Abilities,
     ) -> io::Result<u32> {
         assert!(self.made_with.is_none(), "an identifier has one queue pair");
         let mut wanted = ffi::ibv_qp_init_attr {
@@ -565,7 +594,7 @@ impl Id {
             sq_sig_all: 0,
         };
         // SAFETY: the domain and the queues are there and stay: `made_with` holds them until the queue pair is destroyed.
-        done(unsafe { ffi::rdma_create_qp(self.raw.as_ptr(), pd.raw.as_ptr(), &mut wanted) })?;
+        unsafe { sys_flush::create_qp(self.raw, pd, &mut wanted, abilities)? };
         self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()]));
         // SAFETY: the queue pair was just made.
         Ok(unsafe { (*(*self.raw.as_ptr()).qp).qp_num })
@@ -643,9 +672,31 @@ impl Id {
         }
     }
 
-    /// Posts send work requests with one doorbell. On an error it says how many were posted.
+    /// Posts send work requests, with one doorbell but for each FLUSH among them. On an error it says how many were posted. Under a lock of
+    /// the caller's.
     pub(super) fn post_send(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
+        let is_flush = |request: &Posted| matches!(request.what, What::Flush(_));
+        let mut posted = 0;
+        for run in requests.chunk_by(|one, next| !is_flush(one) && !is_flush(next)) {
+            let result = match run {
+                [Posted { wr_id, what: What::Flush(flush), signaled, .. }] => {
+                    // SAFETY: the identifier is there, and has its queue pair.
+                    let qp = made(unsafe { (*self.raw.as_ptr()).qp });
+                    // SAFETY: the queue pair stays; whoever posts a FLUSH has seen in the device's abilities that it can.
+                    let post = |qp| unsafe { sys_flush::post(qp, *wr_id, *flush, *signaled) };
+                    qp.and_then(post).map_err(|error| (0, error))
+                }
+                run => self.post_run(run),
+            };
+            result.map_err(|(done, error)| (posted + done, error))?;
+            posted += run.len();
+        }
+        Ok(())
+    }
+
+    /// Posts what `ibv_post_send` knows.
+    fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
         let mut sges: Vec<_> = requests.iter().map(|request| request.local.map(Local::raw)).collect();
         let mut wrs: Vec<ffi::ibv_send_wr> = requests
             .iter()
@@ -722,6 +773,7 @@ pub(super) enum What {
     WriteImm(Far, u32),
     CompareSwap { far: Far, expect: u64, swap: u64 },
     FetchAdd { far: Far, add: u64 },
+    Flush(Flush),
 }
 
 /// A send work request.
@@ -779,6 +831,7 @@ impl Posted {
                 wr.wr.atomic = atomic(far, add, 0);
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD
             }
+            What::Flush(_) => unreachable!("`ibv_post_send` knows no FLUSH"),
         };
         if let Some(value) = imm {
             wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();

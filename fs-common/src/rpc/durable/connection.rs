@@ -148,6 +148,7 @@ impl Connection {
         // A sender writes records; who it is and where the head is stays the receiver's to say.
         let access = Access { remote_atomic: false, own_bytes: RECORDS_AT as u64, ..Access::ALL };
         let region = pd.register_persistent(device.memory().clone(), access, device.persistence().clone())?;
+        let kind = kind.over(&common.capabilities, region.flush_reach());
         let outgoing = SharedMemory::new("durable-answers", outgoing_len(&answers)).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "answers".to_owned(), source }
         })?;
@@ -185,9 +186,10 @@ impl Connection {
             self.qp.post_recv(&vec![plain; QUEUE_DEPTH as usize / 2])?;
         }
         let past = state.reader.checkpoint().past;
-        let ring = self.ring.rkey();
+        let (ring, reading, kind) = (self.ring.rkey(), self.ring.read_rkey(), self.kind);
+        let (log, device) = (self.log, self.device.kind());
         let mut said = self.said.lock();
-        self.say(&mut said, &Message::Welcome { ring, log: self.log, past, device: self.device.kind() })
+        self.say(&mut said, &Message::Welcome { ring, reading, kind, log, past, device })
     }
 
     fn post_slots(&self, state: &mut State, upto: u64) -> Result<(), PostError> {
@@ -295,9 +297,12 @@ impl Connection {
             said.persistent = last;
             return self.notice(&mut said).map_err(Breach::from);
         }
-        // One sync covers every range; the domain tells in the order it was asked.
-        let Some((offset, len)) = ranges.first().copied() else { return Ok(()) };
+        // The domain tells in the order it was asked, and after a failure of nothing but that: the last one tells of all.
+        let Some(((offset, len), before)) = ranges.split_last() else { return Ok(()) };
         drop(said);
+        for (offset, len) in before {
+            persistence.persist(&memory, *offset, *len, Box::new(|_| {}));
+        }
         let this = self.clone();
         let done = move |result: Result<(), SyncFailed>| {
             let mut said = this.said.lock();
@@ -310,7 +315,7 @@ impl Connection {
                 this.give_up(&reason);
             }
         };
-        persistence.persist(&memory, offset, len, Box::new(done));
+        persistence.persist(&memory, *offset, *len, Box::new(done));
         Ok(())
     }
 

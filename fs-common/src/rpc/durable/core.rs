@@ -16,8 +16,8 @@ use crate::breach::Breach;
 use crate::ids::{ClientId, QpNumber};
 use crate::memory::SharedMemory;
 use crate::rdma::{
-    Access, Completion, CompletionKind, CompletionQueue, Device, Incoming, MemoryRegion, PeerKey,
-    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
+    Access, Capabilities, Completion, CompletionKind, CompletionQueue, Device, Incoming, MemoryRegion,
+    PeerKey, ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, SendOp, SendWr, WcStatus, WrId,
 };
 use crate::redo::ring::Geometry;
 use crate::world::{Clock, SystemClock};
@@ -32,6 +32,8 @@ use std::time::Duration;
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 /// `WrId` of the receive a hello lands in.
 const HELLO: u64 = u64::MAX - 1;
+/// `WrId` of a refusal.
+const REFUSED: u64 = u64::MAX - 2;
 /// Largest slot of answers a sender may ask to be written to.
 const SLOT_MAX: u32 = 1 << 20;
 /// Staging for one sender's answers.
@@ -41,7 +43,7 @@ const ANSWERS_MAX_BYTES: u64 = 256 << 20;
 pub(super) struct Greeting {
     qp: Arc<dyn QueuePair>,
     region: Arc<dyn MemoryRegion>,
-    /// Until when it may say hello; `None`: it has.
+    /// Until when it may say hello, or take its refusal; `None`: it said hello.
     until: Option<Duration>,
 }
 
@@ -80,6 +82,7 @@ pub(super) struct Taking {
 
 /// What connections need of their receiver.
 pub(super) struct Common {
+    pub(super) capabilities: Capabilities,
     pub(super) service: Arc<dyn Service>,
     pub(super) options: ReceiverOptions,
     pub(super) executed: AtomicU64,
@@ -119,6 +122,7 @@ impl Core {
         feeds: Vec<Feed<Work>>,
     ) -> Result<Self, RdmaError> {
         let common = Common {
+            capabilities: device.capabilities(),
             service,
             options,
             executed: AtomicU64::new(0),
@@ -268,6 +272,12 @@ impl Core {
             return None;
         }
         if !matches!(completion.kind, CompletionKind::Recv | CompletionKind::RecvWithImm) {
+            if completion.wr_id == WrId(REFUSED)
+                && let Some(refused) = known.remove(&completion.qp)
+            {
+                drop(known);
+                refused.close();
+            }
             return None;
         }
         match known.get_mut(&completion.qp)? {
@@ -300,11 +310,17 @@ impl Core {
                 tracing::warn!(peer = %qp.peer(), "a sender is refused: {reason}");
                 region.memory().write(MESSAGE_LEN, &Message::Refused.encode());
                 let local = region.sge(MESSAGE_LEN as u64, MESSAGE_LEN as u32);
-                let refused = SendWr { wr_id: WrId(0), op: SendOp::Send, local, signaled: false };
-                // It may be gone already; it hears nothing worse then.
-                let _ = qp.post_send(&[refused]);
-                self.known.lock().remove(&qp.number());
-                qp.close();
+                let refused = SendWr { wr_id: WrId(REFUSED), op: SendOp::Send, local, signaled: true };
+                let mut known = self.known.lock();
+                // The end of the connection would overtake the message: it ends when that has arrived. One that is gone hears nothing worse.
+                if qp.post_send(&[refused]).is_ok()
+                    && let Some(Known::Greeting(greeting)) = known.get_mut(&qp.number())
+                {
+                    greeting.until = Some(self.clock.monotonic() + self.common.options.hello_wait);
+                } else {
+                    known.remove(&qp.number());
+                    qp.close();
+                }
             }
         }
     }

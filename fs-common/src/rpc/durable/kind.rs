@@ -1,7 +1,7 @@
 //! The four kinds, and what a durable connection is made with.
 
 use crate::persist::LogDeviceKind;
-use crate::rdma::{Capabilities, LinkKind};
+use crate::rdma::{Capabilities, FlushReach, LinkKind};
 use crate::redo::encoded_len;
 use crate::redo::ring::{Geometry, RingError};
 use serde::{Deserialize, Serialize};
@@ -53,12 +53,18 @@ impl Kind {
         }
     }
 
-    /// Whether a device can do it.
-    pub fn is_possible(self, capabilities: &Capabilities) -> bool {
+    /// The same way to the ring, with the receiver's flush.
+    pub const fn by_receiver(self) -> Self {
         match self {
-            Self::SFlush => capabilities.flush_after_send,
-            _ => true,
+            Self::SFlush | Self::SRFlush => Self::SRFlush,
+            Self::WFlush | Self::WRFlush => Self::WRFlush,
         }
+    }
+
+    /// What becomes of it over a device, whose FLUSHes of the ring go so far.
+    pub fn over(self, capabilities: &Capabilities, reach: FlushReach) -> Self {
+        let covers = self != Self::SFlush || capabilities.flush_after_send;
+        if covers && reach == FlushReach::Persistence { self } else { self.by_receiver() }
     }
 
     pub(super) const fn number(self) -> u32 {

@@ -1,26 +1,47 @@
-//! Where rings lie: files of one directory, one a client.
+//! Where rings lie: files of one directory, one a client, or parts of one device of persistent memory.
 
 use super::rings::RingStoreError;
 use crate::ids::ClientId;
-use crate::persist::{LogDevice, LogDeviceKind};
+use crate::persist::{DaxDevice, LogDevice, LogDeviceKind, is_device};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// Files of one directory, and what they lie on.
+/// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct RingFiles {
-    pub(super) directory: PathBuf,
-    pub(super) kind: Option<LogDeviceKind>,
+pub(super) enum RingPlace {
+    /// Files, and what they lie on.
+    Files {
+        directory: PathBuf,
+        kind: Option<LogDeviceKind>,
+    },
+    Device(Arc<DaxDevice>),
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> RingStoreError {
     |source| RingStoreError::Directory { path: path.to_owned(), source }
 }
 
-impl RingFiles {
-    /// What it is called, for people.
+impl RingPlace {
+    /// A directory, made if there is none, or a device.
+    ///
+    /// # Errors
+    /// The place.
+    pub(super) fn open(path: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
+        if is_device(path) {
+            return Ok(Self::Device(DaxDevice::open(path)?));
+        }
+        std::fs::create_dir_all(path).map_err(failed(path))?;
+        Ok(Self::Files { directory: path.to_owned(), kind })
+    }
+
+    /// What a client's ring is called, for people.
     pub(super) fn path(&self, client: ClientId) -> PathBuf {
-        self.directory.join(format!("{:032x}.ring", client.0))
+        let name = format!("{:032x}.ring", client.0);
+        match self {
+            Self::Files { directory, .. } => directory.join(name),
+            Self::Device(device) => device.path().join(name),
+        }
     }
 
     /// Whose rings there are.
@@ -28,9 +49,13 @@ impl RingFiles {
     /// # Errors
     /// The place.
     pub(super) fn clients(&self) -> Result<Vec<ClientId>, RingStoreError> {
+        let directory = match self {
+            Self::Files { directory, .. } => directory,
+            Self::Device(device) => return Ok(device.names().into_iter().map(ClientId).collect()),
+        };
         let mut clients = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed(&self.directory))? {
-            let name = entry.map_err(failed(&self.directory))?.file_name();
+        for entry in std::fs::read_dir(directory).map_err(failed(directory))? {
+            let name = entry.map_err(failed(directory))?.file_name();
             let id = name
                 .to_str()
                 .and_then(|name| name.strip_suffix(".ring"))
@@ -46,7 +71,10 @@ impl RingFiles {
     /// # Errors
     /// The place.
     pub(super) fn len_bytes(&self, client: ClientId) -> Result<Option<u64>, RingStoreError> {
-        let path = self.path(client);
+        let path = match self {
+            Self::Files { .. } => self.path(client),
+            Self::Device(device) => return Ok(device.len_bytes(client.0)),
+        };
         match std::fs::metadata(&path) {
             Ok(metadata) => Ok(Some(metadata.len())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -58,14 +86,18 @@ impl RingFiles {
     ///
     /// # Errors
     /// The device.
-    pub(super) fn open(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError> {
+    pub(super) fn open_ring(&self, client: ClientId, len_bytes: usize) -> Result<LogDevice, RingStoreError> {
+        let (directory, kind) = match self {
+            Self::Files { directory, kind } => (directory, *kind),
+            Self::Device(device) => return Ok(device.open_log(client.0, len_bytes)?),
+        };
         let was_there = self.len_bytes(client)?.is_some_and(|len| len > 0);
-        let device = LogDevice::open(&self.path(client), len_bytes, self.kind)?;
+        let device = LogDevice::open(&self.path(client), len_bytes, kind)?;
         if !was_there {
             // What is acknowledged in it must be found.
-            std::fs::File::open(&self.directory)
+            std::fs::File::open(directory)
                 .and_then(|directory| directory.sync_all())
-                .map_err(failed(&self.directory))?;
+                .map_err(failed(directory))?;
         }
         Ok(device)
     }

@@ -1,4 +1,4 @@
-//! A receiver's rings: one a client, in one place (`ring_place`: files of a directory).
+//! A receiver's rings: one a client, in one place (`ring_place`: files of a directory, or a device of persistent memory).
 //!
 //! At the start every ring is opened, whatever it holds is executed in order, checkpointed, and the ring gets a new
 //! life. The same happens when a client comes back without a restart: what it wrote and nobody took is taken then.
@@ -7,7 +7,7 @@
 //! A ring that cannot be read is kept as it is, and its client is refused: it may hold acknowledged requests. A person
 //! has to decide.
 
-use super::ring_place::RingFiles;
+use super::ring_place::RingPlace;
 use super::service::{Request, Service};
 use super::wire::open_envelope;
 use crate::ids::{ClientId, LogSeq};
@@ -55,7 +55,7 @@ pub enum RingStoreError {
 /// Where rings are and what they lie on.
 #[derive(Clone)]
 pub struct RingStore {
-    place: RingFiles,
+    place: RingPlace,
 }
 
 /// A ring with the device it lies on.
@@ -102,14 +102,13 @@ fn new_life() -> LogId {
 }
 
 impl RingStore {
-    /// Rings in `directory`, on what `kind` says ([`LogDevice::open`]).
+    /// Rings in files of a directory, on what `kind` says ([`LogDevice::open`]), or on a device of persistent memory (`/dev/dax*`), which is
+    /// this store's alone.
     ///
     /// # Errors
-    /// If the directory cannot be made.
-    pub fn new(directory: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
-        std::fs::create_dir_all(directory)
-            .map_err(|source| RingStoreError::Directory { path: directory.to_owned(), source })?;
-        Ok(Self { place: RingFiles { directory: directory.to_owned(), kind } })
+    /// If the directory cannot be made, or the device not had.
+    pub fn new(path: &Path, kind: Option<LogDeviceKind>) -> Result<Self, RingStoreError> {
+        Ok(Self { place: RingPlace::open(path, kind)? })
     }
 
     /// Executes what the rings hold. Returns how many requests that were.
@@ -153,7 +152,7 @@ impl RingStore {
         // Another shape than last time: everything in it is executed, so it can be made anew, keeping what it knows.
         let past = ring.reader.checkpoint().past;
         drop(ring);
-        let device = self.place.open(client, geometry.memory_len())?;
+        let device = self.place.open_ring(client, geometry.memory_len())?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
         let mut reader = RingReader::make(memory, persistence, geometry, new_life(), client)?;
         reader.remember(past)?;
@@ -165,7 +164,7 @@ impl RingStore {
         let path = self.place.path(client);
         // What is there may be longer than what is wanted now.
         let there = self.place.len_bytes(client)?.unwrap_or(0) as usize;
-        let device = self.place.open(client, there.max(geometry.memory_len()))?;
+        let device = self.place.open_ring(client, there.max(geometry.memory_len()))?;
         let (memory, persistence) = (device.memory().clone(), device.persistence().clone());
         let recovery = RingReader::open(memory, persistence, geometry, new_life(), client)
             .map_err(|source| RingStoreError::Ring { path: path.clone(), source })?;

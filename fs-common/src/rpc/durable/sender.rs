@@ -14,9 +14,11 @@
 //! what was persistent is executed by the receiver and not sent again. Answers that were on their way are lost: their
 //! tickets say so.
 
-use super::kind::Settings;
+use super::kind::{Kind, Settings};
 use super::sender_link::{Buffers, Dialling, Event, IN_RING_MAX, Link, Registered, UNACKED_MAX};
-use super::wire::{ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope};
+use super::wire::{
+    ANSWER_HEADER_LEN, AnswerHeader, ENVELOPE_LEN, Envelope, Message, envelope, open_envelope,
+};
 use crate::ids::{ClientId, LogSeq, Rkey, SlotIndex};
 use crate::persist::LogDeviceKind;
 use crate::rdma::{
@@ -152,6 +154,8 @@ pub struct Sender {
     buffers: Buffers,
     link: Link,
     ring: Rkey,
+    reading: Rkey,
+    kind: Kind,
     log_device: LogDeviceKind,
     regions: Registered,
     writer: RingWriter,
@@ -192,11 +196,6 @@ impl Sender {
         settings: Settings,
     ) -> Result<Self, SenderError> {
         let capabilities: Capabilities = device.capabilities();
-        if !settings.kind.is_possible(&capabilities) {
-            return Err(
-                RdmaError::Unsupported(format!("this RNIC cannot do {}", settings.kind.label())).into()
-            );
-        }
         let geometry = settings.geometry()?;
         if settings.kind.sends() && geometry.stride() > u64::from(capabilities.max_message_bytes) {
             let most = capabilities.max_message_bytes as usize;
@@ -217,6 +216,8 @@ impl Sender {
             buffers,
             link,
             ring: welcomed.ring,
+            reading: welcomed.reading,
+            kind: welcomed.kind,
             log_device: welcomed.device,
             regions,
             writer: RingWriter::new(geometry, welcomed.log),
@@ -243,6 +244,12 @@ impl Sender {
             sender.on_event(event)?;
         }
         Ok(sender)
+    }
+
+    /// Which kind it is: the one of the settings, or, where RNICs, the library before them or the ring's memory do not take a FLUSH to
+    /// persistence, the one with the receiver's flush. It may be another after `resume`.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// What the receiver's log lies on.
@@ -338,7 +345,7 @@ impl Sender {
             let due = waited >= STEP * head_reads;
             if full && due && !self.head_read_under_way {
                 head_reads += 1;
-                self.link.read_head(self.ring)?;
+                self.link.read_head(self.reading)?;
                 self.head_read_under_way = true;
                 self.figures.head_reads += 1;
             }
@@ -383,11 +390,11 @@ impl Sender {
             }
         }
         let durable = std::mem::replace(&mut self.batch_is_durable, false);
-        if !self.settings.kind.receiver_flushes() && !durable {
+        if !self.kind.receiver_flushes() && !durable {
             let head = self.writer.head_lsn();
             self.passing.retain(|(lsn, ..)| *lsn >= head);
             self.passing.extend(ranges.into_iter().map(|(offset, len)| (last, offset, len)));
-        } else if !self.settings.kind.receiver_flushes() {
+        } else if !self.kind.receiver_flushes() {
             // The ring from the first to the last, or to its end and from its beginning.
             let mut flushes: Vec<(usize, usize)> = Vec::new();
             let head = self.writer.head_lsn();
@@ -558,6 +565,7 @@ impl Sender {
             Link::connect(dialling, endpoint, &self.settings, geometry, &self.buffers)?;
         let mut resumed = Resumed { kept: self.take_back(welcomed.past)?, resent: 0 };
         (self.link, self.regions, self.ring) = (link, regions, welcomed.ring);
+        (self.reading, self.kind) = (welcomed.reading, welcomed.kind);
         self.log_device = welcomed.device;
         self.writer = RingWriter::new(geometry, welcomed.log);
         (self.persistent, self.slow, self.head_read_under_way) = (LogSeq(0), false, false);
@@ -600,15 +608,27 @@ impl Sender {
     fn take_back(&mut self, (log, executed): (LogId, LogSeq)) -> Result<u64, SenderError> {
         let had = if log == self.writer.log() { executed } else { LogSeq(0) };
         let had = had.max(LogSeq(self.writer.head_lsn().0 - 1));
-        let mut again = VecDeque::new();
+        let (mut again, mut answered) = (VecDeque::new(), 0);
         for sent in self.sent.iter().filter(|sent| sent.lsn > had) {
             let mut bytes = vec![0; sent.span.len];
             self.buffers.mirror.read(sent.span.offset, &mut bytes);
             let (record, _) = parse(self.writer.log(), sent.lsn, &bytes)
                 .map_err(|_| SenderError::Protocol("the mirror lost a record"))?;
-            again.push_back((sent.ticket, record.data.to_vec()));
+            let mut data = record.data.to_vec();
+            let (Envelope { answer_slot, passing }, _) =
+                open_envelope(&data).map_err(|_| SenderError::Protocol("the mirror lost a request"))?;
+            let is_waited = matches!(self.asked.get(&sent.ticket), Some(Asked::Waiting(_)));
+            if answer_slot.is_some() && !is_waited {
+                // Its answer is here, and the slot another's by now.
+                if passing {
+                    answered += 1;
+                    continue;
+                }
+                data[..ENVELOPE_LEN].copy_from_slice(&envelope(Envelope { answer_slot: None, passing }));
+            }
+            again.push_back((sent.ticket, data));
         }
-        let mut kept = 0;
+        let mut kept = answered;
         for sent in self.sent.drain(..).filter(|sent| sent.lsn <= had) {
             kept += 1;
             if let Some(asked) = self.asked.get_mut(&sent.ticket)

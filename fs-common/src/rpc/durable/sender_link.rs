@@ -1,6 +1,6 @@
 //! The sender's connection: registered memory, the hello, and completions.
 
-use super::kind::Settings;
+use super::kind::{Kind, Settings};
 use super::sender::SenderError;
 use super::wire::{ANSWER_HEADER_LEN, MESSAGE_LEN, Message};
 use crate::ids::{ClientId, LogSeq, Rkey};
@@ -32,6 +32,9 @@ const RECEIVES: usize = 900;
 /// What a welcome said.
 pub(super) struct Welcomed {
     pub(super) ring: Rkey,
+    /// The ring's other key: see [`MemoryRegion::read_rkey`].
+    pub(super) reading: Rkey,
+    pub(super) kind: Kind,
     pub(super) log: LogId,
     pub(super) past: (LogId, LogSeq),
     pub(super) device: LogDeviceKind,
@@ -113,6 +116,8 @@ impl Link {
         let options = ConnectOptions { qp, receives, timeout: settings.patience.max(WELCOME_WAIT) };
         let connected = pd.connect(endpoint, options)?;
         let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };
+        let capabilities = device.capabilities();
+        let asked = settings.kind.over(&capabilities, capabilities.flush);
         let hello = Message::Hello {
             client,
             capacity: geometry.capacity(),
@@ -120,7 +125,7 @@ impl Link {
             answers: answers.rkey(),
             slots: settings.answers as u32,
             slot_len: buffers.slot_len as u32,
-            kind: settings.kind,
+            kind: asked,
         };
         // The mirror's first page is no record's: a message fits there.
         buffers.mirror.write(0, &hello.encode());
@@ -134,8 +139,11 @@ impl Link {
             let progress = link.progress(Duration::from_millis(20), &mut events);
             let first = (!events.is_empty()).then(|| events.remove(0));
             match first {
-                Some(Event::Notice(Message::Welcome { ring, log, past, device })) => {
-                    let welcomed = Welcomed { ring, log, past, device, behind: events };
+                Some(Event::Notice(Message::Welcome { ring, reading, kind, log, past, device })) => {
+                    if kind != asked && kind != asked.by_receiver() {
+                        return Err(SenderError::Protocol("another kind of RPC than was asked for"));
+                    }
+                    let welcomed = Welcomed { ring, reading, kind, log, past, device, behind: events };
                     return Ok((link, welcomed, [mirror, answers]));
                 }
                 Some(Event::Notice(Message::Refused)) => return Err(SenderError::Refused),
@@ -153,9 +161,9 @@ impl Link {
     }
 
     /// READs the ring's two checkpoints.
-    pub(super) fn read_head(&self, ring: Rkey) -> Result<(), SenderError> {
+    pub(super) fn read_head(&self, reading: Rkey) -> Result<(), SenderError> {
         let offset = crate::redo::ring::CHECKPOINTS_AT as u64;
-        let op = SendOp::Read(crate::rdma::Remote::Memory { rkey: ring, offset });
+        let op = SendOp::Read(crate::rdma::Remote::Memory { rkey: reading, offset });
         let local = self.incoming.sge((RECEIVES * MESSAGE_LEN) as u64, 2 * CHECKPOINT_LEN as u32);
         self.post(&[SendWr { wr_id: WrId(HEAD_READ), op, local, signaled: true }])
     }

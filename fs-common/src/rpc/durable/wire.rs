@@ -4,15 +4,15 @@
 //! |-------:|------:|---------|-----------|-------------|------------|
 //! | 0      | 4     | magic   | `CFDR` in all |||
 //! | 4      | 2     | version | `VERSION` in all |||
-//! | 6      | 2     | kind    | 1 | 2 | 3 |
+//! | 6      | 2     | kind    | 1 | 2 | 3 (4: refused, zeros) |
 //! | 8      | 16    | client  | who | | |
 //! | 24     | 8     | first   | capacity | log | persistent up to |
 //! | 32     | 8     | second  | stride | past log | head position |
 //! | 40     | 8     | third   | | past number | head number |
 //! | 48     | 4     | rkey    | answers | ring | |
-//! | 52     | 4     | fourth  | answer slots | 0 welcome, 1 refused | 1: slow down |
+//! | 52     | 4     | fourth  | answer slots | the ring's key to read | 1: slow down |
 //! | 56     | 4     | fifth   | bytes of a slot | log device | |
-//! | 60     | 4     | sixth   | RPC kind | | |
+//! | 60     | 4     | sixth   | RPC kind asked for | RPC kind it is to be | |
 //!
 //! An answer is written into a slot of the sender's with the slot's number as immediate:
 //!
@@ -43,7 +43,7 @@ pub const ENVELOPE_LEN: usize = 8;
 /// Most answer slots.
 pub(super) const ANSWER_SLOTS_MAX: u32 = 4096;
 const MAGIC: [u8; 4] = *b"CFDR";
-const VERSION: u16 = 5;
+const VERSION: u16 = 6;
 const FLAG_ANSWER: u16 = 1;
 const FLAG_PASSING: u16 = 2;
 
@@ -73,13 +73,17 @@ pub enum Message {
         slots: u32,
         /// Of so many bytes.
         slot_len: u32,
-        /// Which kind of RPC.
+        /// Which kind of RPC it wants.
         kind: Kind,
     },
     /// The receiver has a ring for it.
     Welcome {
-        /// The ring.
+        /// The ring: its records.
         ring: Rkey,
+        /// The ring, all of it, to be read.
+        reading: Rkey,
+        /// Which kind of RPC it is to be: the one asked for, or the one with the receiver's flush.
+        kind: Kind,
         /// Its life.
         log: LogId,
         /// The life before, and how far it was executed.
@@ -155,16 +159,14 @@ impl Message {
                 raw.rkey = answers.0.into();
                 (raw.fourth, raw.fifth, raw.sixth) = (slots.into(), slot_len.into(), kind.number().into());
             }
-            Self::Welcome { ring, log, past, device } => {
+            Self::Welcome { ring, reading, kind, log, past, device } => {
                 raw.kind = 2.into();
+                (raw.fourth, raw.sixth) = (reading.0.into(), kind.number().into());
                 (raw.first, raw.second, raw.third) = (log.0.into(), past.0.0.into(), past.1.0.into());
                 raw.rkey = ring.0.into();
                 raw.fifth = device_number(device).into();
             }
-            Self::Refused => {
-                raw.kind = 2.into();
-                raw.fourth = 1.into();
-            }
+            Self::Refused => raw.kind = 4.into(),
             Self::Notice { persistent, head, head_lsn, slow } => {
                 raw.kind = 3.into();
                 (raw.first, raw.second, raw.third) = (persistent.0.into(), head.into(), head_lsn.0.into());
@@ -200,8 +202,10 @@ impl Message {
                     .ok_or(MessageError::Field("slot bytes"))?,
                 kind: Kind::from_number(raw.sixth.get()).ok_or(MessageError::Field("RPC kind"))?,
             },
-            (2, 0) => Self::Welcome {
+            (2, reading) => Self::Welcome {
                 ring: Rkey(raw.rkey.get()),
+                reading: Rkey(reading),
+                kind: Kind::from_number(raw.sixth.get()).ok_or(MessageError::Field("RPC kind"))?,
                 log: LogId(raw.first.get()),
                 past: (LogId(raw.second.get()), LogSeq(raw.third.get())),
                 device: match raw.fifth.get() {
@@ -211,7 +215,7 @@ impl Message {
                     _ => return Err(MessageError::Field("log device")),
                 },
             },
-            (2, 1) => Self::Refused,
+            (4, 0) => Self::Refused,
             (3, slow @ 0..=1) => Self::Notice {
                 persistent: LogSeq(raw.first.get()),
                 head: raw.second.get(),
@@ -296,7 +300,7 @@ mod tests {
 
     fn golden(kind: u8, fields: &[(usize, &[u8])]) -> [u8; MESSAGE_LEN] {
         let mut bytes = [0; MESSAGE_LEN];
-        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 5, 0, kind, 0]);
+        bytes[..8].copy_from_slice(&[b'C', b'F', b'D', b'R', 6, 0, kind, 0]);
         for (at, value) in fields {
             bytes[*at..*at + value.len()].copy_from_slice(value);
         }
@@ -316,6 +320,8 @@ mod tests {
         };
         let welcome = Message::Welcome {
             ring: Rkey(0x0a0b),
+            reading: Rkey(0x0c0d),
+            kind: Kind::SRFlush,
             log: LogId(0x0102),
             past: (LogId(3), LogSeq(4)),
             device: LogDeviceKind::PmemEmulated,
@@ -330,8 +336,22 @@ mod tests {
                     &[(8, &[2, 1]), (24, &[4, 3]), (32, &[5]), rkey, (52, &[6]), (56, &[8, 7]), (60, &[2])],
                 ),
             ),
-            (welcome, golden(2, &[(24, &[2, 1]), (32, &[3]), (40, &[4]), rkey, (56, &[2])])),
-            (Message::Refused, golden(2, &[(52, &[1])])),
+            (
+                welcome,
+                golden(
+                    2,
+                    &[
+                        (24, &[2, 1]),
+                        (32, &[3]),
+                        (40, &[4]),
+                        rkey,
+                        (52, &[0x0d, 0x0c]),
+                        (56, &[2]),
+                        (60, &[3]),
+                    ],
+                ),
+            ),
+            (Message::Refused, golden(4, &[])),
             (notice, golden(3, &[(24, &[1]), (32, &[2]), (40, &[3]), (52, &[1])])),
         ] {
             assert_eq!(message.encode(), bytes, "{message:?}");

@@ -92,6 +92,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let scrub = *server.integrity.scrub.lock();
     let locks = server.locks.figures();
     let nic = server.device.figures();
+    let abilities = server.device.capabilities();
     let metadata = server.meta.store_figures();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -101,6 +102,13 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "uptime_seconds": server.clock.monotonic().as_secs(),
         "provider": "soft",
         "network_security": server.about.network_security,
+        // What memory placement its RNIC promises (IBTA memory placement extensions).
+        "rnic": {
+            "name": server.device.name(),
+            "flush": abilities.flush.label(),
+            "atomic_write": abilities.atomic_write,
+            "word_last": abilities.word_last,
+        },
         "links": server.about.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "exports": server.admission.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
         "durability": durability.to_string(),

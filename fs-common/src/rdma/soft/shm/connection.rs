@@ -193,6 +193,13 @@ impl ShmQp {
 
     fn send_announcements(&self, announcements: &mut Announcements) {
         while let Some((region, index)) = announcements.pending.front() {
+            if region.memory.is_part() {
+                tracing::warn!(
+                    "memory that is a part of a device is not for peers that map it; use another link"
+                );
+                announcements.pending.pop_front();
+                continue;
+            }
             let message = ShmMessage::Announce {
                 rkey: region.key,
                 index: *index,

@@ -191,8 +191,8 @@ impl ShmQp {
         }
         let again = fd.try_clone()?;
         SharedMemory::from_fd(again, len, writable)
-            .or_else(|_| SharedMemory::map_persistent(fd.try_clone()?, len, true))
-            .or_else(|_| SharedMemory::map_persistent(fd, len, false))
+            .or_else(|_| SharedMemory::map_persistent(fd.try_clone()?, len, 0, true))
+            .or_else(|_| SharedMemory::map_persistent(fd, len, 0, false))
     }
 
     /// Own FLUSH: done here, or asked of the target.
