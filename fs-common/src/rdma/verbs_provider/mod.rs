@@ -176,6 +176,8 @@ impl Shared {
     fn own_key_name(&self) -> Option<Arc<str>> {
         match &self.security {
             TcpSecurity::Keys(keys) => Some(keys.own().name().into()),
+        // One place of each send queue is the provider's (`queue`).
+        limits.queue_depth = limits.queue_depth.saturating_sub(1);
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         }
     }
