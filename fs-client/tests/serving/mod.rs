@@ -91,10 +91,10 @@ pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool)
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
-/// A client that reads the server's tables, over a link that maps nothing.
-pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize) -> RemoteVolume {
+/// A client that reads the server's tables, over a link that maps nothing. `background`: as of `connect`.
+pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize, background: bool) -> RemoteVolume {
     let options =
-        SessionOptions { lanes, background: true, initiator_translates: true, ..options(endpoint, "tables") };
+        SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
     let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }

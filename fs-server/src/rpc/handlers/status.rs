@@ -267,6 +267,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
+            // As clients counted, whoever translated; pulled each period.
+            "onesided_counted_pages": counts.counted,
         // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
         text = json!({ "error": "status is too large" }).to_string();
     }
