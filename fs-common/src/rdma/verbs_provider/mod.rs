@@ -78,9 +78,7 @@ fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
 }
 
 fn another_device(endpoint: &Endpoint) -> RdmaError {
-    RdmaError::Unsupported(format!(
-        "{endpoint} belongs to another RNIC than the first endpoint; a server listens with one"
-    ))
+    RdmaError::Unsupported(format!("{endpoint} belongs to another RNIC than when it was opened; start again"))
 }
 
 /// Whether anything looks like an RNIC: for a message that says more than an address could.
