@@ -116,11 +116,17 @@ fn what_is_read_one_sidedly_stays_over_shared_memory() {
     what_is_read_one_sidedly_stays("shm");
 }
 
+/// As over RDMA hardware: the server's tables and frames are READ, and its counters, too.
+#[test]
+fn what_is_read_one_sidedly_stays_where_the_servers_tables_are_read() {
+    what_is_read_one_sidedly_stays("tables");
+}
+
 #[test]
 fn counters_are_shared_with_each_next_server() {
     let mut site = site();
-    let clients = ["tcp", "shm"].map(|scheme| site.connect(scheme, 2, true));
-    let handles = [0, 1].map(|index| make(&clients[index], &format!("file-{index}"), 8).1);
+    let clients = ["tcp", "shm", "tables"].map(|link| site.connect(link, 2, true));
+    let handles = [0, 1, 2].map(|index| make(&clients[index], &format!("file-{index}"), 8).1);
     for round in 0..3 {
         if round > 0 {
             site.restart();

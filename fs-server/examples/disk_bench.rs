@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let pool = open(dir.path())?;
     let frames = Arc::new(SharedMemory::new("frames", 256 * PAGE_SIZE)?);
     let disk = Rc::new(UringDisk::new(pool.data_files().clone(), frames)?);
-    let worker = Worker::new(None, Some(disk.clone()), Arc::new(SystemClock::new()))?;
+    let worker = Worker::new(Vec::new(), Some(disk.clone()), Arc::new(SystemClock::new()))?;
     fill(&disk, size.0)?;
 
     let direct = pool.data_files().files()[0].is_direct();

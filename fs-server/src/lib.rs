@@ -41,6 +41,8 @@ pub mod pool;
 /// Permissions.
 pub mod rights;
 /// Decode, admit, call, reply.
+/// The server's RNICs.
+pub mod rnics;
 mod rpc;
 /// Threads, links, start and stop.
 pub mod serve;

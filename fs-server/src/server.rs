@@ -12,19 +12,20 @@ use crate::meta::{Caller, DataCommit, Meta, Operation, Outcome};
 use crate::pages::{ScrubFigures, Source};
 use crate::pool::{Disk, PageSums};
 use crate::rights::{Exports, Identity, Judge, Tickets};
+use crate::rnics::{RnicIndex, Rnics};
 use crate::rpc::connections::Connections;
+use crate::serve::Drain;
 use crate::serve::rotten::RottenPages;
-use crate::serve::{Drain, ShownWindows};
 use crate::session::{Session, Sessions};
 use crate::shares::Shares;
 use cuttlefs_common::attr::{Attr, FileKind, SetAttr};
 use cuttlefs_common::ids::{ClientId, FileKey, FilePage, InodeNo};
-use cuttlefs_common::rdma::{Device, Endpoint, PeerKey, RegionOwner};
+use cuttlefs_common::rdma::{Endpoint, PeerKey, RegionOwner};
 use cuttlefs_common::rpc::{Restored, Rights, Sampling};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Mutex, RwLock};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// A server, but for its threads and links.
 pub struct Server {
@@ -42,8 +43,8 @@ pub struct Server {
     pub integrity: Integrity,
     /// What clients and people are told of it.
     pub about: About,
-    /// The RNIC.
-    pub device: Arc<dyn Device>,
+    /// The RNICs, and what is registered with each for all.
+    pub rnics: Rnics,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Figures.
@@ -65,8 +66,6 @@ pub struct Admission {
     pub connections: Connections,
     /// What each peer has of what is bounded.
     pub shares: Shares,
-    /// The tables that clients may READ, where they are trusted.
-    pub windows: OnceLock<ShownWindows>,
 }
 
 /// Checksums of pages, and who looks for rot.
@@ -83,10 +82,8 @@ pub struct Integrity {
 pub struct About {
     /// Differs at each start.
     pub epoch: u64,
-    /// Where it listens; filled once links are up.
-    pub endpoints: Mutex<Vec<Endpoint>>,
-    /// What protects connections between machines, for people.
-    pub network_security: &'static str,
+    /// Where it listens, and by which RNIC; filled once links are up.
+    pub endpoints: Mutex<Vec<(RnicIndex, Endpoint)>>,
     /// Worker threads.
     pub workers: usize,
     /// How clients count one-sided reads.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// The folders and files of `src`, the lowest first. Those of one row do not name each other.
 const ORDER: &[&[&str]] = &[
-    &["acl", "bits", "export", "group_sync", "placement"],
+    &["acl", "bits", "export", "group_sync", "placement", "rnics"],
     &["shares"],
     &["pool"],
     &["group_commit", "timer", "worker"],

@@ -33,7 +33,7 @@ fn race(hotspots: Hotspots) {
     let site = Site::new(Sizes { pool_bytes: POOL_BYTES, frames: FRAMES, hotspots });
     let magic = site.files().pages().magic();
     let connect = |scheme| match scheme {
-        "tables" => site.connect_reading_tables(8),
+        "tables" => site.connect("tables", 8, true),
         scheme => site.connect(scheme, 8, true),
     };
     let clients = ["tcp", "shm", "tables", "shm"].map(connect);

@@ -91,16 +91,15 @@ impl Site {
         assert_eq!(self.running.as_ref().expect("it runs").server().meta.damage_count(), 0);
     }
 
-    /// A client over `tcp` that translates by reading the server's tables.
-    #[allow(dead_code, reason = "not every test has one")]
-    pub fn connect_reading_tables(&self, lanes: usize) -> RemoteVolume {
-        serving::connect_reading_tables(&self.tcp, lanes)
-    }
-
-    /// A client over `tcp` or `shm`. `background`: it has its control thread, which shares counters and pulls bitmaps.
-    pub fn connect(&self, scheme: &str, lanes: usize, background: bool) -> RemoteVolume {
-        let endpoint = if scheme == "tcp" { &self.tcp } else { &self.shm };
-        serving::connect(endpoint, scheme, lanes, background)
+    /// A client over `tcp` or `shm`, or one (`tables`) over `tcp` that translates by reading the server's tables, as over RDMA hardware.
+    /// `background`: it has its control thread, which shares counters and pulls bitmaps.
+    pub fn connect(&self, link: &str, lanes: usize, background: bool) -> RemoteVolume {
+        match link {
+            "tcp" => serving::connect(&self.tcp, link, lanes, background),
+            "shm" => serving::connect(&self.shm, link, lanes, background),
+            "tables" => serving::connect_reading_tables(&self.tcp, lanes, background),
+            _ => panic!("no link is called {link}"),
+        }
     }
 }
 

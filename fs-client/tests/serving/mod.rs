@@ -5,7 +5,7 @@
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions, UNSYNCED_BYTES_LEAST};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Endpoint, RdmaError};
+use cuttlefs_common::rdma::{Device, Devices, Endpoint, RdmaError};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use cuttlefs_server::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Meta};
@@ -65,10 +65,21 @@ pub fn serve_by(
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
+    let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
+    serve_with(device.into(), exports, directory, serve)
+}
+
+/// The same with these RNICs.
+pub fn serve_with(
+    devices: Devices,
+    exports: Vec<ExportRule>,
+    directory: &Path,
+    serve: Serve,
+) -> Result<RunningServer, StartError> {
     let opened = pool::open(directory).expect("open");
     let store = open_store(&opened.meta_dir());
     let meta = Meta::open(Arc::new(store), Arc::new(SystemClock::new())).expect("open metadata");
-    let parts = Parts::new(Arc::new(meta), opened.data_files().clone());
+    let parts = Parts { devices, ..Parts::new(Arc::new(meta), opened.data_files().clone()) };
     let options = ServeOptions {
         workers: 2,
         exports,
@@ -91,10 +102,10 @@ pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool)
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
-/// A client that reads the server's tables, over a link that maps nothing.
-pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize) -> RemoteVolume {
+/// A client that reads the server's tables, over a link that maps nothing. `background`: as of `connect`.
+pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize, background: bool) -> RemoteVolume {
     let options =
-        SessionOptions { lanes, background: true, initiator_translates: true, ..options(endpoint, "tables") };
+        SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
     let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }

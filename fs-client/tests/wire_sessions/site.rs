@@ -234,7 +234,7 @@ impl Site {
             buffers: (bounce.running(), bounce.waiting()),
             filekeys: server.files.figures().filekeys,
             locks: (locks.held, locks.waiting),
-            held_bytes: server.device.figures().held_bytes,
+            held_bytes: server.rnics.figures().held_bytes,
             pages: server.files.space().figures().used,
             inodes: server.meta.inode_count(),
         }

@@ -3,10 +3,11 @@
 //! It owns no hardware. `verbs.rs` is the API: traits and plain types after libibverbs and rdma_cm.
 //! Providers implement it: `soft` is the software RNIC with its links `shm` and `tcp`
 //! (the same byte protocol also over Unix sockets), `verbs_provider` is libibverbs, `sim` runs both ends in one thread. `open_to_listen` and
-//! `open_to_connect` choose one by the endpoint's scheme.
+//! `open_to_connect` choose by the endpoint's scheme; a server has one of each that its endpoints need ([`Devices`]).
 //!
 //! Nothing above this module knows which provider it talks to; the differences are in `Capabilities`.
 
+mod hardware;
 mod open;
 mod peer;
 mod peer_key;
@@ -20,7 +21,8 @@ mod verbs;
 #[cfg(feature = "verbs")]
 pub mod verbs_provider;
 
-pub use open::{VERSION, open_to_connect, open_to_listen};
+pub use hardware::HardwareFigures;
+pub use open::{Devices, VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
 pub use url::{Endpoint, EndpointError};

@@ -3,6 +3,7 @@
 use super::soft::{SoftDevice, SoftOptions};
 use super::url::Endpoint;
 use super::verbs::{Device, RdmaError};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What a program of this build says of itself: its version, and whether it knows RDMA hardware.
@@ -27,20 +28,68 @@ pub fn open_to_connect(endpoint: &Endpoint, options: SoftOptions) -> Result<Arc<
     }
 }
 
-/// An RNIC that can listen on all of these endpoints.
+/// RNICs that can listen on these endpoints: one for all that the software RNIC serves, and one for each piece of hardware.
 ///
 /// # Errors
-/// There is none for them, or this build knows none of their kind.
-pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<Arc<dyn Device>, RdmaError> {
+/// There is none for one of them, or this build knows none of its kind.
+pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<Devices, RdmaError> {
     let is_hardware = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Rdma { .. });
-    match endpoints.iter().find(is_hardware) {
-        None => Ok(SoftDevice::new(options)),
-        Some(endpoint) if endpoints.iter().all(|endpoint| is_hardware(&endpoint)) => {
-            hardware(endpoint, options, true)
+    let (hard, soft): (Vec<&Endpoint>, Vec<&Endpoint>) = endpoints.iter().partition(is_hardware);
+    let mut devices: Vec<(Arc<dyn Device>, Vec<Endpoint>)> = Vec::new();
+    if !soft.is_empty() {
+        devices.push((SoftDevice::new(options.clone()), soft.into_iter().cloned().collect()));
+    }
+    for endpoint in hard {
+        let device = hardware(endpoint, options.clone(), true)?;
+        // Another endpoint of the same hardware has it already: that device serves both, and this one is let go.
+        match devices.iter_mut().find(|(known, _)| known.name() == device.name()) {
+            Some((_, listens)) => listens.push(endpoint.clone()),
+            None => devices.push((device, vec![endpoint.clone()])),
         }
-        Some(endpoint) => Err(RdmaError::Unsupported(format!(
-            "{endpoint} cannot be served together with endpoints of other kinds yet; give one or the others"
-        ))),
+    }
+    Devices::new(devices)
+}
+
+/// RNICs that listen together, and which endpoints are whose.
+pub struct Devices {
+    all: Vec<Arc<dyn Device>>,
+    /// Places among all of them.
+    of_endpoint: HashMap<Endpoint, usize>,
+}
+
+impl Devices {
+    /// Each with the endpoints that it listens on.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(devices: Vec<(Arc<dyn Device>, Vec<Endpoint>)>) -> Result<Self, RdmaError> {
+        if devices.is_empty() {
+            return Err(RdmaError::Unsupported(
+                "there is no endpoint, so no RNIC, to listen with".to_owned(),
+            ));
+        }
+        let mut of_endpoint = HashMap::new();
+        for (place, (_, endpoints)) in devices.iter().enumerate() {
+            of_endpoint.extend(endpoints.iter().map(|endpoint| (endpoint.clone(), place)));
+        }
+        Ok(Self { all: devices.into_iter().map(|(device, _)| device).collect(), of_endpoint })
+    }
+
+    /// All of them, in the order of their places.
+    pub fn all(&self) -> &[Arc<dyn Device>] {
+        &self.all
+    }
+
+    /// Which one listens on this endpoint: the first, unless it was given to another.
+    pub fn place_of(&self, endpoint: &Endpoint) -> usize {
+        self.of_endpoint.get(endpoint).copied().unwrap_or(0)
+    }
+}
+
+/// One RNIC for whatever endpoint.
+impl From<Arc<dyn Device>> for Devices {
+    fn from(device: Arc<dyn Device>) -> Self {
+        Self { all: vec![device], of_endpoint: HashMap::new() }
     }
 }
 
@@ -67,20 +116,34 @@ fn hardware(
 mod tests {
     use super::*;
 
+    fn endpoint(text: &str) -> Endpoint {
+        text.parse().expect("an endpoint")
+    }
+
     #[test]
-    fn endpoints_of_two_kinds_are_not_served_together() {
-        let endpoints =
-            ["rdma://10.9.0.1", "tcp://127.0.0.1:0"].map(|text| text.parse().expect("an endpoint"));
-        let error = open_to_listen(&endpoints, SoftOptions::default()).err().expect("refused").to_string();
-        assert!(error.contains("rdma://10.9.0.1:7950"), "{error}");
-        assert!(open_to_listen(&endpoints[1..], SoftOptions::default()).is_ok());
+    fn one_device_serves_all_links_of_the_software_rnic() {
+        let endpoints = ["tcp://127.0.0.1:0", "shm:///a", "unix:///b"].map(endpoint);
+        let devices = open_to_listen(&endpoints, SoftOptions::default()).expect("devices");
+        assert_eq!(devices.all().len(), 1);
+        assert!(open_to_listen(&[], SoftOptions::default()).is_err());
+    }
+
+    #[test]
+    fn each_device_has_its_endpoints() {
+        let soft = || -> Arc<dyn Device> { SoftDevice::new(SoftOptions::default()) };
+        let [tcp, shm, other] = ["tcp://127.0.0.1:0", "shm:///a", "unix:///b"].map(endpoint);
+        let devices = Devices::new(vec![(soft(), vec![tcp.clone()]), (soft(), vec![shm.clone()])]);
+        let devices = devices.expect("two devices");
+        assert_eq!([&tcp, &shm, &other].map(|endpoint| devices.place_of(endpoint)), [0, 1, 0]);
     }
 
     #[cfg(not(feature = "verbs"))]
     #[test]
     fn a_build_without_hardware_says_what_to_install() {
-        let endpoint = "rdma://10.9.0.1".parse().expect("an endpoint");
+        let endpoint = endpoint("rdma://10.9.0.1");
         let error = open_to_connect(&endpoint, SoftOptions::default()).err().expect("refused").to_string();
         assert!(error.contains("librdmacm-dev"), "{error}");
+        let both = [endpoint, "tcp://127.0.0.1:0".parse().expect("an endpoint")];
+        assert!(open_to_listen(&both, SoftOptions::default()).is_err());
     }
 }

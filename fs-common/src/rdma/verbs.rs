@@ -23,6 +23,7 @@
 //!
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
+use super::hardware::HardwareFigures;
 use super::peer::{OVERFLOW_USER, PeerIdentity};
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
@@ -754,6 +755,26 @@ pub struct DeviceFigures {
     pub arrivals_turned_away: u64,
 }
 
+impl DeviceFigures {
+    /// Of two devices together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            held_bytes: self.held_bytes + other.held_bytes,
+            held_bound: self.held_bound + other.held_bound,
+            unheard_strangers: self.unheard_strangers + other.unheard_strangers,
+            unheard_known: self.unheard_known + other.unheard_known,
+            unheard_bound: self.unheard_bound.max(other.unheard_bound),
+            knocks: self.knocks + other.knocks,
+            knocks_bound: self.knocks_bound + other.knocks_bound,
+            arrivals_per_second: self.arrivals_per_second + other.arrivals_per_second,
+            arrivals_burst: self.arrivals_burst + other.arrivals_burst,
+            arrivals_delayed: self.arrivals_delayed + other.arrivals_delayed,
+            arrivals_turned_away: self.arrivals_turned_away + other.arrivals_turned_away,
+        }
+    }
+}
+
 /// An RNIC, real or software.
 pub trait Device: Send + Sync {
     /// For status.
@@ -761,6 +782,10 @@ pub trait Device: Send + Sync {
     /// For status: figures of about this moment.
     fn figures(&self) -> DeviceFigures {
         DeviceFigures::default()
+    }
+    /// For status: what is told of it if it is hardware.
+    fn hardware(&self) -> Option<HardwareFigures> {
+        None
     }
     /// What it can do.
     fn capabilities(&self) -> Capabilities;

@@ -35,7 +35,8 @@ use flush::{
 };
 use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
 use queues::{
-    a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue, close_flushes_and_the_peer_notices,
+    a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
+    a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
     two_threads_post_to_one_queue_pair,
 };
@@ -291,6 +292,7 @@ suite!(
     message_too_long,
     messages_wait_for_receives,
     queues_are_bounded,
+    a_queue_takes_its_depth_whatever_the_provider_does_beside,
     close_flushes_and_the_peer_notices,
     a_hundred_on_one_queue,
     ping_pong_loses_no_wake_up,

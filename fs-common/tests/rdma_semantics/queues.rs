@@ -52,6 +52,27 @@ pub(super) fn queues_are_bounded(link: LinkKind) {
     assert_eq!(pair.c().post_recv(&five), Err(PostError::QueueFull { posted: 4 }));
 }
 
+/// An RNIC's provider sends requests of its own to see whether the peer is there, all queue pairs' at once; none is in a user's place.
+pub(super) fn a_queue_takes_its_depth_whatever_the_provider_does_beside(link: LinkKind) {
+    let dir = tempfile::tempdir().expect("dir");
+    let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let pairs: Vec<_> = (0..50).map(|_| join(&client, &server, &listener, 1, [vec![], vec![]])).collect();
+    let rounds = || {
+        for (client_qp, _, _) in &pairs {
+            let read = send(7, SendOp::Read(server.place(0)), client.mr.sge(0, 8));
+            client_qp.post_send(&[read]).expect("a queue of depth 1 in which nothing is under way");
+            ok(client.next(), 7, CompletionKind::Read, 8);
+        }
+    };
+    // Some times as long as an RNIC's provider waits between two looks.
+    let until = Instant::now() + Duration::from_secs(if link == LinkKind::Rdma { 7 } else { 0 });
+    rounds();
+    while Instant::now() < until {
+        rounds();
+    }
+}
+
 pub(super) fn a_burst_larger_than_the_link_arrives(link: LinkKind) {
     // 64 messages of 60 KiB: more than a ring or a socket buffer holds, so sends queue and go on by themselves.
     let pair = Pair::with(link, 64, Access::ALL, |_, _| [vec![], vec![]]);

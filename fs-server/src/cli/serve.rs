@@ -47,8 +47,8 @@ pub(super) struct ServeArgs {
     /// DRAM for file pages, never exceeded [default: `memory` of cuttlefs.toml, 1G]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// Where to listen: tcp://HOST:PORT, unix:///PATH, shm:///PATH, or rdma://HOST:PORT (the address of an RNIC's interface, and
-    /// no other endpoints beside it); may be given several times
+    /// Where to listen: tcp://HOST:PORT, unix:///PATH, shm:///PATH, or rdma://HOST:PORT (the address of an RNIC's interface); may be given
+    /// several times
     /// [default: `listen` of cuttlefs.toml]
     #[arg(long, value_name = "ENDPOINT")]
     listen: Vec<Endpoint>,
@@ -172,7 +172,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let parts = Parts {
         meta,
         data: opened.data_files().clone(),
-        device: open_to_listen(&listen, SoftOptions { tcp, ..SoftOptions::default() })?,
+        devices: open_to_listen(&listen, SoftOptions { tcp, ..SoftOptions::default() })?,
         clock,
         random: Arc::new(SystemRandom),
     };

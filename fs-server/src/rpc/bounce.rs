@@ -1,13 +1,14 @@
-//! Bounce memory of one worker: registered once, lent to requests that move file bytes between a client's memory
+//! Bounce memory of one worker: registered once with each RNIC, lent to requests that move file bytes between a client's memory
 //! and the tiers (TeRM section 4.1.2).
 //!
 //! Bounded: when every buffer is lent, requests wait for one; this wait slows a client that writes faster than the SSD. A peer
 //! has half of the buffers at most: one that does not answer its transfers does not keep other peers from theirs.
 
 use super::turns::{Claim, Turn, TurnFigures, Turns};
+use crate::rnics::{RnicIndex, Rnics};
 use cuttlefs_common::ids::PAGE_SIZE;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{Access, MemoryRegion, ProtectionDomain, RdmaError, Sge};
+use cuttlefs_common::rdma::{Access, MemoryRegion, RdmaError, Sge};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,22 +26,27 @@ pub const BUFFERS_OF_PEER: usize = BUFFERS_PER_WORKER / 2;
 
 /// The buffers of one worker.
 pub(crate) struct BouncePool {
-    region: Arc<dyn MemoryRegion>,
+    memory: Arc<SharedMemory>,
+    /// The memory, as each RNIC knows it.
+    regions: Rc<[Arc<dyn MemoryRegion>]>,
     turns: Turns,
     free: Rc<RefCell<Vec<usize>>>,
 }
 
 impl BouncePool {
-    /// Allocates and registers.
+    /// Allocates, and registers with each RNIC.
     ///
     /// # Errors
     /// `RdmaError` if there is no memory.
-    pub(crate) fn new(pd: &dyn ProtectionDomain, figures: Arc<TurnFigures>) -> Result<Self, RdmaError> {
+    pub(crate) fn new(rnics: &Rnics, figures: Arc<TurnFigures>) -> Result<Self, RdmaError> {
         let memory = SharedMemory::new("cuttlefs-bounce", BUFFER * BUFFERS_PER_WORKER).map_err(|source| {
             RdmaError::Io { action: "allocate memory for", endpoint: "bounce buffers".into(), source }
         })?;
+        let memory = Arc::new(memory);
+        let regions = rnics.all().iter().map(|rnic| rnic.pd.register(memory.clone(), Access::LOCAL));
         Ok(Self {
-            region: pd.register(Arc::new(memory), Access::LOCAL)?,
+            regions: regions.collect::<Result<_, _>>()?,
+            memory,
             turns: Turns::new(BUFFERS_PER_WORKER, BUFFERS_OF_PEER, figures),
             free: Rc::new(RefCell::new((0..BUFFERS_PER_WORKER).collect())),
         })
@@ -51,7 +57,8 @@ impl BouncePool {
         let turn = self.turns.take(claim).await;
         let index = self.free.borrow_mut().pop().expect("a turn means a buffer");
         let place = Place { index, free: self.free.clone() };
-        let bounce = Bounce { region: self.region.clone(), place, _turn: turn };
+        let (memory, regions) = (self.memory.clone(), self.regions.clone());
+        let bounce = Bounce { memory, regions, place, _turn: turn };
         bounce.memory().spoil(bounce.offset(), BUFFER);
         bounce
     }
@@ -71,7 +78,8 @@ impl Drop for Place {
 
 /// A lent buffer; it goes back when dropped.
 pub(crate) struct Bounce {
-    region: Arc<dyn MemoryRegion>,
+    memory: Arc<SharedMemory>,
+    regions: Rc<[Arc<dyn MemoryRegion>]>,
     place: Place,
     /// Behind the place: whoever has the turn next finds the buffer free.
     _turn: Turn,
@@ -80,7 +88,7 @@ pub(crate) struct Bounce {
 impl Bounce {
     /// The memory it lies in.
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
-        self.region.memory()
+        &self.memory
     }
 
     /// Where in that memory it starts.
@@ -88,9 +96,9 @@ impl Bounce {
         self.place.index * BUFFER
     }
 
-    /// Part of the buffer, for a work request.
-    pub(crate) fn sge(&self, start: usize, len: usize) -> Sge {
+    /// Part of the buffer, for a work request to this RNIC.
+    pub(crate) fn sge(&self, rnic: RnicIndex, start: usize, len: usize) -> Sge {
         assert!(start + len <= BUFFER, "transfer larger than a bounce buffer");
-        self.region.sge((self.offset() + start) as u64, len as u32)
+        self.regions[rnic.0].sge((self.offset() + start) as u64, len as u32)
     }
 }

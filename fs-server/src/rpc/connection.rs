@@ -20,6 +20,7 @@
 
 use super::connections::Entry;
 use crate::rights::Grant;
+use crate::rnics::RnicIndex;
 use crate::session::Session;
 use crate::shares::{Peer, Taken};
 use async_lock::{Semaphore, SemaphoreGuardArc};
@@ -92,6 +93,7 @@ struct InFlight {
 
 /// A connected client queue pair.
 pub struct Connection {
+    rnic: RnicIndex,
     qp: Arc<dyn QueuePair>,
     /// Posted work requests whose completions were not polled yet. Moved by whoever posts, before, and by its worker; the
     /// worker looks at it after each of its own changes and at each sweep. Acquire and release: who finds none sees all that
@@ -142,10 +144,12 @@ impl Connection {
     /// An accepted connection whose `receives` are posted.
     pub fn new(
         (entry, place): (Entry, Taken),
+        rnic: RnicIndex,
         qp: Arc<dyn QueuePair>,
         region: Arc<dyn MemoryRegion>,
     ) -> Self {
         Self {
+            rnic,
             qp,
             posted: AtomicUsize::new(RECEIVES),
             quiet: AtomicU32::new(0),
@@ -168,6 +172,11 @@ impl Connection {
     /// Whoever is at the other end.
     pub fn peer(&self) -> &Arc<Peer> {
         self.place.peer()
+    }
+
+    /// The RNIC that it came by: keys and completion queues are that one's.
+    pub fn rnic(&self) -> RnicIndex {
+        self.rnic
     }
 
     /// The queue pair.

@@ -1,7 +1,8 @@
 //! The context in which a worker thread serves requests, and its treatment of completions.
 //!
 //! # Invariants
-//! * A connection belongs to one worker, the one whose completion queue its queue pair reports to.
+//! * A connection belongs to one worker, the one whose completion queue (of the RNIC it came by) its queue pair reports to.
+//! * Queue pairs are numbered by their RNIC: here a connection is named by both.
 //! * Completions that arrive before the acceptor handed the connection over are kept and handled then.
 //! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. This is checked after
 //!   each completion, after each request, and once a second (`sweep`), for another worker's reply can be the last posted
@@ -13,10 +14,11 @@ use super::dispatch;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
+use crate::rnics::RnicIndex;
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::QpNumber;
-use cuttlefs_common::rdma::{Completion, CompletionKind, ProtectionDomain, RdmaError, WcStatus};
+use cuttlefs_common::rdma::{Completion, CompletionKind, RdmaError, WcStatus};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
@@ -31,6 +33,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Sweeps that completions are kept for a connection that is not handed over: one whose handshake failed at its last step
 /// never is.
 const HANDOVER_PATIENCE: u32 = 60;
+
+/// A connection: its RNIC, and its queue pair there.
+type Name = (RnicIndex, QpNumber);
 
 /// A task of a worker.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -51,10 +56,14 @@ pub(crate) struct WorkerContext {
     pub climbs: Turns,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
-    connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
+    connections: RefCell<HashMap<Name, Arc<Connection>>>,
     /// Completions of connections that the acceptor has not handed over yet: their receives', so bounded by the places
     /// for connections.
-    early: RefCell<HashMap<QpNumber, Early>>,
+    early: RefCell<HashMap<Name, Early>>,
+}
+
+fn name_of(connection: &Connection) -> Name {
+    (connection.rnic(), connection.qp().number())
 }
 
 /// Completions of a connection that is not handed over yet.
@@ -72,13 +81,12 @@ impl WorkerContext {
     pub(crate) fn new(
         server: Arc<Server>,
         disk: Rc<dyn Disk>,
-        pd: &dyn ProtectionDomain,
         spawn: Box<dyn Fn(Payer, Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
         let climbs = Turns::new(1, 1, server.counters.climbs.clone());
-        let bounce = BouncePool::new(pd, server.counters.bounce.clone())?;
+        let bounce = BouncePool::new(&server.rnics, server.counters.bounce.clone())?;
         Ok(Rc::new(Self {
             server,
             disk,
@@ -144,18 +152,19 @@ impl WorkerContext {
 
     /// A connection was accepted for this worker.
     pub(crate) fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
-        let number = connection.qp().number();
-        self.connections.borrow_mut().insert(number, connection);
-        let early = self.early.borrow_mut().remove(&number).unwrap_or_default();
+        let name @ (rnic, _) = name_of(&connection);
+        self.connections.borrow_mut().insert(name, connection);
+        let early = self.early.borrow_mut().remove(&name).unwrap_or_default();
         for completion in early.completions {
-            self.on_completion(completion);
+            self.on_completion(rnic, completion);
         }
     }
 
-    /// A completion of this worker's queue.
-    pub(crate) fn on_completion(self: &Rc<Self>, completion: Completion) {
-        let Some(connection) = self.connections.borrow().get(&completion.qp).cloned() else {
-            self.early.borrow_mut().entry(completion.qp).or_default().completions.push(completion);
+    /// A completion of this worker's queue of an RNIC.
+    pub(crate) fn on_completion(self: &Rc<Self>, rnic: RnicIndex, completion: Completion) {
+        let name = (rnic, completion.qp);
+        let Some(connection) = self.connections.borrow().get(&name).cloned() else {
+            self.early.borrow_mut().entry(name).or_default().completions.push(completion);
             return;
         };
         connection.completed();
@@ -184,7 +193,7 @@ impl WorkerContext {
     /// Lets go of a connection that is over. Idempotent.
     pub(super) fn retire(&self, connection: &Connection) {
         if connection.is_over() {
-            self.connections.borrow_mut().remove(&connection.qp().number());
+            self.connections.borrow_mut().remove(&name_of(connection));
         }
     }
 }

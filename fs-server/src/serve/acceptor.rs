@@ -1,11 +1,12 @@
 //! One thread for each listener: takes connections in and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
+use crate::rnics::RnicIndex;
 use crate::rpc::connection::Connection;
 use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
+use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, QpConfig, RdmaError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -25,12 +26,12 @@ impl Acceptor {
     pub(super) fn start(
         listener: Box<dyn Listener>,
         server: &Arc<Server>,
-        pd: &Arc<dyn ProtectionDomain>,
+        rnic: RnicIndex,
         doors: Vec<Door>,
     ) -> std::io::Result<Self> {
         let listener: Arc<dyn Listener> = Arc::from(listener);
         let thread = std::thread::Builder::new().name("acceptor".into()).spawn({
-            let (listener, server, pd) = (listener.clone(), server.clone(), pd.clone());
+            let (listener, server) = (listener.clone(), server.clone());
             move || {
                 loop {
                     let accepted = listener.accept();
@@ -39,7 +40,7 @@ impl Acceptor {
                         Ok(incoming) => {
                             let peer = server.admission.shares.peer(&incoming.peer());
                             let door = &doors[peer.home().next_worker()];
-                            admit(incoming, &server, pd.as_ref(), door);
+                            admit(incoming, &server, rnic, door);
                         }
                         Err(RdmaError::Closed) => return,
                         Err(error) => tracing::warn!(%error, "a connection did not come about"),
@@ -60,18 +61,18 @@ impl Acceptor {
     }
 }
 
-fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionDomain, door: &Door) {
-    if let Some(connection) = accept(incoming, server, pd, &door.cq) {
+fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, rnic: RnicIndex, door: &Door) {
+    if let Some(connection) = accept(incoming, server, rnic, &door.cqs[rnic.0]) {
         // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
         let _ = door.connections.send_blocking(connection);
     }
 }
 
-/// Accepts a connection whose completions go to `cq`.
+/// Accepts a connection by this RNIC, whose completions go to `cq`.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,
-    pd: &dyn ProtectionDomain,
+    rnic: RnicIndex,
     cq: &Arc<dyn CompletionQueue>,
 ) -> Option<Arc<Connection>> {
     let identity = incoming.peer();
@@ -84,6 +85,7 @@ pub(super) fn accept(
             return None;
         }
     };
+    let pd = server.rnics.get(rnic).pd.as_ref();
     let accepted = Connection::register(pd).and_then(|region| {
         let qp = QpConfig {
             send_cq: cq.clone(),
@@ -97,7 +99,7 @@ pub(super) fn accept(
     match accepted {
         Ok((qp, region)) => {
             let entry = server.admission.connections.entry();
-            let connection = Arc::new(Connection::new((entry, place), qp, region));
+            let connection = Arc::new(Connection::new((entry, place), rnic, qp, region));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.admission.connections.add(&connection);
             Some(connection)

@@ -31,7 +31,7 @@ pub(super) async fn give_back(server: &Server, timer: &Spawner) {
     let mut peak = Peak::default();
     loop {
         timer.sleep(LOOK).await;
-        if !peak.look(server.device.figures().held_bytes) {
+        if !peak.look(server.rnics.figures().held_bytes) {
             continue;
         }
         // The walk takes milliseconds; requests go on meanwhile.

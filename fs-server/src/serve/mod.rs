@@ -1,6 +1,6 @@
 //! A running server: threads, links, start and stop.
 //!
-//! Start: metadata -> free space (by its map of pages) -> pages and files -> device (file target, windows) -> the first worker,
+//! Start: metadata -> free space (by its map of pages) -> pages and files -> devices (domains, file target) -> the first worker,
 //! which recovers -> the others -> listeners. Stop runs the other way: listeners close, running
 //! requests end, everything is written back and committed, threads are joined.
 //!
@@ -29,6 +29,7 @@ use crate::pages::policy::{Access, Exposure, RegionPolicy};
 use crate::pages::{Hotspots, Pages, PagesConfig, ScrubFigures, ScrubOptions};
 use crate::pool::{CachedPool, DataFiles, PageSums, Reach, Space, SpaceError, SumLayout};
 use crate::rights::{Accounts, ExportRule, Exports, Tickets};
+use crate::rnics::Rnics;
 use crate::rpc::connections::Connections;
 use crate::server::{About, Admission, Integrity, Server};
 use crate::session::Sessions;
@@ -38,7 +39,7 @@ use crate::worker::{WorkerError, WorkerHandle};
 use acceptor::Acceptor;
 use cuttlefs_common::ids::{ClientId, PoolPage};
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Endpoint, ProtectionDomain, RdmaError};
+use cuttlefs_common::rdma::{Device, Devices, Endpoint, RdmaError};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::size::ByteSize;
 use cuttlefs_common::status::Status;
@@ -46,9 +47,8 @@ use cuttlefs_common::world::{Clock, Random, SystemClock, SystemRandom};
 use parking_lot::{Mutex, RwLock};
 use recovery::RecoveryError;
 use rotten::RottenPages;
-pub use shown_windows::ShownWindows;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker_thread::WorkerThread;
@@ -62,8 +62,8 @@ pub struct Parts {
     pub meta: Arc<Meta>,
     /// The pool's storage, opened.
     pub data: Arc<DataFiles>,
-    /// The RNIC.
-    pub device: Arc<dyn Device>,
+    /// The RNICs, and which endpoints each listens on.
+    pub devices: Devices,
     /// Time.
     pub clock: Arc<dyn Clock>,
     /// Unpredictable numbers.
@@ -76,7 +76,7 @@ impl Parts {
         Self {
             meta,
             data,
-            device: SoftDevice::new(SoftOptions::default()),
+            devices: Devices::from(SoftDevice::new(SoftOptions::default()) as Arc<dyn Device>),
             clock: Arc::new(SystemClock::new()),
             random: Arc::new(SystemRandom),
         }
@@ -227,7 +227,7 @@ impl RunningServer {
     /// # Errors
     /// [`StartError`], saying what to do.
     pub fn start(parts: Parts, options: ServeOptions) -> Result<Self, StartError> {
-        let Parts { meta, data, device, clock, random } = parts;
+        let Parts { meta, data, devices, clock, random } = parts;
         let system = |action| move |source| StartError::System { action, source };
         let committed = Committer::start(meta.clone()).map_err(system("start the committer"))?;
         let workers = options.workers.max(1);
@@ -241,14 +241,14 @@ impl RunningServer {
         let cached = cached.map_err(system("reach the data files through the page cache"))?;
         let (layout, scrub, trust) = (data.sum_layout(), options.scrub, options.trust_clients);
         let (server, forgotten) =
-            build(meta, committed.clone(), layout, cached.clone(), &device, clock, random, options)?;
+            build(meta, committed.clone(), layout, cached.clone(), devices, clock, random, options)?;
         let mut running = Self { server, meta: committed, workers: Vec::new(), acceptors: Vec::new() };
         let storage = Storage { data, cached };
-        let started = running.start_workers(&device, &storage, workers, scrub).and_then(|pd| {
+        let started = running.start_workers(&storage, workers, scrub).and_then(|()| {
             // Which of their writes were done had to be known until here.
             running.server.forget(&forgotten);
-            shown_windows::show(&running.server, pd.as_ref(), trust)?;
-            running.listen(&pd, &listen)
+            shown_windows::show(&running.server, trust)?;
+            running.listen(&listen)
         });
         match started {
             Ok(()) => Ok(running),
@@ -261,25 +261,24 @@ impl RunningServer {
 
     fn start_workers(
         &mut self,
-        device: &Arc<dyn Device>,
         storage: &Storage,
         workers: usize,
         scrub: ScrubOptions,
-    ) -> Result<Arc<dyn ProtectionDomain>, StartError> {
-        let pd = device.alloc_pd()?;
+    ) -> Result<(), StartError> {
         for index in 0..workers {
-            let worker = WorkerThread::start(index, &self.server, device, &pd, storage, scrub)?;
+            let worker = WorkerThread::start(index, &self.server, storage, scrub)?;
             self.workers.push(worker);
         }
-        Ok(pd)
+        Ok(())
     }
 
-    fn listen(&mut self, pd: &Arc<dyn ProtectionDomain>, listen: &[Endpoint]) -> Result<(), StartError> {
+    fn listen(&mut self, listen: &[Endpoint]) -> Result<(), StartError> {
         let doors: Vec<_> = self.workers.iter().map(WorkerThread::door).collect();
         for endpoint in listen {
-            let listener = pd.listen(endpoint)?;
-            self.server.about.endpoints.lock().push(listener.endpoint());
-            let acceptor = Acceptor::start(listener, &self.server, pd, doors.clone())
+            let rnic = self.server.rnics.of_endpoint(endpoint);
+            let listener = self.server.rnics.get(rnic).pd.listen(endpoint)?;
+            self.server.about.endpoints.lock().push((rnic, listener.endpoint()));
+            let acceptor = Acceptor::start(listener, &self.server, rnic, doors.clone())
                 .map_err(|source| StartError::System { action: "start an acceptor", source })?;
             self.acceptors.push(acceptor);
         }
@@ -288,7 +287,7 @@ impl RunningServer {
 
     /// Where it listens, with ports the system chose.
     pub fn endpoints(&self) -> Vec<Endpoint> {
-        self.server.about.endpoints.lock().clone()
+        self.server.about.endpoints.lock().iter().map(|(_, endpoint)| endpoint.clone()).collect()
     }
 
     /// What it shares, for figures.
@@ -347,14 +346,14 @@ struct Storage {
 }
 
 /// Everything of a server but its threads and links, and which clients are to be forgotten once all is recovered. The
-/// device gets the file target and the windows.
+/// devices get the file target.
 #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
 fn build(
     meta: Arc<Meta>,
     committed: Arc<Committer>,
     layout: SumLayout,
     cached: Option<Arc<CachedPool>>,
-    device: &Arc<dyn Device>,
+    devices: Devices,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,
     options: ServeOptions,
@@ -384,7 +383,7 @@ fn build(
     let files = Files::new(FilesConfig::default(), Arc::new(pages), space, committed, random.clone())
         .map_err(system("take the memory of the file table"))?;
     let files = Arc::new(files);
-    device.set_file_target(files.clone());
+    let rnics = Rnics::new(devices, &files)?;
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
     // Of some only a request was left that came to its end when they had said good-bye.
@@ -413,18 +412,16 @@ fn build(
             tickets,
             connections: Connections::default(),
             shares: Shares::new(workers),
-            windows: OnceLock::new(),
         },
         integrity: Integrity { sums, scrub: Mutex::new(scrub), rotten: RottenPages::default() },
         about: About {
             epoch: random.next_u64(),
             endpoints: Mutex::default(),
-            network_security: device.network_security(),
             workers,
             sampling: options.sampling,
             durable_answers: options.durable_answers,
         },
-        device: device.clone(),
+        rnics,
         clock,
         counters: ServerCounters::default(),
         drain: Drain::default(),
@@ -478,5 +475,6 @@ fn join(thread: JoinHandle<()>, name: &str) {
 pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
-    cq: Arc<dyn cuttlefs_common::rdma::CompletionQueue>,
+    /// One of each RNIC.
+    cqs: Vec<Arc<dyn cuttlefs_common::rdma::CompletionQueue>>,
 }

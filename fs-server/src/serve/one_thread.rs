@@ -9,11 +9,12 @@ use super::{ServeOptions, StartError, acceptor, background, build, recovery, sho
 use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
+use crate::rnics::RnicIndex;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
+use cuttlefs_common::rdma::{CompletionQueue, Device, Listener};
 use cuttlefs_common::world::{Clock, Random};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,6 +23,8 @@ use std::time::Duration;
 
 /// Completions the one queue holds.
 const CQ_DEPTH: u32 = 4096;
+/// It has one RNIC.
+const RNIC: RnicIndex = RnicIndex(0);
 /// One in so many steps runs a sync that somebody waits for; all do when nothing else is left to do.
 const COMMITS_ONE_IN: u64 = 4;
 
@@ -31,7 +34,6 @@ pub struct OneThreadServer {
     worker: Worker,
     context: Rc<WorkerContext>,
     listener: Box<dyn Listener>,
-    pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
     server: Arc<Server>,
     commits: Commits,
@@ -85,16 +87,15 @@ impl OneThreadServer {
         let layout = SumLayout::new([pool_pages]);
         let (scrub, trust) = (options.scrub, options.trust_clients);
         let (server, forgotten) =
-            build(meta, committed, layout, None, device, clock.clone(), random, options)?;
+            build(meta, committed, layout, None, device.clone().into(), clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let pd = device.alloc_pd()?;
         let cq = device.create_cq(CQ_DEPTH)?;
-        let worker = Worker::new(Some(cq.clone()), None, clock)?;
+        let worker = Worker::new(vec![cq.clone()], None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
+        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), spawn, sleep)?;
         let outcome = Rc::new(RefCell::new(None));
         let (task, slot) = (context.clone(), outcome.clone());
         worker.spawn_local(async move {
@@ -109,9 +110,9 @@ impl OneThreadServer {
         server.forget(&forgotten);
         context.start_sweeps();
         background::spawn(&worker, &context, &disk, scrub);
-        shown_windows::show(&server, pd.as_ref(), trust)?;
-        let listener = pd.listen(&endpoint)?;
-        Ok(Self { worker, context, listener, pd, cq, server, commits })
+        shown_windows::show(&server, trust)?;
+        let listener = server.rnics.get(RNIC).pd.listen(&endpoint)?;
+        Ok(Self { worker, context, listener, cq, server, commits })
     }
 
     /// What it shares.
@@ -132,14 +133,15 @@ impl OneThreadServer {
     /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
-            if let Some(connection) = acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq) {
+            if let Some(connection) = acceptor::accept(incoming, &self.server, RNIC, &self.cq) {
                 self.context.adopt(connection);
             }
             return true;
         }
         self.commits.run_beside(|| {
             // Only a ring can fail, and there is none.
-            self.worker.step(&mut |completion| self.context.on_completion(completion)).unwrap_or(false)
+            let mut on_completion = |(_, completion)| self.context.on_completion(RNIC, completion);
+            self.worker.step(&mut on_completion).unwrap_or(false)
         })
     }
 }

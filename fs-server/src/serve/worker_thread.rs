@@ -1,19 +1,20 @@
-//! One worker thread: its queue, ring, context and tasks, from start to stop.
+//! One worker thread: its queues (one of each RNIC), ring, context and tasks, from start to stop.
 
 use super::recovery::RecoveryError;
 use super::{Door, StartError, Storage, background, held_memory, join, recovery};
 use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
+use crate::rnics::RnicIndex;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
-use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
+use cuttlefs_common::rdma::CompletionQueue;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// Completions a worker's queue holds: every connection may have a few of each kind outstanding.
+/// Completions a worker's queue of an RNIC holds: every connection may have a few of each kind outstanding.
 const CQ_DEPTH: u32 = 64 * 1024;
 /// Accepted connections a worker has not adopted yet.
 const MAX_UNADOPTED: usize = 1024;
@@ -29,17 +30,15 @@ impl WorkerThread {
     pub(super) fn start(
         index: usize,
         server: &Arc<Server>,
-        device: &Arc<dyn Device>,
-        pd: &Arc<dyn ProtectionDomain>,
         storage: &Storage,
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
-        let cq = device.create_cq(CQ_DEPTH)?;
+        let cqs = server.rnics.create_cqs(CQ_DEPTH)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
-        let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
+        let (server, storage, queues) = (server.clone(), storage.clone(), cqs.clone());
         let body = move || {
-            let built = build(&server, pd.as_ref(), &storage, queue);
+            let built = build(&server, &storage, queues);
             let (worker, context, disk, _own_ring) = match built {
                 Ok(built) => built,
                 Err(reason) => {
@@ -68,7 +67,8 @@ impl WorkerThread {
             if started.send(Ok(worker.handle())).is_err() {
                 return;
             }
-            if let Err(error) = worker.run(|completion| context.on_completion(completion)) {
+            let on_completion = |(place, completion)| context.on_completion(RnicIndex(place), completion);
+            if let Err(error) = worker.run(on_completion) {
                 // Its tasks hold locks, slots and what was taken for write-backs: as with a panic, nothing goes on.
                 panic!("worker {index}: {error}");
             }
@@ -82,7 +82,7 @@ impl WorkerThread {
             .map_err(|source| StartError::System { action: "start a worker", source })?;
         match wait.recv() {
             Ok(Ok(handle)) => {
-                let door = Door { handle, connections: sender, cq };
+                let door = Door { handle, connections: sender, cqs };
                 Ok(Self { door, thread })
             }
             Ok(Err(error)) => Err(error),
@@ -108,9 +108,8 @@ fn recover(worker: &Worker, context: &Rc<WorkerContext>) -> Result<(), StartErro
 
 fn build(
     server: &Arc<Server>,
-    pd: &dyn ProtectionDomain,
     storage: &Storage,
-    cq: Arc<dyn CompletionQueue>,
+    cqs: Vec<Arc<dyn CompletionQueue>>,
 ) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), StartError> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
@@ -122,11 +121,11 @@ fn build(
     let frames = server.files.pages().frames().memory().clone();
     let disk = SummedDisk::new(disk, frames, server.integrity.sums.clone());
     let own_ring = ring.as_ref().map(OwnRing::set);
-    let worker = Worker::new(Some(cq), ring, server.clock.clone())?;
+    let worker = Worker::new(cqs, ring, server.clock.clone())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
+    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), spawn, sleep);
     Ok((worker, context?, disk, own_ring))
 }
 

@@ -4,14 +4,14 @@
 //! task here; disk and RDMA completions wake it; nothing on this thread blocks but the one `poll(2)` in `sleep`.
 //!
 //! # How it works
-//! A *pass* looks at every source once: closures from other threads, ready tasks, the completion queue, the disk's ring, timers.
+//! A *pass* looks at every source once: closures from other threads, ready tasks, each RNIC's completion queue, the disk's ring, timers.
 //! Each has a bound for a pass, so that none starves the others. Of ready tasks the next is that of the peer that has had least of
 //! the thread's time (`executor`). While passes find work they follow one another without system calls but those of the ring. When
 //! one finds nothing, the worker spins for its adaptive budget (`SpinBudget`) and then sleeps in `poll(2)` on the completion
-//! queue's event, the ring and its own eventfd.
+//! queues' events, the ring and its own eventfd.
 //!
 //! # Why no wake-up is lost
-//! Before it sleeps, the worker (1) sets its signal to *awake*, (2) arms the completion queue and looks at every source once more,
+//! Before it sleeps, the worker (1) sets its signal to *awake*, (2) arms the completion queues and looks at every source once more,
 //! (3) moves the signal from *awake* to *asleep*. A waker first puts the work where (2) looks, then swaps the signal to
 //! *notified*. If the swap comes before (1), (2) sees the work; if between (1) and (3), (3) fails; if after (3), the swap finds
 //! *asleep* and writes the eventfd. Only then is there a system call.
@@ -54,7 +54,7 @@ use timers::Timers;
 /// For how long tasks run in one pass before other sources are looked at: what another peer asks for meanwhile waits for so long,
 /// and for the task in hand. A task polls in about a microsecond; a look at all sources takes less than that.
 const TASKS_A_PASS: Duration = Duration::from_micros(50);
-/// Completions taken in one pass: a message among them waits in its peer's queue from then on, and not behind others'.
+/// Completions of a queue taken in one pass: a message among them waits in its peer's queue from then on, and not behind others'.
 const COMPLETIONS_A_PASS: usize = 512;
 /// Closures of other threads run in one pass.
 const JOBS_A_PASS: usize = 16;
@@ -84,7 +84,8 @@ pub struct Worker {
     timers: Rc<Timers>,
     panics: Rc<Panics>,
     shared: Arc<Shared>,
-    cq: Option<Arc<dyn CompletionQueue>>,
+    /// One of each RNIC.
+    cqs: Vec<Arc<dyn CompletionQueue>>,
     disk: Option<Rc<UringDisk>>,
 }
 
@@ -95,12 +96,13 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// A worker that drives `cq` and `disk`; a simulated disk drives itself and is not given here.
+    /// A worker that drives `cqs` and `disk`; a simulated disk drives itself and is not given here. A completion is handed over with its
+    /// queue's place among `cqs`.
     ///
     /// # Errors
     /// If there is no eventfd to be had.
     pub fn new(
-        cq: Option<Arc<dyn CompletionQueue>>,
+        cqs: Vec<Arc<dyn CompletionQueue>>,
         disk: Option<Rc<UringDisk>>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, WorkerError> {
@@ -110,7 +112,7 @@ impl Worker {
             timers: Rc::new(Timers::new(clock)),
             panics: Rc::default(),
             shared: Arc::new(Shared::new(signal)),
-            cq,
+            cqs,
             disk,
         })
     }
@@ -144,14 +146,14 @@ impl Worker {
     ///
     /// # Errors
     /// If the ring or `poll` fails.
-    pub fn run(&self, on_completion: impl FnMut(Completion)) -> Result<(), WorkerError> {
+    pub fn run(&self, on_completion: impl FnMut((usize, Completion))) -> Result<(), WorkerError> {
         self.run_until(on_completion, || self.shared.is_stopped())
     }
 
     /// `done` may change only on this thread, or with a notification.
     fn run_until(
         &self,
-        mut on_completion: impl FnMut(Completion),
+        mut on_completion: impl FnMut((usize, Completion)),
         done: impl Fn() -> bool,
     ) -> Result<(), WorkerError> {
         let mut completions = Vec::with_capacity(COMPLETIONS_A_PASS);
@@ -218,7 +220,7 @@ impl Worker {
     ///
     /// # Errors
     /// If the ring fails.
-    pub fn step(&self, on_completion: &mut dyn FnMut(Completion)) -> Result<bool, WorkerError> {
+    pub fn step(&self, on_completion: &mut dyn FnMut((usize, Completion))) -> Result<bool, WorkerError> {
         if self.run_jobs(1) || self.run_task() {
             return Ok(true);
         }
@@ -232,7 +234,7 @@ impl Worker {
     fn pass(
         &self,
         completions: &mut Vec<Completion>,
-        on_completion: &mut dyn FnMut(Completion),
+        on_completion: &mut dyn FnMut((usize, Completion)),
     ) -> Result<bool, WorkerError> {
         let mut any = self.run_jobs(JOBS_A_PASS);
         any |= self.run_tasks();
@@ -285,13 +287,15 @@ impl Worker {
         &self,
         completions: &mut Vec<Completion>,
         most: usize,
-        on_completion: &mut dyn FnMut(Completion),
+        on_completion: &mut dyn FnMut((usize, Completion)),
     ) -> bool {
-        let Some(cq) = &self.cq else { return false };
-        completions.clear();
-        cq.poll(completions, most);
-        let any = !completions.is_empty();
-        completions.drain(..).for_each(on_completion);
+        let mut any = false;
+        for (place, cq) in self.cqs.iter().enumerate() {
+            completions.clear();
+            cq.poll(completions, most);
+            any |= !completions.is_empty();
+            completions.drain(..).for_each(|completion| on_completion((place, completion)));
+        }
         any
     }
 
@@ -312,7 +316,7 @@ impl Worker {
     fn sleep_for_events(&self) -> Result<(), WorkerError> {
         let signal = self.shared.signal();
         signal.set_awake();
-        if self.cq.as_ref().is_some_and(|cq| !cq.arm()) {
+        if self.cqs.iter().any(|cq| !cq.arm()) {
             return Ok(());
         }
         // One that gets ready from here on notifies the signal.
@@ -328,11 +332,9 @@ impl Worker {
             tv_nsec: i64::from(duration.subsec_nanos()),
         });
 
-        let mut fds = Vec::with_capacity(3);
+        let mut fds = Vec::with_capacity(2 + self.cqs.len());
         fds.push(PollFd::new(signal.event(), PollFlags::IN));
-        if let Some(cq) = &self.cq {
-            fds.push(PollFd::from_borrowed_fd(cq.event_fd(), PollFlags::IN));
-        }
+        fds.extend(self.cqs.iter().map(|cq| PollFd::from_borrowed_fd(cq.event_fd(), PollFlags::IN)));
         let disk_fd = self.disk.as_ref().map(|disk| disk.poll_fd());
         if let Some(fd) = disk_fd {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -350,10 +352,10 @@ impl Worker {
         if !fds[0].revents().is_empty() {
             signal.take_event();
         }
-        if let Some(cq) = &self.cq
-            && !fds[1].revents().is_empty()
-        {
-            cq.take_event();
+        for (cq, fd) in self.cqs.iter().zip(&fds[1..]) {
+            if !fd.revents().is_empty() {
+                cq.take_event();
+            }
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use std::task::{Poll, Waker};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn worker() -> Worker {
-    Worker::new(None, None, Arc::new(SystemClock::new())).expect("a worker")
+    Worker::new(Vec::new(), None, Arc::new(SystemClock::new())).expect("a worker")
 }
 
 fn thread_cpu() -> Duration {
@@ -53,7 +53,7 @@ fn timers_fire_in_order_and_not_early() {
 #[test]
 fn a_simulation_steps_by_hand_and_moves_the_clock() {
     let clock = Arc::new(ManualClock::default());
-    let worker = Worker::new(None, None, clock.clone()).expect("a worker");
+    let worker = Worker::new(Vec::new(), None, clock.clone()).expect("a worker");
     let log = Rc::new(RefCell::new(Vec::new()));
     for seconds in [5u64, 3] {
         let (log, spawner) = (log.clone(), worker.spawner());
@@ -320,9 +320,9 @@ fn completions_reach_the_callback_in_order_also_when_it_sleeps() {
     let (finished, wait) = mpsc::channel();
     let cq = queue.clone();
     std::thread::spawn(move || {
-        let worker = Worker::new(Some(cq), None, Arc::new(SystemClock::new())).expect("a worker");
+        let worker = Worker::new(vec![cq], None, Arc::new(SystemClock::new())).expect("a worker");
         let (handle, mut next) = (worker.handle(), 0);
-        let ran = worker.run(|completion| {
+        let ran = worker.run(|(_, completion)| {
             assert_eq!(completion.wr_id, WrId(next));
             next += 1;
             if next == COUNT {
@@ -359,7 +359,7 @@ fn tasks_wait_for_the_disk_while_the_worker_sleeps() {
     files.push("data".into(), options.open(dir.path().join("data")).expect("open"), 64, false);
     let frames = Arc::new(SharedMemory::new("frames", 4 * PAGE_SIZE).expect("memfd"));
     let disk = Rc::new(UringDisk::new(Arc::new(files), frames).expect("io_uring"));
-    let worker = Worker::new(None, Some(disk.clone()), Arc::new(SystemClock::new())).expect("a worker");
+    let worker = Worker::new(Vec::new(), Some(disk.clone()), Arc::new(SystemClock::new())).expect("a worker");
     let done = Rc::new(RefCell::new(0u32));
     let spawner = worker.spawner();
     let all = async move {
@@ -397,7 +397,7 @@ fn tasks_wait_for_the_disk_while_the_worker_sleeps() {
 
 #[test]
 fn what_was_running_at_a_stop_ends_before_the_end() {
-    let worker = Worker::new(None, None, Arc::new(SystemClock::new())).expect("worker");
+    let worker = Worker::new(Vec::new(), None, Arc::new(SystemClock::new())).expect("worker");
     let lock = Rc::new(async_lock::Mutex::new(0));
     let (holder, sleep) = (lock.clone(), worker.sleep(Duration::from_millis(30)));
     let handle = worker.handle();

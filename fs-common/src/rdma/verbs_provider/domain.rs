@@ -73,12 +73,14 @@ impl VerbsPd {
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
         let promises = [
-            queues[0].promise(depths.send_depth).map_err(failed)?,
+        // One place more for the look for the peer, which is none of the user's.
+        let raw_depths = Capacities { send_depth: depths.send_depth + 1, ..depths };
+            queues[0].promise(raw_depths.send_depth).map_err(failed)?,
             queues[1].promise(depths.recv_depth).map_err(failed)?,
         ];
         let abilities = self.device.abilities();
         let raw = id
-            .make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), depths, abilities)
+            .make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), raw_depths, abilities)
             .map_err(failed)?;
         let events = self.device.events()?;
         let numbers = (self.device.next_number(), raw);

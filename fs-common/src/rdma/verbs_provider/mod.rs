@@ -83,9 +83,7 @@ fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
 }
 
 fn another_device(endpoint: &Endpoint) -> RdmaError {
-    RdmaError::Unsupported(format!(
-        "{endpoint} belongs to another RNIC than the first endpoint; a server listens with one"
-    ))
+    RdmaError::Unsupported(format!("{endpoint} belongs to another RNIC than when it was opened; start again"))
 }
 
 /// Whether anything looks like an RNIC: for a message that says more than an address could.
@@ -186,6 +184,8 @@ impl Shared {
     fn own_key_name(&self) -> Option<Arc<str>> {
         match &self.security {
             TcpSecurity::Keys(keys) => Some(keys.own().name().into()),
+        // One place of each send queue is the provider's (`queue`).
+        limits.queue_depth = limits.queue_depth.saturating_sub(1);
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         }
     }

@@ -4,7 +4,8 @@
 //! A queue pair completes what was posted to one of its queues in order. So each queue has a list of what is under way, and the number that
 //! is posted as `wr_id` counts through it (the top bit says which list). A completion of a send ends everything before it: those were not
 //! signalled, and succeeded. So that places become free although the user asks for no completions, every now and then one is
-//! asked for in his place and not shown to him. What he is shown has its place until he polls it.
+//! asked for in his place and not shown to him. What he is shown has its place until he polls it. The look for the peer ([`VerbsQp::probe`]) is
+//! in none of his places: the RNIC's queue, and what the completion queue promises, is one deeper than he asked for.
 //!
 //! # Failure
 //! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes what is under way, and
@@ -96,6 +97,16 @@ struct Sends {
     under_way: UnderWay<Sending>,
     /// Posted since the last one whose completion was asked for.
     silent: u32,
+    /// The last look for the peer; under way, unless what is under way begins behind it.
+    probe: Option<u64>,
+}
+
+impl Sends {
+    /// Places of the user's that are free, of this many.
+    fn room(&self, depth: u32) -> usize {
+        let is_probing = self.probe.is_some_and(|number| number >= self.under_way.first);
+        self.under_way.room(depth + u32::from(is_probing))
+    }
 }
 
 /// See the module.
@@ -287,7 +298,7 @@ impl VerbsQp {
             return;
         }
         let mut sends = self.sends.lock();
-        if !sends.under_way.list.is_empty() || sends.under_way.room(self.send_depth) == 0 {
+        if !sends.under_way.list.is_empty() {
             return;
         }
         let nothing = Posted {
@@ -300,6 +311,7 @@ impl VerbsQp {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
             sends.under_way.list.push_back(own);
         }
+            sends.probe = Some(sends.under_way.next());
     }
 
     fn what(&self, request: &SendWr) -> Result<(What, Option<Local>), WcStatus> {
@@ -309,7 +321,7 @@ impl VerbsQp {
     /// Posts as many requests as there is room for; how many.
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
-        let room = sends.under_way.room(self.send_depth);
+        let room = sends.room(self.send_depth);
         let mut posted = Vec::with_capacity(requests.len().min(room));
         for request in requests.iter().take(room) {
             let Ok((what, local)) = self.what(request) else { break };
@@ -443,6 +455,26 @@ mod tests {
     #[test]
     fn a_completion_ends_what_was_posted_before_it() {
         let mut under_way = UnderWay::default();
+    #[test]
+    fn a_look_for_the_peer_takes_none_of_the_users_places() {
+        let mut sends = Sends::default();
+        let sending =
+            || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+        for round in 0..3 {
+            assert_eq!(sends.room(2), 2, "round {round}");
+            sends.probe = Some(sends.under_way.next());
+            sends.under_way.list.push_back(sending());
+            assert_eq!(sends.room(2), 2);
+            sends.under_way.list.extend([sending(), sending()]);
+            assert_eq!(sends.room(2), 0);
+            let last = sends.under_way.next() - 1;
+            sends.under_way.take(last - 2).expect("the look");
+            assert_eq!(sends.room(2), 0);
+            // Both: what is not signalled ends with what is behind it.
+            sends.under_way.take(last).expect("the last");
+        }
+    }
+
         for name in ["a", "b", "c", "d"] {
             under_way.list.push_back(name);
         }

@@ -62,7 +62,7 @@ pub(crate) fn attach(
         },
         sampling: (policy.promotes && policy.exposure == Exposure::Magic).then_some(server.about.sampling),
         durable_answers: server.about.durable_answers,
-        windows: server.admission.windows.get().map(|windows| windows.ranges()),
+        windows: server.rnics.get(connection.rnic()).windows(),
     }))
 }
 

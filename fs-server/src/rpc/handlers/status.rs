@@ -8,6 +8,7 @@ use crate::meta::{LEVELS_MAX, PassFigures};
 use crate::pages::MAX_UNITS;
 use crate::pool::sums::ZONE_PAGES;
 use crate::rights::{Account, ExportRule};
+use crate::rnics::{Rnic, RnicIndex};
 use crate::rpc::bounce::{BUFFERS_OF_PEER, BUFFERS_PER_WORKER};
 use crate::rpc::connection::RECEIVES;
 use crate::rpc::turns::{MOST_RUNNING, PEER_RUNNING};
@@ -65,6 +66,26 @@ fn shares(server: &Server) -> Value {
     Value::Object(shares)
 }
 
+/// Each RNIC, and where it listens.
+fn rnics(server: &Server) -> Vec<Value> {
+    let links = server.about.endpoints.lock();
+    let rnic = |(place, rnic): (usize, &Rnic)| {
+        let own = links.iter().filter(|(index, _)| *index == RnicIndex(place));
+        let abilities = rnic.device.capabilities();
+        json!({
+            "device": rnic.device.name(),
+            "links": own.map(|(_, link)| link.to_string()).collect::<Vec<_>>(),
+            "network_security": rnic.device.network_security(),
+            // The memory placement that it promises (IBTA memory placement extensions).
+            "flush": abilities.flush.label(),
+            "atomic_write": abilities.atomic_write,
+            "word_last": abilities.word_last,
+            "hardware": rnic.device.hardware(),
+        })
+    };
+    server.rnics.all().iter().enumerate().map(rnic).collect()
+}
+
 /// Figures of about this moment.
 pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let server = &context.server;
@@ -91,8 +112,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     let sums = server.integrity.sums.figures();
     let scrub = *server.integrity.scrub.lock();
     let locks = server.locks.figures();
-    let nic = server.device.figures();
-    let abilities = server.device.capabilities();
+    let nic = server.rnics.figures();
     let metadata = server.meta.store_figures();
     let status = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -100,16 +120,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "pid": std::process::id(),
         "epoch": format!("{:016x}", server.about.epoch),
         "uptime_seconds": server.clock.monotonic().as_secs(),
-        "provider": "soft",
-        "network_security": server.about.network_security,
-        // What memory placement its RNIC promises (IBTA memory placement extensions).
-        "rnic": {
-            "name": server.device.name(),
-            "flush": abilities.flush.label(),
-            "atomic_write": abilities.atomic_write,
-            "word_last": abilities.word_last,
-        },
-        "links": server.about.endpoints.lock().iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "links": server.about.endpoints.lock().iter().map(|(_, link)| link.to_string()).collect::<Vec<_>>(),
+        "rnics": rnics(server),
         "exports": server.admission.exports.rules(&server.meta).map(export).collect::<Vec<_>>(),
         "durability": durability.to_string(),
         // How a request becomes persistent: it comes by SEND (large contents are pulled), and the server flushes.
@@ -276,6 +288,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
+            // As clients counted, whoever translated; pulled each period.
+            "onesided_counted_pages": counts.counted,
         // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
         text = json!({ "error": "status is too large" }).to_string();
     }

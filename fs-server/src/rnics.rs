@@ -1,0 +1,96 @@
+//! The server's RNICs: one device for each provider, and for each piece of hardware, that its endpoints need.
+//!
+//! # What is of one RNIC
+//! Its protection domain, and what is registered there: a key is good at the RNIC that gave it. So each RNIC has keys of its own for the windows,
+//! each worker's bounce buffers have one of each RNIC, and each worker has a completion queue of each. Queue pairs are
+//! numbered by their RNIC. A connection says which RNIC it came by (`Connection::rnic`); whoever posts, or tells a client a key, asks it.
+//!
+//! # What is shared
+//! All else: memory (the same bytes are registered with each), workers, sessions, locks, peers' shares. A client may have connections by several
+//! RNICs in one session; its key makes it one peer.
+
+use cuttlefs_common::rdma::{
+    CompletionQueue, Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain,
+    RdmaError, RemoteRange,
+};
+use std::sync::{Arc, OnceLock};
+
+/// Which of the server's RNICs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RnicIndex(pub usize);
+
+/// One of the server's RNICs.
+pub struct Rnic {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// What all connections by it have in common.
+    pub pd: Arc<dyn ProtectionDomain>,
+    /// The tables that clients may READ, where they are trusted; for as long as they are to be read.
+    windows: OnceLock<[Arc<dyn MemoryRegion>; 3]>,
+}
+
+impl Rnic {
+    /// These may be READ by every client from now on. Once.
+    pub fn show_windows(&self, windows: [Arc<dyn MemoryRegion>; 3]) {
+        // A server is shown once.
+        let _ = self.windows.set(windows);
+    }
+
+    /// What clients by this RNIC are told, in `WindowId::ALL` order.
+    pub fn windows(&self) -> Option<[RemoteRange; 3]> {
+        let range = |region: &Arc<dyn MemoryRegion>| RemoteRange {
+            rkey: region.rkey(),
+            len: region.memory().len() as u64,
+        };
+        self.windows.get().map(|windows| windows.each_ref().map(range))
+    }
+}
+
+/// All of them; there is at least one.
+pub struct Rnics {
+    devices: Devices,
+    all: Vec<Rnic>,
+}
+
+impl Rnics {
+    /// Allocates a protection domain of each; `target` translates file addresses where a device can have that done.
+    ///
+    /// # Errors
+    /// A device cannot.
+    pub fn new(devices: Devices, target: &Arc<impl FileTarget + 'static>) -> Result<Self, RdmaError> {
+        let rnic = |device: &Arc<dyn Device>| {
+            device.set_file_target(target.clone());
+            Ok(Rnic { device: device.clone(), pd: device.alloc_pd()?, windows: OnceLock::new() })
+        };
+        let all = devices.all().iter().map(rnic).collect::<Result<_, RdmaError>>()?;
+        Ok(Self { devices, all })
+    }
+
+    /// In the order of their indices.
+    pub fn all(&self) -> &[Rnic] {
+        &self.all
+    }
+
+    /// One of them.
+    pub fn get(&self, index: RnicIndex) -> &Rnic {
+        &self.all[index.0]
+    }
+
+    /// The one that listens on an endpoint.
+    pub fn of_endpoint(&self, endpoint: &Endpoint) -> RnicIndex {
+        RnicIndex(self.devices.place_of(endpoint))
+    }
+
+    /// A completion queue of each, in the order of their indices.
+    ///
+    /// # Errors
+    /// A device cannot.
+    pub fn create_cqs(&self, depth: u32) -> Result<Vec<Arc<dyn CompletionQueue>>, RdmaError> {
+        self.all.iter().map(|rnic| rnic.device.create_cq(depth)).collect()
+    }
+
+    /// Figures of all of them together.
+    pub fn figures(&self) -> DeviceFigures {
+        self.all.iter().map(|rnic| rnic.device.figures()).fold(DeviceFigures::default(), DeviceFigures::and)
+    }
+}
