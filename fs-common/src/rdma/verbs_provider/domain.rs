@@ -72,9 +72,9 @@ impl VerbsPd {
         let depths = Capacities { send_depth: config.send_depth, recv_depth: config.recv_depth };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
-        let promises = [
         // One place more for the look for the peer, which is none of the user's.
         let raw_depths = Capacities { send_depth: depths.send_depth + 1, ..depths };
+        let promises = [
             queues[0].promise(raw_depths.send_depth).map_err(failed)?,
             queues[1].promise(depths.recv_depth).map_err(failed)?,
         ];

@@ -139,6 +139,8 @@ impl VerbsDevice {
         towards(&id).map_err(failed)?;
         let context = id.context().ok_or_else(|| failed(io::Error::from_raw_os_error(libc::ENODEV)))?;
         let mut limits = context.limits().map_err(failed)?;
+        // One place of each send queue is the provider's (`queue`).
+        limits.queue_depth = limits.queue_depth.saturating_sub(1);
         limits.reads.at_us = limits.reads.at_us.min(READS_MAX);
         limits.reads.of_us = limits.reads.of_us.min(READS_MAX);
         let prover = match &security {
@@ -184,8 +186,6 @@ impl Shared {
     fn own_key_name(&self) -> Option<Arc<str>> {
         match &self.security {
             TcpSecurity::Keys(keys) => Some(keys.own().name().into()),
-        // One place of each send queue is the provider's (`queue`).
-        limits.queue_depth = limits.queue_depth.saturating_sub(1);
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         }
     }

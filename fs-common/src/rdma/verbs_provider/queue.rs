@@ -311,7 +311,7 @@ impl VerbsQp {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
             sends.under_way.list.push_back(own);
         }
-            sends.probe = Some(sends.under_way.next());
+        sends.probe = Some(sends.under_way.next());
     }
 
     fn what(&self, request: &SendWr) -> Result<(What, Option<Local>), WcStatus> {
@@ -455,25 +455,25 @@ mod tests {
     #[test]
     fn a_completion_ends_what_was_posted_before_it() {
         let mut under_way = UnderWay::default();
-    #[test]
-    fn a_look_for_the_peer_takes_none_of_the_users_places() {
-        let mut sends = Sends::default();
-        let sending =
-            || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
-        for round in 0..3 {
-            assert_eq!(sends.room(2), 2, "round {round}");
-            sends.probe = Some(sends.under_way.next());
-            sends.under_way.list.push_back(sending());
-            assert_eq!(sends.room(2), 2);
-            sends.under_way.list.extend([sending(), sending()]);
-            assert_eq!(sends.room(2), 0);
-            let last = sends.under_way.next() - 1;
-            sends.under_way.take(last - 2).expect("the look");
-            assert_eq!(sends.room(2), 0);
-            // Both: what is not signalled ends with what is behind it.
-            sends.under_way.take(last).expect("the last");
+        #[test]
+        fn a_look_for_the_peer_takes_none_of_the_users_places() {
+            let mut sends = Sends::default();
+            let sending =
+                || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+            for round in 0..3 {
+                assert_eq!(sends.room(2), 2, "round {round}");
+                sends.probe = Some(sends.under_way.next());
+                sends.under_way.list.push_back(sending());
+                assert_eq!(sends.room(2), 2);
+                sends.under_way.list.extend([sending(), sending()]);
+                assert_eq!(sends.room(2), 0);
+                let last = sends.under_way.next() - 1;
+                sends.under_way.take(last - 2).expect("the look");
+                assert_eq!(sends.room(2), 0);
+                // Both: what is not signalled ends with what is behind it.
+                sends.under_way.take(last).expect("the last");
+            }
         }
-    }
 
         for name in ["a", "b", "c", "d"] {
             under_way.list.push_back(name);

@@ -272,6 +272,8 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
         "nic": {
             "onesided_hit_pages": counts.target_hits,
             "onesided_written_pages": counts.target_writes,
+            // As clients counted, whoever translated; pulled each period.
+            "onesided_counted_pages": counts.counted,
             "magic_pages": counts.target_magic,
             "magic_reads": counts.target_magic_reads,
             "held_bytes": nic.held_bytes,
@@ -288,8 +290,6 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
-            // As clients counted, whoever translated; pulled each period.
-            "onesided_counted_pages": counts.counted,
         // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
         text = json!({ "error": "status is too large" }).to_string();
     }
