@@ -198,6 +198,10 @@ impl MemoryRegion for VerbsMr {
     fn memory(&self) -> &Arc<SharedMemory> {
         &self.0.memory
     }
+
+    fn first_address(&self) -> u64 {
+        self.0.first_address
+    }
 }
 
 impl ProtectionDomain for VerbsPd {

@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //! * What is made is destroyed once, after everything that was made with it: each owner holds the owners of what it needs.
-//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers.
+//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. But for memory that is followed:
+//!   that is at its own addresses, because rdma_rxe of Linux 7.2 looks every address of such a region up there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
 use crate::memory::{Pinned, SharedMemory};
@@ -120,6 +121,7 @@ pub(super) struct Rights {
 pub(super) struct Mr {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) memory: Pinned,
+    pub(super) first_address: u64,
     _pd: Arc<Pd>,
 }
 
@@ -129,7 +131,8 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Pins the memory: its pages stay where they are until this is dropped.
+    /// Pins the memory: its pages stay where they are until this is dropped. Memory whose pages are pointed is not pinned but followed, which
+    /// takes an RNIC with on-demand paging.
     pub(super) fn new(pd: &Arc<Pd>, memory: Arc<SharedMemory>, rights: Rights) -> io::Result<Self> {
         let mut access = ffi::ibv_access_flags(0);
         for (has, flag) in [
@@ -141,6 +144,7 @@ impl Mr {
             (rights.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ),
             (rights.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
             (rights.remote_atomic, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
+            (memory.is_pointed(), ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND),
         ] {
             if has {
                 access |= flag;
@@ -148,10 +152,13 @@ impl Mr {
         }
         let memory = memory.pin();
         let base = memory.base_address().as_ptr().cast::<c_void>();
+        let first_address = if memory.is_pointed() { base as u64 } else { 0 };
         // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
         // with the CPU's, as `SharedMemory` allows.
-        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, memory.len(), 0, access.0 as c_int) };
-        Ok(Self { raw: made(raw)?, memory, _pd: pd.clone() })
+        let raw = unsafe {
+            ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, memory.len(), first_address, access.0 as c_int)
+        };
+        Ok(Self { raw: made(raw)?, memory, first_address, _pd: pd.clone() })
     }
 
     pub(super) fn lkey(&self) -> u32 {
