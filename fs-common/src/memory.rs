@@ -2,7 +2,8 @@
 //!
 //! Owns the mapping. All access goes through copies and atomics that tolerate a concurrent writer: bytes may be torn,
 //! which the protocols above detect (seqlocks, checksums), but nothing is undefined. No reference into the memory is
-//! ever handed out. Beside it, the functions that keep the process's heap small.
+//! ever handed out. Beside it, the functions that keep the process's heap small. `pointed` is memory whose pages
+//! are pointed at pages of other memory.
 //!
 //! # Invariants
 //! * The file behind a mapping is sealed against shrinking before it is mapped, so no access can fault. A log file
@@ -12,6 +13,10 @@
 //! # Failure
 //! Out-of-range access is a broken internal invariant and asserts; callers check peer-given ranges first
 //! (`contains`). A foreign descriptor that is not sealed or too small is an error.
+
+mod pointed;
+
+pub use pointed::{PointError, PointedMemory};
 
 use crate::sync::fence;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,6 +47,8 @@ pub struct SharedMemory {
     writable: bool,
     /// It is a part of what `fd` is, which no peer may have.
     is_part: bool,
+    /// Its pages show others from time to time: an RNIC must follow the mapping, and not keep pages.
+    is_pointed: bool,
     /// Registrations with RNICs: they keep the pages that are there, whatever becomes of the mapping.
     pins: AtomicU32,
     /// What a model checker sees of it.
@@ -148,6 +155,7 @@ impl SharedMemory {
             len,
             writable,
             is_part: false,
+            is_pointed: false,
             pins: AtomicU32::new(0),
             #[cfg(feature = "model-check")]
             modelled: crate::sync::Words::default(),
@@ -169,7 +177,12 @@ impl SharedMemory {
         self.writable
     }
 
-    /// The memfd, to hand to a peer.
+    /// Whether its pages show others from time to time ([`PointedMemory`]).
+    pub fn is_pointed(&self) -> bool {
+        self.is_pointed
+    }
+
+    /// The memfd, to hand to a peer. Of pointed memory there is none that shows the same.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -5,7 +5,6 @@
  * usage: window_test [SEED]       exit status 1 if a check failed
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,10 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../cuttlefs_iommu.h"
 #include "edu_dma.h"
+#include "window.h"
 
-#define PAGE 4096
 #define GONE CUTTLEFS_IOMMU_GONE
 #define MAGIC 0x5a
 /* What a buffer holds where a transfer brought nothing, and what QEMU's device gets of one that faulted. */
@@ -34,9 +32,6 @@
 #define LEN EDU_DMA_MAX_BYTES
 
 static int passed, failed;
-static struct cuttlefs_iommu_create pci;
-static char pci_name[32];
-static unsigned char magic[PAGE];
 
 static void check(int is_good, const char *what, ...)
 {
@@ -49,14 +44,6 @@ static void check(int is_good, const char *what, ...)
 	va_end(arguments);
 	printf("\n");
 	fflush(stdout);
-}
-
-static void need(int is_good, const char *what)
-{
-	if (is_good)
-		return;
-	printf("cannot go on: %s: %s\n", what, strerror(errno));
-	exit(1);
 }
 
 /* 0, or the negative errno. */
@@ -74,27 +61,6 @@ static unsigned char *arena(size_t pages)
 	for (size_t i = 0; i < pages; i++)
 		memset(at + i * PAGE, (int)(i % 0x40) + 1, PAGE);
 	return at;
-}
-
-static struct cuttlefs_iommu_create wanted(uint32_t kind, uint32_t pages, void *at, uint32_t arena_pages)
-{
-	struct cuttlefs_iommu_create create = pci;
-
-	create.abi = CUTTLEFS_IOMMU_ABI;
-	create.kind = kind;
-	create.pages = pages;
-	create.arena = (uintptr_t)at;
-	create.arena_pages = arena_pages;
-	create.magic = kind == CUTTLEFS_IOMMU_READ ? (uintptr_t)magic : 0;
-	return create;
-}
-
-static int open_window(void)
-{
-	int fd = open("/dev/cuttlefs_iommu", O_RDWR | O_CLOEXEC);
-
-	need(fd >= 0, "/dev/cuttlefs_iommu");
-	return fd;
 }
 
 static int window(uint32_t kind, uint32_t pages, void *at, uint32_t arena_pages)
@@ -702,19 +668,7 @@ static void random_requests(unsigned int seed)
 
 int main(int count, char **arguments)
 {
-	struct dirent *entry;
-	DIR *driver = opendir("/sys/bus/pci/drivers/edu_dma");
-	unsigned int segment, bus, slot, function;
-
-	need(driver != NULL, "the driver edu_dma");
-	while ((entry = readdir(driver)))
-		if (sscanf(entry->d_name, "%x:%x:%x.%x", &segment, &bus, &slot, &function) == 4)
-			snprintf(pci_name, sizeof(pci_name), "%.31s", entry->d_name);
-	closedir(driver);
-	need(sscanf(pci_name, "%x:%x:%x.%x", &segment, &bus, &slot, &function) == 4, "a device edu");
-	pci.pci_segment = segment;
-	pci.pci_bus = bus;
-	pci.pci_devfn = slot * 8 + function;
+	find_edu();
 	memset(magic, MAGIC, sizeof(magic));
 
 	pages_come_and_go();

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# In the guest, for kmod-test.sh: loads the modules, runs the tests, and reads the kernel's log.
-# usage: kmod-guest.sh FOLDER
+# In the guest, for kmod-test.sh: loads the modules, runs a program that makes windows, and reads the kernel's log.
+# usage: kmod-guest.sh FOLDER [PROGRAM [ARGUMENT]...]      FOLDER has the modules; without a program, its test/window_test
 set -u
+folder=$1
+shift
+# For programs that need more than the modules.
+export KMOD_FOLDER=$folder
+(($#)) || set -- "$folder/test/window_test"
 # Swap, so that pages can be taken.
 modprobe zram && echo 256M >/sys/block/zram0/disksize && mkswap /dev/zram0 >/dev/null && swapon /dev/zram0 || exit 1
-insmod "$1/cuttlefs_iommu.ko" && insmod "$1/test/edu_dma.ko" || exit 1
-"$1/test/window_test"
+insmod "$folder/cuttlefs_iommu.ko" && insmod "$folder/test/edu_dma.ko" || exit 1
+"$@"
 result=$?
 # Both go, with all that they had.
 rmmod edu_dma && rmmod cuttlefs_iommu || result=1

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
 # Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA.
-# usage: kmod-test.sh [-k VERSION] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an idle machine)
+# usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an
+#   idle machine)    -p  another program than window_test: `bench` is window_bench, everything else a command
 # Exit status 3: no virtual machine can be had here.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
-version=6.12
-if [[ ${1:-} == -k ]]; then
-    version=$2
-    shift 2
-fi
+version=6.12 program=
+while getopts k:p: option; do
+    case $option in
+        k) version=$OPTARG ;;
+        p) program=$OPTARG ;;
+        *) die "unknown option; see the head of $0" ;;
+    esac
+done
+shift $((OPTIND - 1))
 (($#)) || set -- intel amd
 kernel=$("$ROOT/scripts/vm/fetch.sh" --headers "$version") || exit $?
 version=${kernel##*/}
@@ -18,7 +23,11 @@ version=${kernel##*/}
 work=$(mktemp -d "${kernel%/*}/kmod.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 "$ROOT/scripts/vm/kmod-build.sh" "$version" "$work" || exit $?
-cc -O1 -Wall -Wextra -Werror -pthread -o "$work/test/window_test" "$work/test/window_test.c" || exit 1
+for name in window_test window_bench; do
+    cc -O1 -Wall -Wextra -Werror -pthread -o "$work/test/$name" "$work/test/$name.c" || exit 1
+done
+[[ $program == bench ]] && program=$work/test/window_bench
+read -r -a program <<<"$program"
 
 # Faults of the device are what some tests make; the guest looks into its log itself.
 failed=0
@@ -30,7 +39,7 @@ for name; do
         *) die "unknown IOMMU $name; see the head of $0" ;;
     esac
     say "kmod-iommu on $version behind $name"
-    "$ROOT/scripts/vm/run.sh" -k "$version" -t 900 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
-        bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" || failed=1
+    "$ROOT/scripts/vm/run.sh" -k "$version" -t 900 -m 4096 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
+        bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" "${program[@]}" || failed=1
 done
 exit $failed

@@ -581,9 +581,14 @@ pub trait MemoryRegion: Send + Sync {
     /// The memory itself.
     fn memory(&self) -> &Arc<SharedMemory>;
 
+    /// What work requests, here and at peers, add to an offset: 0, but for memory that an RNIC follows through the process's page table.
+    fn first_address(&self) -> u64 {
+        0
+    }
+
     /// A local range for a work request.
     fn sge(&self, offset: u64, len: u32) -> Sge {
-        Sge { lkey: self.lkey(), offset, len }
+        Sge { lkey: self.lkey(), offset: self.first_address() + offset, len }
     }
 }
 

@@ -223,6 +223,9 @@ impl MemoryRegion for VerbsMr {
     fn memory(&self) -> &Arc<SharedMemory> {
         &self.main.memory
     }
+    fn first_address(&self) -> u64 {
+        self.main.first_address
+    }
 }
 
 impl VerbsPd {

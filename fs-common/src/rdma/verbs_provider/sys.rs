@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //! * What is made is destroyed once, after everything that was made with it: each owner holds the owners of what it needs.
-//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers.
+//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. But for memory that is followed:
+//!   that is at its own addresses, because rdma_rxe of Linux 7.2 looks every address of such a region up there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
 use super::sys_flush::{self, Abilities, Flush};
@@ -131,6 +132,7 @@ pub(super) struct Rights {
 pub(super) struct Mr {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) memory: Pinned,
+    pub(super) first_address: u64,
     _pd: Arc<Pd>,
 }
 
@@ -140,7 +142,8 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Pins the memory from an offset on, which is a whole number of pages: those stay where they are until this is dropped.
+    /// Pins the memory from an offset on, which is a whole number of pages: those stay where they are until this is dropped. Memory whose
+    /// pages are pointed is registered whole, and not pinned but followed, which takes an RNIC with on-demand paging.
     pub(super) fn new(
         pd: &Arc<Pd>,
         memory: Arc<SharedMemory>,
@@ -157,6 +160,7 @@ impl Mr {
             (rights.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ),
             (rights.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
             (rights.remote_atomic, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
+            (memory.is_pointed(), ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND),
         ] {
             if has {
                 access |= flag;
@@ -173,13 +177,16 @@ impl Mr {
         }
         assert!(from < memory.len(), "something of the memory is registered");
         let memory = memory.pin();
+        assert!(from == 0 || !memory.is_pointed(), "memory whose pages are pointed is registered whole");
         // SAFETY: inside of the mapping.
         let base = unsafe { memory.base_address().as_ptr().add(from) }.cast::<c_void>();
         let len = memory.len() - from;
+        let first_address = if memory.is_pointed() { base as u64 } else { 0 };
+        let address = first_address + from as u64;
         // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
         // with the CPU's, as `SharedMemory` allows.
-        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, len, from as u64, access) };
-        Ok(Self { raw: made(raw)?, memory, _pd: pd.clone() })
+        let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, len, address, access) };
+        Ok(Self { raw: made(raw)?, memory, first_address, _pd: pd.clone() })
     }
 
     pub(super) fn lkey(&self) -> u32 {
