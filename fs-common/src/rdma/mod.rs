@@ -10,6 +10,7 @@
 mod open;
 mod peer;
 mod peer_key;
+mod shared_receives;
 /// Both ends in one thread, for tests from a seed.
 pub mod sim;
 /// The software RNIC.
@@ -23,6 +24,7 @@ pub mod verbs_provider;
 pub use open::{open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
+pub use shared_receives::SharedReceiveQueue;
 pub use url::{Endpoint, EndpointError};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,

@@ -23,6 +23,7 @@
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
 use super::peer::{OVERFLOW_USER, PeerIdentity};
+use super::shared_receives::SharedReceiveQueue;
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
@@ -306,6 +307,9 @@ pub enum PostError {
         /// The state it is in.
         state: QpState,
     },
+    /// Receives of this queue pair come from elsewhere.
+    #[error("this queue pair takes its receives from a shared queue; post them there")]
+    SharedReceives,
 }
 
 /// Errors of set-up calls.
@@ -372,6 +376,8 @@ pub struct Capabilities {
     pub max_queue_depth: u32,
     /// A WRITE's last aligned word is stored after its other bytes, so that a poller that finds it finds them.
     pub word_last: bool,
+    /// There are shared receive queues ([`ProtectionDomain::create_shared_receives`]).
+    pub shared_receives: bool,
     /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
     /// behind whoever places it.
     pub flush_after_send: bool,
@@ -508,8 +514,26 @@ pub struct QpConfig {
     pub recv_cq: Arc<dyn CompletionQueue>,
     /// Outstanding send work requests.
     pub send_depth: u32,
-    /// Outstanding receives.
+    /// Outstanding receives, where the queue pair has its own.
     pub recv_depth: u32,
+    /// Where it takes its receives from instead: a queue of the same protection domain.
+    pub shared_receives: Option<Arc<dyn SharedReceiveQueue>>,
+}
+
+impl QpConfig {
+    /// Completions of both kinds to one queue, and receives of its own.
+    pub fn new(cq: &Arc<dyn CompletionQueue>, send_depth: u32, recv_depth: u32) -> Self {
+        Self { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth, recv_depth, shared_receives: None }
+    }
+
+    /// As [`QpConfig::new`], with receives from a shared queue.
+    pub fn with_shared(
+        cq: &Arc<dyn CompletionQueue>,
+        send_depth: u32,
+        receives: &Arc<dyn SharedReceiveQueue>,
+    ) -> Self {
+        Self { shared_receives: Some(receives.clone()), ..Self::new(cq, send_depth, 0) }
+    }
 }
 
 /// A reliable connection.
@@ -527,7 +551,7 @@ pub trait QueuePair: Send + Sync {
     /// # Errors
     /// `PostError` says how many were taken.
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError>;
-    /// Posts receive buffers.
+    /// Posts receive buffers; not where they come from a shared queue.
     ///
     /// # Errors
     /// As `post_send`.
@@ -574,6 +598,15 @@ pub trait ProtectionDomain: Send + Sync {
         access: Access,
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Receives that queue pairs of this domain can share, `depth` of them.
+    ///
+    /// # Errors
+    /// `Unsupported` where [`Capabilities::shared_receives`] is not set; `RdmaError` if the device has no room for it.
+    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        Err(RdmaError::Unsupported(format!(
+            "this device has no shared receive queues (asked for one of {depth}); post receives to each queue pair"
+        )))
+    }
     /// Target side: memory that whoever connects to a listener of this domain from now on maps whole, for reading, where the link maps
     /// memory. Whoever is to READ it is told its key: see [`RemoteRange`].
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);

@@ -1,12 +1,13 @@
 //! The verbs' semantics, one suite over every link of the software RNIC.
 
-use cuttlefs_common::ids::{FileKey, Rkey};
+use cuttlefs_common::ids::{FileKey, QpNumber, Rkey};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
     FileTarget, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState, QueuePair,
-    RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, SharedReceiveQueue, WcStatus, WindowId,
+    WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ mod files;
 mod flush;
 mod pair;
 mod queues;
+mod shared;
 
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
@@ -30,11 +32,16 @@ use flush::{
     a_target_that_closed_takes_no_flush, flush_errors, messages_are_flushed_where_they_land,
     real_devices_persist,
 };
-use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
+use pair::{Half, Pair, bad, endpoint, join, join_as, next_of, ok, options, send};
 use queues::{
     a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
     two_threads_post_to_one_queue_pair,
+};
+use shared::{
+    a_broken_queue_pair_leaves_shared_receives, a_dry_shared_queue_lets_messages_wait,
+    a_message_too_long_breaks_only_its_queue_pair, queue_pairs_share_receives,
+    receives_of_a_queue_pair_that_is_gone_come_back,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -253,9 +260,14 @@ fn refusals_and_shutdown(link: LinkKind) {
     assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
-/// The suite over every link. What is `everywhere` an RNIC does, too: `rdma::verbs_provider` says why the rest is software's.
+/// The suite over every link. What is `everywhere` an RNIC does, too; the simulated one differs in its queues and ends, so of those it has what
+/// is `and_simulated`: `rdma::verbs_provider` says why the rest is software's.
 macro_rules! suite {
-    (everywhere: $($name:ident),*; software: $($soft:ident),* $(,)?) => {
+    (everywhere: $($name:ident),*; and_simulated: $($both:ident),*; software: $($soft:ident),* $(,)?) => {
+        suite!(@links $($name)* $($both)*; $($soft)*);
+        mod sim { $(#[test] fn $both() { super::$both(super::LinkKind::Sim) })* }
+    };
+    (@links $($name:ident)*; $($soft:ident)*) => {
         mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Shm) })* }
         mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Tcp) })* }
         mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Unix) })* }
@@ -294,6 +306,12 @@ suite!(
     two_threads_post_to_one_queue_pair,
     windows_are_mapped_read_only,
     refusals_and_shutdown;
+    and_simulated:
+    queue_pairs_share_receives,
+    a_dry_shared_queue_lets_messages_wait,
+    a_broken_queue_pair_leaves_shared_receives,
+    a_message_too_long_breaks_only_its_queue_pair,
+    receives_of_a_queue_pair_that_is_gone_come_back;
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,

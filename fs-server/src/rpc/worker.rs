@@ -8,15 +8,18 @@
 //!   was posted. `retire` is the one place where a worker lets go of a connection.
 
 use super::bounce::BouncePool;
-use super::connection::{Connection, WorkId};
+use super::connection::{Arrived, Connection, RECEIVES, WorkId};
 use super::dispatch;
+use super::shared_receives::SharedReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::QpNumber;
-use cuttlefs_common::rdma::{Completion, CompletionKind, ProtectionDomain, RdmaError, WcStatus};
+use cuttlefs_common::rdma::{
+    Completion, CompletionKind, ProtectionDomain, RdmaError, SharedReceiveQueue, WcStatus,
+};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
@@ -49,6 +52,8 @@ pub(crate) struct WorkerContext {
     pub turns: Turns,
     /// This worker's turn to climb from a directory to the root (`meta::Climb`).
     pub climbs: Turns,
+    /// What its connections' requests come in, where the device has that.
+    receives: Option<SharedReceives>,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<QpNumber, Arc<Connection>>>,
@@ -57,12 +62,22 @@ pub(crate) struct WorkerContext {
     early: RefCell<HashMap<QpNumber, Early>>,
 }
 
+/// A completion; with its message where that came by a shared receive.
+struct Came {
+    id: WorkId,
+    completion: Completion,
+    message: Vec<u8>,
+}
+
 /// Completions of a connection that is not handed over yet.
 #[derive(Default)]
 struct Early {
-    completions: Vec<Completion>,
+    came: Vec<Came>,
     sweeps: u32,
 }
+
+/// Completions kept of a connection that is not handed over: its own receives', or, of shared ones, as many as end it.
+const EARLY_MAX: usize = RECEIVES + 1;
 
 impl WorkerContext {
     /// A worker's state; `spawn` runs a task on this worker at somebody's cost, `sleep` waits on its clock.
@@ -73,12 +88,14 @@ impl WorkerContext {
         server: Arc<Server>,
         disk: Rc<dyn Disk>,
         pd: &dyn ProtectionDomain,
+        receives: Option<Arc<dyn SharedReceiveQueue>>,
         spawn: Box<dyn Fn(Payer, Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
         let climbs = Turns::new(1, 1, server.counters.climbs.clone());
         let bounce = BouncePool::new(pd, server.counters.bounce.clone())?;
+        let receives = receives.map(|queue| SharedReceives::new(queue, pd)).transpose()?;
         Ok(Rc::new(Self {
             server,
             disk,
@@ -86,6 +103,7 @@ impl WorkerContext {
             transfers: Transfers::default(),
             turns,
             climbs,
+            receives,
             spawn,
             sleep,
             connections: RefCell::default(),
@@ -124,6 +142,9 @@ impl WorkerContext {
         for connection in self.transfers.sweep() {
             self.note_ended(&connection, "it does not answer a transfer");
         }
+        if let Some(receives) = &self.receives {
+            self.server.counters.receives_ran_dry.fetch_add(receives.ran_dry(), Ordering::Relaxed);
+        }
         self.early.borrow_mut().retain(|_, early| {
             early.sweeps += 1;
             early.sweeps <= HANDOVER_PATIENCE
@@ -147,27 +168,55 @@ impl WorkerContext {
         let number = connection.qp().number();
         self.connections.borrow_mut().insert(number, connection);
         let early = self.early.borrow_mut().remove(&number).unwrap_or_default();
-        for completion in early.completions {
-            self.on_completion(completion);
+        for came in early.came {
+            self.on_arrival(came);
         }
     }
 
     /// A completion of this worker's queue.
     pub(crate) fn on_completion(self: &Rc<Self>, completion: Completion) {
+        let id = WorkId::decode(completion.wr_id);
+        let message = match (id, &self.receives) {
+            (WorkId::Shared(index), Some(receives)) => {
+                // Of a WRITE somewhere else the length would be that of the WRITE.
+                let is_message = completion.kind == CompletionKind::Recv;
+                receives.take(index, if is_message { completion.byte_len as usize } else { 0 })
+            }
+            (WorkId::Shared(_), None) => unreachable!("only who has shared receives posts some"),
+            _ => Vec::new(),
+        };
+        self.on_arrival(Came { id, completion, message });
+    }
+
+    fn on_arrival(self: &Rc<Self>, came: Came) {
+        let Came { id, completion, message } = came;
         let Some(connection) = self.connections.borrow().get(&completion.qp).cloned() else {
-            self.early.borrow_mut().entry(completion.qp).or_default().completions.push(completion);
+            // What comes back from a queue pair that is gone is nothing to keep.
+            if completion.status == WcStatus::Success || !matches!(id, WorkId::Shared(_)) {
+                let mut early = self.early.borrow_mut();
+                let kept = &mut early.entry(completion.qp).or_default().came;
+                if kept.len() < EARLY_MAX {
+                    kept.push(Came { id, completion, message });
+                }
+            }
             return;
         };
-        connection.completed();
-        match WorkId::decode(completion.wr_id) {
-            WorkId::Receive(_) if completion.status != WcStatus::Success => {}
-            WorkId::Receive(index) if completion.kind == CompletionKind::Recv => {
-                let task = dispatch::serve(self.clone(), connection.clone(), index, completion.byte_len);
-                self.spawn_for(connection.peer().payer(), task);
-            }
+        if !matches!(id, WorkId::Shared(_)) {
+            connection.completed();
+        }
+        match id {
+            WorkId::Receive(_) | WorkId::Shared(_) if completion.status != WcStatus::Success => {}
             // Its length is that of a WRITE somewhere else.
-            WorkId::Receive(_) => {
+            WorkId::Receive(_) | WorkId::Shared(_) if completion.kind != CompletionKind::Recv => {
                 dispatch::end_connection(self, &connection, &"immediate data, which no request has");
+            }
+            WorkId::Shared(_) if !connection.begin() => {
+                let reason = format!("more than {RECEIVES} requests at once");
+                dispatch::end_connection(self, &connection, &reason);
+            }
+            WorkId::Shared(_) => self.serve(&connection, Arrived::Copied(message)),
+            WorkId::Receive(index) => {
+                self.serve(&connection, Arrived::InPlace { index, len: completion.byte_len });
             }
             WorkId::Reply(index) => connection.sent(index),
             WorkId::Transfer(token) => {
@@ -179,6 +228,11 @@ impl WorkerContext {
             }
         }
         self.retire(&connection);
+    }
+
+    fn serve(self: &Rc<Self>, connection: &Arc<Connection>, arrived: Arrived) {
+        let task = dispatch::serve(self.clone(), connection.clone(), arrived);
+        self.spawn_for(connection.peer().payer(), task);
     }
 
     /// Lets go of a connection that is over. Idempotent.

@@ -1,11 +1,13 @@
 //! One thread a listener: takes connections in and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
-use crate::rpc::connection::Connection;
+use crate::rpc::connection::{Connection, ReceivesOf};
 use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError};
+use cuttlefs_common::rdma::{
+    CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError, SharedReceiveQueue,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -61,18 +63,19 @@ impl Acceptor {
 }
 
 fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, pd: &dyn ProtectionDomain, door: &Door) {
-    if let Some(connection) = accept(incoming, server, pd, &door.cq) {
+    if let Some(connection) = accept(incoming, server, pd, &door.cq, door.receives.as_ref()) {
         // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
         let _ = door.connections.send_blocking(connection);
     }
 }
 
-/// Accepts a connection whose completions go to `cq`.
+/// Accepts a connection whose completions go to `cq`, and whose requests come in `shared` receives where there are such.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,
     pd: &dyn ProtectionDomain,
     cq: &Arc<dyn CompletionQueue>,
+    shared: Option<&Arc<dyn SharedReceiveQueue>>,
 ) -> Option<Arc<Connection>> {
     let identity = incoming.peer();
     let place = match server.admission.shares.peer(&identity).take(Resource::Connections) {
@@ -84,20 +87,18 @@ pub(super) fn accept(
             return None;
         }
     };
-    let accepted = Connection::register(pd).and_then(|region| {
-        let qp = QpConfig {
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            send_depth: SEND_DEPTH,
-            recv_depth: RECEIVE_DEPTH,
-        };
-        let receives = Connection::receives(region.as_ref());
+    let (receives_of, qp) = match shared {
+        Some(shared) => (ReceivesOf::Worker, QpConfig::with_shared(cq, SEND_DEPTH, shared)),
+        None => (ReceivesOf::Connection, QpConfig::new(cq, SEND_DEPTH, RECEIVE_DEPTH)),
+    };
+    let accepted = Connection::register(pd, receives_of).and_then(|region| {
+        let receives = Connection::receives(region.as_ref(), receives_of);
         Ok((incoming.accept(qp, receives)?, region))
     });
     match accepted {
         Ok((qp, region)) => {
             let entry = server.admission.connections.entry();
-            let connection = Arc::new(Connection::new((entry, place), qp, region));
+            let connection = Arc::new(Connection::new((entry, place), qp, region, receives_of));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.admission.connections.add(&connection);
             Some(connection)

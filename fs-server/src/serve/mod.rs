@@ -478,4 +478,6 @@ pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
     cq: Arc<dyn cuttlefs_common::rdma::CompletionQueue>,
+    /// What requests of its connections come in, where the device has that.
+    receives: Option<Arc<dyn cuttlefs_common::rdma::SharedReceiveQueue>>,
 }

@@ -9,11 +9,12 @@ use super::{ServeOptions, StartError, acceptor, background, build, recovery, sho
 use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
+use crate::rpc::shared_receives;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain};
+use cuttlefs_common::rdma::{CompletionQueue, Device, Listener, ProtectionDomain, SharedReceiveQueue};
 use cuttlefs_common::world::{Clock, Random};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -33,6 +34,7 @@ pub struct OneThreadServer {
     listener: Box<dyn Listener>,
     pd: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
+    receives: Option<Arc<dyn SharedReceiveQueue>>,
     server: Arc<Server>,
     commits: Commits,
 }
@@ -90,11 +92,19 @@ impl OneThreadServer {
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(CQ_DEPTH)?;
+        let receives = shared_receives::queue_for_worker(device.as_ref(), pd.as_ref())?;
         let worker = Worker::new(Some(cq.clone()), None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd.as_ref(), spawn, sleep)?;
+        let context = WorkerContext::new(
+            server.clone(),
+            Rc::new(disk.clone()),
+            pd.as_ref(),
+            receives.clone(),
+            spawn,
+            sleep,
+        )?;
         let outcome = Rc::new(RefCell::new(None));
         let (task, slot) = (context.clone(), outcome.clone());
         worker.spawn_local(async move {
@@ -111,7 +121,7 @@ impl OneThreadServer {
         background::spawn(&worker, &context, &disk, scrub);
         shown_windows::show(&server, pd.as_ref(), trust)?;
         let listener = pd.listen(&endpoint)?;
-        Ok(Self { worker, context, listener, pd, cq, server, commits })
+        Ok(Self { worker, context, listener, pd, cq, receives, server, commits })
     }
 
     /// What it shares.
@@ -132,7 +142,9 @@ impl OneThreadServer {
     /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
-            if let Some(connection) = acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq) {
+            if let Some(connection) =
+                acceptor::accept(incoming, &self.server, self.pd.as_ref(), &self.cq, self.receives.as_ref())
+            {
                 self.context.adopt(connection);
             }
             return true;

@@ -5,10 +5,11 @@ use super::{Door, StartError, Storage, background, held_memory, join, recovery};
 use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
+use crate::rpc::shared_receives;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
-use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain};
+use cuttlefs_common::rdma::{CompletionQueue, Device, ProtectionDomain, SharedReceiveQueue};
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -35,11 +36,13 @@ impl WorkerThread {
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
         let cq = device.create_cq(CQ_DEPTH)?;
+        let receives = shared_receives::queue_for_worker(device.as_ref(), pd.as_ref())?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
-        let (server, pd, storage, queue) = (server.clone(), pd.clone(), storage.clone(), cq.clone());
+        let (server, pd, storage) = (server.clone(), pd.clone(), storage.clone());
+        let queues = (cq.clone(), receives.clone());
         let body = move || {
-            let built = build(&server, pd.as_ref(), &storage, queue);
+            let built = build(&server, pd.as_ref(), &storage, queues);
             let (worker, context, disk, _own_ring) = match built {
                 Ok(built) => built,
                 Err(reason) => {
@@ -82,7 +85,7 @@ impl WorkerThread {
             .map_err(|source| StartError::System { action: "start a worker", source })?;
         match wait.recv() {
             Ok(Ok(handle)) => {
-                let door = Door { handle, connections: sender, cq };
+                let door = Door { handle, connections: sender, cq, receives };
                 Ok(Self { door, thread })
             }
             Ok(Err(error)) => Err(error),
@@ -110,7 +113,7 @@ fn build(
     server: &Arc<Server>,
     pd: &dyn ProtectionDomain,
     storage: &Storage,
-    cq: Arc<dyn CompletionQueue>,
+    (cq, receives): (Arc<dyn CompletionQueue>, Option<Arc<dyn SharedReceiveQueue>>),
 ) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), StartError> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
@@ -126,7 +129,7 @@ fn build(
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, spawn, sleep);
+    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), pd, receives, spawn, sleep);
     Ok((worker, context?, disk, own_ring))
 }
 

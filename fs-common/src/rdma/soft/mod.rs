@@ -15,6 +15,8 @@
 //!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
 //! * Completion queues never overrun (see `cq`).
+//! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits
+//!   in its own connection, which others do not feel.
 //! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
 
 mod arrivals;
@@ -185,6 +187,9 @@ impl DeviceShared {
                 )));
             }
         }
+        if config.shared_receives.is_some() {
+            return Err(RdmaError::Unsupported("the software RNIC has no shared receive queues".to_owned()));
+        }
         Ok(QpParts {
             number: QpNumber(self.last_qp_number.fetch_add(1, Ordering::Relaxed) + 1),
             registry: registry.clone(),
@@ -234,6 +239,7 @@ impl Device for SoftDevice {
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: MAX_QUEUE_DEPTH,
             word_last: true,
+            shared_receives: false,
             flush_after_send: true,
         }
     }

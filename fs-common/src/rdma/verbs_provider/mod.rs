@@ -2,7 +2,8 @@
 //!
 //! # The parts
 //! `sys` the libraries, with owners and errors; `hello` what both sides say in the private data of a connection, and how they prove a
-//! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`.
+//! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`,
+//! `shared_receives`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -20,6 +21,7 @@ mod domain;
 mod hello;
 mod listen;
 mod queue;
+mod shared_receives;
 mod sys;
 
 use crate::cluster_key::ClusterKeys;
@@ -229,6 +231,7 @@ impl Device for VerbsDevice {
             max_transfer_bytes: MAX_TRANSFER_BYTES,
             max_queue_depth: self.shared.limits.queue_depth,
             word_last: false,
+            shared_receives: self.shared.limits.shared_receives > 0,
             flush_after_send: false,
         }
     }
