@@ -491,6 +491,14 @@ impl RemoteRange {
 }
 
 /// A registered range of memory, after `ibv_mr`. Deregistered when the last reference goes.
+///
+/// Offsets in work requests count from its first byte, here and at peers, wherever it is mapped.
+///
+/// # Draining
+/// Who lets go of memory drains first: all work requests of this side that name it have completed, and peers have no more use for its key.
+/// What comes later is refused, and breaks its queue pair: a request of this side with `LocalProtection`, a peer's with `RemoteAccess`. When
+/// the last reference has gone, which can take as long as a copy that is under way, nobody touches the memory in the region's name any
+/// more. (A peer that maps memory, over `shm`, ends the copy it has begun.)
 pub trait MemoryRegion: Send + Sync {
     /// For local use.
     fn lkey(&self) -> Lkey;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 mod access;
+mod draining;
 mod files;
 mod flush;
 mod pair;
@@ -23,6 +24,10 @@ mod shared;
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable, refused, silent_failure_is_heard,
+};
+use draining::{
+    a_receive_whose_memory_was_let_go_of_takes_nothing, reads_into_memory_that_was_let_go_of_end,
+    writes_to_memory_that_was_let_go_of_are_refused,
 };
 use files::{files_are_read_by_the_engine, windows_are_mapped_read_only};
 use flush::{
@@ -305,13 +310,16 @@ suite!(
     ping_pong_loses_no_wake_up,
     two_threads_post_to_one_queue_pair,
     windows_are_mapped_read_only,
+    writes_to_memory_that_was_let_go_of_are_refused,
     refusals_and_shutdown;
     and_simulated:
     queue_pairs_share_receives,
     a_dry_shared_queue_lets_messages_wait,
     a_broken_queue_pair_leaves_shared_receives,
     a_message_too_long_breaks_only_its_queue_pair,
-    receives_of_a_queue_pair_that_is_gone_come_back;
+    receives_of_a_queue_pair_that_is_gone_come_back,
+    a_receive_whose_memory_was_let_go_of_takes_nothing,
+    reads_into_memory_that_was_let_go_of_end;
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,

@@ -17,7 +17,8 @@
 //! * Completion queues never overrun (see `cq`).
 //! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits
 //!   in its own connection, which others do not feel.
-//! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
+//! * Deregistering waits for what this process copies. Over `shm` the initiator is the RNIC: what a peer has begun to copy to or from memory
+//!   here it may end.
 
 mod arrivals;
 mod cq;
