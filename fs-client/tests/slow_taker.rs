@@ -49,7 +49,7 @@ impl Raw {
         let cq = device.create_cq(256).expect("cq");
         let memory = Arc::new(SharedMemory::new("raw", MEMORY).expect("memory"));
         let region = pd.register(memory, Access::ALL).expect("register");
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 128, recv_depth: 1 };
+        let qp = QpConfig::new(&cq, 128, 1);
         let receives = vec![receive(&*region)];
         let options = ConnectOptions { qp, receives, timeout: PATIENCE };
         let connected = pd.connect(endpoint, options).expect("connect");

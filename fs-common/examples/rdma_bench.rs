@@ -80,7 +80,7 @@ fn pair(endpoint: &Endpoint, tcp: &TcpSecurity) -> (Half, Half, [Arc<SoftDevice>
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("bench", 1 << 21).expect("memory"));
         let mr = pd.register(memory, Access::ALL).expect("register");
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 16, recv_depth: 16 };
+        let qp = QpConfig::new(&cq, 16, 16);
         (device, pd, cq, mr, qp)
     };
     let (server_device, server_pd, server_cq, server_mr, server_config) = make();

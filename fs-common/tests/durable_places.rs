@@ -95,7 +95,7 @@ fn who_says_nothing_keeps_no_place() {
         let device = SoftDevice::new(SoftOptions::default());
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(4096).expect("a queue"));
         let connect = || {
-            let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
+            let qp = QpConfig::new(&cq, 4, 4);
             let options = ConnectOptions { qp, receives: Vec::new(), timeout: PATIENCE };
             pd.connect(&site.receiver.endpoint(), options).map(|connected| connected.qp)
         };

@@ -46,8 +46,7 @@ fn serve() -> Served {
             match accepts.accept() {
                 Ok(incoming) => {
                     let PeerIdentity::Key { name, .. } = incoming.peer() else { panic!("without a key") };
-                    let qp =
-                        QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
+                    let qp = QpConfig::new(&cq, 4, 4);
                     names.push(name);
                     live.push(incoming.accept(qp, Vec::new()));
                 }
@@ -82,7 +81,7 @@ impl Served {
 fn connect(port: u16) -> Result<Arc<dyn QueuePair>, RdmaError> {
     let device = device();
     let cq = device.create_cq(16).expect("cq");
-    let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+    let qp = QpConfig::new(&cq, 4, 4);
     let options = ConnectOptions { qp, receives: vec![], timeout: PATIENCE };
     let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port };
     device.alloc_pd().expect("a domain").connect(&endpoint, options).map(|connected| connected.qp)

@@ -138,7 +138,7 @@ struct Reader {
 }
 
 fn config(cq: &Arc<dyn CompletionQueue>) -> QpConfig {
-    QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 32, recv_depth: 32 }
+    QpConfig::new(cq, 32, 32)
 }
 
 impl Target {

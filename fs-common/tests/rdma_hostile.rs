@@ -82,8 +82,7 @@ fn serve_with(endpoint: &Endpoint, trust: Trust, device: Arc<SoftDevice>) -> Ser
                 Err(RdmaError::Closed) => return,
                 Err(error) => panic!("accept: {error}"),
             };
-            let config =
-                QpConfig { send_cq: loop_cq.clone(), recv_cq: loop_cq.clone(), send_depth: 8, recv_depth: 8 };
+            let config = QpConfig::new(&loop_cq, 8, 8);
             let receive = RecvWr { wr_id: WrId(1), local: loop_mr.sge(4096, 64) };
             if let Ok(qp) = incoming.accept(config, vec![receive])
                 && give.send(qp).is_err()
@@ -108,7 +107,7 @@ impl Served {
     }
 
     fn connect_with(&self, cq: &Arc<dyn CompletionQueue>) -> Arc<dyn QueuePair> {
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
+        let qp = QpConfig::new(&cq, 8, 8);
         let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
         self.pd.connect(&self.listener.endpoint(), options).expect("connect").qp
     }
@@ -558,7 +557,7 @@ fn connect(endpoint: &Endpoint, tcp: TcpSecurity) -> Result<Peer, RdmaError> {
     let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
     let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(16).expect("cq"));
     let mr = pd.register(Arc::new(SharedMemory::new("peer", 4096).expect("memory")), Access::ALL)?;
-    let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 8, recv_depth: 8 };
+    let qp = QpConfig::new(&cq, 8, 8);
     let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
     let qp = pd.connect(endpoint, options)?.qp;
     Ok(Peer { qp, cq, mr, _device: device })

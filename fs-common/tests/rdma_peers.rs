@@ -21,7 +21,7 @@ fn connect(endpoint: &Endpoint) -> Result<(), RdmaError> {
 fn connect_to(endpoint: &Endpoint, server_user: Option<u32>) -> Result<(), RdmaError> {
     let device = SoftDevice::new(SoftOptions { server_user, ..SoftOptions::default() });
     let cq = device.create_cq(16).expect("a queue");
-    let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+    let qp = QpConfig::new(&cq, 4, 4);
     let options = ConnectOptions { qp, receives: Vec::new(), timeout: Duration::from_secs(30) };
     device.alloc_pd().expect("a domain").connect(endpoint, options).map(|connected| connected.qp.close())
 }
@@ -41,7 +41,7 @@ fn seen<T>(link: &str, client: impl FnOnce(Endpoint) -> JoinHandle<T>) -> (Optio
         move || {
             let incoming = listener.accept().ok()?;
             let PeerIdentity::Local(peer) = incoming.peer() else { panic!("a local link has local peers") };
-            let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+            let qp = QpConfig::new(&cq, 4, 4);
             incoming.accept(qp, Vec::new()).expect("the handshake ends");
             Some(peer)
         }
@@ -141,7 +141,7 @@ fn a_client_says_nothing_to_a_stranger_who_listens() {
             let cq = device.create_cq(16).expect("a queue");
             let accepting = scope.spawn(move || {
                 let incoming = listener.accept().expect("somebody comes");
-                let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+                let qp = QpConfig::new(&cq, 4, 4);
                 incoming.accept(qp, Vec::new()).expect("the handshake ends");
             });
             connect_to(&endpoint, Some(1234)).expect("said to be the server");
@@ -164,7 +164,7 @@ fn a_users_own_server_is_his() {
     let (device, listener) = listening_as(1234, &endpoint);
     let accepting = std::thread::spawn(move || {
         let cq = device.create_cq(16).expect("a queue");
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+        let qp = QpConfig::new(&cq, 4, 4);
         listener.accept().expect("somebody comes").accept(qp, Vec::new()).expect("the handshake ends");
     });
     let at = endpoint.clone();
@@ -229,7 +229,7 @@ fn a_peer_without_a_number_here_is_a_peer() {
         let PeerIdentity::Local(peer) = incoming.peer() else { panic!("a local link has local peers") };
         assert_eq!((peer.uid, peer.pid), (0, None));
         let cq = device.create_cq(16).expect("a queue");
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+        let qp = QpConfig::new(&cq, 4, 4);
         incoming.accept(qp, Vec::new()).expect("the handshake ends");
         return;
     }

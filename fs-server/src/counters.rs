@@ -77,6 +77,8 @@ pub struct ServerCounters {
     pub refused: AtomicU64,
     /// Connections accepted.
     pub connections: AtomicU64,
+    /// Times that a worker's shared receives were all taken.
+    pub receives_ran_dry: AtomicU64,
     /// Bytes written by clients.
     pub written_bytes: AtomicU64,
     /// Bytes fetched by clients by RPC.
@@ -101,6 +103,7 @@ impl Default for ServerCounters {
             timed_out: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            receives_ran_dry: AtomicU64::new(0),
             written_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
             fetched_aside: AtomicU64::new(0),

@@ -11,13 +11,22 @@
 
 use cuttlefs_common::rdma::{
     CompletionQueue, Device, DeviceFigures, Devices, Endpoint, FileTarget, MemoryRegion, ProtectionDomain,
-    RdmaError, RemoteRange,
+    RdmaError, RemoteRange, SharedReceiveQueue,
 };
 use std::sync::{Arc, OnceLock};
 
 /// Which of the server's RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnicIndex(pub usize);
+
+/// A worker's queues of one RNIC.
+#[derive(Clone)]
+pub struct RnicQueues {
+    /// Completions of all its queue pairs that the worker has.
+    pub cq: Arc<dyn CompletionQueue>,
+    /// The receives of those, where the RNIC has shared ones.
+    pub receives: Option<Arc<dyn SharedReceiveQueue>>,
+}
 
 /// One of the server's RNICs.
 pub struct Rnic {
@@ -34,6 +43,18 @@ impl Rnic {
     pub fn show_windows(&self, windows: [Arc<dyn MemoryRegion>; 3]) {
         // A server is shown once.
         let _ = self.windows.set(windows);
+    }
+
+    /// A worker's queues: for `depth` completions, and with so many shared `receives` where it has such.
+    ///
+    /// # Errors
+    /// The device cannot.
+    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<RnicQueues, RdmaError> {
+        let has_shared = self.device.capabilities().shared_receives;
+        Ok(RnicQueues {
+            cq: self.device.create_cq(depth)?,
+            receives: has_shared.then(|| self.pd.create_shared_receives(receives)).transpose()?,
+        })
     }
 
     /// What clients by this RNIC are told, in `WindowId::ALL` order.
@@ -81,12 +102,12 @@ impl Rnics {
         RnicIndex(self.devices.place_of(endpoint))
     }
 
-    /// A completion queue of each, in the order of their indices.
+    /// A worker's queues of each, in the order of their indices.
     ///
     /// # Errors
     /// A device cannot.
-    pub fn create_cqs(&self, depth: u32) -> Result<Vec<Arc<dyn CompletionQueue>>, RdmaError> {
-        self.all.iter().map(|rnic| rnic.device.create_cq(depth)).collect()
+    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<Vec<RnicQueues>, RdmaError> {
+        self.all.iter().map(|rnic| rnic.create_queues(depth, receives)).collect()
     }
 
     /// Figures of all of them together.

@@ -75,7 +75,7 @@ fn serve(pool: &Path, arguments: &[&str]) -> Serving {
 fn connect(serving: &Serving, tcp: TcpSecurity) -> Result<(), RdmaError> {
     let device = SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() });
     let cq = device.create_cq(16).expect("cq");
-    let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq, send_depth: 4, recv_depth: 4 };
+    let qp = QpConfig::new(&cq, 4, 4);
     let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(20) };
     device.alloc_pd().expect("a domain").connect(&serving.endpoint, options).map(drop)
 }

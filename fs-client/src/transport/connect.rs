@@ -20,12 +20,7 @@ impl Lane {
     /// Connects, once; attached to no session yet. Gives what the link maps of the server's memory.
     pub(crate) fn connect_link(&mut self, link: &Link) -> Result<Vec<Arc<SharedMemory>>, RdmaError> {
         self.disconnect();
-        let qp = QpConfig {
-            send_cq: self.cq.clone(),
-            recv_cq: self.cq.clone(),
-            send_depth: (MAX_RUNS + 2) as u32,
-            recv_depth: RECEIVES as u32,
-        };
+        let qp = QpConfig::new(&self.cq, (MAX_RUNS + 2) as u32, RECEIVES as u32);
         let receives = (0..RECEIVES).map(|index| self.receive(index)).collect();
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = link.pd.connect(&link.endpoint, options)?;

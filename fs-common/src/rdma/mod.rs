@@ -11,6 +11,7 @@ mod hardware;
 mod open;
 mod peer;
 mod peer_key;
+mod shared_receives;
 /// Both ends in one thread, for tests from a seed.
 pub mod sim;
 /// The software RNIC.
@@ -25,6 +26,7 @@ pub use hardware::HardwareFigures;
 pub use open::{Devices, VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
+pub use shared_receives::SharedReceiveQueue;
 pub use url::{Endpoint, EndpointError};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,

@@ -25,6 +25,7 @@
 
 use super::hardware::HardwareFigures;
 use super::peer::{OVERFLOW_USER, PeerIdentity};
+use super::shared_receives::SharedReceiveQueue;
 use super::url::Endpoint;
 use crate::ids::{FileKey, Lkey, QpNumber, Rkey};
 use crate::memory::SharedMemory;
@@ -341,6 +342,9 @@ pub enum PostError {
         /// The state it is in.
         state: QpState,
     },
+    /// Receives of this queue pair come from elsewhere.
+    #[error("this queue pair takes its receives from a shared queue; post them there")]
+    SharedReceives,
 }
 
 /// Errors of set-up calls.
@@ -412,6 +416,8 @@ pub struct Capabilities {
     pub flush: FlushReach,
     /// The RNIC has ATOMIC WRITE (IBTA memory placement extensions). For status: nothing posts it.
     pub atomic_write: bool,
+    /// There are shared receive queues ([`ProtectionDomain::create_shared_receives`]).
+    pub shared_receives: bool,
     /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
     /// behind whoever places it.
     pub flush_after_send: bool,
@@ -566,6 +572,14 @@ impl RemoteRange {
 }
 
 /// A registered range of memory, after `ibv_mr`. Deregistered when the last reference goes.
+///
+/// Offsets in work requests count from its first byte, here and at peers, wherever it is mapped.
+///
+/// # Draining
+/// Who lets go of memory drains first: all work requests of this side that name it have completed, and peers have no more use for its key.
+/// What comes later is refused, and breaks its queue pair: a request of this side with `LocalProtection`, a peer's with `RemoteAccess`. When
+/// the last reference has gone, which can take as long as a copy that is under way, nobody touches the memory in the region's name any
+/// more. (A peer that maps memory, over `shm`, ends the copy it has begun.)
 pub trait MemoryRegion: Send + Sync {
     /// For local use.
     fn lkey(&self) -> Lkey;
@@ -601,8 +615,26 @@ pub struct QpConfig {
     pub recv_cq: Arc<dyn CompletionQueue>,
     /// Outstanding send work requests.
     pub send_depth: u32,
-    /// Outstanding receives.
+    /// Outstanding receives, where the queue pair has its own.
     pub recv_depth: u32,
+    /// Where it takes its receives from instead: a queue of the same protection domain.
+    pub shared_receives: Option<Arc<dyn SharedReceiveQueue>>,
+}
+
+impl QpConfig {
+    /// Completions of both kinds to one queue, and receives of its own.
+    pub fn new(cq: &Arc<dyn CompletionQueue>, send_depth: u32, recv_depth: u32) -> Self {
+        Self { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth, recv_depth, shared_receives: None }
+    }
+
+    /// As [`QpConfig::new`], with receives from a shared queue.
+    pub fn with_shared(
+        cq: &Arc<dyn CompletionQueue>,
+        send_depth: u32,
+        receives: &Arc<dyn SharedReceiveQueue>,
+    ) -> Self {
+        Self { shared_receives: Some(receives.clone()), ..Self::new(cq, send_depth, 0) }
+    }
 }
 
 /// A reliable connection.
@@ -620,7 +652,7 @@ pub trait QueuePair: Send + Sync {
     /// # Errors
     /// `PostError` says how many were taken.
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError>;
-    /// Posts receive buffers.
+    /// Posts receive buffers; not where they come from a shared queue.
     ///
     /// # Errors
     /// As `post_send`.
@@ -667,6 +699,15 @@ pub trait ProtectionDomain: Send + Sync {
         access: Access,
         domain: Arc<dyn Persistence>,
     ) -> Result<Arc<dyn MemoryRegion>, RdmaError>;
+    /// Receives that queue pairs of this domain can share, `depth` of them.
+    ///
+    /// # Errors
+    /// `Unsupported` where [`Capabilities::shared_receives`] is not set; `RdmaError` if the device has no room for it.
+    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        Err(RdmaError::Unsupported(format!(
+            "this device has no shared receive queues (asked for one of {depth}); post receives to each queue pair"
+        )))
+    }
     /// Target side: memory that whoever connects to a listener of this domain from now on maps whole, for reading, where the link maps
     /// memory. Whoever is to READ it is told its key: see [`RemoteRange`].
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>);

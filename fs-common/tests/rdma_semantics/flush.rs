@@ -488,12 +488,7 @@ fn the_simulated_rnic_flushes_too() {
     let listener = server_pd.listen(&endpoint).expect("listen");
     let server_cq = server.create_cq(8).expect("cq");
     let client_cq = client.create_cq(8).expect("cq");
-    let config = |cq: &Arc<dyn CompletionQueue>| QpConfig {
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
-        send_depth: 8,
-        recv_depth: 8,
-    };
+    let config = |cq: &Arc<dyn CompletionQueue>| QpConfig::new(cq, 8, 8);
     let dir = tempfile::tempdir().expect("dir");
     let device =
         LogDevice::open(&dir.path().join("log"), 4096, Some(LogDeviceKind::PmemEmulated)).expect("device");

@@ -1,26 +1,33 @@
 //! The verbs' semantics, one suite over every link of the software RNIC.
 
-use cuttlefs_common::ids::{FileKey, Rkey};
+use cuttlefs_common::ids::{FileKey, QpNumber, Rkey};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
     Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, FileRead,
     FileTarget, FileWrite, LinkKind, Listener, MemoryRegion, PostError, ProtectionDomain, QpConfig, QpState,
-    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WindowId, WrId,
+    QueuePair, RdmaError, RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, SharedReceiveQueue, WcStatus,
+    WindowId, WrId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 mod access;
+mod draining;
 mod files;
 mod flush;
 mod pair;
 mod queues;
+mod shared;
 
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
     many_registrations_stay_reachable, refused, silent_failure_is_heard,
+};
+use draining::{
+    a_receive_whose_memory_was_let_go_of_takes_nothing, reads_into_memory_that_was_let_go_of_end,
+    writes_to_memory_that_was_let_go_of_are_refused,
 };
 use files::{
     files_are_read_by_the_engine, files_are_written_where_the_target_takes_it, windows_are_mapped_read_only,
@@ -33,12 +40,17 @@ use flush::{
     flushes_stand_among_other_requests, messages_are_flushed_where_they_land, real_devices_persist,
     the_owners_bytes_are_not_the_peers,
 };
-use pair::{Half, Pair, bad, endpoint, join, next_of, ok, options, send};
+use pair::{Half, Pair, bad, endpoint, join, join_as, next_of, ok, options, send};
 use queues::{
     a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
     a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
     two_threads_post_to_one_queue_pair,
+};
+use shared::{
+    a_broken_queue_pair_leaves_shared_receives, a_dry_shared_queue_lets_messages_wait,
+    a_message_too_long_breaks_only_its_queue_pair, queue_pairs_share_receives,
+    receives_of_a_queue_pair_that_is_gone_come_back,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -257,9 +269,14 @@ fn refusals_and_shutdown(link: LinkKind) {
     assert_eq!(matches!(error, RdmaError::Unsupported(_)), link != LinkKind::Rdma, "{error}");
 }
 
-/// The suite over every link. What is `everywhere` an RNIC does, too: `rdma::verbs_provider` says why the rest is software's.
+/// The suite over every link. What is `everywhere` an RNIC does, too; the simulated one differs in its queues and ends, so of those it has what
+/// is `and_simulated`: `rdma::verbs_provider` says why the rest is software's.
 macro_rules! suite {
-    (everywhere: $($name:ident),*; software: $($soft:ident),* $(,)?) => {
+    (everywhere: $($name:ident),*; and_simulated: $($both:ident),*; software: $($soft:ident),* $(,)?) => {
+        suite!(@links $($name)* $($both)*; $($soft)*);
+        mod sim { $(#[test] fn $both() { super::$both(super::LinkKind::Sim) })* }
+    };
+    (@links $($name:ident)*; $($soft:ident)*) => {
         mod shm { $(#[test] fn $name() { super::$name(super::LinkKind::Shm) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Shm) })* }
         mod tcp { $(#[test] fn $name() { super::$name(super::LinkKind::Tcp) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Tcp) })* }
         mod unix { $(#[test] fn $name() { super::$name(super::LinkKind::Unix) })* $(#[test] fn $soft() { super::$soft(super::LinkKind::Unix) })* }
@@ -303,7 +320,16 @@ suite!(
     a_region_says_how_far_it_is_flushed,
     the_owners_bytes_are_not_the_peers,
     a_target_that_closed_takes_no_flush,
+    writes_to_memory_that_was_let_go_of_are_refused,
     refusals_and_shutdown;
+    and_simulated:
+    queue_pairs_share_receives,
+    a_dry_shared_queue_lets_messages_wait,
+    a_broken_queue_pair_leaves_shared_receives,
+    a_message_too_long_breaks_only_its_queue_pair,
+    receives_of_a_queue_pair_that_is_gone_come_back,
+    a_receive_whose_memory_was_let_go_of_takes_nothing,
+    reads_into_memory_that_was_let_go_of_end;
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,

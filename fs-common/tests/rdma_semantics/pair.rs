@@ -3,8 +3,10 @@
 use super::*;
 use cuttlefs_common::cluster_key::{ClusterKey, ClusterKeys};
 use cuttlefs_common::rdma::PeerIdentity;
+use cuttlefs_common::rdma::sim::{self, SimNetwork, Translation};
 use cuttlefs_common::world::SeededRandom;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 /// Client's and server's queue pair, and the windows the client got.
 pub(super) type Joined = (Arc<dyn QueuePair>, Arc<dyn QueuePair>, Vec<Arc<SharedMemory>>);
@@ -25,6 +27,7 @@ fn device(link: LinkKind) -> Arc<dyn Device> {
             let trust = if KEYED.get() { tcp } else { TcpSecurity::Insecure };
             cuttlefs_common::rdma::verbs_provider::VerbsDevice::to_listen(&endpoint, trust).expect("an RNIC")
         }
+        LinkKind::Sim => NETWORK.with(SimNetwork::device),
         _ => SoftDevice::new(SoftOptions { tcp, ..SoftOptions::default() }),
     }
 }
@@ -32,6 +35,8 @@ fn device(link: LinkKind) -> Arc<dyn Device> {
 thread_local! {
     /// Whether RNICs that this thread makes have a key: `tcp` goes under TLS then.
     static KEYED: Cell<bool> = const { Cell::new(false) };
+    /// Where this thread's simulated RNICs are.
+    static NETWORK: Arc<SimNetwork> = SimNetwork::new(Translation::InitiatorByReads);
 }
 
 pub(super) fn keys() -> ClusterKeys {
@@ -48,6 +53,7 @@ pub(super) fn with_keys(link: LinkKind, test: fn(LinkKind)) {
 
 /// One process's half.
 pub(super) struct Half {
+    pub(super) link: LinkKind,
     pub(super) device: Arc<dyn Device>,
     pub(super) pd: Arc<dyn ProtectionDomain>,
     pub(super) cq: Arc<dyn CompletionQueue>,
@@ -61,11 +67,11 @@ impl Half {
         let cq = device.create_cq(64).expect("cq");
         let memory = Arc::new(SharedMemory::new("half", MEMORY_LEN).expect("memory"));
         let mr = pd.register(memory, access).expect("register");
-        Self { device, pd, cq, mr }
+        Self { link, device, pd, cq, mr }
     }
 
     pub(super) fn config(&self, depth: u32) -> QpConfig {
-        QpConfig { send_cq: self.cq.clone(), recv_cq: self.cq.clone(), send_depth: depth, recv_depth: depth }
+        QpConfig::new(&self.cq, depth, depth)
     }
 
     pub(super) fn next(&self) -> Completion {
@@ -142,15 +148,37 @@ pub(super) fn join(
     depth: u32,
     receives: [Vec<RecvWr>; 2],
 ) -> Joined {
-    let [client_receives, server_receives] = receives;
-    std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| {
-            listener.accept().expect("accept").accept(server.config(depth), server_receives).expect("qp")
+    join_as(client, listener, [client.config(depth), server.config(depth)], receives)
+}
+
+/// As [`join`], with queue pairs of one's own choice.
+pub(super) fn join_as(
+    client: &Half,
+    listener: &Arc<dyn Listener>,
+    [client_config, server_config]: [QpConfig; 2],
+    [client_receives, server_receives]: [Vec<RecvWr>; 2],
+) -> Joined {
+    let endpoint = listener.endpoint();
+    let options = ConnectOptions { qp: client_config, receives: client_receives, timeout: PATIENCE };
+    if client.link == LinkKind::Sim {
+        // One thread: who connects drives who accepts.
+        let accepted = Rc::new(RefCell::new(None));
+        let (slot, listener) = (accepted.clone(), listener.clone());
+        sim::set_pump(move || {
+            let Ok(incoming) = listener.accept() else { return false };
+            let accepted = incoming.accept(server_config.clone(), server_receives.clone());
+            *slot.borrow_mut() = Some(accepted.expect("qp"));
+            true
         });
-        let connected = client
-            .pd
-            .connect(&listener.endpoint(), options(client, depth, client_receives))
-            .expect("connect");
+        let connected = client.pd.connect(&endpoint, options).expect("connect");
+        sim::clear_pump();
+        let server_qp = accepted.borrow_mut().take().expect("accepted");
+        return (connected.qp, server_qp, connected.windows);
+    }
+    std::thread::scope(|scope| {
+        let accepting = scope
+            .spawn(|| listener.accept().expect("accept").accept(server_config, server_receives).expect("qp"));
+        let connected = client.pd.connect(&endpoint, options).expect("connect");
         (connected.qp, accepting.join().expect("thread"), connected.windows)
     })
 }

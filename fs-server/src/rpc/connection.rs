@@ -5,7 +5,8 @@
 //! ```
 //!
 //! A receive is posted again only when its request was answered, so a client cannot have more than `RECEIVES` requests running on one
-//! connection. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came in last.
+//! connection. Where the worker has shared receives (`shared_receives`) the connection has none of its own, and a client that sends more is
+//! cut off. Any worker may answer on any connection: a retransmitted request is answered on the connection where it came in last.
 //!
 //! # Its life
 //! Owned by its worker (`worker.rs`) and by its running requests. Every work request that is posted is counted until its completion was polled,
@@ -39,8 +40,6 @@ const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 pub(crate) const RECEIVES: usize = 2;
 /// Replies being sent: more than receives, because a send may complete after the client's next request.
 const REPLIES: usize = 4;
-/// Bytes of one connection's memory.
-const MEMORY: usize = MESSAGE * (RECEIVES + REPLIES);
 /// Sweeps, which come once a second, that a reply may wait for the peer to take it: as long as a client waits for one.
 pub(crate) const REPLY_PATIENCE: u32 = 30;
 /// Sweeps that a connection may be there without a session or a message.
@@ -55,6 +54,40 @@ pub(crate) enum WorkId {
     Reply(usize),
     /// One-sided transfer of a request, by its token.
     Transfer(usize),
+    /// Shared receive buffer of this index.
+    Shared(usize),
+}
+
+/// Where a connection's requests come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReceivesOf {
+    /// Buffers of its own.
+    Connection,
+    /// Its worker's.
+    Worker,
+}
+
+impl ReceivesOf {
+    /// How many the connection has of its own.
+    const fn own(self) -> usize {
+        match self {
+            Self::Connection => RECEIVES,
+            Self::Worker => 0,
+        }
+    }
+}
+
+/// A request as it came.
+pub(crate) enum Arrived {
+    /// In a receive of the connection's, where it stays until it is looked at.
+    InPlace {
+        /// Which.
+        index: usize,
+        /// Bytes.
+        len: u32,
+    },
+    /// In a shared one, which is another's by now.
+    Copied(Vec<u8>),
 }
 
 impl WorkId {
@@ -66,6 +99,7 @@ impl WorkId {
             WorkId::Receive(index) => (0u64, index),
             WorkId::Reply(index) => (1, index),
             WorkId::Transfer(token) => (2, token),
+            WorkId::Shared(index) => (3, index),
         };
         WrId(kind << Self::KIND_SHIFT | value as u64)
     }
@@ -77,6 +111,7 @@ impl WorkId {
             0 => WorkId::Receive(value),
             1 => WorkId::Reply(value),
             2 => WorkId::Transfer(value),
+            3 => WorkId::Shared(value),
             kind => unreachable!("work request id of kind {kind}"),
         }
     }
@@ -102,6 +137,9 @@ pub struct Connection {
     /// Sweeps since the last message. Relaxed: a second more or less does not matter.
     quiet: AtomicU32,
     region: Arc<dyn MemoryRegion>,
+    receives: ReceivesOf,
+    /// Requests that came by shared receives and are not answered. Moved by its worker; relaxed.
+    running: AtomicUsize,
     session: OnceLock<(Arc<Session>, Grant)>,
     replies: Arc<Semaphore>,
     /// Its client's counters are pulled over it.
@@ -120,8 +158,12 @@ impl Connection {
     ///
     /// # Errors
     /// `RdmaError` if there is no memory.
-    pub fn register(pd: &dyn ProtectionDomain) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
-        let memory = SharedMemory::new("cuttlefs-connection", MEMORY).map_err(|source| RdmaError::Io {
+    pub(crate) fn register(
+        pd: &dyn ProtectionDomain,
+        receives: ReceivesOf,
+    ) -> Result<Arc<dyn MemoryRegion>, RdmaError> {
+        let len = MESSAGE * (receives.own() + REPLIES);
+        let memory = SharedMemory::new("cuttlefs-connection", len).map_err(|source| RdmaError::Io {
             action: "allocate memory for",
             endpoint: "a connection".into(),
             source,
@@ -130,8 +172,8 @@ impl Connection {
     }
 
     /// The receives to post before the peer can send.
-    pub fn receives(region: &dyn MemoryRegion) -> Vec<RecvWr> {
-        (0..RECEIVES).map(|index| Self::receive(region, index)).collect()
+    pub(crate) fn receives(region: &dyn MemoryRegion, receives: ReceivesOf) -> Vec<RecvWr> {
+        (0..receives.own()).map(|index| Self::receive(region, index)).collect()
     }
 
     fn receive(region: &dyn MemoryRegion, index: usize) -> RecvWr {
@@ -142,18 +184,21 @@ impl Connection {
     }
 
     /// An accepted connection whose `receives` are posted.
-    pub fn new(
+    pub(crate) fn new(
         (entry, place): (Entry, Taken),
         rnic: RnicIndex,
         qp: Arc<dyn QueuePair>,
         region: Arc<dyn MemoryRegion>,
+        receives: ReceivesOf,
     ) -> Self {
         Self {
             rnic,
             qp,
-            posted: AtomicUsize::new(RECEIVES),
+            posted: AtomicUsize::new(receives.own()),
             quiet: AtomicU32::new(0),
             region,
+            receives,
+            running: AtomicUsize::new(0),
             session: OnceLock::new(),
             replies: Arc::new(Semaphore::new(REPLIES)),
             is_sampled: AtomicBool::new(false),
@@ -282,16 +327,30 @@ impl Connection {
         true
     }
 
-    /// Copies a received message out. A receive is as long as the longest message, so none is longer.
-    pub fn message(&self, index: usize, len: u32) -> Vec<u8> {
-        self.quiet.store(0, Ordering::Relaxed);
-        let mut message = vec![0; len as usize];
-        self.region.memory().read(MESSAGE * index, &mut message);
-        message
+    /// A request came by a shared receive; `false`: it is one too many.
+    pub(crate) fn begin(&self) -> bool {
+        self.running.fetch_add(1, Ordering::Relaxed) < RECEIVES
     }
 
-    /// Posts a receive again: the request it held was answered.
-    pub fn repost(&self, index: usize) {
+    /// A request's bytes, and in which receive of the connection's it lies. A receive is as long as the longest message, so none is longer.
+    pub(crate) fn message(&self, arrived: Arrived) -> (Vec<u8>, Option<usize>) {
+        self.quiet.store(0, Ordering::Relaxed);
+        match arrived {
+            Arrived::InPlace { index, len } => {
+                let mut message = vec![0; len as usize];
+                self.region.memory().read(MESSAGE * index, &mut message);
+                (message, Some(index))
+            }
+            Arrived::Copied(message) => (message, None),
+        }
+    }
+
+    /// A request was answered: another may come, in its receive where that is the connection's.
+    pub(crate) fn answered(&self, receive: Option<usize>) {
+        let Some(index) = receive else {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
         let receive = Self::receive(self.region.as_ref(), index);
         self.post(|qp| qp.post_recv(&[receive]).is_ok());
     }
@@ -340,7 +399,7 @@ impl ReplyBuffer {
 
     /// Where in that memory it starts. It has room for the longest message.
     pub fn offset(&self) -> usize {
-        MESSAGE * (RECEIVES + self.index)
+        MESSAGE * (self.connection.receives.own() + self.index)
     }
 
     /// Sends `[start, start + len)` of it. A broken connection swallows it.
@@ -384,7 +443,7 @@ mod tests {
 
     #[test]
     fn work_ids_round_trip() {
-        for id in [WorkId::Receive(1), WorkId::Reply(3), WorkId::Transfer(123_456)] {
+        for id in [WorkId::Receive(1), WorkId::Reply(3), WorkId::Transfer(123_456), WorkId::Shared(127)] {
             assert_eq!(WorkId::decode(id.encode()), id);
         }
     }

@@ -5,7 +5,7 @@
 //! breaks the export's rules or POSIX's limits is answered with a status and changes nothing.
 
 use super::admit;
-use super::connection::Connection;
+use super::connection::{Arrived, Connection};
 use super::handlers::{self, Effect};
 use super::reply::{Body, Message};
 use super::turns::Claim;
@@ -21,9 +21,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Serves the message in a connection's receive buffer.
-pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, index: usize, len: u32) {
-    let message = connection.message(index, len);
+/// Serves a message of a connection's.
+pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection>, arrived: Arrived) {
+    let (message, receive) = connection.message(arrived);
     match parse(&message) {
         Ok((header, mut request)) => {
             if let Some(veil) = veil_of(&connection) {
@@ -35,7 +35,7 @@ pub(crate) async fn serve(context: Rc<WorkerContext>, connection: Arc<Connection
                 panic_ends::plant("request");
                 answer(&context, &connection, &header, request).await;
                 context.server.drain.end();
-                connection.repost(index);
+                connection.answered(receive);
             }
         }
         Err(error) => end_connection(&context, &connection, &error),

@@ -16,6 +16,8 @@ pub(crate) mod handlers;
 pub(crate) mod reply;
 /// Pulling what clients counted.
 pub(crate) mod sampling;
+/// Receives that a worker's connections share.
+pub(crate) mod shared_receives;
 /// One-sided transfers the server posts.
 pub(crate) mod transfer;
 /// Whose request runs next.

@@ -9,12 +9,13 @@
 //!   one. `retire` is the one place where a worker lets go of a connection.
 
 use super::bounce::BouncePool;
-use super::connection::{Connection, WorkId};
+use super::connection::{Arrived, Connection, RECEIVES, WorkId};
 use super::dispatch;
+use super::shared_receives::SharedReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
 use crate::pool::Disk;
-use crate::rnics::RnicIndex;
+use crate::rnics::{RnicIndex, RnicQueues};
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
 use cuttlefs_common::ids::QpNumber;
@@ -54,6 +55,8 @@ pub(crate) struct WorkerContext {
     pub turns: Turns,
     /// This worker's turn to climb from a directory to the root (`meta::Climb`).
     pub climbs: Turns,
+    /// The receives of its connections, for each RNIC that has shared ones.
+    receives: Vec<Option<SharedReceives>>,
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<Name, Arc<Connection>>>,
@@ -66,12 +69,22 @@ fn name_of(connection: &Connection) -> Name {
     (connection.rnic(), connection.qp().number())
 }
 
+/// A completion; with its message where that came by a shared receive.
+struct Came {
+    id: WorkId,
+    completion: Completion,
+    message: Vec<u8>,
+}
+
 /// Completions of a connection that is not handed over yet.
 #[derive(Default)]
 struct Early {
-    completions: Vec<Completion>,
+    came: Vec<Came>,
     sweeps: u32,
 }
+
+/// Completions kept of a connection that is not handed over: its own receives', or, of shared ones, as many as end it.
+const EARLY_MAX: usize = RECEIVES + 1;
 
 impl WorkerContext {
     /// A worker's state; `spawn` runs a task on this worker at somebody's cost, `sleep` waits on its clock.
@@ -81,12 +94,17 @@ impl WorkerContext {
     pub(crate) fn new(
         server: Arc<Server>,
         disk: Rc<dyn Disk>,
+        queues: &[RnicQueues],
         spawn: Box<dyn Fn(Payer, Task)>,
         sleep: Box<dyn Fn(Duration) -> Task>,
     ) -> Result<Rc<Self>, RdmaError> {
         let turns = Turns::new(MOST_RUNNING, PEER_RUNNING, server.counters.turns.clone());
         let climbs = Turns::new(1, 1, server.counters.climbs.clone());
         let bounce = BouncePool::new(&server.rnics, server.counters.bounce.clone())?;
+        let receives = queues.iter().zip(server.rnics.all()).map(|(queues, rnic)| {
+            queues.receives.clone().map(|queue| SharedReceives::new(queue, rnic.pd.as_ref())).transpose()
+        });
+        let receives = receives.collect::<Result<_, RdmaError>>()?;
         Ok(Rc::new(Self {
             server,
             disk,
@@ -94,6 +112,7 @@ impl WorkerContext {
             transfers: Transfers::default(),
             turns,
             climbs,
+            receives,
             spawn,
             sleep,
             connections: RefCell::default(),
@@ -132,6 +151,9 @@ impl WorkerContext {
         for connection in self.transfers.sweep() {
             self.note_ended(&connection, "it does not answer a transfer");
         }
+        for receives in self.receives.iter().flatten() {
+            self.server.counters.receives_ran_dry.fetch_add(receives.ran_dry(), Ordering::Relaxed);
+        }
         self.early.borrow_mut().retain(|_, early| {
             early.sweeps += 1;
             early.sweeps <= HANDOVER_PATIENCE
@@ -152,31 +174,58 @@ impl WorkerContext {
 
     /// A connection was accepted for this worker.
     pub(crate) fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
-        let name @ (rnic, _) = name_of(&connection);
+        let name = name_of(&connection);
         self.connections.borrow_mut().insert(name, connection);
         let early = self.early.borrow_mut().remove(&name).unwrap_or_default();
-        for completion in early.completions {
-            self.on_completion(rnic, completion);
+        for came in early.came {
+            self.on_arrival(name, came);
         }
     }
 
     /// A completion of this worker's queue of an RNIC.
     pub(crate) fn on_completion(self: &Rc<Self>, rnic: RnicIndex, completion: Completion) {
-        let name = (rnic, completion.qp);
+        let id = WorkId::decode(completion.wr_id);
+        let message = match (id, &self.receives[rnic.0]) {
+            (WorkId::Shared(index), Some(receives)) => {
+                // Of a WRITE somewhere else the length would be that of the WRITE.
+                let is_message = completion.kind == CompletionKind::Recv;
+                receives.take(index, if is_message { completion.byte_len as usize } else { 0 })
+            }
+            (WorkId::Shared(_), None) => unreachable!("only a worker with shared receives posts some"),
+            _ => Vec::new(),
+        };
+        self.on_arrival((rnic, completion.qp), Came { id, completion, message });
+    }
+
+    fn on_arrival(self: &Rc<Self>, name: Name, came: Came) {
+        let Came { id, completion, message } = came;
         let Some(connection) = self.connections.borrow().get(&name).cloned() else {
-            self.early.borrow_mut().entry(name).or_default().completions.push(completion);
+            // What comes back from a queue pair that is gone is nothing to keep.
+            if completion.status == WcStatus::Success || !matches!(id, WorkId::Shared(_)) {
+                let mut early = self.early.borrow_mut();
+                let kept = &mut early.entry(name).or_default().came;
+                if kept.len() < EARLY_MAX {
+                    kept.push(Came { id, completion, message });
+                }
+            }
             return;
         };
-        connection.completed();
-        match WorkId::decode(completion.wr_id) {
-            WorkId::Receive(_) if completion.status != WcStatus::Success => {}
-            WorkId::Receive(index) if completion.kind == CompletionKind::Recv => {
-                let task = dispatch::serve(self.clone(), connection.clone(), index, completion.byte_len);
-                self.spawn_for(connection.peer().payer(), task);
-            }
+        if !matches!(id, WorkId::Shared(_)) {
+            connection.completed();
+        }
+        match id {
+            WorkId::Receive(_) | WorkId::Shared(_) if completion.status != WcStatus::Success => {}
             // Its length is that of a WRITE somewhere else.
-            WorkId::Receive(_) => {
+            WorkId::Receive(_) | WorkId::Shared(_) if completion.kind != CompletionKind::Recv => {
                 dispatch::end_connection(self, &connection, &"immediate data, which no request has");
+            }
+            WorkId::Shared(_) if !connection.begin() => {
+                let reason = format!("more than {RECEIVES} requests at once");
+                dispatch::end_connection(self, &connection, &reason);
+            }
+            WorkId::Shared(_) => self.serve(&connection, Arrived::Copied(message)),
+            WorkId::Receive(index) => {
+                self.serve(&connection, Arrived::InPlace { index, len: completion.byte_len });
             }
             WorkId::Reply(index) => connection.sent(index),
             WorkId::Transfer(token) => {
@@ -188,6 +237,11 @@ impl WorkerContext {
             }
         }
         self.retire(&connection);
+    }
+
+    fn serve(self: &Rc<Self>, connection: &Arc<Connection>, arrived: Arrived) {
+        let task = dispatch::serve(self.clone(), connection.clone(), arrived);
+        self.spawn_for(connection.peer().payer(), task);
     }
 
     /// Lets go of a connection that is over. Idempotent.

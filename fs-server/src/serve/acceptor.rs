@@ -1,12 +1,12 @@
 //! One thread for each listener: takes connections in and hands each to a worker of its peer (`placement`).
 
 use super::{Door, join};
-use crate::rnics::RnicIndex;
-use crate::rpc::connection::Connection;
+use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rpc::connection::{Connection, ReceivesOf};
 use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
-use cuttlefs_common::rdma::{CompletionQueue, Incoming, Listener, QpConfig, RdmaError};
+use cuttlefs_common::rdma::{Incoming, Listener, QpConfig, RdmaError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -62,18 +62,18 @@ impl Acceptor {
 }
 
 fn admit(incoming: Box<dyn Incoming>, server: &Arc<Server>, rnic: RnicIndex, door: &Door) {
-    if let Some(connection) = accept(incoming, server, rnic, &door.cqs[rnic.0]) {
+    if let Some(connection) = accept(incoming, server, rnic, &door.queues[rnic.0]) {
         // Waits while the worker has many to adopt: who connects waits along. A worker that stopped drops it.
         let _ = door.connections.send_blocking(connection);
     }
 }
 
-/// Accepts a connection by this RNIC, whose completions go to `cq`.
+/// Accepts a connection by this RNIC, with the queues of a worker there.
 pub(super) fn accept(
     incoming: Box<dyn Incoming>,
     server: &Arc<Server>,
     rnic: RnicIndex,
-    cq: &Arc<dyn CompletionQueue>,
+    queues: &RnicQueues,
 ) -> Option<Arc<Connection>> {
     let identity = incoming.peer();
     let place = match server.admission.shares.peer(&identity).take(Resource::Connections) {
@@ -86,20 +86,18 @@ pub(super) fn accept(
         }
     };
     let pd = server.rnics.get(rnic).pd.as_ref();
-    let accepted = Connection::register(pd).and_then(|region| {
-        let qp = QpConfig {
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            send_depth: SEND_DEPTH,
-            recv_depth: RECEIVE_DEPTH,
-        };
-        let receives = Connection::receives(region.as_ref());
+    let (receives_of, qp) = match &queues.receives {
+        Some(shared) => (ReceivesOf::Worker, QpConfig::with_shared(&queues.cq, SEND_DEPTH, shared)),
+        None => (ReceivesOf::Connection, QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH)),
+    };
+    let accepted = Connection::register(pd, receives_of).and_then(|region| {
+        let receives = Connection::receives(region.as_ref(), receives_of);
         Ok((incoming.accept(qp, receives)?, region))
     });
     match accepted {
         Ok((qp, region)) => {
             let entry = server.admission.connections.entry();
-            let connection = Arc::new(Connection::new((entry, place), rnic, qp, region));
+            let connection = Arc::new(Connection::new((entry, place), rnic, qp, region, receives_of));
             server.counters.connections.fetch_add(1, Ordering::Relaxed);
             server.admission.connections.add(&connection);
             Some(connection)

@@ -475,6 +475,6 @@ fn join(thread: JoinHandle<()>, name: &str) {
 pub(crate) struct Door {
     handle: WorkerHandle,
     connections: async_channel::Sender<Arc<crate::rpc::connection::Connection>>,
-    /// One of each RNIC.
-    cqs: Vec<Arc<dyn cuttlefs_common::rdma::CompletionQueue>>,
+    /// Those of each RNIC.
+    queues: Vec<crate::rnics::RnicQueues>,
 }

@@ -9,12 +9,13 @@ use super::{ServeOptions, StartError, acceptor, background, build, recovery, sho
 use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
-use crate::rnics::RnicIndex;
+use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{CompletionQueue, Device, Listener};
+use cuttlefs_common::rdma::{Device, Listener};
 use cuttlefs_common::world::{Clock, Random};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -34,7 +35,7 @@ pub struct OneThreadServer {
     worker: Worker,
     context: Rc<WorkerContext>,
     listener: Box<dyn Listener>,
-    cq: Arc<dyn CompletionQueue>,
+    queues: RnicQueues,
     server: Arc<Server>,
     commits: Commits,
 }
@@ -90,12 +91,13 @@ impl OneThreadServer {
             build(meta, committed, layout, None, device.clone().into(), clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let cq = device.create_cq(CQ_DEPTH)?;
-        let worker = Worker::new(vec![cq.clone()], None, clock)?;
+        let queues = server.rnics.get(RNIC).create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
+        let worker = Worker::new(vec![queues.cq.clone()], None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
         let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), spawn, sleep)?;
+        let own = std::slice::from_ref(&queues);
+        let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), own, spawn, sleep)?;
         let outcome = Rc::new(RefCell::new(None));
         let (task, slot) = (context.clone(), outcome.clone());
         worker.spawn_local(async move {
@@ -112,7 +114,7 @@ impl OneThreadServer {
         background::spawn(&worker, &context, &disk, scrub);
         shown_windows::show(&server, trust)?;
         let listener = server.rnics.get(RNIC).pd.listen(&endpoint)?;
-        Ok(Self { worker, context, listener, cq, server, commits })
+        Ok(Self { worker, context, listener, queues, server, commits })
     }
 
     /// What it shares.
@@ -133,7 +135,7 @@ impl OneThreadServer {
     /// One step: a connection, a task, a completion or a timer. `false` if there was nothing to do.
     pub fn step(&self) -> bool {
         if let Ok(incoming) = self.listener.accept() {
-            if let Some(connection) = acceptor::accept(incoming, &self.server, RNIC, &self.cq) {
+            if let Some(connection) = acceptor::accept(incoming, &self.server, RNIC, &self.queues) {
                 self.context.adopt(connection);
             }
             return true;

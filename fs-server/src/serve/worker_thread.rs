@@ -5,11 +5,11 @@ use super::{Door, StartError, Storage, background, held_memory, join, recovery};
 use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
-use crate::rnics::RnicIndex;
+use crate::rnics::{RnicIndex, RnicQueues};
+use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
-use cuttlefs_common::rdma::CompletionQueue;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -33,12 +33,12 @@ impl WorkerThread {
         storage: &Storage,
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
-        let cqs = server.rnics.create_cqs(CQ_DEPTH)?;
+        let queues = server.rnics.create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
-        let (server, storage, queues) = (server.clone(), storage.clone(), cqs.clone());
+        let (server, storage, own) = (server.clone(), storage.clone(), queues.clone());
         let body = move || {
-            let built = build(&server, &storage, queues);
+            let built = build(&server, &storage, &own);
             let (worker, context, disk, _own_ring) = match built {
                 Ok(built) => built,
                 Err(reason) => {
@@ -82,7 +82,7 @@ impl WorkerThread {
             .map_err(|source| StartError::System { action: "start a worker", source })?;
         match wait.recv() {
             Ok(Ok(handle)) => {
-                let door = Door { handle, connections: sender, cqs };
+                let door = Door { handle, connections: sender, queues };
                 Ok(Self { door, thread })
             }
             Ok(Err(error)) => Err(error),
@@ -109,7 +109,7 @@ fn recover(worker: &Worker, context: &Rc<WorkerContext>) -> Result<(), StartErro
 fn build(
     server: &Arc<Server>,
     storage: &Storage,
-    cqs: Vec<Arc<dyn CompletionQueue>>,
+    queues: &[RnicQueues],
 ) -> Result<(Worker, Rc<WorkerContext>, SummedDisk, Option<OwnRing>), StartError> {
     let (disk, ring): (Rc<dyn Disk>, _) = match &storage.cached {
         Some(cached) => (Rc::new(CachedDisk::new(cached.clone())), None),
@@ -121,11 +121,12 @@ fn build(
     let frames = server.files.pages().frames().memory().clone();
     let disk = SummedDisk::new(disk, frames, server.integrity.sums.clone());
     let own_ring = ring.as_ref().map(OwnRing::set);
+    let cqs = queues.iter().map(|queues| queues.cq.clone()).collect();
     let worker = Worker::new(cqs, ring, server.clock.clone())?;
     let (spawner, sleeper) = (worker.spawner(), worker.spawner());
     let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));
     let sleep = Box::new(move |time| Box::pin(sleeper.sleep(time)) as Task);
-    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), spawn, sleep);
+    let context = WorkerContext::new(server.clone(), Rc::new(disk.clone()), queues, spawn, sleep);
     Ok((worker, context?, disk, own_ring))
 }
 

@@ -36,7 +36,7 @@ impl Client {
         let cq = device.create_cq(16).expect("a queue");
         let memory = SharedMemory::new("client", 2 * MESSAGE).expect("memory");
         let region = pd.register(Arc::new(memory), Access::LOCAL).expect("registered");
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: 4, recv_depth: 4 };
+        let qp = QpConfig::new(&cq, 4, 4);
         let options = ConnectOptions { qp, receives: vec![receive(&*region)], timeout: PATIENCE };
         let qp = pd.connect(endpoint, options).expect("connected").qp;
         let mut client = Self { cq, qp, region, seq: 0 };

@@ -1,6 +1,7 @@
 //! The simulated network: devices, registrations, listeners, windows.
 
 use super::queue::{Role, SimPair, SimQueue};
+use super::shared_receives::SimShared;
 use crate::ids::{Lkey, QpNumber, Rkey};
 use crate::life::{Event, Life};
 use crate::memory::SharedMemory;
@@ -8,7 +9,8 @@ use crate::persist::Persistence;
 use crate::rdma::{
     Access, Capabilities, CompletionQueue, ConnectOptions, Connected, Device, Endpoint, FileRead, FileTarget,
     FileWrite, FlushReach, Incoming, LinkKind, Listener, LocalPeer, MemoryRegion, PeerIdentity, Placement,
-    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, WcStatus, WindowId,
+    ProtectionDomain, QpConfig, QueuePair, RdmaError, RecvWr, RegionOwner, Remote, Sge, SharedReceiveQueue,
+    WcStatus, WindowId,
 };
 use crate::world::{Random, SeededRandom};
 use parking_lot::Mutex;
@@ -236,6 +238,18 @@ impl SimDevice {
             .map_err(|_| RdmaError::Unsupported("a completion queue of another provider was given".into()))
     }
 
+    fn shared(queue: Arc<dyn SharedReceiveQueue>) -> Result<Arc<SimShared>, RdmaError> {
+        let queue: Arc<dyn Any + Send + Sync> = queue;
+        queue
+            .downcast()
+            .map_err(|_| RdmaError::Unsupported("shared receives of another provider were given".into()))
+    }
+
+    /// As an RNIC has: where the network is like RNICs' in what it translates.
+    fn has_shared_receives(&self) -> bool {
+        self.network.translation == Translation::InitiatorByReads
+    }
+
     pub(super) fn network(&self) -> &SimNetwork {
         &self.network
     }
@@ -247,8 +261,9 @@ impl SimDevice {
         receives: Vec<RecvWr>,
     ) -> Result<Arc<SimPair>, RdmaError> {
         let queues = (Self::queue(qp.send_cq.clone())?, Self::queue(qp.recv_cq.clone())?);
+        let shared = qp.shared_receives.clone().map(Self::shared).transpose()?;
         let number = QpNumber(self.network.number());
-        Ok(SimPair::new(number, role, self.clone(), queues, qp, receives))
+        Ok(SimPair::new(number, role, self.clone(), queues, shared, qp, receives))
     }
 }
 
@@ -413,6 +428,13 @@ impl ProtectionDomain for SimDomain {
         Ok(self.insert(memory, access, Some(domain)))
     }
 
+    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        if !self.device.has_shared_receives() {
+            return Err(RdmaError::Unsupported("this simulated device has no shared receive queues".into()));
+        }
+        Ok(Arc::new(SimShared::new(depth)))
+    }
+
     fn export_window(&self, id: WindowId, memory: Arc<SharedMemory>) {
         self.windows.lock().insert(id as u32, memory);
     }
@@ -557,6 +579,7 @@ impl Device for SimDevice {
             word_last: true,
             flush: FlushReach::Persistence,
             atomic_write: false,
+            shared_receives: self.has_shared_receives(),
             // What was sent before is placed with the FLUSH.
             flush_after_send: true,
         }

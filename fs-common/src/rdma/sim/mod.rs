@@ -16,6 +16,7 @@
 
 mod link;
 mod queue;
+mod shared_receives;
 
 pub use link::{Cut, SimDevice, SimNetwork, Translation};
 

@@ -1,6 +1,7 @@
 //! Completion queues and queue pairs of the simulated RNIC.
 
 use super::link::{Cut, Fate, Peer, SimDevice};
+use super::shared_receives::SimShared;
 use crate::ids::{Lkey, QpNumber};
 use crate::life::Event;
 use crate::memory::SharedMemory;
@@ -74,8 +75,11 @@ struct State {
     owner: RegionOwner,
 }
 
+#[derive(Clone)]
 struct Message {
     bytes: Vec<u8>,
+    /// Bytes that came: these, or those of the WRITE that it tells of.
+    len: u32,
     imm: Option<u32>,
     /// How often it is still looked for in vain.
     late: u32,
@@ -98,6 +102,7 @@ pub(super) struct SimPair {
     send_cq: Arc<SimQueue>,
     recv_cq: Arc<SimQueue>,
     config: QpConfig,
+    shared: Option<Arc<SimShared>>,
     state: Mutex<State>,
 }
 
@@ -107,6 +112,7 @@ impl SimPair {
         role: Role,
         device: Arc<SimDevice>,
         queues: (Arc<SimQueue>, Arc<SimQueue>),
+        shared: Option<Arc<SimShared>>,
         config: QpConfig,
         receives: Vec<RecvWr>,
     ) -> Arc<Self> {
@@ -118,8 +124,16 @@ impl SimPair {
             owner: RegionOwner::default(),
         };
         let (send_cq, recv_cq) = queues;
-        let pair =
-            Arc::new(Self { number, role, device, send_cq, recv_cq, config, state: Mutex::new(state) });
+        let pair = Arc::new(Self {
+            number,
+            role,
+            device,
+            send_cq,
+            recv_cq,
+            config,
+            shared,
+            state: Mutex::new(state),
+        });
         pair.recv_cq.pairs.lock().push(Arc::downgrade(&pair));
         pair
     }
@@ -137,7 +151,11 @@ impl SimPair {
         let mut state = self.state.lock();
         loop {
             let State { receives, inbox, .. } = &mut *state;
-            let (Some(receive), Some(message)) = (receives.front(), inbox.front_mut()) else { return };
+            let has_receive = match &self.shared {
+                Some(shared) => !shared.is_empty(),
+                None => !receives.is_empty(),
+            };
+            let Some(message) = inbox.front_mut().filter(|_| has_receive) else { return };
             if message.late > 0 {
                 message.late -= 1;
                 return;
@@ -145,27 +163,39 @@ impl SimPair {
             if !self.device.network().allows(self.role, Event::Taken, message.bytes.len() as u64) {
                 return;
             }
-            let fits = message.bytes.len() <= receive.local.len as usize;
-            let place = self.device.local(receive.local, true).filter(|_| fits);
-            let Some((memory, offset)) = place else {
-                // It stays posted, and is flushed.
-                drop(state);
-                return self.fail();
+            let receive = match &self.shared {
+                Some(shared) => shared.take(),
+                None => receives.pop_front(),
             };
-            let (Some(receive), Some(Message { bytes, imm, .. })) = (receives.pop_front(), inbox.pop_front())
-            else {
-                return;
-            };
-            memory.write_word_last(offset, &bytes);
+            let (Some(receive), Some(message)) = (receive, inbox.pop_front()) else { return };
+            let status = self.place(&receive, &message);
+            let Message { len, imm, .. } = message;
+            let byte_len = if status == WcStatus::Success { len } else { 0 };
             self.recv_cq.push(Completion {
                 wr_id: receive.wr_id,
                 qp: self.number,
                 kind: if imm.is_some() { CompletionKind::RecvWithImm } else { CompletionKind::Recv },
-                status: WcStatus::Success,
-                byte_len: bytes.len() as u32,
-                imm,
+                status,
+                byte_len,
+                imm: imm.filter(|_| status == WcStatus::Success),
             });
+            if status != WcStatus::Success {
+                drop(state);
+                return self.fail();
+            }
         }
+    }
+
+    /// Puts a message where its receive says.
+    fn place(&self, receive: &RecvWr, message: &Message) -> WcStatus {
+        if message.bytes.len() > receive.local.len as usize {
+            return WcStatus::LocalLength;
+        }
+        match self.device.local(receive.local, true) {
+            Some((memory, offset)) => memory.write_word_last(offset, &message.bytes),
+            None => return WcStatus::LocalProtection,
+        }
+        WcStatus::Success
     }
 
     /// Behind a FLUSH no bytes of before are under way any more.
@@ -227,8 +257,8 @@ impl SimPair {
             matches!(request.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         let local = self.local(request.local, reads_local)?;
         match request.op {
-            SendOp::Send => peer.arrive(local.bytes(), None, fate),
-            SendOp::SendImm(imm) => peer.arrive(local.bytes(), Some(imm), fate),
+            SendOp::Send => peer.arrive(local.bytes(), local.len, None, fate),
+            SendOp::SendImm(imm) => peer.arrive(local.bytes(), local.len, Some(imm), fate),
             SendOp::Read(remote) => {
                 let bytes = target.read(remote, local.len)?;
                 local.put(&bytes);
@@ -237,7 +267,7 @@ impl SimPair {
             SendOp::Write(remote) => target.write(remote, &local.bytes())?,
             SendOp::WriteImm(remote, imm) => {
                 target.write(remote, &local.bytes())?;
-                peer.arrive(Vec::new(), Some(imm), fate);
+                peer.arrive(Vec::new(), local.len, Some(imm), fate);
             }
             SendOp::CompareSwap { remote, expect, swap } => {
                 let old = target.atomic(remote, |value| if value == expect { swap } else { value })?;
@@ -265,13 +295,14 @@ impl SimPair {
         }
     }
 
-    fn arrive(&self, bytes: Vec<u8>, imm: Option<u32>, fate: Fate) {
+    fn arrive(&self, bytes: Vec<u8>, len: usize, imm: Option<u32>, fate: Fate) {
         let late = if let Fate::Late(looks) = fate { looks } else { 0 };
+        let message = Message { bytes, len: len as u32, imm, late };
         let mut state = self.state.lock();
         if fate == Fate::Twice {
-            state.inbox.push_back(Message { bytes: bytes.clone(), imm, late });
+            state.inbox.push_back(message.clone());
         }
-        state.inbox.push_back(Message { bytes, imm, late });
+        state.inbox.push_back(message);
     }
 
     fn local(&self, sge: Sge, write: bool) -> Result<Local, WcStatus> {
@@ -351,6 +382,9 @@ impl QueuePair for SimPair {
     }
 
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        if self.shared.is_some() && !requests.is_empty() {
+            return Err(PostError::SharedReceives);
+        }
         let mut state = self.state.lock();
         if state.state == QpState::Error {
             return Err(PostError::BadState { state: state.state });

@@ -15,7 +15,10 @@
 //!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
 //! * Completion queues never overrun (see `cq`).
-//! * Deregistering takes effect for requests that start later; one that runs meanwhile may finish.
+//! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits
+//!   in its own connection, which others do not feel.
+//! * Deregistering waits for what this process copies. Over `shm` the initiator is the RNIC: what a peer has begun to copy to or from memory
+//!   here it may end.
 
 mod arrivals;
 mod cq;
@@ -185,6 +188,9 @@ impl DeviceShared {
                 )));
             }
         }
+        if config.shared_receives.is_some() {
+            return Err(RdmaError::Unsupported("the software RNIC has no shared receive queues".to_owned()));
+        }
         Ok(QpParts {
             number: QpNumber(self.last_qp_number.fetch_add(1, Ordering::Relaxed) + 1),
             registry: registry.clone(),
@@ -236,6 +242,7 @@ impl Device for SoftDevice {
             word_last: true,
             flush: FlushReach::Persistence,
             atomic_write: false,
+            shared_receives: false,
             flush_after_send: true,
         }
     }

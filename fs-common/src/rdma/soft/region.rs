@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //! * Key 0 names nothing; no two live registrations share a key.
-//! * A region found by a lookup stays mapped while the copy made with it runs (`Arc`), also when it is
-//!   deregistered meanwhile.
+//! * Memory is touched in a region's name only under its [`Touch`]. Deregistering waits for those that are there, and there are no more
+//!   behind it, whoever found the region before: a posted receive, a request whose reply is to come.
 
 use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};
@@ -16,7 +16,7 @@ use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::verbs::{Access, FlushReach, MemoryRegion, Sge, WcStatus, WindowId};
 use crate::world::{Random, SystemRandom};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
@@ -26,6 +26,13 @@ pub(super) struct Region {
     pub(super) memory: Arc<SharedMemory>,
     pub(super) access: Access,
     pub(super) persistence: Option<Arc<dyn Persistence>>,
+    /// Whether it is registered. Read-locked while its memory is touched; the last lock taken of all, and no wait under it.
+    live: RwLock<bool>,
+}
+
+/// While it lives the region it is of is registered.
+pub(super) struct Touch<'r> {
+    _live: RwLockReadGuard<'r, bool>,
 }
 
 impl std::fmt::Debug for Region {
@@ -35,6 +42,13 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
+    /// What its memory is touched under; `None`: it was let go of.
+    pub(super) fn touch(&self) -> Option<Touch<'_>> {
+        // Recursive: a thread may copy from a region to itself, while another waits to deregister it.
+        let live = self.live.read_recursive();
+        live.then_some(()).map(|()| Touch { _live: live })
+    }
+
     /// Whether a peer can reach it at all.
     pub(super) fn is_remote(&self) -> bool {
         let Access { remote_read, remote_write, remote_atomic, remote_flush, .. } = self.access;
@@ -89,7 +103,7 @@ impl Registry {
                     break key;
                 }
             };
-            let region = Arc::new(Region { key, memory, access, persistence });
+            let region = Arc::new(Region { key, memory, access, persistence, live: RwLock::new(true) });
             regions.insert(key, region.clone());
             region
         };
@@ -194,7 +208,7 @@ impl Need {
     }
 }
 
-/// A checked local range; it keeps its region mapped.
+/// A checked local range; it keeps its region mapped, and not registered.
 #[derive(Clone, Debug)]
 pub(super) struct LocalRange {
     region: Option<Arc<Region>>,
@@ -202,15 +216,35 @@ pub(super) struct LocalRange {
     pub(super) len: usize,
 }
 
+/// A local range whose region is registered while this lives.
+pub(super) struct Held<'r> {
+    range: &'r LocalRange,
+    _touch: Option<Touch<'r>>,
+}
+
 impl LocalRange {
+    /// To touch its memory.
+    ///
+    /// # Errors
+    /// `LocalProtection`: it was let go of.
+    pub(super) fn hold(&self) -> Result<Held<'_>, WcStatus> {
+        let touch = match &self.region {
+            Some(region) => Some(region.touch().ok_or(WcStatus::LocalProtection)?),
+            None => None,
+        };
+        Ok(Held { range: self, _touch: touch })
+    }
+}
+
+impl Held<'_> {
     /// The memory and the offset in it; nothing for an empty range.
     pub(super) fn place(&self) -> Option<(&SharedMemory, usize)> {
-        self.region.as_ref().map(|region| (&*region.memory, self.offset))
+        self.range.region.as_ref().map(|region| (&*region.memory, self.range.offset))
     }
 
     /// Copies the whole range out; `out` has its length.
     pub(super) fn read(&self, out: &mut [u8]) {
-        assert_eq!(out.len(), self.len, "a local range is read whole");
+        assert_eq!(out.len(), self.range.len, "a local range is read whole");
         if let Some((memory, offset)) = self.place() {
             memory.read(offset, out);
         }
@@ -218,7 +252,7 @@ impl LocalRange {
 
     /// Copies bytes in at the start; they fit.
     pub(super) fn write(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.len, "checked against the local range before");
+        assert!(bytes.len() <= self.range.len, "checked against the local range before");
         if let Some((memory, offset)) = self.place() {
             memory.write(offset, bytes);
         }
@@ -252,6 +286,8 @@ impl MemoryRegion for SoftRegion {
 impl Drop for SoftRegion {
     fn drop(&mut self) {
         self.registry.regions.write().remove(&self.region.key);
+        // Waits for copies under way.
+        *self.region.live.write() = false;
         if self.region.is_remote() {
             for connection in self.registry.connections.lock().iter().filter_map(Weak::upgrade) {
                 connection.withdraw(self.region.key);

@@ -13,7 +13,9 @@
 //! wake up: a completion, and a queue pair that broke.
 
 use super::queue::VerbsQp;
+use super::shared_receives::{VerbsSrq, queue_of};
 use super::sys;
+use crate::ids::QpNumber;
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use crate::rdma::verbs::{Completion, CompletionQueue};
 use crate::spin::SpinBudget;
@@ -51,6 +53,12 @@ pub(super) struct Promise {
     count: u32,
 }
 
+impl Promise {
+    pub(super) fn is_of(&self, queue: &Arc<VerbsCq>) -> bool {
+        Arc::ptr_eq(&self.queue, queue)
+    }
+}
+
 impl Drop for Promise {
     fn drop(&mut self) {
         self.queue.places.lock().promised -= self.count;
@@ -61,8 +69,10 @@ impl Drop for Promise {
 pub(super) struct VerbsCq {
     pub(super) raw: Arc<sys::Cq>,
     places: Mutex<Places>,
-    /// By the RNIC's numbers.
-    queue_pairs: RwLock<HashMap<u32, Weak<VerbsQp>>>,
+    /// By the RNIC's numbers, with ours.
+    queue_pairs: RwLock<HashMap<u32, (QpNumber, Weak<VerbsQp>)>>,
+    /// By their numbers.
+    shared: RwLock<HashMap<u32, Weak<VerbsSrq>>>,
     /// Taken from the RNIC and not polled yet. Held while the RNIC is asked, so that completions stay in order.
     waiting: Mutex<VecDeque<Waiting>>,
     /// Rung when a queue pair broke.
@@ -86,6 +96,7 @@ impl VerbsCq {
             raw,
             places: Mutex::new(Places { promised: 0, size: depth, most }),
             queue_pairs: RwLock::default(),
+            shared: RwLock::default(),
             waiting: Mutex::default(),
             broke,
             events,
@@ -117,10 +128,23 @@ impl VerbsCq {
     }
 
     /// Completions of this queue pair come here from now on.
-    pub(super) fn add(&self, number: u32, qp: &Arc<VerbsQp>) {
+    pub(super) fn add(&self, raw_number: u32, number: QpNumber, qp: &Arc<VerbsQp>) {
         let mut known = self.queue_pairs.write();
-        known.retain(|_, qp| qp.strong_count() > 0);
-        known.insert(number, Arc::downgrade(qp));
+        known.retain(|_, (_, qp)| qp.strong_count() > 0);
+        known.insert(raw_number, (number, Arc::downgrade(qp)));
+    }
+
+    /// Receives of this queue complete here from now on, too.
+    pub(super) fn add_shared(&self, queue: &Arc<VerbsSrq>) {
+        let mut known = self.shared.write();
+        known.retain(|_, queue| queue.strong_count() > 0);
+        known.insert(queue.number(), Arc::downgrade(queue));
+    }
+
+    /// A completion of a queue pair that is gone. Nobody would want it, but for the receive that it gives back.
+    fn give_back(&self, wr_id: u64, qp: QpNumber, waiting: &mut VecDeque<Waiting>) {
+        let queue = queue_of(wr_id).and_then(|number| self.shared.read().get(&number)?.upgrade());
+        waiting.extend(queue.and_then(|queue| queue.give_back(wr_id, qp)));
     }
 
     /// Wakes whoever waits: a queue pair broke.
@@ -133,8 +157,11 @@ impl VerbsCq {
         let mut broken = Vec::new();
         let known = self.queue_pairs.read();
         while self.raw.poll(|wc| {
-            // One that is gone had nobody any more who would want its completions.
-            let Some(qp) = known.get(&wc.qp).and_then(Weak::upgrade) else { return };
+            let (number, qp) = match known.get(&wc.qp) {
+                Some((number, qp)) => (*number, qp.upgrade()),
+                None => (QpNumber(0), None),
+            };
+            let Some(qp) = qp else { return self.give_back(wc.wr_id, number, waiting) };
             qp.complete(wc, waiting);
             if wc.status != sys::status::IBV_WC_SUCCESS {
                 broken.push(qp);
@@ -150,6 +177,14 @@ impl VerbsCq {
     /// Takes what the RNIC has, so that the places of requests whose completions nobody asked for become free.
     pub(super) fn make_room(&self) {
         self.collect(&mut self.waiting.lock());
+    }
+
+    /// As `make_room`, unless somebody is at it.
+    pub(super) fn take_what_is_there(&self) {
+        if let Some(mut waiting) = self.waiting.try_lock() {
+            self.collect(&mut waiting);
+        }
+        self.wake();
     }
 
     /// Adds completions that the RNIC knows nothing of.

@@ -5,12 +5,14 @@ use super::cq::VerbsCq;
 use super::hello::{Answer, Ask, Refusal};
 use super::listen::VerbsListener;
 use super::queue::VerbsQp;
+use super::shared_receives::VerbsSrq;
 use super::sys::{Capacities, Event, Happened, Id, Mr, Pd, Rights};
 use super::{Shared, address_of, another_device};
 use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::peer::PeerIdentity;
+use crate::rdma::shared_receives::SharedReceiveQueue;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{
     Access, CompletionQueue, ConnectOptions, Connected, FlushReach, Listener, MemoryRegion, ProtectionDomain,
@@ -52,6 +54,12 @@ impl VerbsPd {
         queue.map_err(|_| RdmaError::Unsupported("the completion queue belongs to another device".to_owned()))
     }
 
+    fn shared(&self, queue: Arc<dyn SharedReceiveQueue>) -> Result<Arc<VerbsSrq>, RdmaError> {
+        let queue: Arc<dyn Any + Send + Sync> = queue;
+        let queue = queue.downcast::<VerbsSrq>();
+        queue.map_err(|_| RdmaError::Unsupported("the shared receives belong to another device".to_owned()))
+    }
+
     /// Gives an identifier its queue pair.
     pub(super) fn make_qp(
         &self,
@@ -60,16 +68,18 @@ impl VerbsPd {
         config: QpConfig,
         endpoint: &str,
     ) -> Result<(Arc<VerbsQp>, Arc<Events>), RdmaError> {
+        let shared = config.shared_receives.map(|queue| self.shared(queue)).transpose()?;
         let most = self.device.limits().queue_depth;
-        for depth in [config.send_depth, config.recv_depth] {
-            if depth == 0 || depth > most {
+        let recv_depth = if shared.is_some() { 0 } else { config.recv_depth };
+        for (depth, least) in [(config.send_depth, 1), (recv_depth, u32::from(shared.is_none()))] {
+            if depth < least || depth > most {
                 return Err(RdmaError::Unsupported(format!(
                     "a queue depth of {depth} is not between 1 and {most}, this RNIC's most"
                 )));
             }
         }
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
-        let depths = Capacities { send_depth: config.send_depth, recv_depth: config.recv_depth };
+        let depths = Capacities { send_depth: config.send_depth, recv_depth };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
         // One place more for the look for the peer, which is none of the user's.
@@ -78,14 +88,17 @@ impl VerbsPd {
             queues[0].promise(raw_depths.send_depth).map_err(failed)?,
             queues[1].promise(depths.recv_depth).map_err(failed)?,
         ];
+        if let Some(shared) = &shared {
+            shared.completes_into(&queues[1]).map_err(failed)?;
+        }
         let abilities = self.device.abilities();
-        let raw = id
-            .make_qp(&self.pd, queues.each_ref().map(|queue| &queue.raw), raw_depths, abilities)
-            .map_err(failed)?;
+        let raw_queues = queues.each_ref().map(|queue| &queue.raw);
+        let raw_shared = shared.as_ref().map(|shared| shared.raw());
+        let raw = id.make_qp(&self.pd, raw_queues, raw_shared, raw_depths, abilities).map_err(failed)?;
         let events = self.device.events()?;
         let numbers = (self.device.next_number(), raw);
         let flushing = (abilities.as_initiator, self.landing.clone());
-        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), depths, flushing), events))
+        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), shared, depths, flushing), events))
     }
 
     /// One attempt to connect. `Err(Again)`: with this request.
@@ -311,6 +324,22 @@ impl ProtectionDomain for VerbsPd {
         let is_memory = domain.by_cache_lines();
         let wanted = if is_memory { FlushReach::Persistence } else { FlushReach::Visibility };
         self.register_upto(memory, access, wanted)
+    }
+
+    fn create_shared_receives(&self, depth: u32) -> Result<Arc<dyn SharedReceiveQueue>, RdmaError> {
+        let most = self.device.limits().shared_receives;
+        if depth == 0 || depth > most {
+            return Err(RdmaError::Unsupported(format!(
+                "{depth} shared receives are not between 1 and {most}, this RNIC's most (0: it has none)"
+            )));
+        }
+        let number = self.device.next_number().0;
+        let queue = VerbsSrq::new(&self.pd, number, depth).map_err(|source| RdmaError::Io {
+            action: "make a shared receive queue of",
+            endpoint: self.device.name().to_owned(),
+            source,
+        })?;
+        Ok(Arc::new(queue))
     }
 
     /// Nothing is mapped by this link: whoever may read windows is told their keys.

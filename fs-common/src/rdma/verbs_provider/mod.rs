@@ -2,7 +2,7 @@
 //!
 //! # The parts
 //! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a connection, and how they prove a
-//! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`.
+//! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -22,6 +22,7 @@ mod domain;
 mod hello;
 mod listen;
 mod queue;
+mod shared_receives;
 mod sys;
 mod sys_flush;
 
@@ -241,6 +242,7 @@ impl Device for VerbsDevice {
             word_last: false,
             flush: self.shared.abilities.as_initiator,
             atomic_write: self.shared.abilities.atomic_write,
+            shared_receives: self.shared.limits.shared_receives > 0,
             flush_after_send: false,
         }
     }

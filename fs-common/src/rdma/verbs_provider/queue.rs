@@ -14,6 +14,7 @@
 use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
 use super::cq::{Promise, VerbsCq, Waiting};
+use super::shared_receives::VerbsSrq;
 use super::sys::{self, Far, Local, Posted, Wc, What};
 use super::sys_flush::Flush;
 use crate::ids::QpNumber;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 /// Set in the RNIC's name for a receive.
-const RECEIVE: u64 = 1 << 63;
+pub(super) const RECEIVE: u64 = 1 << 63;
 
 /// What the user is to hear of a send.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,6 +126,8 @@ pub(super) struct VerbsQp {
     /// How far its RNIC can FLUSH, and where the byte lands that is READ instead. Nobody looks at it.
     reach: FlushReach,
     landing: Arc<sys::Mr>,
+    /// Where its receives come from, if they are not its own.
+    shared: Option<Arc<VerbsSrq>>,
     /// Held while posting, so that numbers are posted in order.
     sends: Mutex<Sends>,
     receives: Mutex<UnderWay<WrId>>,
@@ -134,7 +137,7 @@ const INIT: u8 = 0;
 const READY: u8 = 1;
 const ERROR: u8 = 2;
 
-fn local(sge: Sge) -> Option<Local> {
+pub(super) fn local(sge: Sge) -> Option<Local> {
     (sge.len > 0).then_some(Local { lkey: sge.lkey.0, offset: sge.offset, len: sge.len })
 }
 
@@ -213,6 +216,7 @@ impl VerbsQp {
         id: sys::Id,
         events: &Arc<Events>,
         ([send_cq, recv_cq], promises): ([Arc<VerbsCq>; 2], [Promise; 2]),
+        shared: Option<Arc<VerbsSrq>>,
         depths: sys::Capacities,
         (reach, landing): (FlushReach, Arc<sys::Mr>),
     ) -> Arc<Self> {
@@ -229,11 +233,12 @@ impl VerbsQp {
             recv_depth: depths.recv_depth,
             reach,
             landing,
+            shared,
             sends: Mutex::default(),
             receives: Mutex::default(),
         });
-        send_cq.add(raw_number, &qp);
-        recv_cq.add(raw_number, &qp);
+        send_cq.add(raw_number, number, &qp);
+        recv_cq.add(raw_number, number, &qp);
         qp
     }
 
@@ -271,12 +276,16 @@ impl VerbsQp {
             Completion { wr_id, qp: self.number, kind, status, byte_len, imm: None }
         };
         if wc.wr_id & RECEIVE != 0 {
-            let mut receives = self.receives.lock();
-            let Some(wr_id) = receives.take(wc.wr_id & !RECEIVE) else { return };
             let is_immediate = wc.imm.is_some() || wc.is_write_imm;
             let kind = if is_immediate { CompletionKind::RecvWithImm } else { CompletionKind::Recv };
-            let received = Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) };
-            out.push_back(receives.waiting(received));
+            let received = |wr_id| Completion { imm: wc.imm, ..completion(wr_id, kind, wc.byte_len) };
+            if let Some(shared) = &self.shared {
+                out.extend(shared.take(wc.wr_id).map(|wr_id| shared.waiting(received(wr_id))));
+                return;
+            }
+            let mut receives = self.receives.lock();
+            let Some(wr_id) = receives.take(wc.wr_id & !RECEIVE) else { return };
+            out.push_back(receives.waiting(received(wr_id)));
             return;
         }
         let mut sends = self.sends.lock();
@@ -417,6 +426,9 @@ impl QueuePair for VerbsQp {
 
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError> {
         self.takes_posts()?;
+        if self.shared.is_some() && !requests.is_empty() {
+            return Err(PostError::SharedReceives);
+        }
         let mut receives = self.receives.lock();
         for (posted, request) in requests.iter().enumerate() {
             if receives.room(self.recv_depth) == 0 {
@@ -445,6 +457,10 @@ impl Drop for VerbsQp {
     fn drop(&mut self) {
         self.events.forget(self.id.number());
         self.fail();
+        if self.shared.is_some() {
+            // Some RNICs forget completions of a queue pair with it, and receives that it took would not come back.
+            self.recv_cq.take_what_is_there();
+        }
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Limits {
     pub(super) queue_depth: u32,
     /// Completions of a queue.
     pub(super) completions: u32,
+    /// Receives of a shared queue; 0: there are none.
+    pub(super) shared_receives: u32,
     /// READs and atomics of one queue pair.
     pub(super) reads: ReadDepth,
 }
@@ -80,6 +82,7 @@ impl Context {
         Ok(Limits {
             queue_depth: attributes.max_qp_wr.max(0) as u32,
             completions: attributes.max_cqe.max(0) as u32,
+            shared_receives: if attributes.max_srq > 0 { attributes.max_srq_wr.max(0) as u32 } else { 0 },
             reads: ReadDepth {
                 at_us: few(attributes.max_qp_rd_atom),
                 of_us: few(attributes.max_qp_init_rd_atom),
@@ -204,6 +207,62 @@ impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: made by `new`, deregistered once; `memory` and `_pd` go after this.
         unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
+    }
+}
+
+/// A shared receive queue.
+pub(super) struct Srq {
+    raw: NonNull<ffi::ibv_srq>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread.
+unsafe impl Send for Srq {}
+// SAFETY: as above.
+unsafe impl Sync for Srq {}
+
+impl Srq {
+    pub(super) fn new(pd: &Arc<Pd>, depth: u32) -> io::Result<Self> {
+        let mut wanted = ffi::ibv_srq_init_attr {
+            srq_context: null_mut(),
+            attr: ffi::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 },
+        };
+        // SAFETY: the domain is there, and stays: `_pd` goes after the queue.
+        let raw = made(unsafe { ffi::ibv_create_srq(pd.raw.as_ptr(), &mut wanted) })?;
+        Ok(Self { raw, _pd: pd.clone() })
+    }
+
+    /// Posts a receive.
+    pub(super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
+        // SAFETY: the queue is there; `receive_with` says the rest.
+        receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_srq_recv(self.raw.as_ptr(), wr, bad) })
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; queue pairs hold an `Arc` of it, so none is left.
+        unsafe { ffi::ibv_destroy_srq(self.raw.as_ptr()) };
+    }
+}
+
+/// Builds a receive for a call that copies it, with its element.
+fn receive_with(
+    wr_id: u64,
+    local: Option<Local>,
+    post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
+) -> io::Result<()> {
+    let mut sge = local.map(Local::raw);
+    let mut wr = ffi::ibv_recv_wr {
+        wr_id,
+        next: null_mut(),
+        sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
+        num_sge: c_int::from(local.is_some()),
+    };
+    // What the element names is checked by the RNIC.
+    match post(&mut wr, &mut null_mut()) {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error.abs())),
     }
 }
 
@@ -507,7 +566,7 @@ pub(super) struct Id {
     raw: NonNull<ffi::rdma_cm_id>,
     _channel: Option<Arc<Channel>>,
     /// What its queue pair was made with, which stays until that is gone.
-    made_with: Option<(Arc<Pd>, [Arc<Cq>; 2])>,
+    made_with: Option<(Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>)>,
 }
 
 // SAFETY: librdmacm's and libibverbs' calls may be made from any thread; what needs an exclusive owner takes `&mut self`.
@@ -581,6 +640,7 @@ impl Id {
         &mut self,
         pd: &Arc<Pd>,
         [send_cq, recv_cq]: [&Arc<Cq>; 2],
+        shared: Option<&Arc<Srq>>,
         capacities: Capacities,
         abilities: Abilities,
     ) -> io::Result<u32> {
@@ -589,7 +649,7 @@ impl Id {
             qp_context: null_mut(),
             send_cq: send_cq.raw.as_ptr(),
             recv_cq: recv_cq.raw.as_ptr(),
-            srq: null_mut(),
+            srq: shared.map_or(null_mut(), |shared| shared.raw.as_ptr()),
             cap: ffi::ibv_qp_cap {
                 max_send_wr: capacities.send_depth,
                 max_recv_wr: capacities.recv_depth,
@@ -600,9 +660,9 @@ impl Id {
             qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain and the queues are there and stay: `made_with` holds them until the queue pair is destroyed.
+        // SAFETY: the domain and all queues are there and stay: `made_with` holds them until the queue pair is destroyed.
         unsafe { sys_flush::create_qp(self.raw, pd, &mut wanted, abilities)? };
-        self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()]));
+        self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()], shared.cloned()));
         // SAFETY: the queue pair was just made.
         Ok(unsafe { (*(*self.raw.as_ptr()).qp).qp_num })
     }
@@ -664,19 +724,8 @@ impl Id {
     /// Posts a receive.
     pub(super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
         assert!(self.made_with.is_some(), "there is a queue pair to post to");
-        let mut sge = local.map(Local::raw);
-        let mut wr = ffi::ibv_recv_wr {
-            wr_id,
-            next: null_mut(),
-            sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
-            num_sge: c_int::from(local.is_some()),
-        };
-        let mut bad = null_mut();
-        // SAFETY: the queue pair is there; requests and elements are copied by the call. What they name is checked by the RNIC.
-        match unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, &mut wr, &mut bad) } {
-            0 => Ok(()),
-            error => Err(io::Error::from_raw_os_error(error.abs())),
-        }
+        // SAFETY: the queue pair is there; `receive_with` says the rest.
+        receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_recv((*self.raw.as_ptr()).qp, wr, bad) })
     }
 
     /// Posts send work requests, with one doorbell but for each FLUSH among them. On an error it says how many were posted. Under a lock of

@@ -179,12 +179,7 @@ impl Core {
             })
             .and_then(|memory| self.pd.register(Arc::new(memory), Access::LOCAL))
             .and_then(|region| {
-                let config = QpConfig {
-                    send_cq: self.cq.clone(),
-                    recv_cq: self.cq.clone(),
-                    send_depth: QUEUE_DEPTH,
-                    recv_depth: QUEUE_DEPTH,
-                };
+                let config = QpConfig::new(&self.cq, QUEUE_DEPTH, QUEUE_DEPTH);
                 let hello = RecvWr { wr_id: WrId(HELLO), local: region.sge(0, MESSAGE_LEN as u32) };
                 Ok((incoming.accept(config, vec![hello])?, region))
             });

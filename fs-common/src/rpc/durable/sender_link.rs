@@ -112,7 +112,7 @@ impl Link {
         let access = Access { remote_write: true, ..Access::LOCAL };
         let answers = pd.register(buffers.answers.clone(), access)?;
         let receives = (0..RECEIVES).map(|index| receive(&*incoming, index)).collect();
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: DEPTH };
+        let qp = QpConfig::new(&cq, DEPTH, DEPTH);
         let options = ConnectOptions { qp, receives, timeout: settings.patience.max(WELCOME_WAIT) };
         let connected = pd.connect(endpoint, options)?;
         let mut link = Self { cq, qp: connected.qp, incoming, completions: Vec::new() };

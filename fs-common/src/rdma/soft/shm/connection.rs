@@ -361,7 +361,11 @@ impl ShmQp {
                 }
                 let imm = if let SendOp::SendImm(imm) = request.op { Some(imm) } else { None };
                 let header = RecordHeader { len: request.local.len, imm, of: RecordOf::Message };
-                let step = self.put_record(sending, header, local.place().into());
+                let held = match local.hold() {
+                    Ok(held) => held,
+                    Err(status) => return Step::Failed(status),
+                };
+                let step = self.put_record(sending, header, held.place().into());
                 *published |= matches!(step, Step::Done { .. });
                 return step;
             }
@@ -402,7 +406,7 @@ impl ShmQp {
     fn read(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
         check_transfer(local)?;
         let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Read)?;
-        if let Some((to, to_offset)) = local.place() {
+        if let Some((to, to_offset)) = local.hold()?.place() {
             memory.copy_as_rnic(offset, to, to_offset, local.len);
         }
         Ok(local.len as u32)
@@ -411,7 +415,7 @@ impl ShmQp {
     fn write(&self, sending: &Sending, local: &LocalRange, remote: Remote) -> Result<u32, WcStatus> {
         check_transfer(local)?;
         let (memory, offset) = self.target(sending, remote, local.len as u64, Need::Write)?;
-        if let Some((from, from_offset)) = local.place() {
+        if let Some((from, from_offset)) = local.hold()?.place() {
             from.copy_to_word_last(from_offset, memory, offset, local.len);
         }
         Ok(local.len as u32)
@@ -428,8 +432,9 @@ impl ShmQp {
             return Err(WcStatus::LocalLength);
         }
         let (memory, offset) = self.target(sending, remote, 8, Need::Atomic)?;
+        let held = local.hold()?;
         let old = operate(memory.atomic_u64(offset));
-        local.write(&old.to_le_bytes());
+        held.write(&old.to_le_bytes());
         Ok(8)
     }
 
@@ -557,8 +562,18 @@ impl ShmQp {
                 )));
                 break;
             }
-            let target = if header.of == RecordOf::Write { None } else { receive.local.place() };
+            let held = match receive.local.hold() {
+                Ok(held) => held,
+                Err(status) => {
+                    self.core.become_state(QpState::Error);
+                    self.core.complete_receive(receive.wr_id, status, 0, None);
+                    broken = Some(Breach::of("a posted receive names memory that was let go of"));
+                    break;
+                }
+            };
+            let target = if header.of == RecordOf::Write { None } else { held.place() };
             ring::consume(memory, side, &mut own_head, &header, target);
+            drop(held);
             self.core.complete_receive(receive.wr_id, WcStatus::Success, header.len, header.imm);
         }
         self.head_seen.store(*own_head, Ordering::Release);

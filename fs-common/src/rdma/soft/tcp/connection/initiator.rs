@@ -111,18 +111,23 @@ impl TcpQp {
             return refuse(WcStatus::LocalLength);
         }
         let payload_len = if writes_local(&request.op) { 0 } else { local.len };
+        let held = match local.hold() {
+            Ok(held) => held,
+            Err(status) => return refuse(status),
+        };
         header.payload_len = payload_len as u32;
         sending.sequence += 1;
         SCRATCH.with_borrow_mut(|frame| {
             prepare(frame, payload_len);
             if payload_len > 0 {
-                local.read(&mut frame[FRAME_HEADER_LEN..]);
+                held.read(&mut frame[FRAME_HEADER_LEN..]);
             }
             header.seal(frame);
             // What one doorbell rang for goes out together.
             let more = !sending.queue.is_empty();
             self.put(sending, frame, more)
         })?;
+        drop(held);
         let byte_len = request.local.len;
         if expects.is_none() && !request.signaled {
             if matches!(header.kind, FrameKind::Write | FrameKind::WriteFile) {
@@ -203,16 +208,27 @@ impl TcpQp {
                 header.kind, header.sequence
             ))));
         };
-        let len = match header.kind {
-            FrameKind::ReadReply => {
-                pending.local.write(payload);
-                payload.len() as u32
+        let old = header.first.to_le_bytes();
+        let arrived = match header.kind {
+            FrameKind::ReadReply => Some(payload),
+            FrameKind::AtomicReply => Some(&old[..]),
+            _ => None,
+        };
+        let placed = match arrived {
+            Some(bytes) => pending.local.hold().map(|held| {
+                held.write(bytes);
+                bytes.len() as u32
+            }),
+            None => Ok(pending.local.len as u32),
+        };
+        let len = match placed {
+            Ok(len) => len,
+            Err(status) => {
+                self.core.become_state(QpState::Error);
+                self.core.complete_send(pending.wr_id, pending.kind, status, true, 0);
+                sending.pending.pop_front();
+                return Err(End::Failed(status));
             }
-            FrameKind::AtomicReply => {
-                pending.local.write(&header.first.to_le_bytes());
-                8
-            }
-            _ => pending.local.len as u32,
         };
         self.core.complete_send(pending.wr_id, pending.kind, WcStatus::Success, pending.signaled, len);
         sending.pending.pop_front();

@@ -45,13 +45,17 @@ impl TcpQp {
         let remote = |len: u64, need| {
             self.core.registry.remote(header.key, header.offset, len, need).map_err(End::Refused)
         };
+        let gone = End::Refused(WcStatus::RemoteAccess);
         let wanted = header.wanted as usize;
         let reply = FrameHeader::new(FrameKind::ReadReply, header.sequence);
         match header.kind {
             FrameKind::Send => self.deliver(receiving, payload, header.imm),
             FrameKind::Write => {
                 let region = remote(payload.len() as u64, Need::Write)?;
-                region.memory.write_word_last(header.offset as usize, payload);
+                {
+                    let _touch = region.touch().ok_or(gone)?;
+                    region.memory.write_word_last(header.offset as usize, payload);
+                }
                 if let Some(imm) = header.imm {
                     self.deliver_write_imm(receiving, payload.len() as u32, imm)?;
                 }
@@ -60,6 +64,7 @@ impl TcpQp {
             FrameKind::ReadMemory => {
                 let region = remote(wanted as u64, Need::Read)?;
                 self.reply(reply, wanted, |out| {
+                    let _touch = region.touch().ok_or(WcStatus::RemoteAccess)?;
                     region.memory.read_as_rnic(header.offset as usize, out);
                     Ok(wanted)
                 })
@@ -85,6 +90,7 @@ impl TcpQp {
             }
             FrameKind::CompareSwap | FrameKind::FetchAdd => {
                 let region = remote(8, Need::Atomic)?;
+                let touch = region.touch().ok_or(gone)?;
                 let word = region.memory.atomic_u64(header.offset as usize);
                 let mut reply = FrameHeader::new(FrameKind::AtomicReply, header.sequence);
                 reply.first = if header.kind == FrameKind::FetchAdd {
@@ -93,6 +99,7 @@ impl TcpQp {
                     word.compare_exchange(header.first, header.second, Ordering::AcqRel, Ordering::Acquire)
                         .unwrap_or_else(|old| old)
                 };
+                drop(touch);
                 self.reply(reply, 0, |_| Ok(0))
             }
             FrameKind::Flush => self.flush(receiving, header),
@@ -262,7 +269,12 @@ impl TcpQp {
             self.core.complete_receive(receive.wr_id, WcStatus::LocalLength, 0, None);
             return Err(End::Failed(WcStatus::LocalLength));
         }
-        receive.local.write(payload);
+        let placed = receive.local.hold().map(|held| held.write(payload));
+        if let Err(status) = placed {
+            self.core.become_state(QpState::Error);
+            self.core.complete_receive(receive.wr_id, status, 0, None);
+            return Err(End::Failed(status));
+        }
         self.core.complete_receive(receive.wr_id, WcStatus::Success, payload.len() as u32, imm);
         Ok(())
     }

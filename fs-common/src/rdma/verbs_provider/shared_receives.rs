@@ -1,0 +1,160 @@
+//! Shared receive queues over libibverbs.
+//!
+//! # How it works
+//! Receives come back in any order, so each has a slot here, whose number is part of the RNIC's name for it; the rest of the name says that it
+//! is shared, and of which queue: a completion whose queue pair is gone finds its way here without it ([`VerbsSrq::give_back`]). A slot is
+//! free again when its completion was polled.
+//!
+//! Its receives can all complete into one completion queue, so it is promised room in each that a queue pair with it completes into.
+
+use super::cq::{Promise, VerbsCq, Waiting};
+use super::queue::{RECEIVE, local};
+use super::sys::{Pd, Srq};
+use crate::ids::QpNumber;
+use crate::rdma::shared_receives::SharedReceiveQueue;
+use crate::rdma::verbs::{Completion, CompletionKind, PostError, QpState, RecvWr, WcStatus, WrId};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Set in the RNIC's name for a receive of a shared queue, besides [`RECEIVE`].
+const SHARED: u64 = 1 << 62;
+/// Where the queue's number begins in it; the slot's is below.
+const NUMBER_SHIFT: u32 = 32;
+/// Numbers of queues: more than there are at any time.
+const NUMBERS: u32 = 1 << 30;
+
+/// Posted receives by slot.
+struct Slots {
+    posted: Vec<Option<WrId>>,
+    free: Vec<u32>,
+}
+
+/// See the module.
+pub(super) struct VerbsSrq {
+    raw: Arc<Srq>,
+    number: u32,
+    depth: u32,
+    /// Held while posting, so that a slot is taken once.
+    slots: Mutex<Slots>,
+    /// Completed, and not polled by the user yet.
+    unpolled: Arc<AtomicU32>,
+    /// Relaxed: a figure.
+    ran_dry: AtomicU64,
+    promises: Mutex<Vec<Promise>>,
+}
+
+/// Which shared queue a receive is of, if it is of one, by the RNIC's name for it.
+pub(super) fn queue_of(wr_id: u64) -> Option<u32> {
+    let is_shared = wr_id & (RECEIVE | SHARED) == RECEIVE | SHARED;
+    is_shared.then_some((wr_id >> NUMBER_SHIFT) as u32 % NUMBERS)
+}
+
+impl VerbsSrq {
+    /// `number` tells it from others of its device.
+    pub(super) fn new(pd: &Arc<Pd>, number: u32, depth: u32) -> io::Result<Self> {
+        Ok(Self {
+            raw: Arc::new(Srq::new(pd, depth)?),
+            number: number % NUMBERS,
+            depth,
+            slots: Mutex::new(Slots { posted: vec![None; depth as usize], free: (0..depth).rev().collect() }),
+            unpolled: Arc::default(),
+            ran_dry: AtomicU64::new(0),
+            promises: Mutex::default(),
+        })
+    }
+
+    pub(super) fn raw(&self) -> &Arc<Srq> {
+        &self.raw
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its completions can come to this queue from now on.
+    ///
+    /// # Errors
+    /// The RNIC has no queue as long as that.
+    pub(super) fn completes_into(self: &Arc<Self>, queue: &Arc<VerbsCq>) -> io::Result<()> {
+        let mut promises = self.promises.lock();
+        if !promises.iter().any(|promise| promise.is_of(queue)) {
+            promises.push(queue.promise(self.depth)?);
+            queue.add_shared(self);
+        }
+        Ok(())
+    }
+
+    /// The receive with this name of the RNIC's has completed: the user's name for it.
+    pub(super) fn take(&self, wr_id: u64) -> Option<WrId> {
+        let slot = wr_id as u32;
+        let mut slots = self.slots.lock();
+        let taken = slots.posted.get_mut(slot as usize)?.take()?;
+        // Counted before the slot is free: what is posted and what waits to be polled are never more than the depth.
+        self.unpolled.fetch_add(1, Ordering::Relaxed);
+        slots.free.push(slot);
+        if slots.free.len() == self.depth as usize {
+            self.ran_dry.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(taken)
+    }
+
+    /// A completion that keeps its place until it is polled.
+    pub(super) fn waiting(&self, completion: Completion) -> Waiting {
+        Waiting { completion, unpolled: Some(self.unpolled.clone()) }
+    }
+
+    /// A receive of a queue pair that is gone: nobody wants its message, and its memory is free.
+    pub(super) fn give_back(&self, wr_id: u64, qp: QpNumber) -> Option<Waiting> {
+        let completion = Completion {
+            wr_id: self.take(wr_id)?,
+            qp,
+            kind: CompletionKind::Recv,
+            status: WcStatus::Flushed,
+            byte_len: 0,
+            imm: None,
+        };
+        Some(self.waiting(completion))
+    }
+}
+
+impl SharedReceiveQueue for VerbsSrq {
+    fn post(&self, requests: &[RecvWr]) -> Result<(), PostError> {
+        let mut slots = self.slots.lock();
+        for (posted, request) in requests.iter().enumerate() {
+            let unpolled = self.unpolled.load(Ordering::Acquire) as usize;
+            if slots.free.len() <= unpolled {
+                return Err(PostError::QueueFull { posted });
+            }
+            let slot = slots.free.pop().expect("more are free than wait to be polled");
+            slots.posted[slot as usize] = Some(request.wr_id);
+            let wr_id = RECEIVE | SHARED | u64::from(self.number) << NUMBER_SHIFT | u64::from(slot);
+            if let Err(error) = self.raw.post_receive(wr_id, local(request.local)) {
+                tracing::error!(%error, "the RNIC refused a shared receive");
+                slots.posted[slot as usize] = None;
+                slots.free.push(slot);
+                return Err(PostError::BadState { state: QpState::Error });
+            }
+        }
+        Ok(())
+    }
+
+    fn ran_dry(&self) -> u64 {
+        self.ran_dry.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_receives_say_whose_they_are() {
+        let number = NUMBERS - 1;
+        let name = RECEIVE | SHARED | u64::from(number) << NUMBER_SHIFT | 7;
+        assert_eq!((queue_of(name), name as u32), (Some(number), 7));
+        assert_eq!(queue_of(RECEIVE | 7), None, "a queue pair's own");
+        assert_eq!(queue_of(SHARED | 7), None, "a send");
+    }
+}
