@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Random reads, writes, truncates, holes and copies on one file against a model, with mmap and without.
-# usage: fsx.sh [shm|tcp|unix]      CUTTLEFS_FSX_OPS=N operations of each run, CUTTLEFS_FSX_SEED=N
+# usage: fsx.sh [shm|tcp|unix|rdma]      CUTTLEFS_FSX_OPS=N operations of each run, CUTTLEFS_FSX_SEED=N
+#   CUTTLEFS_FSX_ROUNDS=N: the runs N times, with seeds that follow each other; on a slow machine one sees where it is
 source "$(dirname "$0")/lib.sh"
 need_command fsx
 suite_begin fsx "${1:-shm}"
@@ -48,7 +49,10 @@ run() {
     check "fsx $1, $2 operations, seed $seed" \
         fsx -f "$WORK/$1.toml" -N "$2" -S "$seed" -P "$WORK" "$MNT/fsx-$1"
 }
-run mmap "$operations"
-run nommap "$operations"
-run large $((operations / 20))
+for ((round = 0; round < ${CUTTLEFS_FSX_ROUNDS:-1}; round++)); do
+    run mmap "$operations"
+    run nommap "$operations"
+    run large $((operations / 20))
+    seed=$((seed + 1))
+done
 suite_end

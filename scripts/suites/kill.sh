@@ -2,7 +2,7 @@
 # The server is killed (SIGKILL) while two mounts and native clients work, and started again, several times: what was
 # fsynced is there, each operation took effect once, clients wait and go on without an error, and space comes back. And a copy of more
 # than a mount keeps, that nobody synced, is whole.
-# usage: kill.sh [shm|tcp|unix]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
+# usage: kill.sh [shm|tcp|unix|rdma]      CUTTLEFS_KILL_ROUNDS=N   CUTTLEFS_KILL_SEED=N (drawn and printed)
 source "$(dirname "$0")/lib.sh"
 need_command sqlite3
 suite_begin kill "${1:-shm}"

@@ -2,7 +2,7 @@
 # What the mount suites share: a server on a temporary pool, mounts over one link, and an end that leaves nothing.
 #
 #   source lib.sh
-#   suite_begin NAME "$@"          # takes the link (shm, tcp or unix) from the command line
+#   suite_begin NAME "$@"          # takes the link (shm, tcp, unix or rdma) from the command line
 #   start_server SIZE MEMORY       # cuttlefsd format + serve
 #   mount_fs                       # mounts; $MNT is the mount point
 #   check "what holds" COMMAND...  # one test: passes when the command does
@@ -11,6 +11,8 @@
 # With CUTTLEFS_SUITE_DIR=DIR a suite runs on that directory instead, whatever file system it is on: for learning
 # what a suite says of a known one. Then server and mounts are left alone, and needs_server skips.
 #
+# `rdma` wants an RNIC, and CUTTLEFS_RDMA_ADDRESS, an address of its interface: scripts/vm/rdma-suites.sh has both.
+#
 # Only processes this shell started are ever signalled. On any exit (failure, Ctrl-C, TERM from `timeout`) mounts
 # are taken off, processes ended and, if something failed, the logs' tails shown.
 
@@ -18,9 +20,11 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../env.sh"
 
 # How long a server or mount may take to answer before the suite gives up.
-readonly START_TIMEOUT_S=30
+START_TIMEOUT_S=30
 # How long an ending process has before it is killed.
-readonly STOP_TIMEOUT_S=20
+STOP_TIMEOUT_S=20
+# How long the server may take to tell its status.
+STATUS_TIMEOUT_S=5
 # Lines of each log shown after a failure.
 readonly LOG_TAIL_LINES=40
 
@@ -42,7 +46,12 @@ suite_begin() {
     LINK=${2:-shm}
     case $LINK in
         shm | tcp | unix) ;;
-        *) die "unknown link $LINK; usage: $0 [shm|tcp|unix]" ;;
+        rdma)
+            # A virtual machine without KVM.
+            START_TIMEOUT_S=180 STOP_TIMEOUT_S=120 STATUS_TIMEOUT_S=60
+            [[ -n ${CUTTLEFS_RDMA_ADDRESS:-} ]] || die "CUTTLEFS_RDMA_ADDRESS must be an address of an RNIC's interface"
+            ;;
+        *) die "unknown link $LINK; usage: $0 [shm|tcp|unix|rdma]" ;;
     esac
     # Not /tmp: it may be a tmpfs, and the pool must live where O_DIRECT means a disk.
     WORK=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft-$SUITE.XXXX") || die "cannot make a directory in ${CUTTLEFS_SUITE_TMP:-/var/tmp}"
@@ -127,6 +136,7 @@ server_url() {
         shm) echo "shm://$WORK/shm.sock" ;;
         unix) echo "unix://$WORK/unix.sock" ;;
         tcp) echo "tcp://127.0.0.1:$PORT" ;;
+        rdma) echo "rdma://$CUTTLEFS_RDMA_ADDRESS:$PORT" ;;
     esac
 }
 
@@ -136,9 +146,12 @@ launch_server() {
     # Below the range the kernel takes ephemeral ports from, so that nobody gets it by chance between two starts.
     PORT=${PORT:-$((20000 + $$ % 10000))}
     SERVER_LAUNCHES=$((SERVER_LAUNCHES + 1))
+    local listen=(--listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock")
+    # Reads are one-sided there only for those who are trusted.
+    [[ $LINK != rdma ]] || listen=(--listen "$(server_url)" --trust-clients)
     "$CUTTLEFS_BIN/cuttlefsd" serve --pool "$POOL" --memory "$SERVER_MEMORY" \
         ${CUTTLEFS_DURABILITY:+--durability "$CUTTLEFS_DURABILITY"} \
-        --listen "tcp://127.0.0.1:$PORT" --listen "unix://$WORK/unix.sock" --listen "shm://$WORK/shm.sock" \
+        "${listen[@]}" \
         >>"$WORK/server.log" 2>&1 </dev/null &
     SERVER_PID=$!
     local waited
@@ -148,7 +161,7 @@ launch_server() {
             fail "the server ended while starting"
             exit 1
         }
-        timeout 5 "$CUTTLEFS_BIN/cuttlefs" status "$(server_url)" >/dev/null 2>&1 && return 0
+        timeout "$STATUS_TIMEOUT_S" "$CUTTLEFS_BIN/cuttlefs" status "$(server_url)" >/dev/null 2>&1 && return 0
         sleep 0.1
     done
     fail "the server does not answer after $START_TIMEOUT_S s"
@@ -312,7 +325,7 @@ suite_cleanup() {
 # ---- looking at the server -------------------------------------------------------------------------------------
 
 # Server status as JSON.
-status_json() { timeout 10 "$CUTTLEFS_BIN/cuttlefs" status "${1:-$(server_url)}" --json; }
+status_json() { timeout $((2 * STATUS_TIMEOUT_S)) "$CUTTLEFS_BIN/cuttlefs" status "${1:-$(server_url)}" --json; }
 
 # counter NAME [SERVER-OR-MNT]: a counter out of the status, wherever in it the name is. A counter kept by kind
 # (an object) is the sum of its kinds. Fails if there is none: a renamed counter must not look like zero.

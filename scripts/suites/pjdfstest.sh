@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # POSIX semantics: all of pjdfstest (the crates.io one), as root, with every feature Linux has.
-# usage: pjdfstest.sh [shm|tcp|unix] [TEST-PATTERN...]
+# usage: pjdfstest.sh [shm|tcp|unix|rdma] [TEST-PATTERN...]
 source "$(dirname "$0")/lib.sh"
 need_command pjdfstest
 [[ $(id -u) == 0 ]] || die "pjdfstest switches users and must run as root"

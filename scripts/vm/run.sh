@@ -5,17 +5,17 @@
 #   -r  with an RDMA device: soft-RoCE (rdma_rxe) on a dummy interface, rdma-device.sh says how
 #   -l  with a newer libibverbs than this machine's, which knows FLUSH (fetch-verbs.sh): the command is a program
 #   -n  with an emulated NVDIMM of so many MiB as /dev/dax0.0 (nvdimm-device.sh)
-#   -t  the whole run's limit (300 s)      -m  memory (3072)      -c  cores (2)
+#   -t  the whole run's limit (300 s)      -m  memory (3072)      -c  cores (2, or $CUTTLEFS_VM_CORES)
 #   -k  kernel: 6.12 (unless told otherwise), 7.2, or as fetch.sh names it       -K  more kernel arguments
 #   -M  QEMU's machine, for example q35    -D  a device of QEMU, for example edu
 #   -o  a folder that the guest can write, at the same path there
 # (no_timer_check: on a busy machine the emulated timer ticks too late for the kernel to believe in it.)
-# Variables whose names begin with CUTTLEFS_ or RUST_ are passed on.
+# Variables whose names begin with CUTTLEFS_ or RUST_ are passed on, but for CUTTLEFS_SUITE_TMP: the guest's /tmp and /var/tmp are its own.
 # Exit status 3: no virtual machine can be had here; 124: it took too long.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
-limit=300 memory=3072 cores=2 version= arguments= machine=pc out= rdma= nvdimm= verbs=
+limit=300 memory=3072 cores=${CUTTLEFS_VM_CORES:-2} version= arguments= machine=pc out= rdma= nvdimm= verbs=
 devices=()
 while getopts rln:t:m:c:k:K:M:D:o: option; do
     case $option in
@@ -40,8 +40,12 @@ kernel=$("$ROOT/scripts/vm/fetch.sh" ${version:+"$version"}) || exit $?
 if [[ -n $verbs ]]; then
     verbs=$("$ROOT/scripts/vm/fetch-verbs.sh") || exit $?
 fi
-work=$(mktemp -d /var/tmp/cft-vm.XXXXXX) || exit 1
-trap 'rm -rf "$work"' EXIT
+# Below scripts/test.sh's own directory, so that it finds a machine that is left of an interrupted run.
+work=$(mktemp -d "${CUTTLEFS_SUITE_TMP:-/var/tmp}/cft-vm.XXXXXX") || exit 1
+machine_pid=
+trap '[[ -z $machine_pid ]] || kill "$machine_pid" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 [[ -n $out ]] || out=$work/out
 mkdir -p "$out" && rm -f "$out/status"
 if [[ -n $nvdimm ]]; then
@@ -54,7 +58,7 @@ fi
     # What the caller has set.
     while IFS= read -r name; do
         printf 'export %s=%q\n' "$name" "${!name}"
-    done < <(compgen -e | grep -E '^(CUTTLEFS_|RUST_)')
+    done < <(compgen -e | grep -E '^(CUTTLEFS_|RUST_)' | grep -v '^CUTTLEFS_SUITE_TMP$')
     [[ -n $rdma ]] && printf 'source %q || exit 70\n' "$ROOT/scripts/vm/rdma-device.sh"
     [[ -n $nvdimm ]] && printf 'source %q || exit 70\n' "$ROOT/scripts/vm/nvdimm-device.sh"
     printf 'cd %q || exit 70\n' "$PWD"
@@ -62,15 +66,24 @@ fi
     printf '%q ' "$@"
     echo
 } >"$out/job"
+# Line by line: who watches a long run sees where it is.
+exec {console}> >(sed -u 's/\r$//')
+console_pid=$!
 # 9p has no socket files and no room to write: what a command makes, it makes in /tmp.
+# no_timer_check: on a busy machine the kernel finds that its timer does not tick, and gives up.
 timeout -k 5 "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp "$cores" -m "$memory" -machine "$machine" \
     -nographic -no-reboot -nodefaults -serial stdio \
     -kernel "$kernel"/boot/vmlinuz-* -initrd "$kernel/initrd.cpio" \
     -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off no_timer_check kernel=$kernel job=$out/job out=$out $arguments" \
     -fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap -device virtio-9p-pci,fsdev=host,mount_tag=host \
     -fsdev local,id=out,path="$out",security_model=none -device virtio-9p-pci,fsdev=out,mount_tag=out \
-    ${devices[@]+"${devices[@]}"} </dev/null | tr -d '\r'
-ended=${PIPESTATUS[0]}
+    ${devices[@]+"${devices[@]}"} </dev/null >&"$console" &
+machine_pid=$!
+wait "$machine_pid"
+ended=$?
+machine_pid=
+exec {console}>&-
+wait "$console_pid"
 ((ended == 124 || ended == 137)) && { say "the virtual machine took more than $limit s"; exit 124; }
 [[ -e $out/status ]] || die "the virtual machine ended without an answer (QEMU: $ended)"
 exit "$(<"$out/status")"
