@@ -186,6 +186,7 @@ impl Pages {
                 add(&self.counters.evicted, 1);
             }
         }
+        self.residency.settle_window();
         freed
     }
 
@@ -201,6 +202,7 @@ impl Pages {
                 self.residency.vacate(page);
                 self.heat.set(page, 0);
             }
+            self.residency.settle_window();
             drop(guards);
             // A terabyte takes seconds; others get their turn.
             futures_lite::future::yield_now().await;

@@ -74,6 +74,8 @@ impl Pages {
 
     /// Ages counts and looks which are cold; the units to promote, the hottest first. Once a period.
     pub(crate) async fn review(&self) -> Vec<HotUnit> {
+        // What came into frames while nothing left them is shown now at the latest.
+        self.residency.settle_window();
         while self.heat.age_step() {
             futures_lite::future::yield_now().await;
         }

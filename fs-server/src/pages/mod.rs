@@ -44,6 +44,8 @@ mod residency;
 mod scrub;
 /// A page at one moment.
 mod view;
+/// What an RNIC that translates sees.
+pub mod window;
 
 pub use bytes::{Sink, Source};
 pub use evict::run_eviction;
@@ -76,6 +78,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use window::PageWindow;
 
 /// Requests that may hold bounce buffers at once; further ones wait in line. As many small ones as keep an SSD busy;
 /// those of more than 16 KiB also hold one of a worker's registered buffers, of which there are few.
@@ -251,6 +254,11 @@ impl Pages {
         Self { mapped, ..self }
     }
 
+    /// The same, with a window that shows the pages to an RNIC that translates. While everything is on SSD.
+    pub fn with_window(self, window: Box<dyn PageWindow>) -> Self {
+        Self { residency: self.residency.with_window(window), ..self }
+    }
+
     /// The same, over disks with checksums.
     pub fn with_sums(self, sums: Arc<PageSums>) -> Self {
         Self { sums: Some(sums), ..self }
@@ -343,7 +351,12 @@ impl Pages {
         if !self.policy.uses_frames() {
             return None;
         }
-        let frame = self.frames().take();
+        let mut frame = self.frames().take();
+        if frame.is_none() {
+            // Some may wait for the window to hide them.
+            self.residency.settle_window();
+            frame = self.frames().take();
+        }
         if let Some(frame) = &frame {
             self.frames().memory().spoil(frame.offset(), PAGE_SIZE);
         }

@@ -5,9 +5,11 @@
 //!
 //! # Invariants
 //! * An entry that is dirty is counted in `dirty`, once.
-//! * A frame goes to the free list after its entry has moved, never before (invariant 1).
+//! * A frame goes to the free list after its entry has moved, never before (invariant 1), and after the window, where there is one, shows it
+//!   no longer.
 
 use super::frames::{Frames, PrivateFrame};
+use super::window::{Following, PageWindow};
 use cuttlefs_common::ids::{FrameIndex, PoolPage};
 use cuttlefs_common::region::{ResidencyEntry, ResidencyTable};
 use std::sync::Arc;
@@ -20,12 +22,28 @@ pub(crate) struct Residency {
     frames: Arc<Frames>,
     /// Dirty entries. Moved under block locks, read by anyone; relaxed: it steers write-back.
     dirty: AtomicU64,
+    /// What an RNIC that translates sees; `None`: RNICs see the frames as they lie.
+    following: Option<Following>,
 }
 
 impl Residency {
     /// Everything is on SSD.
     pub(crate) fn new(table: ResidencyTable, frames: Arc<Frames>) -> Self {
-        Self { table, frames, dirty: AtomicU64::new(0) }
+        Self { table, frames, dirty: AtomicU64::new(0), following: None }
+    }
+
+    /// The same, with a window that follows it. Everything is on SSD still.
+    pub(super) fn with_window(self, window: Box<dyn PageWindow>) -> Self {
+        assert_eq!(self.frames.free(), self.frames.usable(), "a window is told of pages from the first on");
+        let following = Some(Following::new(window, self.frames.clone()));
+        Self { following, ..self }
+    }
+
+    /// The window shows what it has yet to show, and frames that waited for that are free.
+    pub(super) fn settle_window(&self) {
+        if let Some(following) = &self.following {
+            following.settle();
+        }
     }
 
     /// The table, to export and to read.
@@ -76,6 +94,9 @@ impl Residency {
 
     /// Publishes a filled frame for a page that was on SSD.
     pub(crate) fn publish(&self, page: PoolPage, frame: PrivateFrame, dirty: bool) {
+        if let Some(following) = &self.following {
+            following.before_publish(page);
+        }
         let entry = self.table.begin_change(page);
         assert!(!entry.is_resident(), "pool page {page} has a frame already");
         let frame = frame.into_published();
@@ -84,6 +105,9 @@ impl Residency {
             self.dirty.fetch_add(1, Ordering::Relaxed);
         }
         self.table.end_change(page, frame, dirty);
+        if let Some(following) = &self.following {
+            following.show(page, frame);
+        }
     }
 
     /// A page on SSD is going to be overwritten there.
@@ -114,7 +138,10 @@ impl Residency {
             self.dirty.fetch_sub(1, Ordering::Relaxed);
         }
         if entry.is_resident() {
-            self.frames.give_back(entry.frame());
+            match &self.following {
+                Some(following) => following.hide(page, entry.frame()),
+                None => self.frames.give_back(entry.frame()),
+            }
         }
     }
 }
