@@ -9,7 +9,6 @@
 #   -k  kernel: 6.12 (unless told otherwise), 7.2, or as fetch.sh names it       -K  more kernel arguments
 #   -M  QEMU's machine, for example q35    -D  a device of QEMU, for example edu
 #   -o  a folder that the guest can write, at the same path there
-# (no_timer_check: on a busy machine the emulated timer ticks too late for the kernel to believe in it.)
 # Variables whose names begin with CUTTLEFS_ or RUST_ are passed on, but for CUTTLEFS_SUITE_TMP: the guest's /tmp and /var/tmp are its own.
 # Exit status 3: no virtual machine can be had here; 124: it took too long.
 source "$(dirname "$0")/../env.sh"
