@@ -41,8 +41,8 @@
 //!
 //! # Ordering
 //! A record's last word is stored after all else of it: by one WRITE whose last aligned word the RNIC stores last
-//! (`Capabilities::word_last`), or else by two WRITEs, which a queue pair executes in order. That is the order in which
-//! a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can
+//! (`Capabilities::word_last`). Of an RNIC that promises no such order nobody looks at a record before a completion has said that it
+//! is there. That is the order in which a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can
 //! be there without the data: the checksum in the header is what makes a record valid then.
 //!
 //! # Invariants
