@@ -129,8 +129,10 @@ fn rdma_endpoint() -> Endpoint {
 
 impl Site {
     fn new(link: LinkKind, device: LogDeviceKind) -> Self {
-        // On a real disk: syncs of tmpfs would show nothing.
-        let dir = tempfile::Builder::new().prefix("cuttlefs-durable").tempdir_in("/var/tmp").expect("dir");
+        // On a real disk: syncs of tmpfs would show nothing. What is mapped from a disk an RNIC cannot have.
+        let is_pinned = link == LinkKind::Rdma && device == LogDeviceKind::PmemEmulated;
+        let place = if is_pinned { "/dev/shm" } else { "/var/tmp" };
+        let dir = tempfile::Builder::new().prefix("cuttlefs-durable").tempdir_in(place).expect("dir");
         let alone = (device == LogDeviceKind::Pmem).then(|| {
             let alone = DAX_DEVICE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             clear(&dax_device().expect("a device of persistent memory"));

@@ -41,8 +41,8 @@
 //!
 //! # Ordering
 //! A record's last word is stored after all else of it: by one WRITE whose last aligned word the RNIC stores last
-//! (`Capabilities::word_last`), or else by two WRITEs, which a queue pair executes in order. That is the order in which a
-//! poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can be
+//! (`Capabilities::word_last`). Where an RNIC promises no such order, a reader looks at a record only after a completion for it. That
+//! is the order in which a poller *sees* it. Cache lines reach persistent memory in any order before the flush, so after a crash the word can be
 //! there without the data: then the checksum in the header decides whether the record is valid.
 //!
 //! # Invariants
