@@ -89,7 +89,7 @@ if [[ $version != *"$suffix" ]]; then
         fi
         [[ -n $version ]] || unavailable "apt knows no linux-image-$series.*$suffix"
     fi
-elif [[ $suffix == +deb13-amd64 && ! -e $trixie/conf ]]; then
+elif [[ $suffix == +deb13-amd64 && ! -e $trixie/conf && ! -e $store/$version/headers-complete ]]; then
     update
 fi
 folder=$store/$version
