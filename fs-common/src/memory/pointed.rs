@@ -86,6 +86,7 @@ impl PointedMemory {
             base,
             len,
             writable: false,
+            is_part: false,
             is_pointed: true,
             pins: AtomicU32::new(0),
             #[cfg(feature = "model-check")]
