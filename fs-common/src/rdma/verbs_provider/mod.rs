@@ -1,7 +1,7 @@
 //! RNICs through libibverbs, connections through librdmacm. (Feature `verbs`.)
 //!
 //! # The parts
-//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a connection, and how they prove a
+//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH, `sys_address` addresses; `hello` what both sides say in the private data of a connection, and how they prove a
 //! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
@@ -23,6 +23,7 @@ mod hello;
 mod listen;
 mod queue;
 mod sys;
+mod sys_address;
 mod sys_flush;
 
 use crate::cluster_key::ClusterKeys;
