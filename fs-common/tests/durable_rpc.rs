@@ -82,7 +82,8 @@ impl Notes {
 }
 
 struct Site {
-    dir: tempfile::TempDir,
+    dir: PathBuf,
+    _dir: Option<tempfile::TempDir>,
     link: LinkKind,
     device: LogDeviceKind,
     notes: Arc<Notes>,
@@ -138,7 +139,8 @@ impl Site {
             clear(&dax_device().expect("a device of persistent memory"));
             alone
         });
-        Self { dir, link, device, notes: Arc::default(), _alone: alone }
+        let path = dir.path().to_owned();
+        Self { dir: path, _dir: Some(dir), link, device, notes: Arc::default(), _alone: alone }
     }
 
     /// What becomes of a kind here.
@@ -155,8 +157,8 @@ impl Site {
 
     fn endpoint(&self) -> Endpoint {
         match self.link {
-            LinkKind::Shm => Endpoint::Shm(self.dir.path().join("shm.sock")),
-            LinkKind::Unix => Endpoint::Unix(self.dir.path().join("unix.sock")),
+            LinkKind::Shm => Endpoint::Shm(self.dir.join("shm.sock")),
+            LinkKind::Unix => Endpoint::Unix(self.dir.join("unix.sock")),
             #[cfg(feature = "verbs")]
             LinkKind::Rdma => rdma_endpoint(),
             _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
@@ -166,7 +168,7 @@ impl Site {
     fn rings(&self) -> PathBuf {
         match self.device {
             LogDeviceKind::Pmem => dax_device().expect("a device of persistent memory"),
-            _ => self.dir.path().join("rings"),
+            _ => self.dir.join("rings"),
         }
     }
 
@@ -454,6 +456,7 @@ suite!(
     a_receiver_that_is_behind_is_heard,
     the_head_moves_once_for_a_doorbell,
     a_refused_sender_is_told,
+    a_receiver_process_is_killed,
 );
 
 #[test]
@@ -489,6 +492,64 @@ fn a_refused_sender_is_told(link: LinkKind, device: LogDeviceKind) {
     let mut sender = connect(&running, settings(Kind::WFlush)).expect("connected");
     let ticket = sender.post(&body(1, 10), Wants::Answer).expect("posted");
     sender.wait_answer(ticket, &mut Vec::new()).expect("answered");
+}
+
+/// Says to a process of this test that it is the receiver: its folder, link and log device.
+const RECEIVER: &str = "CUTTLEFS_TEST_RECEIVER";
+
+const LINKS: [LinkKind; 4] = [LinkKind::Shm, LinkKind::Tcp, LinkKind::Unix, LinkKind::Rdma];
+const DEVICES: [LogDeviceKind; 3] = [LogDeviceKind::Pmem, LogDeviceKind::PmemEmulated, LogDeviceKind::File];
+
+/// The receiver of the next test, in a process of its own: it takes requests and executes none.
+#[test]
+#[ignore = "another test starts it"]
+fn receiver_process() {
+    let Ok(told) = std::env::var(RECEIVER) else { return };
+    let [link, device, dir] = told.splitn(3, ' ').collect::<Vec<_>>().try_into().expect("three words");
+    let link = LINKS.into_iter().find(|known| format!("{known:?}") == link).expect("a link");
+    let device = DEVICES.into_iter().find(|known| known.label() == device).expect("a device");
+    let site = Site { dir: dir.into(), _dir: None, link, device, notes: Arc::default(), _alone: None };
+    site.notes.hold(true);
+    let running = site.start(1, 1000);
+    let said = site.dir.join("said");
+    std::fs::write(&said, running.receiver.endpoint().to_string()).expect("written");
+    std::fs::rename(&said, site.dir.join("endpoint")).expect("renamed");
+    // Until it is killed, or nobody is there any more who would.
+    let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
+}
+
+/// The same with a process that SIGKILL ends: what it had not executed the next one finds where the RNIC, or its processor, put it.
+fn a_receiver_process_is_killed(link: LinkKind, device: LogDeviceKind) {
+    for kind in Kind::ALL {
+        let site = Site::new(link, device);
+        let program = std::env::args_os().next().expect("a program");
+        let mut receiver = std::process::Command::new(program)
+            .args(["--ignored", "--exact", "receiver_process"])
+            .env(RECEIVER, format!("{link:?} {} {}", device.label(), site.dir.display()))
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a process");
+        let said = site.dir.join("endpoint");
+        wait_until(|| said.exists());
+        let endpoint: Endpoint = std::fs::read_to_string(&said).expect("read").parse().expect("an endpoint");
+        let mut sender = Sender::connect(rnic(link), &endpoint, CLIENT, settings(kind)).expect("connected");
+        assert_eq!(sender.kind(), site.expected(kind));
+        let mut last = None;
+        for index in 0..10 {
+            last = Some(sender.post(&body(index, 300), Wants::Persistence).expect("posted"));
+        }
+        sender.wait_persistent(last.expect("some were posted")).expect("persistent");
+        receiver.kill().expect("killed");
+        receiver.wait().expect("it ended");
+        let running = site.start(1, 1000);
+        let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
+        assert_eq!((resumed.kept, resumed.resent), (10, 0), "{kind:?}");
+        let expected: Vec<_> = (0..10).map(|index| body(index, 300)).collect();
+        assert_eq!(site.notes.done(), expected, "{kind:?}");
+        let next = sender.post(&body(10, 40), Wants::Answer).expect("posted");
+        sender.wait_answer(next, &mut Vec::new()).expect("answered");
+    }
 }
 
 #[test]
@@ -562,8 +623,7 @@ fn a_resumption_that_fails_on_its_way_loses_nothing() {
         (1..6).map(|index| sender.post(&body(index, 100), Wants::Answer).expect("posted")).collect();
     let device = SoftDevice::new(SoftOptions::default());
     let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(32).expect("a queue"));
-    let at: Endpoint =
-        format!("unix://{}", site.dir.path().join("fake").display()).parse().expect("an endpoint");
+    let at: Endpoint = format!("unix://{}", site.dir.join("fake").display()).parse().expect("an endpoint");
     let listener = pd.listen(&at).expect("it listens");
     std::thread::spawn(move || welcome_and_break(&*listener, &*pd, &cq));
     // Whether both messages come at once is up to the link.
@@ -571,7 +631,7 @@ fn a_resumption_that_fails_on_its_way_loses_nothing() {
     let unsafe_yet = sender.wait_persistent(tickets[2]);
     assert!(matches!(unsafe_yet, Err(SenderError::Disconnected)), "{unsafe_yet:?}");
     assert!(matches!(sender.post(&body(6, 100), Wants::Answer), Err(SenderError::Disconnected)));
-    let nowhere = format!("unix://{}", site.dir.path().join("nowhere").display());
+    let nowhere = format!("unix://{}", site.dir.join("nowhere").display());
     sender.resume(&nowhere.parse().expect("an endpoint")).expect_err("nobody is there");
     let resumed = sender.resume(&running.receiver.endpoint()).expect("resumed");
     assert_eq!((resumed.kept, resumed.resent), (0, 5));

@@ -1,8 +1,9 @@
 //! RNICs through libibverbs, connections through librdmacm. (Feature `verbs`.)
 //!
 //! # The parts
-//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a connection, and how they prove a
-//! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`.
+//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH, `sys_address` addresses; `hello` what both sides say in the private data of a
+//! connection, and how they prove a key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering,
+//! connecting), `queue`, `cq`, `shared_receives`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -24,6 +25,7 @@ mod listen;
 mod queue;
 mod shared_receives;
 mod sys;
+mod sys_address;
 mod sys_flush;
 
 use crate::cluster_key::ClusterKeys;
