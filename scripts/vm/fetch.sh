@@ -2,12 +2,12 @@
 # Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the version that is named.
 # Nothing is installed: packages are downloaded and unpacked there. Prints the kernel's folder.
 # usage: fetch.sh [--headers] [VERSION]       for example 6.12.117+deb12-amd64; --headers: also what building a module needs
-# Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr says why.
+# Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr, `skipped: ...`, says why.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
 unavailable() {
-    printf 'no virtual machine: %s\n' "$*" >&2
+    printf 'skipped: no virtual machine: %s\n' "$*" >&2
     exit 3
 }
 
