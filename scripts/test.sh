@@ -5,7 +5,8 @@
 #   scripts/test.sh --quick        checks, cargo tests, and the short suites over one link
 #   scripts/test.sh --suites-only [SUITE...]
 #
-# Ends with a summary; the last line is `N passed, N failed`. Logs stay in target/test-logs.
+# Ends with a summary; the last line is `N passed, N failed, N skipped`. Skipped are phases that this machine cannot run (a virtual machine, say).
+# Logs stay in target/test-logs.
 # Needs no terminal and no input; leaves no process and no mount behind, also when it is interrupted.
 #   CUTTLEFS_FUZZ_SECONDS      also run every fuzz target for so many seconds (0: not)
 #   CUTTLEFS_TEST_LANES        suites that run at a time (3)
@@ -38,6 +39,7 @@ chmod 755 "$scratch"
 export CUTTLEFS_SUITE_TMP=$scratch
 passed=0
 failed=0
+skipped=0
 summary=()
 child=
 lanes=()
@@ -67,7 +69,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 # phase NAME TIMEOUT_S COMMAND...: runs it in a process group of its own, its output also in a log.
-# Its last line `N passed, N failed` is added up; a phase that fails without one counts as one failure.
+# Its last line `N passed, N failed` is added up; a phase that fails without one counts as one failure. Exit status 3, and a line that begins
+# with `skipped: `: this machine cannot run it.
 phase() {
     local name=$1 limit_s=$2 log=$logs/$1.log left_s status line phase_passed=0 phase_failed=0 began=$SECONDS
     shift 2
@@ -85,6 +88,11 @@ phase() {
     status=$?
     child=
     flock "$logs" cat "$log"
+    if ((status == 3)) && line=$(grep '^skipped: ' "$log" | tail -n 1); then
+        skipped=$((skipped + 1))
+        summary+=("$(printf '%-28s %s' "$name" "$line")")
+        return 0
+    fi
     # Words around the figures as cargo test, nextest and our scripts print them.
     line=$(tail -n 1 "$log")
     if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
@@ -113,11 +121,11 @@ phase() {
 cargo_tests() {
     if command -v cargo-nextest >/dev/null; then
         # More at once than there are processors: many wait for deadlines.
-        phase cargo-tests 1500 cargo nextest run --workspace --locked --no-fail-fast --color never \
+        phase cargo-tests 1500 cargo nextest run --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast --color never \
             --test-threads $((2 * $(nproc)))
-        phase doc-tests 300 cargo test --workspace --locked --doc --no-fail-fast
+        phase doc-tests 300 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --doc --no-fail-fast
     else
-        phase cargo-tests 1500 cargo test --workspace --locked --no-fail-fast
+        phase cargo-tests 1500 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast
     fi
 }
 
@@ -126,15 +134,17 @@ model_check() {
     phase model-check 900 cargo test -p cuttlefs-client --locked --features model-check --test page_model
 }
 
-# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it. The longest come first: three
-# run at a time.
+# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
+# boots virtual machines. The longest come first: three run at a time.
 all_suites="
 realwork    720 full
+rdma        900 full vm
 attack      480 quick once
 crash-points 600 quick once
 pjdfstest   600 quick
 fsx         900 quick
 restart     300 quick
+kmod        600 full vm
 full        240 quick
 twomounts   240 quick
 locks       240 quick
@@ -156,6 +166,8 @@ say "setup"
     echo "0 passed, 1 failed"
     exit 1
 }
+# After the set-up, which installs libraries.
+set_features
 if ! $suites_only; then
     phase checks 900 scripts/check.sh
     cargo_tests
@@ -166,7 +178,7 @@ if ! $suites_only; then
     fi
 fi
 if [[ -z ${CUTTLEFS_SUITE_DIR:-} ]]; then
-    phase release-build 900 cargo build --release --workspace --locked --bins --example keyed_relay
+    phase release-build 900 cargo build --release --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --bins --example keyed_relay
     built=$?
 else
     built=0
@@ -182,26 +194,29 @@ while read -r suite limit_s when links_of; do
     $quick && [[ $when != quick ]] && continue
     ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
     for link in "${links[@]}"; do
-        [[ $links_of == once && $link != "${links[0]}" ]] && continue
-        jobs+=("$suite $link $limit_s")
+        [[ -n $links_of && $link != "${links[0]}" ]] && continue
+        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
+        [[ $links_of == vm ]] && jobs+=("$suite vm $limit_s") || jobs+=("$suite $link $limit_s")
     done
 done <<<"$all_suites"
 $quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
 
 # lane N: takes suites until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
 lane() {
-    local job suite link limit_s
+    local job suite link limit_s command
     trap '[[ -n $child ]] && kill -TERM "$child" 2>/dev/null; exit 143' TERM
     scratch=$scratch/$1
     mkdir -m 755 "$scratch"
     export CUTTLEFS_SUITE_TMP=$scratch
-    passed=0 failed=0 summary=()
+    passed=0 failed=0 skipped=0 summary=()
     while job=$(flock "$scratch/.." sed -i -e '1{w /dev/stdout' -e 'd}' "$scratch/../next") && [[ -n $job ]]; do
         read -r suite link limit_s <<<"$job"
-        phase "$suite-$link" "$limit_s" "scripts/suites/$suite.sh" "$link"
+        command=("scripts/suites/$suite.sh" "$link")
+        [[ $link == vm ]] && command=("scripts/vm/$suite-test.sh")
+        phase "$suite-$link" "$limit_s" "${command[@]}"
         sweep
     done
-    printf '%s\n' "$passed $failed" "${summary[@]}" >"$logs/lane-$1"
+    printf '%s\n' "$passed $failed $skipped" "${summary[@]}" >"$logs/lane-$1"
 }
 
 if ((built == 0 && ${#jobs[@]} > 0)); then
@@ -213,11 +228,12 @@ if ((built == 0 && ${#jobs[@]} > 0)); then
     done
     wait "${lanes[@]}"
     for number in $(seq ${#lanes[@]}); do
-        if ! { read -r lane_passed lane_failed && mapfile -t lane_summary; } <"$logs/lane-$number"; then
-            lane_passed=0 lane_failed=1 lane_summary=("lane $number ended before its suites did")
+        if ! { read -r lane_passed lane_failed lane_skipped && mapfile -t lane_summary; } <"$logs/lane-$number"; then
+            lane_passed=0 lane_failed=1 lane_skipped=0 lane_summary=("lane $number ended before its suites did")
         fi
         passed=$((passed + lane_passed))
         failed=$((failed + lane_failed))
+        skipped=$((skipped + lane_skipped))
         summary+=("${lane_summary[@]}")
     done
     lanes=()
@@ -228,5 +244,5 @@ echo "---- summary ($SECONDS s)"
 printf '%s\n' "${summary[@]}"
 echo
 finish
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 ((failed == 0 && passed > 0))

@@ -4,12 +4,12 @@
 # usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs
 # A series without more means what is there of it already, or else its newest. 7.2 is of trixie-backports, which apt has in a folder of its own here:
 # the machine's lists of packages stay as they are. Its compiler (gcc 14) and C library come from trixie, too, unpacked as a tree of its own.
-# Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr says why.
+# Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr, `skipped: ...`, says why.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 
 unavailable() {
-    printf 'no virtual machine: %s\n' "$*" >&2
+    printf 'skipped: no virtual machine: %s\n' "$*" >&2
     exit 3
 }
 

@@ -2,6 +2,7 @@
 # Builds kmod-iommu and runs its tests in virtual machines behind an Intel and an AMD IOMMU, with QEMU's edu as the device that does DMA.
 # usage: kmod-test.sh [-k VERSION] [-p "PROGRAM ARGUMENT..."] [intel|amd|intel-scalable]...     without names, the first two (about 90 s each on an
 #   idle machine)    -p  another program than window_test: `bench` is window_bench, everything else a command
+# Last line: N passed, N failed.
 # Exit status 3: no virtual machine can be had here.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
@@ -30,7 +31,7 @@ done
 read -r -a program <<<"$program"
 
 # Faults of the device are what some tests make; the guest looks into its log itself.
-failed=0
+passed=0 failed=0
 for name; do
     case $name in
         intel) devices=(-D intel-iommu,intremap=off) arguments="intel_iommu=on" ;;
@@ -40,6 +41,14 @@ for name; do
     esac
     say "kmod-iommu on $version behind $name"
     "$ROOT/scripts/vm/run.sh" -k "$version" -t 900 -m 4096 -M q35,kernel-irqchip=off "${devices[@]}" -D edu,dma_mask=0xffffffff -K "$arguments loglevel=1" -- \
-        bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" "${program[@]}" || failed=1
+        bash "$ROOT/scripts/vm/kmod-guest.sh" "$work" "${program[@]}" | tee "$work/out-$name"
+    status=${PIPESTATUS[0]} of_tests=0
+    if [[ $(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/out-$name" | tail -n 1) =~ ^([0-9]+)\ passed,\ ([0-9]+) ]]; then
+        passed=$((passed + BASH_REMATCH[1])) of_tests=${BASH_REMATCH[2]}
+    fi
+    # Without a failed test: the module was not left, the kernel complained, or the machine did not come to the end.
+    ((status == 0 || of_tests > 0)) || of_tests=1
+    failed=$((failed + of_tests))
 done
-exit $failed
+echo "$passed passed, $failed failed"
+((failed == 0))

@@ -3,7 +3,7 @@
 # usage: rdma-suites.sh [SUITE...]     without names: pjdfstest, fsx, kill, faults. `faults` is rdma-faults.sh, all others scripts/suites/NAME.sh.
 #   CUTTLEFS_BIN          the programs, built with RDMA hardware (target/release)
 #   CUTTLEFS_VM_LIMIT_S   each machine's time (7200)
-# Without KVM on two idle cores all four take about an hour. Last line: N passed, N failed. Logs: target/test-logs/NAME-rdma.log.
+# Without KVM they take hours (fsx does some 15 operations a second on a busy machine); `faults` 10 minutes, 22 on a busy one. Last line: N passed, N failed. Logs: target/test-logs/NAME-rdma.log.
 # Exit status 3: no virtual machine can be had here.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail

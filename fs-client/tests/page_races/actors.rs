@@ -30,7 +30,7 @@ pub struct Churned {
 
 /// What all threads share.
 pub struct World<'a> {
-    /// Over tcp, shm, tcp with the tables read, shm.
+    /// Over tcp, shm, tcp with the tables read, shm; or all over an RNIC.
     pub clients: [&'a RemoteVolume; 4],
     pub churned: Mutex<Vec<Churned>>,
     pub churned_reads: AtomicU64,

@@ -65,6 +65,8 @@ impl Linked {
         let pool_pages = make_pool(&pool, POOL_BYTES);
         let listen = match scheme {
             "tcp" => "tcp://127.0.0.1:0".to_owned(),
+            #[cfg(feature = "verbs")]
+            "rdma" => serving::rdma_endpoint().to_string(),
             _ => format!("{scheme}://{}", directory.path().join("socket").display()),
         };
         let running = serve(&pool, listen.parse().expect("an endpoint"));
@@ -168,5 +170,20 @@ proptest! {
     #[test]
     fn unix_sockets_behave_as_the_model(steps in steps()) {
         walk(Linked::new("unix"), &steps);
+    }
+}
+
+#[cfg(feature = "verbs")]
+mod rdma {
+    use super::*;
+
+    proptest! {
+        #![proptest_config(crate::cases(4))]
+
+        #[test]
+        #[ignore = "wants an RNIC"]
+        fn rdma_behaves_as_the_model(steps in steps()) {
+            walk(Linked::new("rdma"), &steps);
+        }
     }
 }

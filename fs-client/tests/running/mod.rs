@@ -1,9 +1,9 @@
-//! A server with threads on a pool in a temporary directory that listens on tcp and shared memory at once, and clients.
+//! A server with threads on a pool in a temporary directory that listens on tcp and shared memory at once, or on an RNIC, and clients.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 #[path = "../serving/mod.rs"]
-mod serving;
+pub mod serving;
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Caller, FsError, Handle, OpenHow, Volume};
@@ -36,27 +36,30 @@ pub struct Sizes {
 pub struct Site {
     sizes: Sizes,
     running: Option<RunningServer>,
-    tcp: Endpoint,
-    shm: Endpoint,
+    /// A network's; shared memory's, if it is there.
+    listen: Vec<Endpoint>,
     // After the server, which uses it.
     directory: TempDir,
 }
 
 impl Site {
-    /// Formats a pool and serves it.
+    /// Formats a pool and serves it over tcp and shared memory.
     pub fn new(sizes: Sizes) -> Self {
+        Self::over(sizes, "tcp://127.0.0.1:0".parse().expect("an endpoint"), true)
+    }
+
+    /// The same over another network, `mapped`: and shared memory.
+    pub fn over(sizes: Sizes, network: Endpoint, mapped: bool) -> Self {
         let directory = tempfile::tempdir().expect("directory");
         let dir = directory.path().join("pool");
         let options = FormatOptions { dir, size: sizes.pool_bytes, ..FormatOptions::default() };
         serving::make_pool(&options, [3; 16]);
         let shm = format!("shm://{}", directory.path().join("socket").display());
-        let mut site = Self {
-            sizes,
-            running: None,
-            tcp: "tcp://127.0.0.1:0".parse().expect("an endpoint"),
-            shm: shm.parse().expect("an endpoint"),
-            directory,
-        };
+        let mut listen = vec![network];
+        if mapped {
+            listen.push(shm.parse().expect("an endpoint"));
+        }
+        let mut site = Self { sizes, running: None, listen, directory };
         site.start();
         site
     }
@@ -64,13 +67,13 @@ impl Site {
     fn start(&mut self) {
         let with = Serve {
             frames: self.sizes.frames,
-            listen: vec![self.tcp.clone(), self.shm.clone()],
+            listen: self.listen.clone(),
             policy: RegionPolicy::default(),
             hotspots: self.sizes.hotspots,
             durable_answers: false,
         };
         let running = serving::serve(&self.directory.path().join("pool"), with).expect("start");
-        self.tcp = running.endpoints().remove(0);
+        self.listen[0] = running.endpoints().remove(0);
         self.running = Some(running);
     }
 
@@ -91,14 +94,13 @@ impl Site {
         assert_eq!(self.running.as_ref().expect("it runs").server().meta.damage_count(), 0);
     }
 
-    /// A client over `tcp` or `shm`, or one (`tables`) over `tcp` that translates by reading the server's tables, as over RDMA hardware.
-    /// `background`: it has its control thread, which shares counters and pulls bitmaps.
+    /// A client over `shm`, or with any other name over the network; `tables`: one that translates by reading the server's tables, as over RDMA
+    /// hardware. `background`: it has its control thread, which shares counters and pulls bitmaps.
     pub fn connect(&self, link: &str, lanes: usize, background: bool) -> RemoteVolume {
         match link {
-            "tcp" => serving::connect(&self.tcp, link, lanes, background),
-            "shm" => serving::connect(&self.shm, link, lanes, background),
-            "tables" => serving::connect_reading_tables(&self.tcp, lanes, background),
-            _ => panic!("no link is called {link}"),
+            "shm" => serving::connect(&self.listen[1], link, lanes, background),
+            "tables" => serving::connect_reading_tables(&self.listen[0], lanes, background),
+            _ => serving::connect(&self.listen[0], link, lanes, background),
         }
     }
 }

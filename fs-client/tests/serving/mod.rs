@@ -4,8 +4,8 @@
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::session::{Session, SessionOptions, UNSYNCED_BYTES_LEAST};
-use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions};
-use cuttlefs_common::rdma::{Device, Devices, Endpoint, RdmaError};
+use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
+use cuttlefs_common::rdma::{Device, Devices, Endpoint, RdmaError, open_to_connect, open_to_listen};
 use cuttlefs_common::rpc::Sampling;
 use cuttlefs_common::world::{SystemClock, SystemRandom};
 use cuttlefs_server::meta::{Caller, DiskOptions, DiskStore, Format, HashKey, Meta};
@@ -27,6 +27,27 @@ pub struct Serve {
     pub hotspots: Hotspots,
     /// Every answered mutation is durable.
     pub durable_answers: bool,
+}
+
+/// Of an RNIC's interface, where tests run over one.
+#[cfg(feature = "verbs")]
+pub fn rdma_endpoint() -> Endpoint {
+    let host = std::env::var("CUTTLEFS_RDMA_ADDRESS")
+        .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface");
+    Endpoint::Rdma { host, port: 0 }
+}
+
+/// An RNIC does not listen for this machine alone, so who listens with one says that whoever comes is let in.
+fn rnic_options(endpoint: &Endpoint) -> SoftOptions {
+    let tcp = match endpoint {
+        Endpoint::Rdma { .. } => TcpSecurity::Insecure,
+        _ => TcpSecurity::Loopback,
+    };
+    SoftOptions { tcp, ..SoftOptions::default() }
+}
+
+fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
+    open_to_connect(endpoint, rnic_options(endpoint)).expect("an RNIC")
 }
 
 /// Makes a pool; returns its pages.
@@ -65,8 +86,16 @@ pub fn serve_by(
     directory: &Path,
     serve: Serve,
 ) -> Result<RunningServer, StartError> {
-    let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
-    serve_with(device.into(), exports, directory, serve)
+    let devices = match &serve.listen[..] {
+        [first @ Endpoint::Rdma { .. }, ..] => {
+            open_to_listen(&serve.listen, rnic_options(first)).expect("an RNIC")
+        }
+        _ => {
+            let device: Arc<dyn Device> = SoftDevice::new(SoftOptions::default());
+            device.into()
+        }
+    };
+    serve_with(devices, exports, directory, serve)
 }
 
 /// The same with these RNICs.
@@ -98,8 +127,7 @@ pub fn serve_with(
 /// A client. `background`: it has its control thread, which shares counters and pulls bitmaps.
 pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool) -> RemoteVolume {
     let options = SessionOptions { lanes, background, ..options(endpoint, label) };
-    let device = SoftDevice::new(SoftOptions::default());
-    RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
+    RemoteVolume::new(Session::connect(device_to(endpoint), options, &SystemRandom).expect("connect"))
 }
 
 /// A client that reads the server's tables, over a link that maps nothing. `background`: as of `connect`.

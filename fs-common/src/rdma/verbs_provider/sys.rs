@@ -494,9 +494,10 @@ pub(super) struct Capacities {
     pub(super) recv_depth: u32,
 }
 
-/// Retransmissions before a connection is given up: the most there are, some seconds with the time-outs that the connection manager derives of
-/// the path. A path that is gone for longer is a lost connection.
-const RETRIES: u8 = 7;
+/// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives of the path. A path that
+/// is gone for longer is a lost connection. Not 7, the most there are: rdma_rxe takes that for "for ever" (6.12, `rxe_comp.c`), and a peer that
+/// went without a word would never be missed.
+const RETRIES: u8 = 6;
 /// 7: for ever. A message waits for its receive, as over the other links; whoever waits too long for an answer gives the connection up.
 const RNR_RETRIES: u8 = 7;
 

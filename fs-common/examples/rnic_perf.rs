@@ -1,0 +1,360 @@
+//! What perftest's ib_*_bw and ib_*_lat measure, through this library instead of libibverbs: scripts/vm/perftest.sh runs both.
+//!
+//! `rnic_perf serve rdma://ADDRESS:PORT` answers one client after another until standard input ends.
+//! `rnic_perf TEST BYTES ITERATIONS rdma://ADDRESS:PORT` prints what it measured in one line. TEST is `read_bw`, `write_bw`, `send_bw` (MiB a
+//! second), `read_lat`, `write_lat` or `send_lat` (median, 99 in 100, 999 in 1000, in microseconds; of a WRITE and a SEND half of there and back).
+//!
+//! As perftest does it: 128 requests under way, posted one by one, a completion for every hundredth; who waits polls and does not sleep;
+//! a WRITE is noticed by its last byte in memory.
+
+use cuttlefs_common::ids::Rkey;
+use cuttlefs_common::memory::SharedMemory;
+use cuttlefs_common::rdma::soft::TcpSecurity;
+use cuttlefs_common::rdma::verbs_provider::VerbsDevice;
+use cuttlefs_common::rdma::{
+    Access, Completion, CompletionKind, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion,
+    QpConfig, QueuePair, RecvWr, Remote, SendOp, SendWr, WcStatus, WrId,
+};
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Requests under way (perftest's --tx-depth).
+const DEPTH: u32 = 128;
+/// Receives that are posted (its --rx-depth).
+const RECEIVES: u32 = 512;
+/// Every so many requests one completion (its --cq-mod).
+const COMPLETION_EVERY: u64 = 100;
+/// Largest transfer.
+const BUFFER_BYTES: u64 = 1 << 20;
+/// Words of both sides about a test lie behind the buffers.
+const WORDS_AT: u64 = 2 * BUFFER_BYTES;
+const WORDS_BYTES: u32 = 64;
+/// Nobody waits longer for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Read,
+    Write,
+    Send,
+}
+
+/// What is measured, as client and server tell each other.
+#[derive(Clone, Copy)]
+struct Test {
+    verb: Verb,
+    is_latency: bool,
+    len: u32,
+    iterations: u64,
+}
+
+impl Test {
+    fn named(name: &str, len: u32, iterations: u64) -> Option<Self> {
+        let (verb, what) = name.split_once('_')?;
+        let verb = match verb {
+            "read" => Verb::Read,
+            "write" => Verb::Write,
+            "send" => Verb::Send,
+            _ => return None,
+        };
+        let is_latency = match what {
+            "lat" => true,
+            "bw" => false,
+            _ => return None,
+        };
+        let fits = (1..=BUFFER_BYTES).contains(&u64::from(len)) && iterations > 0;
+        fits.then_some(Self { verb, is_latency, len, iterations })
+    }
+
+    fn words(self) -> [u64; 4] {
+        [self.verb as u64, u64::from(self.is_latency), u64::from(self.len), self.iterations]
+    }
+
+    fn of_words([verb, is_latency, len, iterations]: [u64; 4]) -> Option<Self> {
+        let verb = [Verb::Read, Verb::Write, Verb::Send].into_iter().find(|known| *known as u64 == verb)?;
+        let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= BUFFER_BYTES)?;
+        Some(Self { verb, is_latency: is_latency == 1, len, iterations })
+    }
+}
+
+/// One side of a connection. What it sends lies at 0, what it gets at `BUFFER_BYTES`.
+struct Side {
+    cq: Arc<dyn CompletionQueue>,
+    mr: Arc<dyn MemoryRegion>,
+    qp: Arc<dyn QueuePair>,
+    out: Vec<Completion>,
+    /// Completions that nobody waited for yet, by kind.
+    came: [u64; 8],
+}
+
+impl Side {
+    fn new(cq: Arc<dyn CompletionQueue>, mr: Arc<dyn MemoryRegion>, qp: Arc<dyn QueuePair>) -> Self {
+        Self { cq, mr, qp, out: Vec::new(), came: [0; 8] }
+    }
+
+    fn words_receive(mr: &Arc<dyn MemoryRegion>) -> RecvWr {
+        RecvWr { wr_id: WrId(0), local: mr.sge(WORDS_AT, WORDS_BYTES) }
+    }
+
+    /// How many completions of this kind came, at least one. Those of other kinds are kept.
+    fn wait_for(&mut self, kind: CompletionKind) -> Result<u64, Failure> {
+        let start = Instant::now();
+        loop {
+            self.out.clear();
+            self.cq.poll(&mut self.out, 16);
+            for completion in &self.out {
+                if completion.status != WcStatus::Success {
+                    return Err(format!("a request failed: {completion:?}").into());
+                }
+                self.came[completion.kind as usize] += 1;
+            }
+            match std::mem::take(&mut self.came[kind as usize]) {
+                0 if start.elapsed() > PATIENCE => return Err("no completion came".into()),
+                0 => std::hint::spin_loop(),
+                found => return Ok(found),
+            }
+        }
+    }
+
+    fn post(&self, op: SendOp, at: u64, len: u32, signaled: bool) -> Result<(), Failure> {
+        let request = SendWr { wr_id: WrId(0), op, local: self.mr.sge(at, len), signaled };
+        Ok(self.qp.post_send(&[request])?)
+    }
+
+    fn post_receive(&self, len: u32) -> Result<(), Failure> {
+        Ok(self.qp.post_recv(&[RecvWr { wr_id: WrId(0), local: self.mr.sge(BUFFER_BYTES, len) }])?)
+    }
+
+    /// Tells the peer these words.
+    fn tell(&mut self, words: &[u64]) -> Result<(), Failure> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let at = WORDS_AT + u64::from(WORDS_BYTES);
+        self.mr.memory().write(at as usize, &bytes);
+        self.post(SendOp::Send, at, bytes.len() as u32, true)?;
+        self.wait_for(CompletionKind::Send)?;
+        Ok(())
+    }
+
+    fn told<const N: usize>(&mut self) -> Result<[u64; N], Failure> {
+        self.wait_for(CompletionKind::Recv)?;
+        Ok(std::array::from_fn(|index| self.mr.memory().load_u64(WORDS_AT as usize + 8 * index)))
+    }
+
+    /// Waits until the last byte of what the peer writes is this.
+    fn wait_for_byte(&self, len: u32, wanted: u8) -> Result<(), Failure> {
+        let last = self.mr.memory().atomic_u8((BUFFER_BYTES + u64::from(len) - 1) as usize);
+        let start = Instant::now();
+        while last.load(Ordering::Acquire) != wanted {
+            if start.elapsed() > PATIENCE {
+                return Err("the peer's WRITE did not come".into());
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Posts requests as fast as they complete. Returns the time from the first post to the last completion.
+    fn stream(&mut self, test: Test, op: SendOp, kind: CompletionKind) -> Result<Duration, Failure> {
+        let at = if kind == CompletionKind::Read { BUFFER_BYTES } else { 0 };
+        let (mut posted, mut done) = (0, 0);
+        let start = Instant::now();
+        while done < test.iterations {
+            while posted < test.iterations && posted - done < u64::from(DEPTH) {
+                let is_last = posted + 1 == test.iterations || (posted + 1).is_multiple_of(COMPLETION_EVERY);
+                self.post(op, at, test.len, is_last)?;
+                posted += 1;
+            }
+            // Each stands for all since the one before.
+            for _ in 0..self.wait_for(kind)? {
+                done = ((done / COMPLETION_EVERY + 1) * COMPLETION_EVERY).min(test.iterations);
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+fn device_parts(device: &VerbsDevice) -> Result<(Arc<dyn CompletionQueue>, Arc<SharedMemory>), Failure> {
+    let len = WORDS_AT as usize + 4096;
+    Ok((device.create_cq(DEPTH + RECEIVES)?, Arc::new(SharedMemory::new("perf", len)?)))
+}
+
+fn config(cq: &Arc<dyn CompletionQueue>) -> QpConfig {
+    QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: RECEIVES }
+}
+
+/// The passive side of one test.
+fn answer(side: &mut Side) -> Result<(), Failure> {
+    let test = Test::of_words(side.told()?).ok_or("the client asks for an unknown test")?;
+    let receives = test.iterations.min(RECEIVES.into());
+    if test.verb == Verb::Send {
+        for _ in 0..receives {
+            side.post_receive(test.len)?;
+        }
+    } else {
+        // What the client says when it is done.
+        side.qp.post_recv(&[Side::words_receive(&side.mr)])?;
+    }
+    side.tell(&[u64::from(side.mr.rkey().0)])?;
+    match (test.verb, test.is_latency) {
+        (Verb::Write, true) => {
+            let theirs = Side::remote(side.told_rkey()?);
+            side.qp.post_recv(&[Side::words_receive(&side.mr)])?;
+            side.tell(&[1])?;
+            for round in 0..test.iterations {
+                side.wait_for_byte(test.len, mark(round))?;
+                side.write_mark(test.len, round)?;
+                side.post(SendOp::Write(theirs), 0, test.len, true)?;
+                side.wait_for(CompletionKind::Write)?;
+            }
+        }
+        (Verb::Send, is_latency) => {
+            let (mut got, mut posted) = (0, receives);
+            while got < test.iterations {
+                let now = side.wait_for(CompletionKind::Recv)?;
+                got += now;
+                for _ in 0..now.min(test.iterations - posted) {
+                    side.post_receive(test.len)?;
+                    posted += 1;
+                }
+                if is_latency {
+                    side.post(SendOp::Send, 0, test.len, true)?;
+                    side.wait_for(CompletionKind::Send)?;
+                }
+            }
+            side.qp.post_recv(&[Side::words_receive(&side.mr)])?;
+        }
+        _ => {}
+    }
+    // The client is done.
+    side.told::<1>()?;
+    Ok(())
+}
+
+/// What a WRITE of this round ends with: never what was there before.
+fn mark(round: u64) -> u8 {
+    (round % 250) as u8 + 1
+}
+
+impl Side {
+    fn remote(rkey: u64) -> Remote {
+        Remote::Memory { rkey: Rkey(rkey as u32), offset: BUFFER_BYTES }
+    }
+
+    fn told_rkey(&mut self) -> Result<u64, Failure> {
+        Ok(self.told::<1>()?[0])
+    }
+
+    fn write_mark(&self, len: u32, round: u64) -> Result<(), Failure> {
+        self.mr.memory().atomic_u8(len as usize - 1).store(mark(round), Ordering::Release);
+        Ok(())
+    }
+}
+
+fn serve(endpoint: &Endpoint) -> Result<(), Failure> {
+    let device = VerbsDevice::to_listen(endpoint, TcpSecurity::Insecure)?;
+    let pd = device.alloc_pd()?;
+    let listener = pd.listen(endpoint)?;
+    std::thread::spawn(|| {
+        // The end of it is what this waits for, and an error is one.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    println!("ready");
+    loop {
+        let (cq, memory) = device_parts(&device)?;
+        let mr = pd.register(memory, Access::ALL)?;
+        let receives = vec![Side::words_receive(&mr)];
+        let qp = listener.accept()?.accept(config(&cq), receives)?;
+        let mut side = Side::new(cq, mr, qp);
+        // One client's failure is not the next one's.
+        if let Err(error) = answer(&mut side) {
+            eprintln!("a test failed: {error}");
+        }
+    }
+}
+
+/// Times of single exchanges, in nanoseconds.
+fn exchanges(side: &mut Side, test: Test, theirs: Remote) -> Result<Vec<u64>, Failure> {
+    let mut times = Vec::with_capacity(test.iterations as usize);
+    for round in 0..test.iterations {
+        if test.verb == Verb::Send {
+            side.post_receive(test.len)?;
+        }
+        let start = Instant::now();
+        match test.verb {
+            Verb::Read => {
+                side.post(SendOp::Read(theirs), BUFFER_BYTES, test.len, true)?;
+                side.wait_for(CompletionKind::Read)?;
+            }
+            Verb::Write => {
+                side.write_mark(test.len, round)?;
+                side.post(SendOp::Write(theirs), 0, test.len, true)?;
+                side.wait_for_byte(test.len, mark(round))?;
+            }
+            Verb::Send => {
+                side.post(SendOp::Send, 0, test.len, true)?;
+                side.wait_for(CompletionKind::Recv)?;
+            }
+        }
+        let time = start.elapsed().as_nanos() as u64;
+        times.push(if test.verb == Verb::Read { time } else { time / 2 });
+        // Its own completion came before the answer, or comes now.
+        match test.verb {
+            Verb::Read => {}
+            Verb::Write => _ = side.wait_for(CompletionKind::Write)?,
+            Verb::Send => _ = side.wait_for(CompletionKind::Send)?,
+        }
+    }
+    Ok(times)
+}
+
+fn run(test: Test, endpoint: &Endpoint) -> Result<(), Failure> {
+    let device = VerbsDevice::to_connect(endpoint, TcpSecurity::Insecure)?;
+    let pd = device.alloc_pd()?;
+    let (cq, memory) = device_parts(&device)?;
+    let mr = pd.register(memory, Access::ALL)?;
+    let receives = vec![Side::words_receive(&mr)];
+    let qp = pd.connect(endpoint, ConnectOptions { qp: config(&cq), receives, timeout: PATIENCE })?.qp;
+    let mut side = Side::new(cq, mr, qp);
+    side.tell(&test.words())?;
+    let theirs = Side::remote(side.told_rkey()?);
+    if (test.verb, test.is_latency) == (Verb::Write, true) {
+        side.qp.post_recv(&[Side::words_receive(&side.mr)])?;
+        side.tell(&[side.mr.rkey().0.into()])?;
+        side.told::<1>()?;
+    }
+    if test.is_latency {
+        let mut times = exchanges(&mut side, test, theirs)?;
+        times.sort_unstable();
+        let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1000.0;
+        println!("{:.2} {:.2} {:.2}", at(0.5), at(0.99), at(0.999));
+    } else {
+        let (op, kind) = match test.verb {
+            Verb::Read => (SendOp::Read(theirs), CompletionKind::Read),
+            Verb::Write => (SendOp::Write(theirs), CompletionKind::Write),
+            Verb::Send => (SendOp::Send, CompletionKind::Send),
+        };
+        let time = side.stream(test, op, kind)?;
+        let bytes = test.iterations * u64::from(test.len);
+        println!("{:.3}", bytes as f64 / f64::from(1 << 20) / time.as_secs_f64());
+    }
+    side.tell(&[0])?;
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["serve", endpoint] => serve(&endpoint.parse()?),
+        [name, len, iterations, endpoint] => {
+            let test = Test::named(name, len.parse()?, iterations.parse()?);
+            run(test.ok_or("no such test, or too large; the head of this file says which there are")?, &endpoint.parse()?)
+        }
+        _ => Err("usage: rnic_perf serve rdma://ADDRESS:PORT, or rnic_perf TEST BYTES ITERATIONS rdma://ADDRESS:PORT".into()),
+    }
+}

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# In the guest, for rdma-test.sh: runs the tests over RDMA hardware of these test binaries; `mount` stands for rdma-mount.sh.
+# usage: rdma-guest.sh TEST-BINARY...             Last line: N passed, N failed.
+set -u
+here=$(dirname "$0")
+ulimit -l unlimited
+passed=0 failed=0
+output=$(mktemp)
+for binary; do
+    began=$SECONDS
+    if [[ $binary == mount ]]; then
+        "$here/rdma-mount.sh" "$CUTTLEFS_BIN" | tee "$output"
+        status=${PIPESTATUS[0]}
+        pattern='^([0-9]+) passed, ([0-9]+) failed$'
+    else
+        echo "== ${binary##*/}"
+        # The names of such tests have `rdma` in them. One at a time: without KVM two make each other wait.
+        "$binary" --ignored --test-threads 1 rdma 2>&1 | tee "$output"
+        status=${PIPESTATUS[0]}
+        pattern='^test result: [a-zA-Z]+\. ([0-9]+) passed; ([0-9]+) failed;'
+    fi
+    echo "      ${binary##*/}: $((SECONDS - began)) s"
+    of_binary=0
+    if [[ $(grep -E "$pattern" "$output" | tail -n 1) =~ $pattern ]]; then
+        passed=$((passed + BASH_REMATCH[1])) of_binary=${BASH_REMATCH[2]}
+        # None of its tests is for hardware: it was built without.
+        ((BASH_REMATCH[1] + BASH_REMATCH[2] > 0)) || of_binary=1
+    fi
+    ((status == 0 || of_binary > 0)) || of_binary=1
+    failed=$((failed + of_binary))
+done
+# What the kernel said of itself.
+if dmesg | grep -E -A20 'BUG:|WARNING:|Oops|Call Trace'; then
+    echo "FAIL  the guest's kernel complained"
+    failed=$((failed + 1))
+fi
+echo "$passed passed, $failed failed"
+((failed == 0 && passed > 0))
