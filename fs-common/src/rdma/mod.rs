@@ -25,7 +25,7 @@ pub use hardware::HardwareFigures;
 pub use open::{Devices, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
-pub use url::{Endpoint, EndpointError};
+pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
     DeviceFigures, FileRead, FileTarget, HELLO_WAIT, Incoming, LinkKind, Listener, MemoryRegion, Placement,

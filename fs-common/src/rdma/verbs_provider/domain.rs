@@ -20,6 +20,7 @@ use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A key's challenge and its answer; and once more, for two who asked within a millisecond, and for a challenge that grew old.
@@ -67,9 +68,9 @@ impl VerbsPd {
         let depths = Capacities { send_depth: config.send_depth, recv_depth: config.recv_depth };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
-        let promises = [
         // One place more for the look for the peer, which is none of the user's.
         let raw_depths = Capacities { send_depth: depths.send_depth + 1, ..depths };
+        let promises = [
             queues[0].promise(raw_depths.send_depth).map_err(failed)?,
             queues[1].promise(depths.recv_depth).map_err(failed)?,
         ];
@@ -90,14 +91,21 @@ impl VerbsPd {
         deadline: Instant,
     ) -> Result<Arc<VerbsQp>, NotConnected> {
         let failed = |action| move |source| RdmaError::Io { action, endpoint: endpoint.to_string(), source };
+        self.device.few_ending(deadline).map_err(failed("connect to"))?;
         let events = self.device.events()?;
         let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
         let number = id.number();
         let setup = events.set_up(number);
         let forget = Forget(&events, number);
         let next = |wanted: Happened| -> Result<Event, RdmaError> {
-            let event = setup.next(deadline).ok_or(io::ErrorKind::TimedOut.into());
-            let event = event.map_err(failed("connect to"))?;
+            let late = || {
+                let what = match wanted {
+                    Happened::AddressResolved | Happened::RouteResolved => "no way there was found in time",
+                    _ => "no answer came in time",
+                };
+                io::Error::new(io::ErrorKind::TimedOut, format!("{what}{}", self.device.remedy()))
+            };
+            let event = setup.next(deadline).ok_or_else(late).map_err(failed("connect to"))?;
             match event.what {
                 what if what == wanted || what == Happened::Rejected => Ok(event),
                 Happened::Failed(errno) => {
@@ -114,7 +122,7 @@ impl VerbsPd {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             i32::try_from(left.as_millis()).unwrap_or(i32::MAX)
         };
-        id.resolve_address(address, left_ms()).map_err(failed("find a way to"))?;
+        id.resolve_address(self.device.source, address, left_ms()).map_err(failed("find a way to"))?;
         next(Happened::AddressResolved)?;
         if id.context() != Some(self.device.context()) {
             return Err(another_device(endpoint).into());
@@ -187,19 +195,35 @@ impl Drop for Forget<'_> {
 }
 
 /// Registered memory.
-struct VerbsMr(Mr);
+struct VerbsMr {
+    region: Mr,
+    device: Arc<Shared>,
+}
+
+impl VerbsMr {
+    fn new(region: Mr, device: Arc<Shared>) -> Self {
+        device.pinned_bytes.fetch_add(region.memory.len() as u64, Ordering::Relaxed);
+        Self { region, device }
+    }
+}
+
+impl Drop for VerbsMr {
+    fn drop(&mut self) {
+        self.device.pinned_bytes.fetch_sub(self.region.memory.len() as u64, Ordering::Relaxed);
+    }
+}
 
 impl MemoryRegion for VerbsMr {
     fn lkey(&self) -> Lkey {
-        Lkey(self.0.lkey())
+        Lkey(self.region.lkey())
     }
 
     fn rkey(&self) -> Rkey {
-        Rkey(self.0.rkey())
+        Rkey(self.region.rkey())
     }
 
     fn memory(&self) -> &Arc<SharedMemory> {
-        &self.0.memory
+        &self.region.memory
     }
 }
 
@@ -227,7 +251,7 @@ impl ProtectionDomain for VerbsPd {
             endpoint: format!("{} ({len} bytes)", self.device.name()),
             source,
         })?;
-        Ok(Arc::new(VerbsMr(region)))
+        Ok(Arc::new(VerbsMr::new(region, self.device.clone())))
     }
 
     fn register_persistent(

@@ -207,6 +207,7 @@ impl VerbsQp {
             sends: Mutex::default(),
             receives: Mutex::default(),
         });
+        events.queue_pairs.fetch_add(1, Ordering::Relaxed);
         send_cq.add(raw_number, &qp);
         recv_cq.add(raw_number, &qp);
         qp
@@ -218,6 +219,7 @@ impl VerbsQp {
 
     /// The handshake is done.
     pub(super) fn begin(&self) {
+        self.events.path_mtu_bytes.store(self.id.path_mtu_bytes().unwrap_or(0), Ordering::Relaxed);
         let _ = self.state.compare_exchange(INIT, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
@@ -284,9 +286,9 @@ impl VerbsQp {
         };
         if self.id.post_send(&[nothing]).is_ok() {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+            sends.probe = Some(sends.under_way.next());
             sends.under_way.list.push_back(own);
         }
-            sends.probe = Some(sends.under_way.next());
     }
 
     /// Posts as many requests as there is room for; how many.
@@ -420,6 +422,7 @@ impl QueuePair for VerbsQp {
 impl Drop for VerbsQp {
     fn drop(&mut self) {
         self.events.forget(self.id.number());
+        self.events.queue_pairs.fetch_sub(1, Ordering::Relaxed);
         self.fail();
     }
 }
@@ -428,9 +431,6 @@ impl Drop for VerbsQp {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_completion_ends_what_was_posted_before_it() {
-        let mut under_way = UnderWay::default();
     #[test]
     fn a_look_for_the_peer_takes_none_of_the_users_places() {
         let mut sends = Sends::default();
@@ -451,6 +451,9 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_completion_ends_what_was_posted_before_it() {
+        let mut under_way = UnderWay::default();
         for name in ["a", "b", "c", "d"] {
             under_way.list.push_back(name);
         }

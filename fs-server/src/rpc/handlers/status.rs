@@ -265,7 +265,10 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "last_ended": scrub.last_ended_secs,
         },
         "nic": {
+            // Translated here, by the software RNIC.
             "onesided_hit_pages": counts.target_hits,
+            // As clients counted, whoever translated; pulled each period.
+            "onesided_counted_pages": counts.counted,
             "magic_pages": counts.target_magic,
             "magic_reads": counts.target_magic_reads,
             "held_bytes": nic.held_bytes,
@@ -282,8 +285,6 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
     });
     let mut text = status.to_string();
     if text.len() > MAX_MESSAGE_BYTES as usize - HEADER_LEN - 64 {
-            // As clients counted, whoever translated; pulled each period.
-            "onesided_counted_pages": counts.counted,
         // Cannot happen with MAX_LISTED sessions of bounded labels; if it does, say so in valid JSON.
         text = json!({ "error": "status is too large" }).to_string();
     }
