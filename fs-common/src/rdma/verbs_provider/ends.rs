@@ -1,7 +1,6 @@
 //! The ends of connections: a thread that destroys their identifiers, so that nobody waits for it who has a deadline.
 //!
-//! Destroying an identifier waits in the kernel for what the connection manager has sent for it, and that may be for as long as the device is
-//! there: rdma_rxe's connection manager (6.12) is in error for good once its interface went down while it sent.
+//! Destroying an identifier waits in the kernel for what the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that wait.
 //!
 //! # Failure
 //! A destroy that hangs keeps the thread, and what comes behind it waits there. It is counted: with too many of them no connection is made
