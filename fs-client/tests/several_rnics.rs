@@ -3,7 +3,6 @@
 //! other's keys.
 
 mod running;
-mod serving;
 
 use cuttlefs_client::file::RemoteVolume;
 use cuttlefs_client::file::volume::{Handle, Volume};
@@ -15,8 +14,8 @@ use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::RunningServer;
+use running::serving::{self, Serve};
 use running::{CALLER, READ_WRITE, figure, read, until};
-use serving::Serve;
 use std::sync::Arc;
 
 /// For all that is written here.

@@ -248,6 +248,9 @@ impl Answering {
         if let Ok(Value::Object(condition)) = serde_json::to_value(MountCondition::of(&self.last_sync)) {
             all.extend(condition);
         }
+        if let Some(hardware) = self.volume.hardware() {
+            all.insert("hardware".to_owned(), json!(hardware));
+        }
         let counted = self.volume.figures().into_iter().chain((self.edge)());
         all.extend(counted.map(|(name, value)| (name.to_owned(), json!(value))));
         Value::Object(all)

@@ -19,6 +19,7 @@ pub(super) fn summary(status: &Value) -> String {
     let lines = [
         ("version", version(status)),
         ("links", links(status)),
+        ("RNIC", server_rnics(status)),
         ("durability", text(status, "/durability").map(ToOwned::to_owned)),
         ("durable RPC", durable_rpc(status)),
         ("space", space(status)),
@@ -26,6 +27,7 @@ pub(super) fn summary(status: &Value) -> String {
         ("clients", clients(status)),
         ("recovery", recovery(status)),
         ("mount", mount(status)),
+        ("its RNIC", status.pointer("/mount/hardware").and_then(hardware)),
         ("unsynced", unsynced(status)),
     ];
     let problems = problems(status);
@@ -78,11 +80,42 @@ fn time(seconds: u64) -> String {
 }
 
 fn links(status: &Value) -> Option<String> {
-    let links: Vec<_> = status.pointer("/links")?.as_array()?.iter().filter_map(Value::as_str).collect();
-    let by_tcp = links.iter().any(|link| link.starts_with("tcp://"));
-    let security = text(status, "/network_security").filter(|_| by_tcp);
-    let security = security.map_or_else(String::new, |security| format!(" (tcp: {security})"));
+    let each = status.pointer("/rnics")?.as_array()?.iter().filter_map(links_of);
+    Some(each.collect::<Vec<_>>().join("; "))
+}
+
+/// Where one RNIC listens, and what protects that.
+fn links_of(rnic: &Value) -> Option<String> {
+    let links: Vec<_> = rnic.pointer("/links")?.as_array()?.iter().filter_map(Value::as_str).collect();
+    let schemes = links.iter().filter_map(|link| Some(link.split_once("://")?.0));
+    let network = schemes.into_iter().find(|scheme| matches!(*scheme, "tcp" | "rdma"));
+    let security = network.zip(text(rnic, "/network_security"));
+    let security = security.map_or_else(String::new, |(scheme, kind)| format!(" ({scheme}: {kind})"));
     Some(format!("{}{security}", links.join(" ")))
+}
+
+/// The server's RNICs that are hardware.
+fn server_rnics(status: &Value) -> Option<String> {
+    let each = status.pointer("/rnics")?.as_array()?.iter();
+    let each: Vec<_> = each.filter_map(|rnic| hardware(rnic.pointer("/hardware")?)).collect();
+    (!each.is_empty()).then(|| each.join("; "))
+}
+
+/// An RNIC of either side: where it is, and what it holds.
+fn hardware(of: &Value) -> Option<String> {
+    let mut line = format!("{} port {}", text(of, "/device")?, number(of, "/port")?);
+    line += &format!(" ({})", text(of, "/link_layer")?);
+    if let Some(index) = number(of, "/gid_index") {
+        line += &format!(", GID {index} {}", text(of, "/gid")?);
+    }
+    if let Some(mtu) = number(of, "/path_mtu_bytes") {
+        line += &format!(", path MTU {mtu}");
+    }
+    line += &format!(", {} queue pairs, {} pinned", number(of, "/queue_pairs")?, size(of, "/pinned_bytes")?);
+    if let Some(bound) = size(of, "/pinned_bound") {
+        line += &format!(" of {bound}");
+    }
+    Some(line)
 }
 
 fn durable_rpc(status: &Value) -> Option<String> {
@@ -159,6 +192,22 @@ fn problems(status: &Value) -> Vec<String> {
         let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
         problems.push(format!("the server has been away for {}: {because}", time(since)));
     }
+    let servers = status.pointer("/rnics").and_then(Value::as_array).into_iter().flatten();
+    let servers = servers.filter_map(|rnic| Some(("the server", rnic.pointer("/hardware")?)));
+    let ours = status.pointer("/mount/hardware").map(|of| ("this mount", of));
+    for (whose, of) in servers.chain(ours) {
+        let (device, port) = (text(of, "/device").unwrap_or("?"), number(of, "/port").unwrap_or(0));
+        if let Some(state) = text(of, "/state").filter(|state| !state.contains("ACTIVE")) {
+            problems.push(format!("port {port} of {device}, the RNIC of {whose}, is not active ({state})"));
+        }
+        let ending = number(of, "/ending").zip(number(of, "/ending_bound"));
+        if let Some((ending, _)) = ending.filter(|(ending, bound)| ending >= bound) {
+            problems.push(format!(
+                "the kernel does not let go of {ending} connections of {whose} by {device} that are over: its connection manager hangs; take the RDMA \
+                 device away and add it again"
+            ));
+        }
+    }
     if let Some(error) = text(status, "/mount/error") {
         problems.push(format!("the mount does not answer: {error}"));
     }
@@ -209,10 +258,17 @@ mod tests {
 
     #[test]
     fn a_healthy_server_is_a_screenful() {
+        let rxe0 = json!({
+            "device": "rxe0", "port": 1, "link_layer": "Ethernet", "gid": "::ffff:10.9.0.1", "gid_index": 1, "path_mtu_bytes": 4096,
+            "state": "4: ACTIVE", "queue_pairs": 5, "pinned_bytes": 4096, "pinned_bound": 8192, "ending": 0, "ending_bound": 64,
+        });
         let status = json!({
-            "version": "0.1", "pid": 7, "uptime_seconds": 8000, "links": ["shm:///a", "tcp://b:1"], "durability": "ack",
-            "durable_rpc": {"kind": "S-RFlush", "synced": "before the answer"},
-            "network_security": "keys", "pool": {"page_bytes": 4096, "pages": 1024, "free_pages": 512},
+            "version": "0.1", "pid": 7, "uptime_seconds": 8000, "durability": "ack",
+            "rnics": [
+                {"device": "soft", "links": ["shm:///a", "tcp://b:1"], "network_security": "keys"},
+                {"device": "rxe0", "links": ["rdma://c:1"], "network_security": "none", "hardware": rxe0},
+            ],
+            "durable_rpc": {"kind": "S-RFlush", "synced": "before the answer"}, "pool": {"page_bytes": 4096, "pages": 1024, "free_pages": 512},
             "files": {"inodes": 3}, "frames": {"bytes": 8192, "bound": 2, "used": 1, "dirty": 0},
             "sessions": {"count": 2, "bound": 9, "listed": [{"label": "a:/mnt"}, {"label": "status"}]},
             "recovery": {"awaited_clients": 0, "data_waits": false, "locks_wait": false},
@@ -223,7 +279,8 @@ mod tests {
         });
         let expected = "\
 version     0.1, process 7, up 2 h
-links       shm:///a tcp://b:1 (tcp: keys)
+links       shm:///a tcp://b:1 (tcp: keys); rdma://c:1 (rdma: none)
+RNIC        rxe0 port 1 (Ethernet), GID 1 ::ffff:10.9.0.1, path MTU 4096, 5 queue pairs, 4K pinned of 8K
 durability  ack
 durable RPC S-RFlush, synced before the answer
 space       2M of 4M free, 3 files and directories
@@ -246,6 +303,14 @@ problems    none known
             (
                 json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
                 "5 unsynced bytes in 1 file; only",
+            ),
+            (
+                json!({"mount": {"hardware": {"device": "rxe0", "port": 1, "state": "1: DOWN"}}}),
+                "port 1 of rxe0, the RNIC of this mount, is not active (1: DOWN)",
+            ),
+            (
+                json!({"rnics": [{"hardware": {"device": "rxe0", "ending": 64, "ending_bound": 64}}]}),
+                "64 connections of the server by rxe0 that are over",
             ),
             (json!({"pages": {"rotten": 1}}), "1 pages do not match"),
             (json!({"pages": {"write_errors": 2}}), "2 writes to a disk"),

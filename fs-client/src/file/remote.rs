@@ -13,6 +13,7 @@ use cuttlefs_common::attr::{Attr, InodeFlags, SetAttr};
 use cuttlefs_common::ids::{InodeNo, MAX_FILE_SIZE};
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
 use cuttlefs_common::name;
+use cuttlefs_common::rdma::HardwareFigures;
 use cuttlefs_common::rpc::{
     Allocate, BlockingLock, DirEntry, MAX_TRANSFER_BYTES, NewNode, OpenBy, RenameMode, Reply, Request,
     Rights, SeekFor, Space, SyncScope, XattrMode,
@@ -447,6 +448,10 @@ impl Volume for RemoteVolume {
 
     fn figures(&self) -> Vec<(&'static str, u64)> {
         figures(&self.session, &self.reads)
+    }
+
+    fn hardware(&self) -> Option<HardwareFigures> {
+        self.session.hardware()
     }
 
     fn condition(&self) -> Condition {

@@ -8,6 +8,7 @@ pub use crate::transport::{Away, Caller, FsError};
 use cuttlefs_common::attr::{Attr, SetAttr};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockOwner, LockRange, LockSpace};
+use cuttlefs_common::rdma::HardwareFigures;
 use cuttlefs_common::rpc::{
     Allocate, BlockingLock, DirEntry, NewNode, RenameMode, SeekFor, Space, XattrMode,
 };
@@ -252,6 +253,10 @@ pub trait Volume: Send + Sync + 'static {
     /// What this mount has done so far, by name, for `cuttlefs status`.
     fn figures(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
+    }
+    /// For status: what is told of its RNIC if that is hardware.
+    fn hardware(&self) -> Option<HardwareFigures> {
+        None
     }
     /// How it stands. Does not wait for the server.
     fn condition(&self) -> Condition {

@@ -34,7 +34,7 @@ use crate::transport::{Away, Caller, FsError, LaneGuard, Link};
 use attachment::CurrentAttachment;
 use closer::CloseQueue;
 use cuttlefs_common::ids::InodeNo;
-use cuttlefs_common::rdma::{Device, Endpoint, RdmaError};
+use cuttlefs_common::rdma::{Device, Endpoint, HardwareFigures, RdmaError};
 use cuttlefs_common::rpc::{Reply, Request, SessionSecret, SyncScope};
 use cuttlefs_common::status::Status;
 use cuttlefs_common::world::Random;
@@ -192,6 +192,11 @@ impl Session {
     /// How the mount stands.
     pub(crate) fn condition(&self) -> Condition {
         Condition { away: self.link.away(), unsynced: self.unsynced.changes() }
+    }
+
+    /// For status: what is told of its RNIC if that is hardware.
+    pub(crate) fn hardware(&self) -> Option<HardwareFigures> {
+        self.link.hardware()
     }
 
     /// A lane for one request.

@@ -4,7 +4,9 @@ use super::away::AwaySince;
 use super::{Caller, Lane};
 use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::{Access, Device, Endpoint, MemoryRegion, ProtectionDomain, RdmaError};
+use cuttlefs_common::rdma::{
+    Access, Device, Endpoint, HardwareFigures, MemoryRegion, ProtectionDomain, RdmaError,
+};
 use cuttlefs_common::rpc::Unanswered;
 use cuttlefs_common::world::Clock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -118,6 +120,11 @@ impl Link {
     /// Whether this side's device can read files by their keys.
     pub(crate) fn has_file_regions(&self) -> bool {
         self.device.capabilities().file_regions
+    }
+
+    /// What is told of this side's RNIC if that is hardware.
+    pub(crate) fn hardware(&self) -> Option<HardwareFigures> {
+        self.device.hardware()
     }
 
     /// Has a peer reach memory.

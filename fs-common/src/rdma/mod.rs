@@ -27,7 +27,7 @@ pub use open::{Devices, VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;
 pub use shared_receives::SharedReceiveQueue;
-pub use url::{Endpoint, EndpointError};
+pub use url::{Endpoint, EndpointError, Via};
 pub use verbs::{
     Access, Capabilities, Completion, CompletionKind, CompletionQueue, ConnectOptions, Connected, Device,
     DeviceFigures, FileRead, FileTarget, FileWrite, FlushReach, HELLO_WAIT, Incoming, LinkKind, Listener,

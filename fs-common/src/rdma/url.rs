@@ -1,6 +1,6 @@
 //! Endpoints: the places where servers listen, as people write them.
 //!
-//! `rdma://host:port` (an RNIC, by the address of its interface), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
+//! `rdma://host:port` (an RNIC, by the address of its interface; `?device=mlx5_0&port=1&gid=3` behind it names one), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
 //! `shm:///path` (shared memory, set up over a Unix socket at that path).
 
 use std::path::PathBuf;
@@ -25,11 +25,61 @@ pub enum Endpoint {
         host: String,
         /// Port, in rdma_cm's own space.
         port: u16,
+        /// This machine's RNIC, if it is not to follow from the address.
+        via: Option<Via>,
     },
     /// Software RNIC's TCP protocol over a Unix socket.
     Unix(PathBuf),
     /// Software RNIC over shared memory.
     Shm(PathBuf),
+}
+
+/// Which of this machine's RNICs is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Via {
+    /// As `rdma link` calls it.
+    pub device: String,
+    /// Of the device, from 1.
+    pub port: u8,
+    /// Place in the port's table of GIDs; `None`: the first that goes with the address.
+    pub gid: Option<u32>,
+}
+
+impl Via {
+    /// Of what stands behind the question mark.
+    fn parse(text: &str) -> Result<Self, &'static str> {
+        let (mut device, mut port, mut gid) = (None, None, None);
+        for part in text.split('&') {
+            let (name, value) = part.split_once('=').ok_or("write ?device=NAME&port=N&gid=N")?;
+            match name {
+                "device" => {
+                    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+                    if value.is_empty() || !value.bytes().all(is_name) {
+                        return Err("`device` is a name as `rdma link` shows it, such as mlx5_0");
+                    }
+                    device = Some(value.to_owned());
+                }
+                "port" => {
+                    let number = value.parse().ok().filter(|number| *number > 0);
+                    port =
+                        Some(number.ok_or("`port` behind the question mark is a device's, from 1 to 255")?);
+                }
+                "gid" => {
+                    gid = Some(value.parse().map_err(|_| "`gid` is a place in the port's table, from 0")?);
+                }
+                _ => return Err("behind the question mark there can be device, port and gid"),
+            }
+        }
+        let device = device.ok_or("name the device, too: ?device=NAME")?;
+        Ok(Self { device, port: port.unwrap_or(1), gid })
+    }
+}
+
+impl std::fmt::Display for Via {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "?device={}&port={}", self.device, self.port)?;
+        self.gid.map_or(Ok(()), |gid| write!(f, "&gid={gid}"))
+    }
 }
 
 /// Why a string is no endpoint.
@@ -52,6 +102,11 @@ impl FromStr for Endpoint {
         };
         match scheme {
             "tcp" | "rdma" => {
+                let (rest, via) = match rest.split_once('?') {
+                    Some((rest, via)) if scheme == "rdma" => (rest, Some(Via::parse(via).map_err(error)?)),
+                    Some(_) => return Err(error("only rdma:// has something behind a question mark")),
+                    None => (rest, None),
+                };
                 let rest = rest.strip_suffix('/').unwrap_or(rest);
                 let (host, port) = match rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
                     Some((host, "")) => (host, DEFAULT_PORT),
@@ -73,7 +128,7 @@ impl FromStr for Endpoint {
                     return Err(error("the host is missing"));
                 }
                 let host = host.to_owned();
-                Ok(if scheme == "rdma" { Self::Rdma { host, port } } else { Self::Tcp { host, port } })
+                Ok(if scheme == "rdma" { Self::Rdma { host, port, via } } else { Self::Tcp { host, port } })
             }
             "unix" | "shm" => {
                 if !rest.starts_with('/') {
@@ -93,12 +148,16 @@ impl FromStr for Endpoint {
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Tcp { host, port } | Self::Rdma { host, port } => {
+            Self::Tcp { host, port } | Self::Rdma { host, port, .. } => {
                 let scheme = if matches!(self, Self::Rdma { .. }) { "rdma" } else { "tcp" };
                 if host.contains(':') {
-                    write!(f, "{scheme}://[{host}]:{port}")
+                    write!(f, "{scheme}://[{host}]:{port}")?;
                 } else {
-                    write!(f, "{scheme}://{host}:{port}")
+                    write!(f, "{scheme}://{host}:{port}")?;
+                }
+                match self {
+                    Self::Rdma { via: Some(via), .. } => write!(f, "{via}"),
+                    _ => Ok(()),
                 }
             }
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
@@ -118,12 +177,16 @@ mod tests {
             "tcp://[::1]:80",
             "rdma://10.9.0.1:7950",
             "rdma://[fe80::1%2]:80",
+            "rdma://10.9.0.1:7950?device=mlx5_0&port=2&gid=3",
+            "rdma://[::1]:80?device=rxe0&port=1",
             "unix:///run/a.sock",
             "shm:///run/a.sock",
         ] {
             assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), text);
         }
         assert_eq!("tcp://box".parse::<Endpoint>().expect("host").to_string(), "tcp://box:7950");
+        let short = "rdma://box?device=rxe0".parse::<Endpoint>().expect("host").to_string();
+        assert_eq!(short, "rdma://box:7950?device=rxe0&port=1");
     }
 
     #[test]
@@ -136,5 +199,11 @@ mod tests {
         let hint = |text: &str| text.parse::<Endpoint>().expect_err(text).to_string();
         assert!(hint("http://box:80").contains("no web server"));
         assert!(hint("roce://box").contains("rdma://"));
+        assert!(hint("rdma://box?port=1").contains("?device=NAME"));
+        assert!(hint("rdma://box?device=../x").contains("rdma link"));
+        assert!(hint("rdma://box?device=a&port=0").contains("from 1"));
+        assert!(hint("rdma://box?device=a&gid=x").contains("`gid`"));
+        assert!(hint("rdma://box?mtu=4").contains("device, port and gid"));
+        assert!(hint("tcp://box:1?device=a").contains("only rdma://"));
     }
 }

@@ -23,7 +23,7 @@ fn device(link: LinkKind) -> Arc<dyn Device> {
     match link {
         #[cfg(feature = "verbs")]
         LinkKind::Rdma => {
-            let endpoint = Endpoint::Rdma { host: rdma_host(), port: 0 };
+            let endpoint = Endpoint::Rdma { host: rdma_host(), port: 0, via: None };
             let trust = if KEYED.get() { tcp } else { TcpSecurity::Insecure };
             cuttlefs_common::rdma::verbs_provider::VerbsDevice::to_listen(&endpoint, trust).expect("an RNIC")
         }
@@ -132,7 +132,7 @@ pub(super) fn endpoint(link: LinkKind, dir: &tempfile::TempDir) -> Endpoint {
         LinkKind::Shm => Endpoint::Shm(dir.path().join("shm.sock")),
         LinkKind::Unix => Endpoint::Unix(dir.path().join("unix.sock")),
         #[cfg(feature = "verbs")]
-        LinkKind::Rdma => Endpoint::Rdma { host: rdma_host(), port: 0 },
+        LinkKind::Rdma => Endpoint::Rdma { host: rdma_host(), port: 0, via: None },
         _ => Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 },
     }
 }

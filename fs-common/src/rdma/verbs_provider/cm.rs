@@ -11,12 +11,16 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often peers of queue pairs that only wait are looked for. What is lost is found out this much and the RNIC's retries later.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long the last user of a device waits for the ends of its connections, which take a millisecond each or, where the kernel hangs, for ever.
+const END_WAIT: Duration = Duration::from_secs(1);
 
 /// Events of a connection that is being set up.
 #[derive(Default)]
@@ -55,11 +59,18 @@ pub(super) struct Events {
     ears: Arc<Ears>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// Identifiers that the device's channels have not come to an end with.
+    ending: Arc<AtomicUsize>,
+    /// That there are. Relaxed, as the next: figures.
+    pub(super) queue_pairs: AtomicU64,
+    /// Of the connection that was made last; 0: not known.
+    pub(super) path_mtu_bytes: AtomicU32,
 }
 
 impl Events {
-    pub(super) fn start() -> io::Result<Arc<Self>> {
-        let channel = Channel::new()?;
+    /// `ending`: see [`Channel::new`].
+    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+        let channel = Channel::new(ending)?;
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
@@ -68,7 +79,15 @@ impl Events {
                 .name("rdma-events".to_owned())
                 .spawn(move || run(&channel, &ears, &stop))?
         };
-        Ok(Arc::new(Self { channel, ears, stop, thread: Some(thread) }))
+        Ok(Arc::new(Self {
+            channel,
+            ears,
+            stop,
+            thread: Some(thread),
+            ending: ending.clone(),
+            queue_pairs: AtomicU64::new(0),
+            path_mtu_bytes: AtomicU32::new(0),
+        }))
     }
 
     /// Where identifiers are made for.
@@ -113,6 +132,11 @@ impl Drop for Events {
             && thread.join().is_err()
         {
             tracing::error!("the thread for events of RDMA connections panicked");
+        }
+        // The process may be about to end, and librdmacm with it.
+        let until = Instant::now() + END_WAIT;
+        while self.ending.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -22,6 +22,7 @@ use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A key's challenge and its answer; and once more, for two who asked within a millisecond, and for a challenge that grew old.
@@ -111,14 +112,21 @@ impl VerbsPd {
         deadline: Instant,
     ) -> Result<Arc<VerbsQp>, NotConnected> {
         let failed = |action| move |source| RdmaError::Io { action, endpoint: endpoint.to_string(), source };
+        self.device.few_ending(deadline).map_err(failed("connect to"))?;
         let events = self.device.events()?;
         let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
         let number = id.number();
         let setup = events.set_up(number);
         let forget = Forget(&events, number);
         let next = |wanted: Happened| -> Result<Event, RdmaError> {
-            let event = setup.next(deadline).ok_or(io::ErrorKind::TimedOut.into());
-            let event = event.map_err(failed("connect to"))?;
+            let late = || {
+                let what = match wanted {
+                    Happened::AddressResolved | Happened::RouteResolved => "no way there was found in time",
+                    _ => "no answer came in time",
+                };
+                io::Error::new(io::ErrorKind::TimedOut, format!("{what}{}", self.device.remedy()))
+            };
+            let event = setup.next(deadline).ok_or_else(late).map_err(failed("connect to"))?;
             match event.what {
                 what if what == wanted || what == Happened::Rejected => Ok(event),
                 Happened::Failed(errno) => {
@@ -135,7 +143,7 @@ impl VerbsPd {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             i32::try_from(left.as_millis()).unwrap_or(i32::MAX)
         };
-        id.resolve_address(address, left_ms()).map_err(failed("find a way to"))?;
+        id.resolve_address(self.device.source, address, left_ms()).map_err(failed("find a way to"))?;
         next(Happened::AddressResolved)?;
         if id.context() != Some(self.device.context()) {
             return Err(another_device(endpoint).into());
@@ -214,6 +222,15 @@ struct VerbsMr {
     /// All of it, to be read only; where there are owner's bytes.
     reading: Option<Mr>,
     reach: FlushReach,
+    device: Arc<Shared>,
+    /// Bytes of both.
+    pinned: u64,
+}
+
+impl Drop for VerbsMr {
+    fn drop(&mut self) {
+        self.device.pinned_bytes.fetch_sub(self.pinned, Ordering::Relaxed);
+    }
 }
 
 impl MemoryRegion for VerbsMr {
@@ -236,6 +253,7 @@ impl MemoryRegion for VerbsMr {
     fn memory(&self) -> &Arc<SharedMemory> {
         &self.main.memory
     }
+
     fn first_address(&self) -> u64 {
         self.main.first_address
     }
@@ -267,11 +285,11 @@ impl VerbsPd {
             )));
         }
         let reading = Rights { local_write: false, remote_write: false, remote_atomic: false, ..rights };
-        Ok(VerbsMr {
-            main: Mr::new(&self.pd, memory.clone(), own, rights)?,
-            reading: if own > 0 { Some(Mr::new(&self.pd, memory.clone(), 0, reading)?) } else { None },
-            reach,
-        })
+        let main = Mr::new(&self.pd, memory.clone(), own, rights)?;
+        let reading = if own > 0 { Some(Mr::new(&self.pd, memory.clone(), 0, reading)?) } else { None };
+        let pinned = (memory.len() - own + reading.as_ref().map_or(0, |_| memory.len())) as u64;
+        self.device.pinned_bytes.fetch_add(pinned, Ordering::Relaxed);
+        Ok(VerbsMr { main, reading, reach, device: self.device.clone(), pinned })
     }
 
     /// Registers memory with FLUSH as far as `wanted` and as the RNIC can.

@@ -79,7 +79,7 @@ impl VerbsListener {
     pub(super) fn bind(pd: VerbsPd, endpoint: &Endpoint) -> Result<Self, RdmaError> {
         let device = pd.device().clone();
         let doorkeeper = device.doorkeeper()?;
-        let address = super::address_of(endpoint)?;
+        let address = super::address_to_listen(endpoint)?;
         let failed = |action| move |source| RdmaError::Io { action, endpoint: endpoint.to_string(), source };
         let events = device.events()?;
         let id = Id::new(Some(events.channel())).map_err(failed("make an identifier for"))?;
@@ -88,7 +88,9 @@ impl VerbsListener {
             return Err(super::another_device(endpoint));
         }
         let endpoint = match endpoint {
-            Endpoint::Rdma { host, .. } => Endpoint::Rdma { host: host.clone(), port: id.local_port() },
+            Endpoint::Rdma { host, via, .. } => {
+                Endpoint::Rdma { host: host.clone(), port: id.local_port(), via: via.clone() }
+            }
             other => other.clone(),
         };
         let number = id.number();

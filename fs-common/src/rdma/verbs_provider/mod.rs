@@ -2,8 +2,8 @@
 //!
 //! # The parts
 //! `sys` the libraries, with owners and errors, `sys_flush` FLUSH, `sys_address` addresses; `hello` what both sides say in the private data of a
-//! connection, and how they prove a key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering,
-//! connecting), `queue`, `cq`, `shared_receives`.
+//! connection, and how they prove a key; `cm` events of connections, and the thread that takes them; `ends` the thread that destroys what is
+//! left of them; `port` the kernel's facts of an RNIC's port; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -15,13 +15,15 @@
 //!
 //! # Which RNIC
 //! The one that the endpoint's address belongs to, here or on the way there: an address of an interface says device, port and GID. So a device
-//! is made for an endpoint.
+//! is made for an endpoint. Parameters of the endpoint can name another one ([`Via`]).
 
 mod cm;
 mod cq;
 mod domain;
+mod ends;
 mod hello;
 mod listen;
+mod port;
 mod queue;
 mod shared_receives;
 mod sys;
@@ -30,8 +32,9 @@ mod sys_flush;
 
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
+use crate::rdma::hardware::HardwareFigures;
 use crate::rdma::soft::TcpSecurity;
-use crate::rdma::url::Endpoint;
+use crate::rdma::url::{Endpoint, Via};
 use crate::rdma::verbs::{Capabilities, CompletionQueue, Device, FileTarget, ProtectionDomain, RdmaError};
 use crate::world::{Random, SystemRandom};
 use cm::Events;
@@ -39,12 +42,13 @@ use cq::VerbsCq;
 use domain::VerbsPd;
 use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
+use port::Port;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-use sys::{Context, Id, Limits};
+use std::time::{Duration, Instant};
+use sys::{Context, Id, Limits, Pd};
 use sys_flush::Abilities;
 
 /// Largest two-sided message.
@@ -53,6 +57,11 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 20;
 const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// READs and atomics under way of a queue pair that are asked for: more bring nothing at the depths that cuttlefs posts.
 const READS_MAX: u8 = 16;
+/// Connections that are over and that the kernel has not let go of: with so many none is made, for its connection manager does not come to an end
+/// with any. Healthy, it takes a millisecond for each.
+const ENDING_MAX: usize = 64;
+/// Between two looks how many there are.
+const ENDING_PAUSE: Duration = Duration::from_millis(5);
 /// How long it is waited to learn which RNIC leads to an address.
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
 
@@ -67,6 +76,15 @@ struct Shared {
     name: String,
     limits: Limits,
     abilities: Abilities,
+    /// What the endpoint led to that it was opened for.
+    port: Port,
+    gid: Ipv6Addr,
+    /// Where connections begin, if that does not follow from where they lead.
+    source: Option<SocketAddr>,
+    /// Registered bytes. Relaxed: a figure.
+    pinned_bytes: AtomicU64,
+    /// Connections that are over and that the kernel has not let go of.
+    ending: Arc<AtomicUsize>,
     security: TcpSecurity,
     prover: Option<Prover>,
     /// There while anybody is connected or listens.
@@ -74,15 +92,39 @@ struct Shared {
     last_number: AtomicU32,
 }
 
+/// What an endpoint says: host, port, and this machine's RNIC, if it names one.
+fn parts_of(endpoint: &Endpoint) -> Result<(&str, u16, Option<&Via>), RdmaError> {
+    match endpoint {
+        Endpoint::Rdma { host, port, via } => Ok((host, *port, via.as_ref())),
+        _ => Err(RdmaError::Unsupported(format!("{endpoint} is no endpoint of RDMA hardware"))),
+    }
+}
+
 /// The address that an endpoint names.
 fn address_of(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
-    let Endpoint::Rdma { host, port } = endpoint else {
-        return Err(RdmaError::Unsupported(format!("{endpoint} is no endpoint of RDMA hardware")));
-    };
+    let (host, port, _) = parts_of(endpoint)?;
     let failed =
         |source| RdmaError::Io { action: "find the address of", endpoint: endpoint.to_string(), source };
-    let mut addresses = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
+    let mut addresses = (host, port).to_socket_addrs().map_err(failed)?;
     addresses.next().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))
+}
+
+/// The address of this machine that an endpoint names to listen at: any address (`0.0.0.0`) is that of the RNIC that is named beside it.
+fn address_to_listen(endpoint: &Endpoint) -> Result<SocketAddr, RdmaError> {
+    let address = address_of(endpoint)?;
+    match parts_of(endpoint)?.2 {
+        _ if !address.ip().is_unspecified() => Ok(address),
+        Some(via) => named_address(endpoint, via, address),
+        None => Err(RdmaError::Unsupported(format!(
+            "{endpoint} names no RNIC; write the address of one's interface (`rdma link` and `ip addr` list them), or ?device=NAME behind it"
+        ))),
+    }
+}
+
+/// The address of the RNIC that an endpoint names, with the port of an address of the other side or of any.
+fn named_address(endpoint: &Endpoint, via: &Via, to: SocketAddr) -> Result<SocketAddr, RdmaError> {
+    let port = if to.ip().is_unspecified() { to.port() } else { 0 };
+    port::address_of(via, to, port).map_err(|reason| RdmaError::Unsupported(format!("{endpoint}: {reason}")))
 }
 
 fn another_device(endpoint: &Endpoint) -> RdmaError {
@@ -110,13 +152,8 @@ impl VerbsDevice {
     /// # Errors
     /// There is none.
     pub fn to_listen(endpoint: &Endpoint, security: TcpSecurity) -> Result<Arc<Self>, RdmaError> {
-        let address = address_of(endpoint)?;
-        if address.ip().is_unspecified() {
-            return Err(RdmaError::Unsupported(format!(
-                "{endpoint} names no RNIC; write the address of one's interface (`rdma link` and `ip addr` list them)"
-            )));
-        }
-        Self::find(endpoint, security, |id| id.bind(address))
+        let address = address_to_listen(endpoint)?;
+        Self::find(endpoint, security, None, |id| id.bind(address))
     }
 
     /// The RNIC that leads to the endpoint.
@@ -125,12 +162,17 @@ impl VerbsDevice {
     /// There is none.
     pub fn to_connect(endpoint: &Endpoint, security: TcpSecurity) -> Result<Arc<Self>, RdmaError> {
         let address = address_of(endpoint)?;
-        Self::find(endpoint, security, |id| id.resolve_address(address, RESOLVE_TIME.as_millis() as i32))
+        let via = parts_of(endpoint)?.2;
+        let source = via.map(|via| named_address(endpoint, via, address)).transpose()?;
+        Self::find(endpoint, security, source, |id| {
+            id.resolve_address(source, address, RESOLVE_TIME.as_millis() as i32)
+        })
     }
 
     fn find(
         endpoint: &Endpoint,
         security: TcpSecurity,
+        source: Option<SocketAddr>,
         towards: impl FnOnce(&Id) -> io::Result<()>,
     ) -> Result<Arc<Self>, RdmaError> {
         let failed = |source: io::Error| {
@@ -146,15 +188,29 @@ impl VerbsDevice {
         limits.queue_depth = limits.queue_depth.saturating_sub(1);
         limits.reads.at_us = limits.reads.at_us.min(READS_MAX);
         limits.reads.of_us = limits.reads.of_us.min(READS_MAX);
+        let (port, gid) = id.port();
+        let name = context.name();
+        if let Some(via) = parts_of(endpoint)?.2
+            && (via.device != name || via.port != port)
+        {
+            return Err(RdmaError::Unsupported(format!(
+                "{endpoint}: the address is not of that device but of {name}, port {port}; leave one of the two out"
+            )));
+        }
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         };
         let shared = Shared {
             context,
-            name: context.name(),
+            port: Port::new(&name, port),
+            name,
             limits,
             abilities: Abilities::of(context),
+            gid,
+            source,
+            pinned_bytes: AtomicU64::new(0),
+            ending: Arc::default(),
             security,
             prover,
             events: Mutex::default(),
@@ -179,6 +235,36 @@ impl Shared {
 
     fn abilities(&self) -> Abilities {
         self.abilities
+    }
+
+    /// Waits until few connections that are over are left to the kernel.
+    ///
+    /// # Errors
+    /// By the deadline there are as many.
+    fn few_ending(&self, deadline: Instant) -> io::Result<()> {
+        loop {
+            let ending = self.ending.load(Ordering::Relaxed);
+            if ending < ENDING_MAX {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let hangs = format!(
+                    "the kernel does not let go of {ending} connections that are over{}",
+                    self.remedy()
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, hangs));
+            }
+            std::thread::sleep(ENDING_PAUSE);
+        }
+    }
+
+    /// Behind a message: what may help where the kernel's connection manager answers nothing any more.
+    fn remedy(&self) -> String {
+        format!(
+            "; if that stays so although the other side is there, the connection manager of {} hangs: take the RDMA device away and add it again \
+             (`rdma link`), or load its driver again",
+            self.name
+        )
     }
 
     fn prover(&self) -> Option<&Prover> {
@@ -219,7 +305,7 @@ impl Shared {
         if let Some(events) = events.upgrade() {
             return Ok(events);
         }
-        let started = Events::start().map_err(|source| RdmaError::Io {
+        let started = Events::start(&self.ending).map_err(|source| RdmaError::Io {
             action: "take events of connections from",
             endpoint: self.name.clone(),
             source,
@@ -232,6 +318,21 @@ impl Shared {
 impl Device for VerbsDevice {
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn hardware(&self) -> Option<HardwareFigures> {
+        let shared = &self.shared;
+        let events = shared.events.lock().upgrade();
+        let events = events.as_ref();
+        let mtu = events.map_or(0, |events| events.path_mtu_bytes.load(Ordering::Relaxed));
+        Some(HardwareFigures {
+            path_mtu_bytes: (mtu > 0).then_some(mtu),
+            queue_pairs: events.map_or(0, |events| events.queue_pairs.load(Ordering::Relaxed)),
+            pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
+            ending: shared.ending.load(Ordering::Relaxed) as u64,
+            ending_bound: ENDING_MAX as u64,
+            ..shared.port.figures(shared.gid, &shared.limits)
+        })
     }
 
     fn capabilities(&self) -> Capabilities {

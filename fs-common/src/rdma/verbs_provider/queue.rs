@@ -237,6 +237,7 @@ impl VerbsQp {
             sends: Mutex::default(),
             receives: Mutex::default(),
         });
+        events.queue_pairs.fetch_add(1, Ordering::Relaxed);
         send_cq.add(raw_number, number, &qp);
         recv_cq.add(raw_number, number, &qp);
         qp
@@ -248,6 +249,7 @@ impl VerbsQp {
 
     /// The handshake is done.
     pub(super) fn begin(&self) {
+        self.events.path_mtu_bytes.store(self.id.path_mtu_bytes().unwrap_or(0), Ordering::Relaxed);
         let _ = self.state.compare_exchange(INIT, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
@@ -318,9 +320,9 @@ impl VerbsQp {
         };
         if self.id.post_send(&[nothing]).is_ok() {
             let own = Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+            sends.probe = Some(sends.under_way.next());
             sends.under_way.list.push_back(own);
         }
-        sends.probe = Some(sends.under_way.next());
     }
 
     fn what(&self, request: &SendWr) -> Result<(What, Option<Local>), WcStatus> {
@@ -456,6 +458,7 @@ impl QueuePair for VerbsQp {
 impl Drop for VerbsQp {
     fn drop(&mut self) {
         self.events.forget(self.id.number());
+        self.events.queue_pairs.fetch_sub(1, Ordering::Relaxed);
         self.fail();
         if self.shared.is_some() {
             // Some RNICs forget completions of a queue pair with it, and receives that it took would not come back.
@@ -469,28 +472,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_look_for_the_peer_takes_none_of_the_users_places() {
+        let mut sends = Sends::default();
+        let sending =
+            || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
+        for round in 0..3 {
+            assert_eq!(sends.room(2), 2, "round {round}");
+            sends.probe = Some(sends.under_way.next());
+            sends.under_way.list.push_back(sending());
+            assert_eq!(sends.room(2), 2);
+            sends.under_way.list.extend([sending(), sending()]);
+            assert_eq!(sends.room(2), 0);
+            let last = sends.under_way.next() - 1;
+            sends.under_way.take(last - 2).expect("the look");
+            assert_eq!(sends.room(2), 0);
+            // Both: what is not signalled ends with what is behind it.
+            sends.under_way.take(last).expect("the last");
+        }
+    }
+
+    #[test]
     fn a_completion_ends_what_was_posted_before_it() {
         let mut under_way = UnderWay::default();
-        #[test]
-        fn a_look_for_the_peer_takes_none_of_the_users_places() {
-            let mut sends = Sends::default();
-            let sending =
-                || Sending { wr_id: WrId(0), kind: CompletionKind::Write, len: 0, tells: Tells::Nothing };
-            for round in 0..3 {
-                assert_eq!(sends.room(2), 2, "round {round}");
-                sends.probe = Some(sends.under_way.next());
-                sends.under_way.list.push_back(sending());
-                assert_eq!(sends.room(2), 2);
-                sends.under_way.list.extend([sending(), sending()]);
-                assert_eq!(sends.room(2), 0);
-                let last = sends.under_way.next() - 1;
-                sends.under_way.take(last - 2).expect("the look");
-                assert_eq!(sends.room(2), 0);
-                // Both: what is not signalled ends with what is behind it.
-                sends.under_way.take(last).expect("the last");
-            }
-        }
-
         for name in ["a", "b", "c", "d"] {
             under_way.list.push_back(name);
         }

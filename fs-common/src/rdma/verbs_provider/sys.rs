@@ -6,6 +6,7 @@
 //!   that is at its own addresses, because rdma_rxe of Linux 7.2 looks every address of such a region up there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
+use super::ends::Ends;
 use super::sys_address::{address_of, raw_address};
 use super::sys_flush::{self, Abilities, Flush};
 use crate::memory::{Pinned, SharedMemory};
@@ -17,6 +18,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What a call gave that returns 0, or an error in errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
@@ -53,6 +55,8 @@ pub(super) struct Limits {
     pub(super) completions: u32,
     /// Receives of a shared queue; 0: there are none.
     pub(super) shared_receives: u32,
+    /// Queue pairs of all who use the RNIC.
+    pub(super) queue_pairs: u32,
     /// READs and atomics of one queue pair.
     pub(super) reads: ReadDepth,
 }
@@ -84,6 +88,7 @@ impl Context {
             queue_depth: attributes.max_qp_wr.max(0) as u32,
             completions: attributes.max_cqe.max(0) as u32,
             shared_receives: if attributes.max_srq > 0 { attributes.max_srq_wr.max(0) as u32 } else { 0 },
+            queue_pairs: attributes.max_qp.max(0) as u32,
             reads: ReadDepth {
                 at_us: few(attributes.max_qp_rd_atom),
                 of_us: few(attributes.max_qp_init_rd_atom),
@@ -381,8 +386,11 @@ impl Drop for Cq {
     }
 }
 
-/// Where events of connections come from.
-pub(super) struct Channel(NonNull<ffi::rdma_event_channel>);
+/// Where events of connections come from. Its connections end on a thread of its own (`ends`).
+pub(super) struct Channel {
+    raw: NonNull<ffi::rdma_event_channel>,
+    ends: Ends,
+}
 
 // SAFETY: librdmacm's calls may be made from any thread.
 unsafe impl Send for Channel {}
@@ -418,10 +426,12 @@ pub(super) struct Event {
 }
 
 impl Channel {
-    pub(super) fn new() -> io::Result<Arc<Self>> {
+    /// `ending` counts identifiers that are over and that the kernel has not let go of.
+    pub(super) fn new(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+        let ends = Ends::start(ending)?;
         // SAFETY: no preconditions.
         let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
-        let channel = Arc::new(Self(raw));
+        let channel = Arc::new(Self { raw, ends });
         // SAFETY: the channel was just made.
         unblock(unsafe { (*raw.as_ptr()).fd })?;
         Ok(channel)
@@ -429,7 +439,7 @@ impl Channel {
 
     pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
-        unsafe { BorrowedFd::borrow_raw((*self.0.as_ptr()).fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).fd) }
     }
 
     /// The next event, if there is one. It is acknowledged already: an identifier can be destroyed whatever becomes of its events.
@@ -438,7 +448,7 @@ impl Channel {
         let mut raw = null_mut();
         // SAFETY: the channel is there; the event is read before it is acknowledged, and not after. Private data is copied.
         unsafe {
-            if ffi::rdma_get_cm_event(self.0.as_ptr(), &mut raw) != 0 {
+            if ffi::rdma_get_cm_event(self.raw.as_ptr(), &mut raw) != 0 {
                 return None;
             }
             let event = &*raw;
@@ -483,7 +493,7 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: identifiers hold an `Arc` of it, so none is left.
-        unsafe { ffi::rdma_destroy_event_channel(self.0.as_ptr()) };
+        unsafe { ffi::rdma_destroy_event_channel(self.raw.as_ptr()) };
     }
 }
 
@@ -518,7 +528,9 @@ impl ReadDepth {
 /// A connection identifier, with its queue pair once that is made.
 pub(super) struct Id {
     raw: NonNull<ffi::rdma_cm_id>,
-    _channel: Option<Arc<Channel>>,
+    channel: Option<Arc<Channel>>,
+    /// It has sent nothing that could keep it, and its address is to be free when it is gone.
+    listens: AtomicBool,
     /// What its queue pair was made with, which stays until that is gone.
     made_with: Option<(Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>)>,
 }
@@ -530,18 +542,23 @@ unsafe impl Sync for Id {}
 
 impl Id {
     fn adopt(raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<Channel>) -> Self {
-        Self { raw, _channel: Some(channel.clone()), made_with: None }
+        Self { raw, channel: Some(channel.clone()), listens: AtomicBool::new(false), made_with: None }
     }
 
     /// One whose events come by a channel, or, without one, whose calls wait.
     pub(super) fn new(channel: Option<&Arc<Channel>>) -> io::Result<Self> {
-        let events = channel.map_or(null_mut(), |channel| channel.0.as_ptr());
+        let events = channel.map_or(null_mut(), |channel| channel.raw.as_ptr());
         let mut raw = null_mut();
         // SAFETY: the channel outlives the identifier, which holds an `Arc` of it.
         let result =
             unsafe { ffi::rdma_create_id(events, &mut raw, null_mut(), ffi::rdma_port_space::RDMA_PS_TCP) };
         done(result)?;
-        Ok(Self { raw: made(raw)?, _channel: channel.cloned(), made_with: None })
+        Ok(Self {
+            raw: made(raw)?,
+            channel: channel.cloned(),
+            listens: AtomicBool::new(false),
+            made_with: None,
+        })
     }
 
     /// Names it in events.
@@ -562,6 +579,7 @@ impl Id {
     }
 
     pub(super) fn listen(&self, backlog: i32) -> io::Result<()> {
+        self.listens.store(true, Ordering::Relaxed);
         // SAFETY: the identifier is there.
         done(unsafe { ffi::rdma_listen(self.raw.as_ptr(), backlog) })
     }
@@ -576,12 +594,47 @@ impl Id {
         address_of(unsafe { &(*self.raw.as_ptr()).route.addr.dst_addr_union.dst_storage })
     }
 
-    pub(super) fn resolve_address(&self, address: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+    /// `from` an address of this machine, or from the one that the way there begins at.
+    pub(super) fn resolve_address(
+        &self,
+        from: Option<SocketAddr>,
+        address: SocketAddr,
+        timeout_ms: i32,
+    ) -> io::Result<()> {
         let mut address = raw_address(address);
-        // SAFETY: the identifier is there; the address is copied.
+        let mut from = from.map(raw_address);
+        let from = from.as_mut().map_or(null_mut(), |from| (&raw mut *from).cast());
+        // SAFETY: the identifier is there; the addresses are copied.
         done(unsafe {
-            ffi::rdma_resolve_addr(self.raw.as_ptr(), null_mut(), (&raw mut address).cast(), timeout_ms)
+            ffi::rdma_resolve_addr(self.raw.as_ptr(), from, (&raw mut address).cast(), timeout_ms)
         })
+    }
+
+    /// The port, and the address there that connections have, once an address says which.
+    pub(super) fn port(&self) -> (u8, Ipv6Addr) {
+        // SAFETY: the identifier is there; librdmacm sets both before the call or event that says so. Every variant of the union is 16 bytes.
+        unsafe {
+            let id = &*self.raw.as_ptr();
+            (id.port_num, Ipv6Addr::from(id.route.addr.addr.ibaddr.sgid.raw))
+        }
+    }
+
+    /// Of its connection.
+    pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
+        self.made_with.as_ref()?;
+        let mut attributes = MaybeUninit::<ffi::ibv_qp_attr>::zeroed();
+        let mut made_as = MaybeUninit::<ffi::ibv_qp_init_attr>::zeroed();
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU.0 as c_int;
+        // SAFETY: the queue pair is there; the library fills the plain structures in, of which all zeros is a value, too.
+        let mtu = unsafe {
+            let qp = (*self.raw.as_ptr()).qp;
+            if ffi::ibv_query_qp(qp, attributes.as_mut_ptr(), mask, made_as.as_mut_ptr()) != 0 {
+                return None;
+            }
+            attributes.assume_init().path_mtu
+        };
+        // IBV_MTU_256 is 1, and each next one twice that (verbs.h, enum ibv_mtu).
+        (1..=5).contains(&mtu).then(|| 128 << mtu)
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
@@ -741,13 +794,18 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; all its events are acknowledged (`Channel::next`), so this does not wait. What the queue pair was
-        // made with goes after it.
-        unsafe {
-            if self.made_with.is_some() {
-                ffi::rdma_destroy_qp(self.raw.as_ptr());
+        if self.made_with.is_some() {
+            // SAFETY: made once, destroyed once. What it was made with goes after it.
+            unsafe { ffi::rdma_destroy_qp(self.raw.as_ptr()) };
+        }
+        match self.channel.take() {
+            Some(channel) if !self.listens.load(Ordering::Relaxed) => {
+                channel.ends.destroy(self.raw, &channel);
             }
-            ffi::rdma_destroy_id(self.raw.as_ptr());
+            _ => {
+                // SAFETY: made once, destroyed once; without a channel, or listening, it has sent nothing, so this does not wait.
+                unsafe { ffi::rdma_destroy_id(self.raw.as_ptr()) };
+            }
         }
     }
 }

@@ -271,6 +271,7 @@ pub(crate) fn status(context: &Rc<WorkerContext>) -> Result<Body, Status> {
             "last_ended": scrub.last_ended_secs,
         },
         "nic": {
+            // Translated here, by the software RNIC.
             "onesided_hit_pages": counts.target_hits,
             "onesided_written_pages": counts.target_writes,
             // As clients counted, whoever translated; pulled each period.

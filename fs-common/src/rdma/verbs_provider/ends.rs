@@ -1,0 +1,63 @@
+//! The ends of connections: a thread that destroys their identifiers, so that nobody waits for it who has a deadline.
+//!
+//! Destroying an identifier waits in the kernel for what the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that wait.
+//!
+//! # Failure
+//! A destroy that hangs keeps the thread, and what comes behind it waits there. It is counted: with too many of them no connection is made
+//! (`Shared::few_ending`). The process can be killed, but is not gone before the kernel lets go.
+
+use super::sys::Channel;
+use rdma_sys as ffi;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+
+/// An identifier whose queue pair is gone.
+struct Remains {
+    raw: NonNull<ffi::rdma_cm_id>,
+    /// The identifier goes before its channel.
+    _channel: Arc<Channel>,
+}
+
+// SAFETY: librdmacm's calls may be made from any thread.
+unsafe impl Send for Remains {}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        // SAFETY: made once and destroyed once, by its only owner; its queue pair is gone, and its events are acknowledged (`Channel::next`).
+        unsafe { ffi::rdma_destroy_id(self.raw.as_ptr()) };
+    }
+}
+
+/// See the module.
+pub(super) struct Ends {
+    to_thread: mpsc::Sender<Remains>,
+    /// Handed to such threads, and not gone yet. Relaxed: a figure.
+    ending: Arc<AtomicUsize>,
+}
+
+impl Ends {
+    /// Starts the thread of a channel; `ending` counts what its device's channels have not come to an end with.
+    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Self> {
+        let (to_thread, remains) = mpsc::channel::<Remains>();
+        let left = ending.clone();
+        // Ends with the channel, whose last owner may be an identifier in here. Nobody joins it.
+        std::thread::Builder::new().name("rdma-ends".to_owned()).spawn(move || {
+            while let Ok(one) = remains.recv() {
+                drop(one);
+                left.fetch_sub(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self { to_thread, ending: ending.clone() })
+    }
+
+    /// Destroys an identifier of this channel, whose only owner the caller was, and which has no queue pair any more.
+    pub(super) fn destroy(&self, raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<Channel>) {
+        self.ending.fetch_add(1, Ordering::Relaxed);
+        // Should its thread be gone, it is destroyed here.
+        if self.to_thread.send(Remains { raw, _channel: channel.clone() }).is_err() {
+            self.ending.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
