@@ -48,7 +48,7 @@ use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use sys::{Context, Id, Limits, Pd};
+use sys::{Context, Id, Limits};
 use sys_flush::Abilities;
 
 /// Largest two-sided message.

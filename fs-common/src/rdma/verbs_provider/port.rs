@@ -221,6 +221,7 @@ mod tests {
         queue_depth: 1,
         completions: 1,
         queue_pairs: 7,
+        shared_receives: 1,
         reads: super::super::sys::ReadDepth { at_us: 1, of_us: 1 },
     };
 
