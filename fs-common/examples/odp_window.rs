@@ -33,7 +33,7 @@ struct Side {
 }
 
 fn open(address: &str) -> (Arc<VerbsDevice>, Arc<dyn ProtectionDomain>, Arc<dyn CompletionQueue>, Endpoint) {
-    let endpoint = Endpoint::Rdma { host: address.to_owned(), port: 0 };
+    let endpoint = Endpoint::Rdma { host: address.to_owned(), port: 0, via: None };
     let device = VerbsDevice::to_listen(&endpoint, TcpSecurity::Insecure).expect("an RNIC");
     let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(128).expect("a queue"));
     (device, pd, cq, endpoint)
@@ -41,12 +41,7 @@ fn open(address: &str) -> (Arc<VerbsDevice>, Arc<dyn ProtectionDomain>, Arc<dyn 
 
 /// A connection of this process with itself: who reads, and whose memory it is.
 fn joined(address: &str) -> (Side, Side) {
-    let config = |cq: &Arc<dyn CompletionQueue>| QpConfig {
-        send_cq: cq.clone(),
-        recv_cq: cq.clone(),
-        send_depth: 64,
-        recv_depth: 16,
-    };
+    let config = |cq: &Arc<dyn CompletionQueue>| QpConfig::new(cq, 64, 16);
     let (far_device, far_pd, far_cq, endpoint) = open(address);
     let (near_device, near_pd, near_cq, _) = open(address);
     let listener = far_pd.listen(&endpoint).expect("listen");

@@ -183,7 +183,7 @@ fn device_parts(device: &VerbsDevice) -> Result<(Arc<dyn CompletionQueue>, Arc<S
 }
 
 fn config(cq: &Arc<dyn CompletionQueue>) -> QpConfig {
-    QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: RECEIVES }
+    QpConfig::new(cq, DEPTH, RECEIVES)
 }
 
 /// The passive side of one test.

@@ -30,11 +30,10 @@ pub struct Serve {
 }
 
 /// Of an RNIC's interface, where tests run over one.
-#[cfg(feature = "verbs")]
 pub fn rdma_endpoint() -> Endpoint {
     let host = std::env::var("CUTTLEFS_RDMA_ADDRESS")
         .expect("CUTTLEFS_RDMA_ADDRESS says which RNIC: an address of its interface");
-    Endpoint::Rdma { host, port: 0 }
+    Endpoint::Rdma { host, port: 0, via: None }
 }
 
 /// An RNIC does not listen for this machine alone, so who listens with one says that whoever comes is let in.

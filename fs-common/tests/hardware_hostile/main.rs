@@ -51,8 +51,8 @@ struct Served {
 impl Served {
     /// `receives` are posted for each who is accepted.
     fn new(trust: TcpSecurity, access: Access, receives: u64) -> Self {
-        let device =
-            VerbsDevice::to_listen(&Endpoint::Rdma { host: host(), port: 0 }, trust).expect("an RNIC");
+        let device = VerbsDevice::to_listen(&Endpoint::Rdma { host: host(), port: 0, via: None }, trust)
+            .expect("an RNIC");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16).expect("cq");
         let len = OPEN_BYTES + RECEIVE_BYTES * u64::from(DEPTH);
@@ -60,7 +60,7 @@ impl Served {
         memory.write(0, &[7; 8]);
         let mr = pd.register(memory, access).expect("register");
         let listener: Arc<dyn Listener> =
-            Arc::from(pd.listen(&Endpoint::Rdma { host: host(), port: 0 }).expect("listen"));
+            Arc::from(pd.listen(&Endpoint::Rdma { host: host(), port: 0, via: None }).expect("listen"));
         let (give, accepted) = channel();
         let endpoint = listener.endpoint();
         let (accepts, its_cq, its_mr) = (listener.clone(), cq.clone(), mr.clone());
@@ -75,12 +75,7 @@ impl Served {
                     Err(RdmaError::Closed) => return,
                     Err(error) => panic!("accept: {error}"),
                 };
-                let config = QpConfig {
-                    send_cq: its_cq.clone(),
-                    recv_cq: its_cq.clone(),
-                    send_depth: DEPTH,
-                    recv_depth: DEPTH,
-                };
+                let config = QpConfig::new(&its_cq, DEPTH, DEPTH);
                 // One that went away meanwhile is nobody's loss.
                 if let Ok(qp) = incoming.accept(config, (0..receives).map(receive).collect())
                     && give.send(qp).is_err()
@@ -93,7 +88,7 @@ impl Served {
     }
 
     fn address(&self) -> SocketAddrV4 {
-        let Endpoint::Rdma { host, port } = &self.endpoint else { panic!("rdma") };
+        let Endpoint::Rdma { host, port, .. } = &self.endpoint else { panic!("rdma") };
         SocketAddrV4::new(host.parse::<Ipv4Addr>().expect("an address"), *port)
     }
 
@@ -130,7 +125,7 @@ impl Guest {
         let (pd, cq) = (device.alloc_pd()?, device.create_cq(16)?);
         let memory = Arc::new(SharedMemory::new("guest", OPEN_BYTES as usize).expect("memory"));
         let mr = pd.register(memory, Access::ALL)?;
-        let qp = QpConfig { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth: DEPTH, recv_depth: DEPTH };
+        let qp = QpConfig::new(&cq, DEPTH, DEPTH);
         let options = ConnectOptions { qp, receives: vec![], timeout: PATIENCE };
         let qp = pd.connect(endpoint, options)?.qp;
         Ok(Self { cq, mr, qp })

@@ -148,7 +148,7 @@ fn after_a_crash_all_is_recovered_and_the_next_pass_finds_nothing() {
         let file = after.file(1);
         after.read(&file, 0, PAGES * PAGE_SIZE).expect("readable");
         let sums = after.disk.summed().sums().figures();
-        assert_eq!((sums.accepted, sums.recovering_regions), (0, 0), "all have their sums");
+        assert_eq!((sums.accepted, sums.recovering_zones), (0, 0), "all have their sums");
         resummed += sums.resummed;
     }
     println!("{resummed} pages had new sums");

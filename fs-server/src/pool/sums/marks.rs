@@ -125,10 +125,10 @@ impl Marks {
         Ok(())
     }
 
-    /// Whether a region is marked durably.
-    pub(super) fn is_marked(&self, region: u64) -> bool {
+    /// Whether a zone is marked durably.
+    pub(super) fn is_marked(&self, zone: u64) -> bool {
         let state = self.state.lock();
-        state.regions.get(&region).is_some_and(|mark| state.durable >= mark.put_by)
+        state.zones.get(&zone).is_some_and(|mark| state.durable >= mark.put_by)
     }
 
     fn is_durable(&self, edit: Edit) -> bool {

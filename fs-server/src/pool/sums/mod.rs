@@ -176,10 +176,10 @@ impl PageSums {
         self.settled[(page.0 / 64) as usize].load(Ordering::Relaxed) & (1 << (page.0 % 64)) != 0
     }
 
-    /// Whether a write of this page waits neither for its sum nor for its region's mark, as of now.
+    /// Whether a write of this page waits neither for its sum nor for its zone's mark, as of now.
     pub fn may_overwrite_at_once(&self, page: PoolPage) -> bool {
         self.blocks.is_here(self.layout.sum(page).block)
-            && (!self.is_settled(page) || self.marks.is_marked(self.layout.region(page)))
+            && (!self.is_settled(page) || self.marks.is_marked(self.layout.zone(page)))
     }
 
     /// These pages were free and are a file's now: until they are written, nothing durable names their bytes.
