@@ -408,7 +408,7 @@ fn welcome_and_break(listener: &dyn Listener, pd: &dyn ProtectionDomain, cq: &Ar
         let memory = SharedMemory::new("fake", 3 * MESSAGE_LEN).expect("memory");
         let region = pd.register(Arc::new(memory), Access::ALL).expect("registered");
         let hello = RecvWr { wr_id: WrId(1), local: region.sge(0, MESSAGE_LEN as u32) };
-        let qp = QpConfig::new(&cq, 8, 8);
+        let qp = QpConfig::new(cq, 8, 8);
         let qp = incoming.accept(qp, vec![hello]).expect("accepted");
         let mut completions = Vec::new();
         while cq.poll(&mut completions, 8) == 0 {

@@ -107,7 +107,7 @@ impl Served {
     }
 
     fn connect_with(&self, cq: &Arc<dyn CompletionQueue>) -> Arc<dyn QueuePair> {
-        let qp = QpConfig::new(&cq, 8, 8);
+        let qp = QpConfig::new(cq, 8, 8);
         let options = ConnectOptions { qp, receives: vec![], timeout: Duration::from_secs(10) };
         self.pd.connect(&self.listener.endpoint(), options).expect("connect").qp
     }

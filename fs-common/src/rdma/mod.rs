@@ -7,6 +7,7 @@
 //!
 //! Nothing above this module knows which provider it talks to; what differs is in `Capabilities`.
 
+mod memory_window;
 mod open;
 mod peer;
 mod peer_key;
@@ -21,6 +22,7 @@ mod verbs;
 #[cfg(feature = "verbs")]
 pub mod verbs_provider;
 
+pub use memory_window::{Binding, MemoryWindow};
 pub use open::{open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;

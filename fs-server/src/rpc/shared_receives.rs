@@ -19,7 +19,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 /// Receives of a worker, 8 MiB: several mounts whose every lane asks at once.
-pub const RECEIVES_OF_WORKER: usize = 128;
+const RECEIVES_OF_WORKER: usize = 128;
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 
 /// One worker's shared receives.

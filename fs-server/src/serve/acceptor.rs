@@ -8,6 +8,7 @@ use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{
     CompletionQueue, Incoming, Listener, ProtectionDomain, QpConfig, RdmaError, SharedReceiveQueue,
 };
+use cuttlefs_common::rpc::POSTED_INLINE_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -91,6 +92,7 @@ pub(super) fn accept(
         Some(shared) => (ReceivesOf::Worker, QpConfig::with_shared(cq, SEND_DEPTH, shared)),
         None => (ReceivesOf::Connection, QpConfig::new(cq, SEND_DEPTH, RECEIVE_DEPTH)),
     };
+    let qp = qp.inline(POSTED_INLINE_BYTES);
     let accepted = Connection::register(pd, receives_of).and_then(|region| {
         let receives = Connection::receives(region.as_ref(), receives_of);
         Ok((incoming.accept(qp, receives)?, region))

@@ -561,6 +561,7 @@ impl Device for SimDevice {
             max_queue_depth: 1 << 16,
             word_last: true,
             shared_receives: self.has_shared_receives(),
+            memory_windows: false,
             // What was sent before is placed with the FLUSH.
             flush_after_send: true,
         }

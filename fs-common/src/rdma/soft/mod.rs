@@ -241,6 +241,7 @@ impl Device for SoftDevice {
             max_queue_depth: MAX_QUEUE_DEPTH,
             word_last: true,
             shared_receives: false,
+            memory_windows: false,
             flush_after_send: true,
         }
     }

@@ -4,11 +4,11 @@ use super::cm::Events;
 use super::cq::VerbsCq;
 use super::hello::{Answer, Ask, Refusal};
 use super::listen::VerbsListener;
-use super::queue::VerbsQp;
+use super::queue::{Parts, VerbsQp};
+use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
 use super::sys::{Capacities, Event, Happened, Id, Mr, Pd, Rights};
 use super::{Shared, address_of, another_device};
-use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::peer::PeerIdentity;
@@ -32,11 +32,12 @@ const ATTEMPTS: usize = 4;
 pub(super) struct VerbsPd {
     device: Arc<Shared>,
     pd: Arc<Pd>,
+    regions: Arc<Regions>,
 }
 
 impl VerbsPd {
     pub(super) fn new(device: Arc<Shared>, pd: Arc<Pd>) -> Self {
-        Self { device, pd }
+        Self { device, pd, regions: Arc::default() }
     }
 
     pub(super) fn device(&self) -> &Arc<Shared> {
@@ -74,22 +75,35 @@ impl VerbsPd {
             }
         }
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
-        let depths = Capacities { send_depth: config.send_depth, recv_depth };
+        let wanted = Capacities { send_depth: config.send_depth, recv_depth, max_inline: config.max_inline };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
         let promises = [
-            queues[0].promise(depths.send_depth).map_err(failed)?,
-            queues[1].promise(depths.recv_depth).map_err(failed)?,
+            queues[0].promise(wanted.send_depth).map_err(failed)?,
+            queues[1].promise(wanted.recv_depth).map_err(failed)?,
         ];
         if let Some(shared) = &shared {
             shared.completes_into(&queues[1]).map_err(failed)?;
         }
         let raw_queues = queues.each_ref().map(|queue| &queue.raw);
         let raw_shared = shared.as_ref().map(|shared| shared.raw());
-        let raw = id.make_qp(&self.pd, raw_queues, raw_shared, depths).map_err(failed)?;
+        let (raw_number, max_inline) =
+            id.make_qp(&self.pd, raw_queues, raw_shared, wanted).map_err(failed)?;
         let events = self.device.events()?;
-        let numbers = (self.device.next_number(), raw);
-        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), shared, depths), events))
+        let parts = Parts {
+            number: self.device.next_number(),
+            raw_number,
+            peer,
+            id,
+            events: events.clone(),
+            queues,
+            promises,
+            shared,
+            regions: self.regions.clone(),
+            pd: self.pd.clone(),
+            capacities: Capacities { max_inline, ..wanted },
+        };
+        Ok((VerbsQp::new(parts), events))
     }
 
     /// One attempt to connect. `Err(Again)`: with this request.
@@ -198,23 +212,6 @@ impl Drop for Forget<'_> {
     }
 }
 
-/// Registered memory.
-struct VerbsMr(Mr);
-
-impl MemoryRegion for VerbsMr {
-    fn lkey(&self) -> Lkey {
-        Lkey(self.0.lkey())
-    }
-
-    fn rkey(&self) -> Rkey {
-        Rkey(self.0.rkey())
-    }
-
-    fn memory(&self) -> &Arc<SharedMemory> {
-        &self.0.memory
-    }
-}
-
 impl ProtectionDomain for VerbsPd {
     fn register(
         &self,
@@ -232,14 +229,15 @@ impl ProtectionDomain for VerbsPd {
                 "rings over RDMA hardware are not there yet: a region is writable as a whole",
             );
         }
-        let rights = Rights { local_write, remote_read, remote_write, remote_atomic };
+        let windows = self.device.limits().has_windows;
+        let rights = Rights { local_write, remote_read, remote_write, remote_atomic, windows };
         let len = memory.len();
         let region = Mr::new(&self.pd, memory, rights).map_err(|source| RdmaError::Io {
             action: "register memory (it is pinned: `ulimit -l` must allow it, or LimitMEMLOCK= of the service) with",
             endpoint: format!("{} ({len} bytes)", self.device.name()),
             source,
         })?;
-        Ok(Arc::new(VerbsMr(region)))
+        Ok(Arc::new(self.regions.add(region)))
     }
 
     fn register_persistent(

@@ -3,7 +3,7 @@
 //! # The parts
 //! `sys` the libraries, with owners and errors; `hello` what both sides say in the private data of a connection, and how they prove a
 //! key; `cm` events of connections, and the thread that takes them; `listen`, `domain` (registering, connecting), `queue`, `cq`,
-//! `shared_receives`.
+//! `shared_receives`, `regions` (what is registered), `window`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -21,8 +21,10 @@ mod domain;
 mod hello;
 mod listen;
 mod queue;
+mod regions;
 mod shared_receives;
 mod sys;
+mod window;
 
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
@@ -232,6 +234,7 @@ impl Device for VerbsDevice {
             max_queue_depth: self.shared.limits.queue_depth,
             word_last: false,
             shared_receives: self.shared.limits.shared_receives > 0,
+            memory_windows: self.shared.limits.has_windows,
             flush_after_send: false,
         }
     }
