@@ -5,7 +5,7 @@ use super::lane::{Connection, Lane, MAX_RUNS, RECEIVES};
 use super::{Attach, FsError, Link, interrupt};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{ConnectOptions, QpConfig, QpState, RdmaError};
-use cuttlefs_common::rpc::Request;
+use cuttlefs_common::rpc::{POSTED_INLINE_BYTES, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,7 +20,7 @@ impl Lane {
     /// Connects, once; attached to no session yet. Gives what the link maps of the server's memory.
     pub(crate) fn connect_link(&mut self, link: &Link) -> Result<Vec<Arc<SharedMemory>>, RdmaError> {
         self.disconnect();
-        let qp = QpConfig::new(&self.cq, (MAX_RUNS + 2) as u32, RECEIVES as u32);
+        let qp = QpConfig::new(&self.cq, (MAX_RUNS + 2) as u32, RECEIVES as u32).inline(POSTED_INLINE_BYTES);
         let receives = (0..RECEIVES).map(|index| self.receive(index)).collect();
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = link.pd.connect(&link.endpoint, options)?;

@@ -8,6 +8,7 @@
 //! Nothing above this module knows which provider it talks to; the differences are in `Capabilities`.
 
 mod hardware;
+mod memory_window;
 mod open;
 mod peer;
 mod peer_key;
@@ -23,6 +24,7 @@ mod verbs;
 pub mod verbs_provider;
 
 pub use hardware::HardwareFigures;
+pub use memory_window::{Binding, MemoryWindow};
 pub use open::{Devices, VERSION, open_to_connect, open_to_listen};
 pub use peer::{LocalPeer, PeerIdentity};
 pub use peer_key::PeerKey;

@@ -11,6 +11,7 @@
 //! * A bad key, a range past the region or a missing right completes at the initiator with `RemoteAccess`, puts
 //!   the queue pair into `Error` (as an RC QP does), and changes nothing at the target.
 //! * After a queue pair enters `Error`, every outstanding work request completes with `Flushed`.
+//! * SENDs and WRITEs of at most [`QueuePair::max_inline`] bytes are copied when they are posted: their memory is the poster's again at once.
 //! * Unsignalled work requests complete silently unless they fail.
 //! * A FLUSH covers every earlier SEND, WRITE and atomic of its queue pair to its range. It is refused with
 //!   `RemoteAccess` like any one-sided request, with `RemoteInvalid` if it asks for persistence of a region that has no
@@ -24,6 +25,7 @@
 //! No method blocks but `CompletionQueue::wait`, `Device::connect` and `Listener::accept`.
 
 use super::hardware::HardwareFigures;
+use super::memory_window::MemoryWindow;
 use super::peer::{OVERFLOW_USER, PeerIdentity};
 use super::shared_receives::SharedReceiveQueue;
 use super::url::Endpoint;
@@ -279,6 +281,8 @@ pub enum CompletionKind {
     CompareSwap,
     FetchAdd,
     Flush,
+    Bind,
+    Invalidate,
 }
 
 /// One completion, after `ibv_wc`.
@@ -418,6 +422,8 @@ pub struct Capabilities {
     pub atomic_write: bool,
     /// There are shared receive queues ([`ProtectionDomain::create_shared_receives`]).
     pub shared_receives: bool,
+    /// There are memory windows ([`QueuePair::create_window`]).
+    pub memory_windows: bool,
     /// A FLUSH covers SENDs too: the target's RNIC places a message without the target's CPU, or orders the FLUSH
     /// behind whoever places it.
     pub flush_after_send: bool,
@@ -619,12 +625,26 @@ pub struct QpConfig {
     pub recv_depth: u32,
     /// Where it takes its receives from instead: a queue of the same protection domain.
     pub shared_receives: Option<Arc<dyn SharedReceiveQueue>>,
+    /// How long SENDs and WRITEs are, in bytes, that are best copied when they are posted, which spares the RNIC a read of memory. A wish.
+    pub max_inline: u32,
 }
 
 impl QpConfig {
     /// Completions of both kinds to one queue, and receives of its own.
     pub fn new(cq: &Arc<dyn CompletionQueue>, send_depth: u32, recv_depth: u32) -> Self {
-        Self { send_cq: cq.clone(), recv_cq: cq.clone(), send_depth, recv_depth, shared_receives: None }
+        Self {
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            send_depth,
+            recv_depth,
+            shared_receives: None,
+            max_inline: 0,
+        }
+    }
+
+    /// With a wish for [`QpConfig::max_inline`].
+    pub fn inline(self, max_inline: u32) -> Self {
+        Self { max_inline, ..self }
     }
 
     /// As [`QpConfig::new`], with receives from a shared queue.
@@ -647,6 +667,10 @@ pub trait QueuePair: Send + Sync {
     fn link(&self) -> LinkKind;
     /// Who is at the other end.
     fn peer(&self) -> PeerIdentity;
+    /// Up to how many bytes a post copies; 0: none.
+    fn max_inline(&self) -> u32 {
+        0
+    }
     /// Posts requests and rings the doorbell once.
     ///
     /// # Errors
@@ -657,6 +681,15 @@ pub trait QueuePair: Send + Sync {
     /// # Errors
     /// As `post_send`.
     fn post_recv(&self, requests: &[RecvWr]) -> Result<(), PostError>;
+    /// A window on memory for this queue pair's peer, bound to nothing yet.
+    ///
+    /// # Errors
+    /// `Unsupported` where [`Capabilities::memory_windows`] is not set; `RdmaError` if the device has no more.
+    fn create_window(&self) -> Result<Arc<dyn MemoryWindow>, RdmaError> {
+        Err(RdmaError::Unsupported(
+            "this device has no memory windows; register what peers are to reach".to_owned(),
+        ))
+    }
     /// Target side: whose filekeys the peer's file requests may name from now on.
     fn set_region_owner(&self, owner: RegionOwner);
     /// Disconnects; outstanding requests are flushed. Idempotent.

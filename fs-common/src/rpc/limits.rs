@@ -9,6 +9,9 @@ pub const MAX_MESSAGE_BYTES: u32 = 66 * 1024;
 /// (TeRM section 4.1.2). Chosen so that one message holds a page and its header many times over, while
 /// rings of receive buffers stay small.
 pub const MAX_INLINE_BYTES: usize = 16 * 1024;
+/// Messages that are best copied as they are posted, where an RNIC does that: most requests and replies without contents, and room for the name
+/// in them. (RNICs usually give their work requests room in steps of 64 bytes.)
+pub const POSTED_INLINE_BYTES: u32 = 256;
 /// Largest read, write or copy of one request: what FUSE sends at most.
 pub const MAX_TRANSFER_BYTES: u32 = 1024 * 1024;
 /// Largest extended attribute value: Linux's `XATTR_SIZE_MAX`.

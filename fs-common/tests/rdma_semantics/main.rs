@@ -20,6 +20,7 @@ mod flush;
 mod pair;
 mod queues;
 mod shared;
+mod windows;
 
 use access::{
     access_errors, deregistered_memory_is_gone, discarded_memory_is_still_the_regions,
@@ -45,12 +46,16 @@ use queues::{
     a_burst_larger_than_the_link_arrives, a_hundred_on_one_queue,
     a_queue_takes_its_depth_whatever_the_provider_does_beside, close_flushes_and_the_peer_notices,
     message_too_long, messages_wait_for_receives, ping_pong_loses_no_wake_up, queues_are_bounded,
-    two_threads_post_to_one_queue_pair,
+    two_threads_post_to_one_queue_pair, what_is_inline_is_copied_by_the_post,
 };
 use shared::{
     a_broken_queue_pair_leaves_shared_receives, a_dry_shared_queue_lets_messages_wait,
     a_message_too_long_breaks_only_its_queue_pair, queue_pairs_share_receives,
     receives_of_a_queue_pair_that_is_gone_come_back,
+};
+use windows::{
+    a_window_is_of_one_queue_pair, a_window_opens_its_range, a_window_opens_nothing_else,
+    an_invalidated_window_opens_nothing,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -329,7 +334,12 @@ suite!(
     a_message_too_long_breaks_only_its_queue_pair,
     receives_of_a_queue_pair_that_is_gone_come_back,
     a_receive_whose_memory_was_let_go_of_takes_nothing,
-    reads_into_memory_that_was_let_go_of_end;
+    reads_into_memory_that_was_let_go_of_end,
+    what_is_inline_is_copied_by_the_post,
+    a_window_opens_its_range,
+    a_window_opens_nothing_else,
+    an_invalidated_window_opens_nothing,
+    a_window_is_of_one_queue_pair;
     software:
     a_burst_larger_than_the_link_arrives,
     files_are_read_by_the_engine,

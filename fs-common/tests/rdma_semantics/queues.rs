@@ -253,3 +253,42 @@ pub(super) fn two_threads_post_to_one_queue_pair(link: LinkKind) {
     ok(pair.client.next(), 9, CompletionKind::Read, 8);
     assert_eq!(pair.client.bytes(64, 8), 1000u64.to_le_bytes());
 }
+
+/// Messages find no receive, and so are sent when their memory says something else; what may be inline is copied from registered memory only.
+pub(super) fn what_is_inline_is_copied_by_the_post(link: LinkKind) {
+    const WISHED: u32 = 64;
+    let dir = tempfile::tempdir().expect("dir");
+    let (client, server) = (Half::new(link, Access::ALL), Half::new(link, Access::ALL));
+    let listener: Arc<dyn Listener> = Arc::from(server.pd.listen(&endpoint(link, &dir)).expect("listen"));
+    let configs = [client.config(16).inline(WISHED), server.config(16)];
+    let (client_qp, server_qp, _) = join_as(&client, &listener, configs, [vec![], vec![]]);
+    let most = client_qp.max_inline();
+    assert_eq!(server_qp.max_inline(), 0, "nobody wished for it");
+    if most == 0 {
+        assert!(!matches!(link, LinkKind::Rdma | LinkKind::Sim));
+        return;
+    }
+    assert_eq!(most, WISHED);
+    let len = most as usize;
+    for id in 0..4u8 {
+        let local = client.put(0, &vec![id; len]);
+        let write = send(10 + u64::from(id), SendOp::Write(server.place(4096 + u64::from(id) * 64)), local);
+        client_qp.post_send(&[send(id.into(), SendOp::Send, local), write]).expect("post");
+        client.put(0, &vec![0xff; len]);
+    }
+    for id in 0..4u8 {
+        server_qp.post_recv(&[server.receive(id.into(), 0, most)]).expect("receive");
+        ok(server.next(), id.into(), CompletionKind::Recv, most);
+        assert_eq!(server.bytes(0, len), vec![id; len]);
+        ok(client.next(), id.into(), CompletionKind::Send, most);
+        ok(client.next(), 10 + u64::from(id), CompletionKind::Write, most);
+        assert_eq!(server.bytes(4096 + usize::from(id) * 64, len), vec![id; len]);
+    }
+    let beyond = client.mr.sge(MEMORY_LEN as u64 - 8, 16);
+    client_qp.post_send(&[send(20, SendOp::Send, beyond)]).expect("post");
+    let refused = client.next();
+    // rdma_rxe flushes its own faults (6.12, `rxe_req.c`).
+    let told = if link == LinkKind::Rdma { WcStatus::Flushed } else { WcStatus::LocalProtection };
+    assert!([WcStatus::LocalProtection, told].contains(&refused.status), "{refused:?}");
+    assert_eq!((refused.wr_id, client_qp.state()), (WrId(20), QpState::Error));
+}

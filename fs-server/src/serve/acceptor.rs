@@ -7,6 +7,7 @@ use crate::server::Server;
 use crate::shares::Resource;
 use cuttlefs_common::panic_ends;
 use cuttlefs_common::rdma::{Incoming, Listener, QpConfig, RdmaError};
+use cuttlefs_common::rpc::POSTED_INLINE_BYTES;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -90,6 +91,7 @@ pub(super) fn accept(
         Some(shared) => (ReceivesOf::Worker, QpConfig::with_shared(&queues.cq, SEND_DEPTH, shared)),
         None => (ReceivesOf::Connection, QpConfig::new(&queues.cq, SEND_DEPTH, RECEIVE_DEPTH)),
     };
+    let qp = qp.inline(POSTED_INLINE_BYTES);
     let accepted = Connection::register(pd, receives_of).and_then(|region| {
         let receives = Connection::receives(region.as_ref(), receives_of);
         Ok((incoming.accept(qp, receives)?, region))

@@ -580,6 +580,7 @@ impl Device for SimDevice {
             flush: FlushReach::Persistence,
             atomic_write: false,
             shared_receives: self.has_shared_receives(),
+            memory_windows: false,
             // What was sent before is placed with the FLUSH.
             flush_after_send: true,
         }

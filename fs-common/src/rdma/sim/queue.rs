@@ -353,6 +353,11 @@ impl QueuePair for SimPair {
         PeerIdentity::Local(LocalPeer::root())
     }
 
+    /// Requests execute when they are posted.
+    fn max_inline(&self) -> u32 {
+        self.config.max_inline
+    }
+
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
         for (posted, request) in requests.iter().enumerate() {
             let state = self.state();

@@ -243,6 +243,7 @@ impl Device for SoftDevice {
             flush: FlushReach::Persistence,
             atomic_write: false,
             shared_receives: false,
+            memory_windows: false,
             flush_after_send: true,
         }
     }

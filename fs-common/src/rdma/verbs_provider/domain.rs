@@ -4,11 +4,11 @@ use super::cm::Events;
 use super::cq::VerbsCq;
 use super::hello::{Answer, Ask, Refusal};
 use super::listen::VerbsListener;
-use super::queue::VerbsQp;
+use super::queue::{Parts, VerbsQp};
+use super::regions::{Regions, VerbsMr};
 use super::shared_receives::VerbsSrq;
 use super::sys::{Capacities, Event, Happened, Id, Mr, Pd, Rights};
 use super::{Shared, address_of, another_device};
-use crate::ids::{Lkey, Rkey};
 use crate::memory::SharedMemory;
 use crate::persist::Persistence;
 use crate::rdma::peer::PeerIdentity;
@@ -22,7 +22,7 @@ use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+
 use std::time::{Duration, Instant};
 
 /// A key's challenge and its answer; and once more, for two who asked within a millisecond, and for a challenge that grew old.
@@ -35,6 +35,7 @@ pub(super) struct VerbsPd {
     pd: Arc<Pd>,
     /// Where bytes land that are READ instead of a FLUSH: see `queue`.
     landing: Arc<Mr>,
+    regions: Arc<Regions>,
 }
 
 impl VerbsPd {
@@ -42,7 +43,7 @@ impl VerbsPd {
         let pd = Pd::new(device.context())?;
         let landing = Arc::new(SharedMemory::new("flush-landing", 4096)?);
         let landing = Arc::new(Mr::new(&pd, landing, 0, Rights { local_write: true, ..Rights::default() })?);
-        Ok(Self { device, pd, landing })
+        Ok(Self { device, pd, landing, regions: Arc::default() })
     }
 
     pub(super) fn device(&self) -> &Arc<Shared> {
@@ -80,14 +81,14 @@ impl VerbsPd {
             }
         }
         let queues = [self.queue(config.send_cq)?, self.queue(config.recv_cq)?];
-        let depths = Capacities { send_depth: config.send_depth, recv_depth };
+        let wanted = Capacities { send_depth: config.send_depth, recv_depth, max_inline: config.max_inline };
         let failed =
             |source| RdmaError::Io { action: "make a queue pair for", endpoint: endpoint.to_owned(), source };
         // One place more for the look for the peer, which is none of the user's.
-        let raw_depths = Capacities { send_depth: depths.send_depth + 1, ..depths };
+        let raw_wanted = Capacities { send_depth: wanted.send_depth + 1, ..wanted };
         let promises = [
-            queues[0].promise(raw_depths.send_depth).map_err(failed)?,
-            queues[1].promise(depths.recv_depth).map_err(failed)?,
+            queues[0].promise(raw_wanted.send_depth).map_err(failed)?,
+            queues[1].promise(wanted.recv_depth).map_err(failed)?,
         ];
         if let Some(shared) = &shared {
             shared.completes_into(&queues[1]).map_err(failed)?;
@@ -95,11 +96,24 @@ impl VerbsPd {
         let abilities = self.device.abilities();
         let raw_queues = queues.each_ref().map(|queue| &queue.raw);
         let raw_shared = shared.as_ref().map(|shared| shared.raw());
-        let raw = id.make_qp(&self.pd, raw_queues, raw_shared, raw_depths, abilities).map_err(failed)?;
+        let (raw_number, max_inline) =
+            id.make_qp(&self.pd, raw_queues, raw_shared, raw_wanted, abilities).map_err(failed)?;
         let events = self.device.events()?;
-        let numbers = (self.device.next_number(), raw);
-        let flushing = (abilities.as_initiator, self.landing.clone());
-        Ok((VerbsQp::new(numbers, peer, id, &events, (queues, promises), shared, depths, flushing), events))
+        let parts = Parts {
+            number: self.device.next_number(),
+            raw_number,
+            peer,
+            id,
+            events: events.clone(),
+            queues,
+            promises,
+            shared,
+            regions: self.regions.clone(),
+            pd: self.pd.clone(),
+            capacities: Capacities { max_inline, ..wanted },
+            flushing: (abilities.as_initiator, self.landing.clone()),
+        };
+        Ok((VerbsQp::new(parts), events))
     }
 
     /// One attempt to connect. `Err(Again)`: with this request.
@@ -215,50 +229,6 @@ impl Drop for Forget<'_> {
     }
 }
 
-/// Registered memory.
-struct VerbsMr {
-    /// What `rkey` names: all of it, or what is behind the owner's bytes.
-    main: Mr,
-    /// All of it, to be read only; where there are owner's bytes.
-    reading: Option<Mr>,
-    reach: FlushReach,
-    device: Arc<Shared>,
-    /// Bytes of both.
-    pinned: u64,
-}
-
-impl Drop for VerbsMr {
-    fn drop(&mut self) {
-        self.device.pinned_bytes.fetch_sub(self.pinned, Ordering::Relaxed);
-    }
-}
-
-impl MemoryRegion for VerbsMr {
-    fn lkey(&self) -> Lkey {
-        Lkey(self.main.lkey())
-    }
-
-    fn rkey(&self) -> Rkey {
-        Rkey(self.main.rkey())
-    }
-
-    fn read_rkey(&self) -> Rkey {
-        Rkey(self.reading.as_ref().unwrap_or(&self.main).rkey())
-    }
-
-    fn flush_reach(&self) -> FlushReach {
-        self.reach
-    }
-
-    fn memory(&self) -> &Arc<SharedMemory> {
-        &self.main.memory
-    }
-
-    fn first_address(&self) -> u64 {
-        self.main.first_address
-    }
-}
-
 impl VerbsPd {
     /// Registers memory, with FLUSH to persistence or without.
     fn register_to(
@@ -276,6 +246,7 @@ impl VerbsPd {
             remote_atomic,
             flush_global: reach >= FlushReach::Visibility,
             flush_persistent: reach >= FlushReach::Persistence,
+            windows: self.device.limits().has_windows,
         };
         let own = usize::try_from(own_bytes).unwrap_or(usize::MAX);
         let page = rustix::param::page_size();
@@ -284,12 +255,16 @@ impl VerbsPd {
                 "{own} bytes of the owner's are no whole pages, or leave none for peers"
             )));
         }
-        let reading = Rights { local_write: false, remote_write: false, remote_atomic: false, ..rights };
+        let reading = Rights {
+            local_write: false,
+            remote_write: false,
+            remote_atomic: false,
+            windows: false,
+            ..rights
+        };
         let main = Mr::new(&self.pd, memory.clone(), own, rights)?;
         let reading = if own > 0 { Some(Mr::new(&self.pd, memory.clone(), 0, reading)?) } else { None };
-        let pinned = (memory.len() - own + reading.as_ref().map_or(0, |_| memory.len())) as u64;
-        self.device.pinned_bytes.fetch_add(pinned, Ordering::Relaxed);
-        Ok(VerbsMr { main, reading, reach, device: self.device.clone(), pinned })
+        Ok(self.regions.add(main, reading, reach, &self.device))
     }
 
     /// Registers memory with FLUSH as far as `wanted` and as the RNIC can.

@@ -1,9 +1,10 @@
 //! RNICs through libibverbs, connections through librdmacm. (Feature `verbs`.)
 //!
 //! # The parts
-//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH, `sys_address` addresses; `hello` what both sides say in the private data of a
+//! `sys` the libraries, with owners and errors, `sys_flush` FLUSH; `hello` what both sides say in the private data of a
 //! connection, and how they prove a key; `cm` events of connections, and the thread that takes them; `ends` the thread that destroys what is
-//! left of them; `port` the kernel's facts of an RNIC's port; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`.
+//! left of them; `port` the kernel's facts of an RNIC's port; `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`,
+//! `regions` (registered memory), `window`.
 //!
 //! # What hardware promises beyond or less than the software RNIC
 //! * The target translates no files, and maps no windows: who is trusted READs the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
@@ -25,10 +26,11 @@ mod hello;
 mod listen;
 mod port;
 mod queue;
+mod regions;
 mod shared_receives;
 mod sys;
-mod sys_address;
 mod sys_flush;
+mod window;
 
 use crate::cluster_key::ClusterKeys;
 use crate::ids::QpNumber;
@@ -346,6 +348,7 @@ impl Device for VerbsDevice {
             flush: self.shared.abilities.as_initiator,
             atomic_write: self.shared.abilities.atomic_write,
             shared_receives: self.shared.limits.shared_receives > 0,
+            memory_windows: self.shared.limits.has_windows,
             flush_after_send: false,
         }
     }

@@ -222,6 +222,7 @@ mod tests {
         completions: 1,
         queue_pairs: 7,
         shared_receives: 1,
+        has_windows: false,
         reads: super::super::sys::ReadDepth { at_us: 1, of_us: 1 },
     };
 

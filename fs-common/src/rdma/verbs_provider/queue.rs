@@ -14,19 +14,22 @@
 use super::MAX_MESSAGE_BYTES;
 use super::cm::Events;
 use super::cq::{Promise, VerbsCq, Waiting};
+use super::regions::Regions;
 use super::shared_receives::VerbsSrq;
-use super::sys::{self, Far, Local, Posted, Wc, What};
+use super::sys::{self, Far, Local, Mw, Pd, Posted, Wc, What};
 use super::sys_flush::Flush;
+use super::window::VerbsWindow;
 use crate::ids::QpNumber;
+use crate::rdma::memory_window::MemoryWindow;
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::verbs::{
-    Completion, CompletionKind, FlushReach, LinkKind, Placement, PostError, QpState, QueuePair, RecvWr,
-    RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
+    Completion, CompletionKind, FlushReach, LinkKind, Placement, PostError, QpState, QueuePair, RdmaError,
+    RecvWr, RegionOwner, Remote, SendOp, SendWr, Sge, WcStatus, WrId,
 };
 use parking_lot::Mutex;
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Set in the RNIC's name for a receive.
 pub(super) const RECEIVE: u64 = 1 << 63;
@@ -121,16 +124,40 @@ pub(super) struct VerbsQp {
     recv_cq: Arc<VerbsCq>,
     /// Behind `id`: the RNIC's queue pair goes first.
     _promises: [Promise; 2],
-    send_depth: u32,
-    recv_depth: u32,
+    capacities: sys::Capacities,
     /// How far its RNIC can FLUSH, and where the byte lands that is READ instead. Nobody looks at it.
     reach: FlushReach,
     landing: Arc<sys::Mr>,
+    regions: Arc<Regions>,
+    pd: Arc<Pd>,
+    /// For windows, which hold it.
+    this: Weak<Self>,
     /// Where its receives come from, if they are not its own.
     shared: Option<Arc<VerbsSrq>>,
     /// Held while posting, so that numbers are posted in order.
     sends: Mutex<Sends>,
     receives: Mutex<UnderWay<WrId>>,
+}
+
+/// What a queue pair is made of.
+pub(super) struct Parts {
+    pub(super) number: QpNumber,
+    /// Its number at the RNIC.
+    pub(super) raw_number: u32,
+    pub(super) peer: PeerIdentity,
+    /// It has the RNIC's queue pair already.
+    pub(super) id: sys::Id,
+    pub(super) events: Arc<Events>,
+    /// For sends and receives.
+    pub(super) queues: [Arc<VerbsCq>; 2],
+    pub(super) promises: [Promise; 2],
+    pub(super) shared: Option<Arc<VerbsSrq>>,
+    /// Of its domain.
+    pub(super) regions: Arc<Regions>,
+    pub(super) pd: Arc<Pd>,
+    pub(super) capacities: sys::Capacities,
+    /// How far its RNIC can FLUSH, and where the byte lands that is READ instead.
+    pub(super) flushing: (FlushReach, Arc<sys::Mr>),
 }
 
 const INIT: u8 = 0;
@@ -146,7 +173,11 @@ pub(super) fn local(sge: Sge) -> Option<Local> {
 ///
 /// # Errors
 /// What is refused here, because the RNIC would not take it, or not say so at once.
-fn what(request: &SendWr, reach: FlushReach, landing: u32) -> Result<(What, Option<Local>), WcStatus> {
+fn what(
+    request: &SendWr,
+    reach: FlushReach,
+    landing: u32,
+) -> Result<(What<'static>, Option<Local>), WcStatus> {
     let SendWr { op, local: sge, .. } = *request;
     let len = sge.len;
     let far = |remote: Remote| match remote {
@@ -196,9 +227,10 @@ fn status_of(status: u32, is_receive: bool) -> WcStatus {
         s::IBV_WC_LOC_QP_OP_ERR if is_receive => WcStatus::LocalLength,
         s::IBV_WC_SUCCESS => WcStatus::Success,
         s::IBV_WC_LOC_LEN_ERR => WcStatus::LocalLength,
-        s::IBV_WC_LOC_PROT_ERR | s::IBV_WC_LOC_QP_OP_ERR | s::IBV_WC_LOC_ACCESS_ERR => {
-            WcStatus::LocalProtection
-        }
+        s::IBV_WC_LOC_PROT_ERR
+        | s::IBV_WC_LOC_QP_OP_ERR
+        | s::IBV_WC_LOC_ACCESS_ERR
+        | s::IBV_WC_MW_BIND_ERR => WcStatus::LocalProtection,
         s::IBV_WC_REM_ACCESS_ERR => WcStatus::RemoteAccess,
         s::IBV_WC_REM_INV_REQ_ERR => WcStatus::RemoteInvalid,
         s::IBV_WC_REM_OP_ERR | s::IBV_WC_REM_ABORT_ERR => WcStatus::RemoteOperation,
@@ -209,37 +241,32 @@ fn status_of(status: u32, is_receive: bool) -> WcStatus {
 }
 
 impl VerbsQp {
-    /// A queue pair in state `Init`; its identifier has one already, whose number at the RNIC is `raw_number`.
-    pub(super) fn new(
-        (number, raw_number): (QpNumber, u32),
-        peer: PeerIdentity,
-        id: sys::Id,
-        events: &Arc<Events>,
-        ([send_cq, recv_cq], promises): ([Arc<VerbsCq>; 2], [Promise; 2]),
-        shared: Option<Arc<VerbsSrq>>,
-        depths: sys::Capacities,
-        (reach, landing): (FlushReach, Arc<sys::Mr>),
-    ) -> Arc<Self> {
-        let qp = Arc::new(Self {
-            number,
-            peer,
-            id,
-            events: events.clone(),
+    /// A queue pair in state `Init`.
+    pub(super) fn new(parts: Parts) -> Arc<Self> {
+        let [send_cq, recv_cq] = parts.queues;
+        let qp = Arc::new_cyclic(|this| Self {
+            number: parts.number,
+            peer: parts.peer,
+            id: parts.id,
+            events: parts.events,
             state: AtomicU8::new(INIT),
-            send_cq: send_cq.clone(),
-            recv_cq: recv_cq.clone(),
-            _promises: promises,
-            send_depth: depths.send_depth,
-            recv_depth: depths.recv_depth,
-            reach,
-            landing,
-            shared,
+            send_cq,
+            recv_cq,
+            _promises: parts.promises,
+            capacities: parts.capacities,
+            reach: parts.flushing.0,
+            landing: parts.flushing.1,
+            regions: parts.regions,
+            pd: parts.pd,
+            this: this.clone(),
+            shared: parts.shared,
             sends: Mutex::default(),
             receives: Mutex::default(),
         });
-        events.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        send_cq.add(raw_number, number, &qp);
-        recv_cq.add(raw_number, number, &qp);
+        qp.events.queue_pairs.fetch_add(1, Ordering::Relaxed);
+        for queue in [&qp.send_cq, &qp.recv_cq] {
+            queue.add(parts.raw_number, parts.number, &qp);
+        }
         qp
     }
 
@@ -316,6 +343,7 @@ impl VerbsQp {
             wr_id: sends.under_way.next(),
             what: What::Write(Far { rkey: 0, offset: 0 }),
             local: None,
+            inline: None,
             signaled: true,
         };
         if self.id.post_send(&[nothing]).is_ok() {
@@ -325,23 +353,70 @@ impl VerbsQp {
         }
     }
 
-    fn what(&self, request: &SendWr) -> Result<(What, Option<Local>), WcStatus> {
+    fn what(&self, request: &SendWr) -> Result<(What<'static>, Option<Local>), WcStatus> {
         what(request, self.reach, self.landing.lkey())
+    }
+
+    /// The region that a post copies a request's bytes from, if they are few. Of what is not registered the RNIC says so.
+    fn inline<'r>(&self, regions: &'r HashMap<u32, Arc<sys::Mr>>, request: &SendWr) -> Option<&'r sys::Mr> {
+        let is_sent =
+            matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..));
+        let is_short = (1..=self.capacities.max_inline).contains(&request.local.len);
+        if is_sent && is_short { regions.get(&request.local.lkey.0).map(|region| &**region) } else { None }
+    }
+
+    /// What is registered in its domain.
+    pub(super) fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Posts a request of its window's, signalled.
+    pub(super) fn post_of_window(
+        &self,
+        wr_id: WrId,
+        kind: CompletionKind,
+        what: What<'_>,
+    ) -> Result<(), PostError> {
+        if self.state() != QpState::ReadyToSend {
+            return Err(PostError::BadState { state: self.state() });
+        }
+        let mut sends = self.sends.lock();
+        if sends.room(self.capacities.send_depth) == 0 {
+            return Err(PostError::QueueFull { posted: 0 });
+        }
+        let number = sends.under_way.next();
+        let request = Posted { wr_id: number, what, local: None, inline: None, signaled: true };
+        if let Err((_, error)) = self.id.post_send(&[request]) {
+            drop(sends);
+            tracing::debug!(%error, ?kind, "the RNIC refused a post");
+            self.fail();
+            return Err(PostError::BadState { state: QpState::Error });
+        }
+        sends.silent = 0;
+        sends.under_way.list.push_back(Sending { wr_id, kind, len: 0, tells: Tells::End });
+        Ok(())
     }
 
     /// Posts as many requests as there is room for; how many.
     fn post_some(&self, requests: &[SendWr]) -> Result<usize, PostError> {
         let mut sends = self.sends.lock();
-        let room = sends.room(self.send_depth);
+        let room = sends.room(self.capacities.send_depth);
+        let regions = self.regions.read();
         let mut posted = Vec::with_capacity(requests.len().min(room));
         for request in requests.iter().take(room) {
             let Ok((what, local)) = self.what(request) else { break };
             sends.silent = if request.signaled { 0 } else { sends.silent + 1 };
-            let is_asked = request.signaled || sends.silent >= self.send_depth.div_ceil(2);
+            let is_asked = request.signaled || sends.silent >= self.capacities.send_depth.div_ceil(2);
             if is_asked {
                 sends.silent = 0;
             }
-            posted.push(Posted { wr_id: sends.under_way.next(), what, local, signaled: is_asked });
+            posted.push(Posted {
+                wr_id: sends.under_way.next(),
+                what,
+                local,
+                inline: self.inline(&regions, request),
+                signaled: is_asked,
+            });
             sends.under_way.list.push_back(Sending {
                 wr_id: request.wr_id,
                 kind: request.op.kind(),
@@ -402,6 +477,10 @@ impl QueuePair for VerbsQp {
         self.peer.clone()
     }
 
+    fn max_inline(&self) -> u32 {
+        self.capacities.max_inline
+    }
+
     fn post_send(&self, requests: &[SendWr]) -> Result<(), PostError> {
         if self.state() != QpState::ReadyToSend {
             return Err(PostError::BadState { state: self.state() });
@@ -433,7 +512,7 @@ impl QueuePair for VerbsQp {
         }
         let mut receives = self.receives.lock();
         for (posted, request) in requests.iter().enumerate() {
-            if receives.room(self.recv_depth) == 0 {
+            if receives.room(self.capacities.recv_depth) == 0 {
                 return Err(PostError::QueueFull { posted });
             }
             let number = receives.next();
@@ -445,6 +524,16 @@ impl QueuePair for VerbsQp {
             receives.list.push_back(request.wr_id);
         }
         Ok(())
+    }
+
+    fn create_window(&self) -> Result<Arc<dyn MemoryWindow>, RdmaError> {
+        let this = self.this.upgrade().expect("a queue pair that is called is alive");
+        let window = Mw::new(&self.pd).map_err(|source| RdmaError::Io {
+            action: "make a memory window for",
+            endpoint: self.peer.to_string(),
+            source,
+        })?;
+        Ok(Arc::new(VerbsWindow::new(this, window)))
     }
 
     /// File requests are not the RNIC's.

@@ -1,4 +1,5 @@
-//! libibverbs and librdmacm, with owners for what they give and errors in place of numbers. All that is unsafe of this provider is here.
+//! libibverbs and librdmacm, with owners for what they give and errors in place of numbers. All that is unsafe of this provider is here and in
+//! its parts: `address`, `cq`, `srq` (shared receive queues), `mw` (memory windows).
 //!
 //! # Invariants
 //! * What is made is destroyed once, after everything that was made with it: each owner holds the owners of what it needs.
@@ -7,10 +8,20 @@
 //! * A context belongs to librdmacm, which never closes it.
 
 use super::ends::Ends;
-use super::sys_address::{address_of, raw_address};
 use super::sys_flush::{self, Abilities, Flush};
+mod address;
+mod cq;
+mod mw;
+mod srq;
+
 use crate::memory::{Pinned, SharedMemory};
+use address::{address_of, raw_address};
+pub(super) use cq::{Cq, Wc};
+pub(super) use ffi::ibv_wc_status as status;
+pub(super) use mw::Mw;
 use rdma_sys as ffi;
+pub(super) use srq::Srq;
+use srq::receive_with;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
@@ -53,6 +64,8 @@ pub(super) struct Limits {
     pub(super) queue_depth: u32,
     /// Completions of a queue.
     pub(super) completions: u32,
+    /// There are windows of type 2B.
+    pub(super) has_windows: bool,
     /// Receives of a shared queue; 0: there are none.
     pub(super) shared_receives: u32,
     /// Queue pairs of all who use the RNIC.
@@ -87,6 +100,9 @@ impl Context {
         Ok(Limits {
             queue_depth: attributes.max_qp_wr.max(0) as u32,
             completions: attributes.max_cqe.max(0) as u32,
+            has_windows: attributes.device_cap_flags
+                & ffi::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0
+                != 0,
             shared_receives: if attributes.max_srq > 0 { attributes.max_srq_wr.max(0) as u32 } else { 0 },
             queue_pairs: attributes.max_qp.max(0) as u32,
             reads: ReadDepth {
@@ -135,6 +151,26 @@ pub(super) struct Rights {
     pub(super) remote_atomic: bool,
     pub(super) flush_global: bool,
     pub(super) flush_persistent: bool,
+    /// Windows can be bound to it.
+    pub(super) windows: bool,
+}
+
+impl Rights {
+    fn flags(self) -> ffi::ibv_access_flags {
+        let mut access = ffi::ibv_access_flags(0);
+        for (has, flag) in [
+            (self.local_write, ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
+            (self.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ),
+            (self.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
+            (self.remote_atomic, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
+            (self.windows, ffi::ibv_access_flags::IBV_ACCESS_MW_BIND),
+        ] {
+            if has {
+                access |= flag;
+            }
+        }
+        access
+    }
 }
 
 /// Registered memory.
@@ -159,24 +195,11 @@ impl Mr {
         from: usize,
         rights: Rights,
     ) -> io::Result<Self> {
-        let mut access = ffi::ibv_access_flags(0);
+        // Of a region that peers write, the RNIC is the writer (IBTA volume 1, 10.6.3.1).
+        let local_write = rights.local_write || rights.remote_write || rights.remote_atomic;
+        let mut access = Rights { local_write, ..rights }.flags().0 as c_int;
         for (has, flag) in [
-            // Of a region that peers write, the RNIC is the writer (IBTA volume 1, 10.6.3.1).
-            (
-                rights.local_write || rights.remote_write || rights.remote_atomic,
-                ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,
-            ),
-            (rights.remote_read, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ),
-            (rights.remote_write, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE),
-            (rights.remote_atomic, ffi::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC),
-            (memory.is_pointed(), ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND),
-        ] {
-            if has {
-                access |= flag;
-            }
-        }
-        let mut access = access.0 as c_int;
-        for (has, flag) in [
+            (memory.is_pointed(), ffi::ibv_access_flags::IBV_ACCESS_ON_DEMAND.0 as c_int),
             (rights.flush_global, sys_flush::ACCESS_FLUSH_GLOBAL),
             (rights.flush_persistent, sys_flush::ACCESS_FLUSH_PERSISTENT),
         ] {
@@ -198,6 +221,18 @@ impl Mr {
         Ok(Self { raw: made(raw)?, memory, first_address, _pd: pd.clone() })
     }
 
+    /// Where a range of it is mapped, for a post that copies.
+    fn mapped(&self, local: Local) -> Option<u64> {
+        let is_inside = self.memory.contains(local.offset, local.len.into());
+        is_inside.then(|| self.memory.base_address().as_ptr() as u64 + local.offset)
+    }
+
+    /// Registered bytes.
+    pub(super) fn len(&self) -> u64 {
+        // SAFETY: the registration stands while `self` lives; the field does not change.
+        unsafe { (*self.raw.as_ptr()).length as u64 }
+    }
+
     pub(super) fn lkey(&self) -> u32 {
         // SAFETY: the registration stands while `self` lives; the field does not change.
         unsafe { (*self.raw.as_ptr()).lkey }
@@ -213,176 +248,6 @@ impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: made by `new`, deregistered once; `memory` and `_pd` go after this.
         unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
-    }
-}
-
-/// A shared receive queue.
-pub(super) struct Srq {
-    raw: NonNull<ffi::ibv_srq>,
-    _pd: Arc<Pd>,
-}
-
-// SAFETY: libibverbs' calls may be made from any thread.
-unsafe impl Send for Srq {}
-// SAFETY: as above.
-unsafe impl Sync for Srq {}
-
-impl Srq {
-    pub(super) fn new(pd: &Arc<Pd>, depth: u32) -> io::Result<Self> {
-        let mut wanted = ffi::ibv_srq_init_attr {
-            srq_context: null_mut(),
-            attr: ffi::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 },
-        };
-        // SAFETY: the domain is there, and stays: `_pd` goes after the queue.
-        let raw = made(unsafe { ffi::ibv_create_srq(pd.raw.as_ptr(), &mut wanted) })?;
-        Ok(Self { raw, _pd: pd.clone() })
-    }
-
-    /// Posts a receive.
-    pub(super) fn post_receive(&self, wr_id: u64, local: Option<Local>) -> io::Result<()> {
-        // SAFETY: the queue is there; `receive_with` says the rest.
-        receive_with(wr_id, local, |wr, bad| unsafe { ffi::ibv_post_srq_recv(self.raw.as_ptr(), wr, bad) })
-    }
-}
-
-impl Drop for Srq {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`; queue pairs hold an `Arc` of it, so none is left.
-        unsafe { ffi::ibv_destroy_srq(self.raw.as_ptr()) };
-    }
-}
-
-/// Builds a receive for a call that copies it, with its element.
-fn receive_with(
-    wr_id: u64,
-    local: Option<Local>,
-    post: impl FnOnce(*mut ffi::ibv_recv_wr, *mut *mut ffi::ibv_recv_wr) -> c_int,
-) -> io::Result<()> {
-    let mut sge = local.map(Local::raw);
-    let mut wr = ffi::ibv_recv_wr {
-        wr_id,
-        next: null_mut(),
-        sg_list: sge.as_mut().map_or(null_mut(), |sge| sge),
-        num_sge: c_int::from(local.is_some()),
-    };
-    // What the element names is checked by the RNIC.
-    match post(&mut wr, &mut null_mut()) {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error.abs())),
-    }
-}
-
-/// A completion, as the RNIC tells it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wc {
-    pub(super) wr_id: u64,
-    pub(super) status: u32,
-    pub(super) qp: u32,
-    pub(super) byte_len: u32,
-    /// It consumed a receive, and brought this, if anything.
-    pub(super) imm: Option<u32>,
-    pub(super) is_write_imm: bool,
-}
-
-pub(super) use ffi::ibv_wc_status as status;
-
-/// A completion queue with its channel.
-pub(super) struct Cq {
-    raw: NonNull<ffi::ibv_cq>,
-    channel: NonNull<ffi::ibv_comp_channel>,
-}
-
-// SAFETY: libibverbs' calls may be made from any thread.
-unsafe impl Send for Cq {}
-// SAFETY: as above.
-unsafe impl Sync for Cq {}
-
-/// Completions taken at once.
-const POLLED: usize = 16;
-
-impl Cq {
-    pub(super) fn new(context: Context, depth: u32) -> io::Result<Self> {
-        // SAFETY: the context is open.
-        let channel = made(unsafe { ffi::ibv_create_comp_channel(context.0.as_ptr()) })?;
-        // SAFETY: as above; the channel was just made, and is destroyed after the queue.
-        let queue = unsafe {
-            ffi::ibv_create_cq(context.0.as_ptr(), depth as c_int, null_mut(), channel.as_ptr(), 0)
-        };
-        let raw = made(queue).inspect_err(|_| {
-            // SAFETY: nothing uses the channel.
-            unsafe { ffi::ibv_destroy_comp_channel(channel.as_ptr()) };
-        })?;
-        let queue = Self { raw, channel };
-        // SAFETY: the channel is there; the field does not change.
-        unblock(unsafe { (*channel.as_ptr()).fd })?;
-        Ok(queue)
-    }
-
-    /// Readable when an armed queue got a completion.
-    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
-        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
-    }
-
-    /// Takes up to [`POLLED`] completions.
-    pub(super) fn poll(&self, mut take: impl FnMut(Wc)) -> usize {
-        let mut entries: [MaybeUninit<ffi::ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
-        // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
-        let count = unsafe {
-            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.as_mut_ptr().cast::<ffi::ibv_wc>())
-        };
-        let count = usize::try_from(count).unwrap_or(0).min(POLLED);
-        for entry in &entries[..count] {
-            // SAFETY: one of the first `count`.
-            let entry = unsafe { entry.assume_init_ref() };
-            let has_imm = entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
-            take(Wc {
-                wr_id: entry.wr_id,
-                status: entry.status,
-                qp: entry.qp_num,
-                byte_len: entry.byte_len,
-                // SAFETY: both variants of the union are 32 bits wide.
-                imm: has_imm.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
-                is_write_imm: entry.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-            });
-        }
-        count
-    }
-
-    /// Makes room for this many completions. What is there stays.
-    pub(super) fn resize(&self, depth: u32) -> io::Result<()> {
-        // SAFETY: the queue is there; the library takes its own lock against threads that poll.
-        match unsafe { ffi::ibv_resize_cq(self.raw.as_ptr(), depth as c_int) } {
-            0 => Ok(()),
-            errno => Err(io::Error::from_raw_os_error(errno)),
-        }
-    }
-
-    /// Asks for an event with the next completion.
-    pub(super) fn arm(&self) {
-        // SAFETY: the queue is there. It cannot fail but for a broken argument.
-        unsafe { ffi::ibv_req_notify_cq(self.raw.as_ptr(), 0) };
-    }
-
-    /// Takes all events.
-    pub(super) fn take_events(&self) {
-        let (mut queue, mut context) = (null_mut(), null_mut());
-        // SAFETY: queue and channel are there; the channel has no other queue, and each event is acknowledged at once.
-        unsafe {
-            while ffi::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) == 0 {
-                ffi::ibv_ack_cq_events(self.raw.as_ptr(), 1);
-            }
-        }
-    }
-}
-
-impl Drop for Cq {
-    fn drop(&mut self) {
-        // SAFETY: queue pairs hold an `Arc` of it, so none is left; all events are acknowledged; the channel goes last.
-        unsafe {
-            ffi::ibv_destroy_cq(self.raw.as_ptr());
-            ffi::ibv_destroy_comp_channel(self.channel.as_ptr());
-        }
     }
 }
 
@@ -502,6 +367,8 @@ impl Drop for Channel {
 pub(super) struct Capacities {
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
+    /// Bytes that a post copies at most.
+    pub(super) max_inline: u32,
 }
 
 /// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives of the path. A path that
@@ -525,6 +392,9 @@ impl ReadDepth {
     }
 }
 
+/// Domain, completion queues and shared receives of a queue pair.
+type MadeWith = (Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>);
+
 /// A connection identifier, with its queue pair once that is made.
 pub(super) struct Id {
     raw: NonNull<ffi::rdma_cm_id>,
@@ -532,7 +402,7 @@ pub(super) struct Id {
     /// It has sent nothing that could keep it, and its address is to be free when it is gone.
     listens: AtomicBool,
     /// What its queue pair was made with, which stays until that is gone.
-    made_with: Option<(Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>)>,
+    made_with: Option<MadeWith>,
 }
 
 // SAFETY: librdmacm's and libibverbs' calls may be made from any thread; what needs an exclusive owner takes `&mut self`.
@@ -642,17 +512,17 @@ impl Id {
         done(unsafe { ffi::rdma_resolve_route(self.raw.as_ptr(), timeout_ms) })
     }
 
-    /// Makes the queue pair, once. Gives its number.
+    /// Makes the queue pair, once. Gives its number, and how many bytes a post copies: less than was wished for, where the RNIC has less.
     pub(super) fn make_qp(
         &mut self,
         pd: &Arc<Pd>,
         [send_cq, recv_cq]: [&Arc<Cq>; 2],
         shared: Option<&Arc<Srq>>,
-        capacities: Capacities,
+        mut capacities: Capacities,
         abilities: Abilities,
-    ) -> io::Result<u32> {
+    ) -> io::Result<(u32, u32)> {
         assert!(self.made_with.is_none(), "an identifier has one queue pair");
-        let mut wanted = ffi::ibv_qp_init_attr {
+        let wanted = |capacities: Capacities| ffi::ibv_qp_init_attr {
             qp_context: null_mut(),
             send_cq: send_cq.raw.as_ptr(),
             recv_cq: recv_cq.raw.as_ptr(),
@@ -662,16 +532,26 @@ impl Id {
                 max_recv_wr: capacities.recv_depth,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: 0,
+                max_inline_data: capacities.max_inline,
             },
             qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain and all queues are there and stay: `made_with` holds them until the queue pair is destroyed.
-        unsafe { sys_flush::create_qp(self.raw, pd, &mut wanted, abilities)? };
+        let granted = loop {
+            let mut attributes = wanted(capacities);
+            // SAFETY: the domain and all queues are there and stay: `made_with` holds them until the queue pair is destroyed.
+            match unsafe { sys_flush::create_qp(self.raw, pd, &mut attributes, abilities) } {
+                Ok(()) => break attributes.cap.max_inline_data,
+                // No attribute of an RNIC says how many it can copy.
+                Err(_) if capacities.max_inline > 0 => capacities.max_inline /= 2,
+                Err(error) => return Err(error),
+            }
+        };
         self.made_with = Some((pd.clone(), [send_cq.clone(), recv_cq.clone()], shared.cloned()));
         // SAFETY: the queue pair was just made.
-        Ok(unsafe { (*(*self.raw.as_ptr()).qp).qp_num })
+        let number = unsafe { (*(*self.raw.as_ptr()).qp).qp_num };
+        // RNICs round up; what nobody wished for is not promised.
+        Ok((number, granted.min(capacities.max_inline)))
     }
 
     fn conn_param(private: &[u8], reads: ReadDepth) -> ffi::rdma_conn_param {
@@ -760,7 +640,7 @@ impl Id {
 
     /// Posts what `ibv_post_send` knows.
     fn post_run(&self, requests: &[Posted]) -> Result<(), (usize, io::Error)> {
-        let mut sges: Vec<_> = requests.iter().map(|request| request.local.map(Local::raw)).collect();
+        let mut sges: Vec<_> = requests.iter().map(Posted::raw_local).collect();
         let mut wrs: Vec<ffi::ibv_send_wr> = requests
             .iter()
             .zip(&mut sges)
@@ -776,7 +656,8 @@ impl Id {
         }
         let mut bad = null_mut();
         // SAFETY: the queue pair is there; the list and its elements outlive the call, which copies them. What they name is checked by
-        // the RNIC, here and at the target.
+        // the RNIC, here and at the target; or, inline, is mapped memory whose region `requests` holds (`Posted::raw_local`). That the library's
+        // copy can race with others is as `SharedMemory` allows.
         match unsafe { ffi::ibv_post_send((*self.raw.as_ptr()).qp, first, &mut bad) } {
             0 => Ok(()),
             error => {
@@ -832,28 +713,59 @@ pub(super) struct Far {
 }
 
 /// What is posted.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum What {
+#[derive(Clone, Copy)]
+pub(super) enum What<'r> {
     Send,
     SendImm(u32),
     Read(Far),
     Write(Far),
     WriteImm(Far, u32),
-    CompareSwap { far: Far, expect: u64, swap: u64 },
-    FetchAdd { far: Far, add: u64 },
     Flush(Flush),
+    CompareSwap {
+        far: Far,
+        expect: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        far: Far,
+        add: u64,
+    },
+    /// A window's, with its new key.
+    Bind {
+        window: &'r Mw,
+        rkey: u32,
+        region: &'r Mr,
+        offset: u64,
+        len: u64,
+        rights: Rights,
+    },
+    Invalidate {
+        rkey: u32,
+    },
 }
 
 /// A send work request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Posted {
+#[derive(Clone, Copy)]
+pub(super) struct Posted<'r> {
     pub(super) wr_id: u64,
-    pub(super) what: What,
+    pub(super) what: What<'r>,
     pub(super) local: Option<Local>,
+    /// The local range's region, of a SEND or WRITE that the post is to copy.
+    pub(super) inline: Option<&'r Mr>,
     pub(super) signaled: bool,
 }
 
-impl Posted {
+impl Posted<'_> {
+    /// Where the post copies from, if it does.
+    fn mapped(&self) -> Option<u64> {
+        self.inline?.mapped(self.local?)
+    }
+
+    fn raw_local(&self) -> Option<ffi::ibv_sge> {
+        let raw = self.local?.raw();
+        Some(ffi::ibv_sge { addr: self.mapped().unwrap_or(raw.addr), ..raw })
+    }
+
     fn raw(&self, sge: *mut ffi::ibv_sge) -> ffi::ibv_send_wr {
         use ffi::ibv_wr_opcode as op;
         // SAFETY: all zeros is a value of this plain structure.
@@ -862,7 +774,10 @@ impl Posted {
         wr.sg_list = sge;
         wr.num_sge = c_int::from(self.local.is_some());
         if self.signaled {
-            wr.send_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        if self.mapped().is_some() {
+            wr.send_flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         let rdma = |far: Far| ffi::rdma_t { remote_addr: far.offset, rkey: far.rkey };
         let atomic = |far: Far, compare_add, swap| ffi::atomic_t {
@@ -900,6 +815,23 @@ impl Posted {
                 op::IBV_WR_ATOMIC_FETCH_AND_ADD
             }
             What::Flush(_) => unreachable!("`ibv_post_send` knows no FLUSH"),
+            What::Bind { window, rkey, region, offset, len, rights } => {
+                wr.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
+                    mw: window.raw.as_ptr(),
+                    rkey,
+                    bind_info: ffi::ibv_mw_bind_info {
+                        mr: region.raw.as_ptr(),
+                        addr: region.first_address + offset,
+                        length: len,
+                        mw_access_flags: rights.flags().0,
+                    },
+                };
+                op::IBV_WR_BIND_MW
+            }
+            What::Invalidate { rkey } => {
+                wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
+                op::IBV_WR_LOCAL_INV
+            }
         };
         if let Some(value) = imm {
             wr.imm_data_invalidated_rkey_union.imm_data = value.to_be();

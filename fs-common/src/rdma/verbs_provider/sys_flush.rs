@@ -160,7 +160,10 @@ pub(super) unsafe fn create_qp(
     if abilities.as_initiator != FlushReach::None {
         let mut extended = with_flush(wanted, pd);
         // SAFETY: the caller's.
-        return done(unsafe { ffi::rdma_create_qp_ex(id.as_ptr(), &mut extended) });
+        done(unsafe { ffi::rdma_create_qp_ex(id.as_ptr(), &mut extended) })?;
+        // What was granted.
+        wanted.cap = extended.cap;
+        return Ok(());
     }
     // SAFETY: the caller's.
     done(unsafe { ffi::rdma_create_qp(id.as_ptr(), pd.as_ptr(), wanted) })

@@ -1,4 +1,4 @@
-//! Addresses as librdmacm takes and gives them. Unsafe like `sys`: the family says which structure the bytes are.
+//! Addresses as librdmacm takes and gives them.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -33,7 +33,6 @@ pub(super) fn raw_address(address: SocketAddr) -> libc::sockaddr_storage {
     storage
 }
 
-/// The address that librdmacm gave, if it is one of the internet's.
 pub(super) fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match c_int::from(storage.ss_family) {
         libc::AF_INET => {

@@ -1,0 +1,83 @@
+//! The registrations of one protection domain by key: where the memory of a range lies, for posts that copy it.
+
+use super::Shared;
+use super::sys::Mr;
+use crate::ids::{Lkey, Rkey};
+use crate::memory::SharedMemory;
+use crate::rdma::verbs::{FlushReach, MemoryRegion};
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Regions(RwLock<HashMap<u32, Arc<Mr>>>);
+
+impl Regions {
+    pub(super) fn add(
+        self: &Arc<Self>,
+        main: Mr,
+        reading: Option<Mr>,
+        reach: FlushReach,
+        device: &Arc<Shared>,
+    ) -> VerbsMr {
+        let main = Arc::new(main);
+        self.0.write().insert(main.lkey(), main.clone());
+        let pinned = main.len() + reading.as_ref().map_or(0, Mr::len);
+        device.pinned_bytes.fetch_add(pinned, Ordering::Relaxed);
+        VerbsMr { main, reading, reach, pinned, regions: self.clone(), device: device.clone() }
+    }
+
+    /// By local key. Nobody deregisters meanwhile.
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, HashMap<u32, Arc<Mr>>> {
+        self.0.read()
+    }
+}
+
+/// Registered memory.
+pub(super) struct VerbsMr {
+    /// What `rkey` names: all of it, or what is behind the owner's bytes.
+    main: Arc<Mr>,
+    /// All of it, to be read only; where there are owner's bytes.
+    reading: Option<Mr>,
+    reach: FlushReach,
+    /// Bytes of both.
+    pinned: u64,
+    regions: Arc<Regions>,
+    device: Arc<Shared>,
+}
+
+impl MemoryRegion for VerbsMr {
+    fn lkey(&self) -> Lkey {
+        Lkey(self.main.lkey())
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.main.rkey())
+    }
+
+    fn read_rkey(&self) -> Rkey {
+        Rkey(self.reading.as_ref().unwrap_or(&self.main).rkey())
+    }
+
+    fn flush_reach(&self) -> FlushReach {
+        self.reach
+    }
+
+    fn memory(&self) -> &Arc<SharedMemory> {
+        &self.main.memory
+    }
+
+    fn first_address(&self) -> u64 {
+        self.main.first_address
+    }
+}
+
+impl Drop for VerbsMr {
+    fn drop(&mut self) {
+        // Waits for posts that copy. Before the RNIC can give the key to another: it is deregistered behind this.
+        self.regions.0.write().remove(&self.main.lkey());
+        self.device.pinned_bytes.fetch_sub(self.pinned, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,120 @@
+//! Completion queues.
+
+use super::{Context, ffi, made, unblock};
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+
+/// A completion, as the RNIC tells it.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Wc {
+    pub(in super::super) wr_id: u64,
+    pub(in super::super) status: u32,
+    pub(in super::super) qp: u32,
+    pub(in super::super) byte_len: u32,
+    /// It consumed a receive, and brought this, if anything.
+    pub(in super::super) imm: Option<u32>,
+    pub(in super::super) is_write_imm: bool,
+}
+
+/// A completion queue with its channel.
+pub(in super::super) struct Cq {
+    pub(super) raw: NonNull<ffi::ibv_cq>,
+    channel: NonNull<ffi::ibv_comp_channel>,
+}
+
+// SAFETY: libibverbs' calls may be made from any thread.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+/// Completions taken at once.
+const POLLED: usize = 16;
+
+impl Cq {
+    pub(in super::super) fn new(context: Context, depth: u32) -> io::Result<Self> {
+        // SAFETY: the context is open.
+        let channel = made(unsafe { ffi::ibv_create_comp_channel(context.0.as_ptr()) })?;
+        // SAFETY: as above; the channel was just made, and is destroyed after the queue.
+        let queue = unsafe {
+            ffi::ibv_create_cq(context.0.as_ptr(), depth as c_int, null_mut(), channel.as_ptr(), 0)
+        };
+        let raw = made(queue).inspect_err(|_| {
+            // SAFETY: nothing uses the channel.
+            unsafe { ffi::ibv_destroy_comp_channel(channel.as_ptr()) };
+        })?;
+        let queue = Self { raw, channel };
+        // SAFETY: the channel is there; the field does not change.
+        unblock(unsafe { (*channel.as_ptr()).fd })?;
+        Ok(queue)
+    }
+
+    /// Readable when an armed queue got a completion.
+    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and with it the descriptor, stays while `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
+    }
+
+    /// Takes up to [`POLLED`] completions.
+    pub(in super::super) fn poll(&self, mut take: impl FnMut(Wc)) -> usize {
+        let mut entries: [MaybeUninit<ffi::ibv_wc>; POLLED] = [const { MaybeUninit::uninit() }; POLLED];
+        // SAFETY: the queue is there; room for `POLLED` entries, of which the library fills in as many as it says.
+        let count = unsafe {
+            ffi::ibv_poll_cq(self.raw.as_ptr(), POLLED as i32, entries.as_mut_ptr().cast::<ffi::ibv_wc>())
+        };
+        let count = usize::try_from(count).unwrap_or(0).min(POLLED);
+        for entry in &entries[..count] {
+            // SAFETY: one of the first `count`.
+            let entry = unsafe { entry.assume_init_ref() };
+            let has_imm = entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+            take(Wc {
+                wr_id: entry.wr_id,
+                status: entry.status,
+                qp: entry.qp_num,
+                byte_len: entry.byte_len,
+                // SAFETY: both variants of the union are 32 bits wide.
+                imm: has_imm.then(|| u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data })),
+                is_write_imm: entry.opcode == ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+            });
+        }
+        count
+    }
+
+    /// Makes room for this many completions. What is there stays.
+    pub(in super::super) fn resize(&self, depth: u32) -> io::Result<()> {
+        // SAFETY: the queue is there; the library takes its own lock against threads that poll.
+        match unsafe { ffi::ibv_resize_cq(self.raw.as_ptr(), depth as c_int) } {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Asks for an event with the next completion.
+    pub(in super::super) fn arm(&self) {
+        // SAFETY: the queue is there. It cannot fail but for a broken argument.
+        unsafe { ffi::ibv_req_notify_cq(self.raw.as_ptr(), 0) };
+    }
+
+    /// Takes all events.
+    pub(in super::super) fn take_events(&self) {
+        let (mut queue, mut context) = (null_mut(), null_mut());
+        // SAFETY: queue and channel are there; the channel has no other queue, and each event is acknowledged at once.
+        unsafe {
+            while ffi::ibv_get_cq_event(self.channel.as_ptr(), &mut queue, &mut context) == 0 {
+                ffi::ibv_ack_cq_events(self.raw.as_ptr(), 1);
+            }
+        }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs hold an `Arc` of it, so none is left; all events are acknowledged; the channel goes last.
+        unsafe {
+            ffi::ibv_destroy_cq(self.raw.as_ptr());
+            ffi::ibv_destroy_comp_channel(self.channel.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory windows: what they open, to whom, and for how long; and, where a device has none, that it says so.
+
+use super::*;
+use cuttlefs_common::rdma::{Binding, MemoryWindow};
+
+/// A pair whose server has memory that peers reach by windows only, and a window of the server's queue pair.
+struct Windowed {
+    pair: Pair,
+    closed: Arc<dyn MemoryRegion>,
+    window: Arc<dyn MemoryWindow>,
+}
+
+const READ: Access = Access { remote_read: true, ..Access::NONE };
+
+impl Windowed {
+    fn new(link: LinkKind) -> Option<Self> {
+        let pair = Pair::new(link);
+        let has_some = pair.server.device.capabilities().memory_windows;
+        let window = match pair.s().create_window() {
+            Ok(window) => window,
+            Err(error) => {
+                assert!(!has_some && matches!(error, RdmaError::Unsupported(_)), "{error}");
+                return None;
+            }
+        };
+        assert!(has_some, "it does what it says that it cannot");
+        let memory = Arc::new(SharedMemory::new("closed", 64 << 10).expect("memory"));
+        memory.fill(0, 64 << 10, 0xaa);
+        memory.write(8192, b"in the window");
+        let closed = pair.server.pd.register(memory, Access::LOCAL).expect("register");
+        Some(Self { pair, closed, window })
+    }
+
+    fn bind(&self, offset: u64, len: u64, access: Access) -> Rkey {
+        let binding = Binding { region: self.closed.clone(), offset, len, access };
+        let rkey = self.window.bind(WrId(70), binding).expect("bind");
+        ok(self.pair.server.next(), 70, CompletionKind::Bind, 0);
+        rkey
+    }
+
+    fn invalidate(&self) {
+        self.window.invalidate(WrId(71)).expect("invalidate");
+        ok(self.pair.server.next(), 71, CompletionKind::Invalidate, 0);
+    }
+
+    fn ask(&self, op: impl FnOnce(Remote) -> SendOp, rkey: Rkey, offset: u64, len: u32) -> Completion {
+        let remote = Remote::Memory { rkey, offset };
+        self.pair.c().post_send(&[send(1, op(remote), self.pair.client.mr.sge(0, len))]).expect("post");
+        self.pair.client.next()
+    }
+}
+
+pub(super) fn a_window_opens_its_range(link: LinkKind) {
+    let Some(windowed) = Windowed::new(link) else { return };
+    let rkey = windowed.bind(8192, 4096, READ);
+    ok(windowed.ask(SendOp::Read, rkey, 8192, 13), 1, CompletionKind::Read, 13);
+    assert_eq!(windowed.pair.client.bytes(0, 13), b"in the window");
+    ok(windowed.ask(SendOp::Read, rkey, 8192 + 4096 - 8, 8), 1, CompletionKind::Read, 8);
+    // Bound again, elsewhere, with another key.
+    windowed.invalidate();
+    let again = windowed.bind(0, 64, Access { remote_write: true, ..READ });
+    assert_ne!(again, rkey);
+    windowed.pair.client.put(0, b"there");
+    ok(windowed.ask(SendOp::Write, again, 8, 5), 1, CompletionKind::Write, 5);
+    let mut there = [0; 5];
+    windowed.closed.memory().read(8, &mut there);
+    assert_eq!(&there, b"there");
+}
+
+pub(super) fn a_window_opens_nothing_else(link: LinkKind) {
+    let refused = |of: &dyn Fn(&Windowed) -> Completion| {
+        let Some(windowed) = Windowed::new(link) else { return };
+        bad(of(&windowed), 1, WcStatus::RemoteAccess);
+        assert_eq!(windowed.pair.c().state(), QpState::Error);
+        let mut there = [0; 16];
+        windowed.closed.memory().read(0, &mut there);
+        assert_eq!(there, [0xaa; 16]);
+    };
+    // rdma_rxe compares with the range of the region, and not of the window (6.12, and the main line: `check_rkey` in `rxe_resp.c`).
+    let checks_ranges = !Half::new(link, Access::ALL).device.name().starts_with("rxe");
+    for offset in [8192 + 4096 - 8, 8184].into_iter().filter(|_| checks_ranges) {
+        refused(&|windowed| {
+            let rkey = windowed.bind(8192, 4096, READ);
+            windowed.ask(SendOp::Read, rkey, offset, 16)
+        });
+    }
+    refused(&|windowed| {
+        let rkey = windowed.bind(8192, 4096, READ);
+        windowed.ask(SendOp::Read, rkey, (64 << 10) - 8, 16)
+    });
+    refused(&|windowed| {
+        let rkey = windowed.bind(0, 4096, READ);
+        windowed.ask(SendOp::Write, rkey, 0, 16)
+    });
+    // The region itself is nobody's.
+    refused(&|windowed| windowed.ask(SendOp::Read, windowed.closed.rkey(), 0, 16));
+}
+
+pub(super) fn an_invalidated_window_opens_nothing(link: LinkKind) {
+    let Some(windowed) = Windowed::new(link) else { return };
+    let rkey = windowed.bind(8192, 4096, READ);
+    ok(windowed.ask(SendOp::Read, rkey, 8192, 13), 1, CompletionKind::Read, 13);
+    windowed.invalidate();
+    windowed.pair.client.put(0, &[0; 13]);
+    bad(windowed.ask(SendOp::Read, rkey, 8192, 13), 1, WcStatus::RemoteAccess);
+    assert_eq!(windowed.pair.client.bytes(0, 13), [0; 13]);
+}
+
+pub(super) fn a_window_is_of_one_queue_pair(link: LinkKind) {
+    let Some(windowed) = Windowed::new(link) else { return };
+    let rkey = windowed.bind(8192, 4096, READ);
+    let Pair { client, server, listener, .. } = &windowed.pair;
+    let (other, _others, _) = join(client, server, listener, 4, [vec![], vec![]]);
+    let remote = Remote::Memory { rkey, offset: 8192 };
+    other.post_send(&[send(2, SendOp::Read(remote), client.mr.sge(0, 13))]).expect("post");
+    bad(client.next(), 2, WcStatus::RemoteAccess);
+    ok(windowed.ask(SendOp::Read, rkey, 8192, 13), 1, CompletionKind::Read, 13);
+}
