@@ -1,5 +1,5 @@
 //! A way through TLS for programs that have none: what connects to a Unix socket is connected to a server's `tcp://` with a key,
-//! and bytes go both ways as they are. For `scripts/suites/attack.sh`, whose hostile peers speak frames by hand.
+//! and bytes go both ways as they are. For `scripts/suites/attack.sh`, whose hostile peers speak packets by hand.
 //!
 //! `keyed_relay KEY-FILE HOST:PORT SOCKET`
 

@@ -5,8 +5,8 @@ use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::persist::{Persistence, WhenPersistent};
 use cuttlefs_common::rdma::soft::shm::wire::ShmMessage;
 use cuttlefs_common::rdma::soft::tcp::KeyedStream;
-use cuttlefs_common::rdma::soft::tcp::frame::{
-    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, header_checksum, hello_payload,
+use cuttlefs_common::rdma::soft::tcp::packet::{
+    PACKET_HEADER_LEN, PacketHeader, PacketKind, build, header_checksum, hello_payload,
 };
 use cuttlefs_common::rdma::soft::{SoftDevice, SoftOptions, TcpSecurity};
 use cuttlefs_common::rdma::{
@@ -53,8 +53,8 @@ macro_rules! with_and_without_keys {
 }
 
 with_and_without_keys!(
-    broken_frames_end_their_connection_only,
-    a_frame_in_many_pieces_is_one_frame,
+    broken_packets_end_their_connection_only,
+    a_packet_in_many_pieces_is_one_packet,
     a_refused_request_is_named_and_what_follows_is_not_executed,
     the_owners_bytes_are_not_written,
     replies_that_wait_for_a_flush_are_bounded,
@@ -187,10 +187,10 @@ fn greeted(served: &Served) -> (Raw, Arc<dyn QueuePair>) {
             Raw::Keyed(KeyedStream::open(stream, &keys(1), Duration::from_secs(10)).expect("proven"))
         }
     };
-    stream.write_all(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())).expect("hello");
-    let mut welcome = vec![0; FRAME_HEADER_LEN + hello_payload().len()];
+    stream.write_all(&build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload())).expect("hello");
+    let mut welcome = vec![0; PACKET_HEADER_LEN + hello_payload().len()];
     stream.read_exact(&mut welcome).expect("welcome");
-    assert_eq!(welcome, build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload()));
+    assert_eq!(welcome, build(PacketHeader::new(PacketKind::Welcome, 0), &hello_payload()));
     (stream, served.accepted())
 }
 
@@ -202,30 +202,30 @@ fn wait_for_error(qp: &dyn QueuePair) {
     }
 }
 
-fn read(sequence: u64, rkey: u32, wanted: u32) -> FrameHeader {
-    FrameHeader { key: rkey.into(), wanted, ..FrameHeader::new(FrameKind::ReadMemory, sequence) }
+fn read(sequence: u64, rkey: u32, wanted: u32) -> PacketHeader {
+    PacketHeader { key: rkey.into(), wanted, ..PacketHeader::new(PacketKind::ReadMemory, sequence) }
 }
 
 /// Puts the header's checksum right.
-fn seal_again(frame: &mut [u8]) {
-    let header = frame.first_chunk_mut().expect("a header");
+fn seal_again(packet: &mut [u8]) {
+    let header = packet.first_chunk_mut().expect("a header");
     let crc = header_checksum(header);
-    header[FRAME_HEADER_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
+    header[PACKET_HEADER_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn broken_frames_end_their_connection_only(trust: Trust) {
+fn broken_packets_end_their_connection_only(trust: Trust) {
     let served = tcp(trust);
     let client_cq = served.device.create_cq(16).expect("cq");
     let good = served.connect_with(&client_cq);
     let _good_server = served.accepted();
     let rkey = served.mr.rkey().0;
-    let mut corrupt = build(FrameHeader::new(FrameKind::Send, 1), b"message");
-    corrupt[FRAME_HEADER_LEN] ^= 1;
-    let mut oversized = build(FrameHeader::new(FrameKind::Send, 1), b"");
+    let mut corrupt = build(PacketHeader::new(PacketKind::Send, 1), b"message");
+    corrupt[PACKET_HEADER_LEN] ^= 1;
+    let mut oversized = build(PacketHeader::new(PacketKind::Send, 1), b"");
     oversized[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     seal_again(&mut oversized);
     // One that would be waited for.
-    let mut longer = build(FrameHeader::new(FrameKind::Send, 1), b"message");
+    let mut longer = build(PacketHeader::new(PacketKind::Send, 1), b"message");
     longer[9] ^= 1;
     let mut version = build(read(1, rkey, 8), b"");
     version[4] = 1;
@@ -236,21 +236,27 @@ fn broken_frames_end_their_connection_only(trust: Trust) {
         ("damaged length", longer),
         ("unknown version", version),
         ("unknown kind", {
-            let mut frame = build(read(1, rkey, 8), b"");
-            frame[5] = 200;
-            seal_again(&mut frame);
-            frame
+            let mut packet = build(read(1, rkey, 8), b"");
+            packet[5] = 200;
+            seal_again(&mut packet);
+            packet
         }),
         ("out of order", build(read(2, rkey, 8), b"")),
-        ("second hello", build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload())),
-        ("reply to nothing", build(FrameHeader::new(FrameKind::ReadReply, 1), b"bytes")),
-        ("flush ack of nothing", build(FrameHeader::new(FrameKind::FlushAck, 1), b"")),
-        ("flush to nowhere", build(FrameHeader { first: 8, ..FrameHeader::new(FrameKind::Flush, 1) }, b"")),
-        ("ack of nothing", build(FrameHeader::new(FrameKind::WriteAck, 1), b"")),
+        ("second hello", build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload())),
+        ("reply to nothing", build(PacketHeader::new(PacketKind::ReadReply, 1), b"bytes")),
+        ("flush ack of nothing", build(PacketHeader::new(PacketKind::FlushAck, 1), b"")),
+        (
+            "flush to nowhere",
+            build(PacketHeader { first: 8, ..PacketHeader::new(PacketKind::Flush, 1) }, b""),
+        ),
+        ("ack of nothing", build(PacketHeader::new(PacketKind::WriteAck, 1), b"")),
         (
             "nak of nothing",
             build(
-                FrameHeader { status: Some(WcStatus::RemoteAccess), ..FrameHeader::new(FrameKind::Nak, 1) },
+                PacketHeader {
+                    status: Some(WcStatus::RemoteAccess),
+                    ..PacketHeader::new(PacketKind::Nak, 1)
+                },
                 b"",
             ),
         ),
@@ -272,33 +278,33 @@ fn broken_frames_end_their_connection_only(trust: Trust) {
     }
 }
 
-fn a_frame_in_many_pieces_is_one_frame(trust: Trust) {
+fn a_packet_in_many_pieces_is_one_packet(trust: Trust) {
     let served = tcp(trust);
     let (mut stream, _qp) = greeted(&served);
-    let frames =
+    let packets =
         [build(read(1, served.mr.rkey().0, 8), b""), build(read(2, served.mr.rkey().0, 4), b"")].concat();
-    for byte in frames {
+    for byte in packets {
         stream.write_all(&[byte]).expect("write");
         stream.flush().expect("flush");
     }
     for (sequence, len) in [(1, 8usize), (2, 4)] {
-        let mut reply = vec![0; FRAME_HEADER_LEN + len];
+        let mut reply = vec![0; PACKET_HEADER_LEN + len];
         stream.read_exact(&mut reply).expect("reply");
-        assert_eq!(reply, build(FrameHeader::new(FrameKind::ReadReply, sequence), &[7; 8][..len]));
+        assert_eq!(reply, build(PacketHeader::new(PacketKind::ReadReply, sequence), &[7; 8][..len]));
     }
 }
 
 fn a_refused_request_is_named_and_what_follows_is_not_executed(trust: Trust) {
     let served = tcp(trust);
     let (mut stream, qp) = greeted(&served);
-    let write = FrameHeader { key: served.mr.rkey().0.into(), ..FrameHeader::new(FrameKind::Write, 2) };
+    let write = PacketHeader { key: served.mr.rkey().0.into(), ..PacketHeader::new(PacketKind::Write, 2) };
     stream.write_all(&[build(read(1, 99, 8), b""), build(write, b"never")].concat()).expect("write");
-    let mut reply = vec![0; FRAME_HEADER_LEN];
+    let mut reply = vec![0; PACKET_HEADER_LEN];
     stream.read_exact(&mut reply).expect("nak");
-    let header = FrameHeader::parse(&reply).expect("frame");
+    let header = PacketHeader::parse(&reply).expect("packet");
     assert_eq!(
         (header.kind, header.sequence, header.status),
-        (FrameKind::Nak, 1, Some(WcStatus::RemoteAccess))
+        (PacketKind::Nak, 1, Some(WcStatus::RemoteAccess))
     );
     assert_eq!(stream.read(&mut reply).expect("end"), 0);
     wait_for_error(&*qp);
@@ -315,7 +321,7 @@ fn the_owners_bytes_are_not_written(trust: Trust) {
     let access = Access { own_bytes: 4096, ..Access::ALL };
     let owned = served.pd.register(memory.clone(), access).expect("register");
     let key = u64::from(owned.rkey().0);
-    let write = |offset| FrameHeader { key, offset, ..FrameHeader::new(FrameKind::Write, 1) };
+    let write = |offset| PacketHeader { key, offset, ..PacketHeader::new(PacketKind::Write, 1) };
     for (offset, allowed) in [(0, false), (4095, false), (4096, true)] {
         let (mut stream, qp) = greeted(&served);
         stream.write_all(&build(write(offset), b"a peer's")).expect("write");
@@ -357,15 +363,15 @@ fn replies_that_wait_for_a_flush_are_bounded(trust: Trust) {
     let large = served.pd.register_persistent(memory, Access::ALL, domain.clone()).expect("register");
     let (mut stream, qp) = greeted(&served);
     let key = large.rkey().0;
-    let flush = |sequence| FrameHeader {
+    let flush = |sequence| PacketHeader {
         key: key.into(),
         first: 64,
         second: 2,
-        ..FrameHeader::new(FrameKind::Flush, sequence)
+        ..PacketHeader::new(PacketKind::Flush, sequence)
     };
     for round in 0..20 {
-        let frames = [build(flush(2 * round + 1), b""), build(read(2 * round + 2, key, 1 << 20), b"")];
-        stream.write_all(&frames.concat()).expect("write");
+        let packets = [build(flush(2 * round + 1), b""), build(read(2 * round + 2, key, 1 << 20), b"")];
+        stream.write_all(&packets.concat()).expect("write");
     }
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(qp.state(), QpState::ReadyToSend, "held back, not broken");
@@ -383,12 +389,12 @@ fn replies_that_wait_for_a_flush_are_bounded(trust: Trust) {
         }
     });
     for round in 0..20 {
-        let mut ack = vec![0; FRAME_HEADER_LEN];
+        let mut ack = vec![0; PACKET_HEADER_LEN];
         stream.read_exact(&mut ack).expect("ack");
-        assert_eq!(ack, build(FrameHeader::new(FrameKind::FlushAck, 2 * round + 1), b""));
-        let mut reply = vec![0; FRAME_HEADER_LEN + (1 << 20)];
+        assert_eq!(ack, build(PacketHeader::new(PacketKind::FlushAck, 2 * round + 1), b""));
+        let mut reply = vec![0; PACKET_HEADER_LEN + (1 << 20)];
         stream.read_exact(&mut reply).expect("reply");
-        assert_eq!(FrameHeader::parse(&reply).expect("frame").sequence, 2 * round + 2);
+        assert_eq!(PacketHeader::parse(&reply).expect("packet").sequence, 2 * round + 2);
     }
     releasing.join().expect("thread");
 }
@@ -418,10 +424,10 @@ fn a_peer_that_asks_and_never_reads_is_held_back(trust: Trust) {
     assert_eq!(next(&*cq).status, WcStatus::Success);
     // And when it reads after all, it gets what it asked for, in order.
     for sequence in 1..=20 {
-        let mut reply = vec![0; FRAME_HEADER_LEN + (1 << 20)];
+        let mut reply = vec![0; PACKET_HEADER_LEN + (1 << 20)];
         stream.read_exact(&mut reply).expect("reply");
-        let header = FrameHeader::parse(&reply).expect("frame");
-        assert_eq!((header.kind, header.sequence), (FrameKind::ReadReply, sequence));
+        let header = PacketHeader::parse(&reply).expect("packet");
+        assert_eq!((header.kind, header.sequence), (PacketKind::ReadReply, sequence));
     }
 }
 
@@ -480,21 +486,21 @@ fn what_is_held_for_peers_is_bounded_and_the_greediest_pays() {
 fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
     let served = tcp(Trust::Plain);
     let _silent: Vec<_> = (0..70).map(|_| raw(&served)).collect();
-    let mut version = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
+    let mut version = build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload());
     version[4] = 9;
     for (bytes, why) in [
         (version, "version 9"),
         (b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nUser-Agent: something-long-enough-to-fill\r\n\r\n".to_vec(), "magic"),
-        (build(FrameHeader::new(FrameKind::Send, 1), b"x"), "no hello"),
+        (build(PacketHeader::new(PacketKind::Send, 1), b"x"), "no hello"),
     ] {
         let mut stream = raw(&served);
         stream.write_all(&bytes).expect("write");
         let mut answer = Vec::new();
         // The end may be a reset: what we sent beyond a hello was never read.
         let _ = stream.read_to_end(&mut answer);
-        let header = FrameHeader::parse(&answer).expect("refusal");
-        assert_eq!(header.kind, FrameKind::Refuse);
-        let reason = String::from_utf8_lossy(&answer[FRAME_HEADER_LEN..]);
+        let header = PacketHeader::parse(&answer).expect("refusal");
+        assert_eq!(header.kind, PacketKind::Refuse);
+        let reason = String::from_utf8_lossy(&answer[PACKET_HEADER_LEN..]);
         assert!(reason.contains(why), "{reason}");
     }
     let qp = served.connect();
@@ -506,14 +512,14 @@ fn bad_hellos_are_told_why_and_silent_clients_hold_nobody_up() {
 #[test]
 fn who_connects_too_fast_is_heard_later() {
     let served = tcp(Trust::Plain);
-    let hello = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
+    let hello = build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload());
     let deadline = Instant::now() + Duration::from_secs(60);
     while served.device.figures().arrivals_delayed == 0 {
         assert!(Instant::now() < deadline, "nobody had to wait");
         let mut streams: Vec<TcpStream> = (0..16).map(|_| raw(&served)).collect();
         streams.iter_mut().for_each(|stream| stream.write_all(&hello).expect("hello"));
         for mut stream in streams {
-            let mut welcome = vec![0; FRAME_HEADER_LEN + hello_payload().len()];
+            let mut welcome = vec![0; PACKET_HEADER_LEN + hello_payload().len()];
             stream.read_exact(&mut welcome).expect("welcome");
             served.accepted();
         }
@@ -535,14 +541,14 @@ fn what_comes_with_the_end_is_taken_first() {
         let mr =
             served.pd.register(Arc::new(SharedMemory::new("written", 4096).expect("memory")), Access::ALL);
         let mr = mr.expect("registered");
-        let frames: Vec<u8> = (1..=512u64)
+        let packets: Vec<u8> = (1..=512u64)
             .flat_map(|sequence| {
-                let mut header = FrameHeader::new(FrameKind::Write, sequence);
+                let mut header = PacketHeader::new(PacketKind::Write, sequence);
                 (header.key, header.offset) = (u64::from(mr.rkey().0), 8 * (sequence - 1));
-                build(FrameHeader { payload_len: 8, ..header }, &sequence.to_le_bytes())
+                build(PacketHeader { payload_len: 8, ..header }, &sequence.to_le_bytes())
             })
             .collect();
-        stream.write_all(&frames).expect("frames");
+        stream.write_all(&packets).expect("packets");
         drop(stream);
         wait_for_error(&*qp);
         for sequence in 1..=512u64 {
@@ -592,7 +598,9 @@ fn who_has_not_the_key_is_told_and_nothing_else() {
     let welcomes = std::thread::spawn(move || {
         let (mut stream, _) = impostor.accept().expect("accepted");
         let _ = stream.read(&mut [0; 4096]);
-        stream.write_all(&build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload())).expect("welcome");
+        stream
+            .write_all(&build(PacketHeader::new(PacketKind::Welcome, 0), &hello_payload()))
+            .expect("welcome");
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         assert!(rest.is_empty(), "something was said in plain: {rest:?}");

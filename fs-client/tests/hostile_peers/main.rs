@@ -13,7 +13,7 @@ use cuttlefs_client::file::volume::{Caller, OpenHow, Volume};
 use cuttlefs_common::attr::SetAttr;
 use cuttlefs_common::ids::{InodeNo, TraceId};
 use cuttlefs_common::rdma::Endpoint;
-use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rdma::soft::tcp::packet::{PacketHeader, PacketKind};
 use cuttlefs_common::rpc::{AWAIT_LOCKS_MAX_MS, RECLAIM_FILES_MAX, Reclaim, Request, Rights};
 use cuttlefs_common::status::Status;
 use cuttlefs_server::BUFFERS_OF_PEER;
@@ -226,7 +226,7 @@ fn a_connection_that_cannot_be_made_is_not_a_server_that_is_away() {
 fn a_connection_that_ended_leaves_nothing() {
     let site = Site::new();
     let path = site.unix();
-    let send = FrameHeader::new(FrameKind::Send, 0);
+    let send = PacketHeader::new(PacketKind::Send, 0);
     type Attack<'a> = (&'a str, Box<dyn Fn(u128) -> Peer + 'a>);
     let attacks: Vec<Attack<'_>> = vec![
         ("says nothing", Box::new(|_| Peer::silent(&path))),
@@ -249,7 +249,7 @@ fn a_connection_that_ended_leaves_nothing() {
             }),
         ),
         (
-            "sends bytes that are no frame",
+            "sends bytes that are no packet",
             Box::new(|client| {
                 let mut peer = Peer::attached(&path, client);
                 peer.write(&[0xaa; 64]);
@@ -260,7 +260,7 @@ fn a_connection_that_ended_leaves_nothing() {
             "sends immediate data",
             Box::new(|client| {
                 let mut peer = Peer::attached(&path, client);
-                peer.put(FrameHeader { imm: Some(7), ..send }, b"x");
+                peer.put(PacketHeader { imm: Some(7), ..send }, b"x");
                 peer
             }),
         ),
@@ -278,14 +278,14 @@ fn a_connection_that_ended_leaves_nothing() {
             Box::new(|client| {
                 let mut peer = Peer::attached(&path, client);
                 peer.put(
-                    FrameHeader { key: 9, wanted: 64, ..FrameHeader::new(FrameKind::ReadMemory, 0) },
+                    PacketHeader { key: 9, wanted: 64, ..PacketHeader::new(PacketKind::ReadMemory, 0) },
                     b"",
                 );
                 peer
             }),
         ),
         (
-            "is half through a frame",
+            "is half through a packet",
             Box::new(|client| {
                 let mut peer = Peer::attached(&path, client);
                 peer.write(&[b'C', b'F', b'N', b'F', 3]);
@@ -374,7 +374,7 @@ fn a_connection_that_ends_in_a_transfer_gives_its_buffer_back() {
         let filekey = peer.open(FILE);
         peer.send(1, 1, &pulled_write(filekey));
         if round % 2 == 0 {
-            peer.frame();
+            peer.packet();
         }
         peer.send(2, 1, &Request::Detach);
     }

@@ -1,8 +1,8 @@
 //! A peer that speaks the byte protocol itself, so that it can break it.
 
 use cuttlefs_common::ids::{FileKey, InodeNo, Rkey, SlotIndex, TraceId};
-use cuttlefs_common::rdma::soft::tcp::frame::{
-    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload,
+use cuttlefs_common::rdma::soft::tcp::packet::{
+    PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload,
 };
 use cuttlefs_common::region::PageSet;
 use cuttlefs_common::rpc::{
@@ -77,9 +77,9 @@ impl Peer {
     /// Connected, and welcomed; `None` if it was refused.
     pub fn welcomed(path: &Path) -> Option<Self> {
         let mut peer = Self::silent(path);
-        peer.write(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload()));
-        let (header, _) = peer.frame()?;
-        (header.kind == FrameKind::Welcome).then_some(peer)
+        peer.write(&build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload()));
+        let (header, _) = peer.packet()?;
+        (header.kind == PacketKind::Welcome).then_some(peer)
     }
 
     /// Welcomed, with a session.
@@ -130,10 +130,10 @@ impl Peer {
         }
     }
 
-    /// A frame of its own with the next sequence number.
-    pub fn put(&mut self, header: FrameHeader, payload: &[u8]) {
+    /// A packet of its own with the next sequence number.
+    pub fn put(&mut self, header: PacketHeader, payload: &[u8]) {
         self.sequence += 1;
-        self.write(&build(FrameHeader { sequence: self.sequence, ..header }, payload));
+        self.write(&build(PacketHeader { sequence: self.sequence, ..header }, payload));
     }
 
     pub fn send(&mut self, slot: u16, seq: u64, request: &Request<'_>) {
@@ -149,14 +149,14 @@ impl Peer {
             drops_privileges: false,
         };
         let message = [&header.encode(len as u32)[..], &body[..len]].concat();
-        self.put(FrameHeader::new(FrameKind::Send, 0), &message);
+        self.put(PacketHeader::new(PacketKind::Send, 0), &message);
     }
 
     /// Whatever the server sends next; `None` once it has closed.
-    pub fn frame(&mut self) -> Option<(FrameHeader, Vec<u8>)> {
-        let mut header = [0; FRAME_HEADER_LEN];
+    pub fn packet(&mut self) -> Option<(PacketHeader, Vec<u8>)> {
+        let mut header = [0; PACKET_HEADER_LEN];
         self.stream.read_exact(&mut header).ok()?;
-        let header = FrameHeader::parse(&header).expect("a frame");
+        let header = PacketHeader::parse(&header).expect("a packet");
         let mut payload = vec![0; header.payload_len as usize];
         self.stream.read_exact(&mut payload).ok()?;
         Some((header, payload))
@@ -165,8 +165,8 @@ impl Peer {
     /// The next message of the server's. One-sided requests before it are not answered.
     pub fn answer(&mut self) -> Option<(ReplyHeader, Vec<u8>)> {
         loop {
-            let (header, payload) = self.frame()?;
-            if header.kind == FrameKind::Send {
+            let (header, payload) = self.packet()?;
+            if header.kind == PacketKind::Send {
                 let (reply, _) = ReplyHeader::parse(&payload).expect("a reply");
                 return Some((reply, payload[HEADER_LEN..].to_vec()));
             }
@@ -182,16 +182,16 @@ impl Peer {
     /// Answers so many of the server's WRITEs.
     pub fn acknowledge(&mut self, writes: usize) {
         for _ in 0..writes {
-            let Some((header, _)) = self.frame() else { return };
-            if header.kind == FrameKind::Write && header.ack {
-                self.write(&build(FrameHeader::new(FrameKind::WriteAck, header.sequence), b""));
+            let Some((header, _)) = self.packet() else { return };
+            if header.kind == PacketKind::Write && header.ack {
+                self.write(&build(PacketHeader::new(PacketKind::WriteAck, header.sequence), b""));
             }
         }
     }
 
     /// Waits until the server has closed the connection.
     pub fn wait_for_end(&mut self) {
-        while self.frame().is_some() {}
+        while self.packet().is_some() {}
     }
 }
 

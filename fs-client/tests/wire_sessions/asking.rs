@@ -3,7 +3,7 @@
 use crate::oracle::{Oracle, Way};
 use crate::wire::Wire;
 use cuttlefs_common::ids::{SlotIndex, TraceId};
-use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rdma::soft::tcp::packet::{PacketHeader, PacketKind};
 use cuttlefs_common::rpc::{HEADER_LEN, Reply, Request, RequestHeader, SessionSecret};
 use cuttlefs_common::status::Status;
 use std::path::Path;
@@ -46,8 +46,8 @@ impl Asking {
         let mut wire = Wire::connect(path, uid);
         wire.hello();
         let mut asking = Self { wire, way: oracle.way(uid), seqs: [0; 64] };
-        let (header, _) = asking.frame();
-        assert_eq!(header.kind, FrameKind::Welcome, "a connection is refused");
+        let (header, _) = asking.packet();
+        assert_eq!(header.kind, PacketKind::Welcome, "a connection is refused");
         asking
     }
 
@@ -101,23 +101,23 @@ impl Asking {
     ) -> Result<T, Status> {
         let message = message(slot, seq, trace, &body_of(request));
         oracle.note_sent(self.way, &message);
-        self.wire.put(FrameHeader::new(FrameKind::Send, 0), &message);
-        let (header, payload) = self.frame();
-        assert_eq!(header.kind, FrameKind::Send);
+        self.wire.put(PacketHeader::new(PacketKind::Send, 0), &message);
+        let (header, payload) = self.packet();
+        assert_eq!(header.kind, PacketKind::Send);
         let (header, _, reply) = oracle.check_message(self.way, &payload);
         assert_eq!(header.trace, TraceId(trace), "one question, one answer");
         assert!(payload.len() >= HEADER_LEN);
         header.result.map(|()| take(reply.expect("a reply")))
     }
 
-    /// The next frame.
-    pub fn frame(&mut self) -> (FrameHeader, Vec<u8>) {
+    /// The next packet.
+    pub fn packet(&mut self) -> (PacketHeader, Vec<u8>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let mut frames = self.wire.pump();
-            if let Some(frame) = frames.pop() {
-                assert!(frames.is_empty(), "who asks once is answered once: {:?}", frames[0].0);
-                return frame;
+            let mut packets = self.wire.pump();
+            if let Some(packet) = packets.pop() {
+                assert!(packets.is_empty(), "who asks once is answered once: {:?}", packets[0].0);
+                return packet;
             }
             assert!(!self.wire.is_over, "the connection of a peer that keeps the rules was closed");
             assert!(Instant::now() < deadline, "no answer in {PATIENCE:?}");

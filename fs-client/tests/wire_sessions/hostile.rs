@@ -1,4 +1,4 @@
-//! Peers that do what they like: messages and frames that are right, nearly right and wrong, with whatever numbers any of them was
+//! Peers that do what they like: messages and packets that are right, nearly right and wrong, with whatever numbers any of them was
 //! told, in sessions that come, go and are tried by others.
 
 use crate::asking::message;
@@ -7,7 +7,7 @@ use crate::grammar::{Grammar, Kind, Known};
 use crate::oracle::{Oracle, Way};
 use crate::site::STRANGERS;
 use crate::wire::Wire;
-use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind, build, hello_payload};
+use cuttlefs_common::rdma::soft::tcp::packet::{PacketHeader, PacketKind, build, hello_payload};
 use cuttlefs_common::rpc::{Reply, ReplyHeader, SessionSecret};
 use cuttlefs_common::status::Status;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ const OF_FILES: [Kind; 10] = [
     Kind::SetLock,
     Kind::Restore,
 ];
-const SEND: FrameHeader = FrameHeader::new(FrameKind::Send, 0);
+const SEND: PacketHeader = PacketHeader::new(PacketKind::Send, 0);
 
 /// A connection of theirs.
 struct Stranger {
@@ -44,7 +44,7 @@ struct Stranger {
     /// What it tries to attach with.
     attaches_with: Option<SessionSecret>,
     /// What the server asks of its memory.
-    pending: Vec<FrameHeader>,
+    pending: Vec<PacketHeader>,
     /// Answers what the server asks at once.
     is_obliging: bool,
     /// Does not read.
@@ -113,7 +113,7 @@ impl Crowd {
             80..83 => self.say_wrong(who, dice, oracle),
             83..87 => self.one_sided(who, dice),
             87..94 => self.answer_transfers(who, dice),
-            94 => self.break_frame(who, dice),
+            94 => self.break_packet(who, dice),
             95 if dice.chance(50) => self.unasked_reply(who, dice),
             95..97 => {
                 let stranger = &mut self.strangers[who];
@@ -140,7 +140,7 @@ impl Crowd {
             1 => {
                 let mut payload = hello_payload();
                 payload[dice.below(16)] ^= 1 << dice.below(8);
-                wire.put_bytes(&build(FrameHeader::new(FrameKind::Hello, 0), &payload));
+                wire.put_bytes(&build(PacketHeader::new(PacketKind::Hello, 0), &payload));
             }
             2 => {}
             _ => wire.hello(),
@@ -255,11 +255,11 @@ impl Crowd {
         let stranger = &mut self.strangers[who];
         oracle.note_sent(stranger.way, &message);
         let immediate = dice.chance(3).then_some(7);
-        stranger.wire.put(FrameHeader { imm: immediate, ..SEND }, &message);
+        stranger.wire.put(PacketHeader { imm: immediate, ..SEND }, &message);
     }
 
     fn one_sided(&mut self, who: usize, dice: &Dice) {
-        use FrameKind::{CompareSwap, FetchAdd, Flush, ReadBitmap, ReadFile, ReadMemory, Write};
+        use PacketKind::{CompareSwap, FetchAdd, Flush, ReadBitmap, ReadFile, ReadMemory, Write};
         let kind = dice.pick(&[
             ReadFile,
             ReadFile,
@@ -278,25 +278,25 @@ impl Crowd {
             _ if dice.chance(80) => dice.number() % 64,
             _ => dice.edge(),
         };
-        let bare = FrameHeader { key, offset: dice.offset(), ..FrameHeader::new(kind, 0) };
+        let bare = PacketHeader { key, offset: dice.offset(), ..PacketHeader::new(kind, 0) };
         let stranger = &mut self.strangers[who];
         match kind {
             ReadFile | ReadBitmap | ReadMemory => {
                 let wanted = dice.len().min(1 << 20) as u32;
-                stranger.wire.put(FrameHeader { wanted, ..bare }, b"");
+                stranger.wire.put(PacketHeader { wanted, ..bare }, b"");
             }
             Write => {
                 let imm = dice.chance(20).then_some(1);
                 let bytes = dice.bytes(dice.below(5000));
-                stranger.wire.put(FrameHeader { imm, ack: dice.chance(50), ..bare }, &bytes);
+                stranger.wire.put(PacketHeader { imm, ack: dice.chance(50), ..bare }, &bytes);
             }
             CompareSwap => {
-                stranger.wire.put(FrameHeader { first: dice.edge(), second: dice.edge(), ..bare }, b"");
+                stranger.wire.put(PacketHeader { first: dice.edge(), second: dice.edge(), ..bare }, b"");
             }
-            FetchAdd => stranger.wire.put(FrameHeader { first: dice.edge(), ..bare }, b""),
+            FetchAdd => stranger.wire.put(PacketHeader { first: dice.edge(), ..bare }, b""),
             _ => {
                 let first = dice.len().min(u64::from(u32::MAX));
-                stranger.wire.put(FrameHeader { first, second: 1 + dice.number() % 2, ..bare }, b"");
+                stranger.wire.put(PacketHeader { first, second: 1 + dice.number() % 2, ..bare }, b"");
             }
         }
     }
@@ -307,19 +307,19 @@ impl Crowd {
         for asked in std::mem::take(&mut stranger.pending) {
             match dice.below(12) {
                 0 => stranger.wire.put_bytes(&build(
-                    FrameHeader {
+                    PacketHeader {
                         status: Some(cuttlefs_common::rdma::WcStatus::RemoteAccess),
-                        ..FrameHeader::new(FrameKind::Nak, asked.sequence)
+                        ..PacketHeader::new(PacketKind::Nak, asked.sequence)
                     },
                     b"",
                 )),
                 1 => {
-                    let short = FrameHeader { wanted: (dice.len() as u32).min(1 << 20), ..asked };
+                    let short = PacketHeader { wanted: (dice.len() as u32).min(1 << 20), ..asked };
                     answer_transfer(&mut stranger.wire, &short, dice);
                 }
                 2 => {
                     let other =
-                        FrameHeader { sequence: asked.sequence.wrapping_add(dice.number() % 3), ..asked };
+                        PacketHeader { sequence: asked.sequence.wrapping_add(dice.number() % 3), ..asked };
                     answer_transfer(&mut stranger.wire, &other, dice);
                 }
                 3 => {}
@@ -328,27 +328,27 @@ impl Crowd {
         }
     }
 
-    /// A frame with a bit of it changed, or without its end.
-    fn break_frame(&mut self, who: usize, dice: &Dice) {
+    /// A packet with a bit of it changed, or without its end.
+    fn break_packet(&mut self, who: usize, dice: &Dice) {
         let payload = if self.log.is_empty() { dice.bytes(64) } else { dice.pick(&self.log) };
-        let mut frame = build(FrameHeader::new(FrameKind::Send, dice.edge()), &payload);
+        let mut packet = build(PacketHeader::new(PacketKind::Send, dice.edge()), &payload);
         match dice.below(3) {
-            0 => frame.truncate(dice.below(frame.len())),
-            1 => frame[dice.below(64)] ^= 1 << dice.below(8),
-            _ => frame[dice.below(payload.len().max(1))] ^= 1 << dice.below(8),
+            0 => packet.truncate(dice.below(packet.len())),
+            1 => packet[dice.below(64)] ^= 1 << dice.below(8),
+            _ => packet[dice.below(payload.len().max(1))] ^= 1 << dice.below(8),
         }
-        self.strangers[who].wire.put_bytes(&frame);
+        self.strangers[who].wire.put_bytes(&packet);
     }
 
     fn unasked_reply(&mut self, who: usize, dice: &Dice) {
-        use FrameKind::{AtomicReply, FlushAck, ReadReply, Refuse, Welcome, WriteAck};
+        use PacketKind::{AtomicReply, FlushAck, ReadReply, Refuse, Welcome, WriteAck};
         let kind = dice.pick(&[AtomicReply, FlushAck, ReadReply, Refuse, Welcome, WriteAck]);
         let payload = match kind {
             ReadReply | Refuse => dice.bytes(dice.below(256)),
             Welcome => hello_payload().to_vec(),
             _ => Vec::new(),
         };
-        self.strangers[who].wire.put_bytes(&build(FrameHeader::new(kind, dice.number() % 8), &payload));
+        self.strangers[who].wire.put_bytes(&build(PacketHeader::new(kind, dice.number() % 8), &payload));
     }
 
     /// Gives the server time to answer, so that there is something to go on from.
@@ -361,7 +361,7 @@ impl Crowd {
         }
     }
 
-    /// Takes what came, by the model of what may come; how many frames.
+    /// Takes what came, by the model of what may come; how many packets.
     fn listen(&mut self, dice: &Dice, oracle: &mut Oracle) -> usize {
         let mut came = 0;
         for stranger in self.strangers.iter_mut().filter(|stranger| !stranger.is_deaf) {
@@ -369,7 +369,7 @@ impl Crowd {
                 came += 1;
                 oracle.check_bytes(stranger.way, &payload);
                 match header.kind {
-                    FrameKind::Send => {
+                    PacketKind::Send => {
                         let (header, _, reply) = oracle.check_message(stranger.way, &payload);
                         if let Some(reply) = &reply {
                             if matches!(reply, Reply::Attached(_)) {
@@ -380,10 +380,10 @@ impl Crowd {
                         }
                         back_off(&mut self.seqs, stranger.secret, &header);
                     }
-                    FrameKind::ReadMemory | FrameKind::Write if stranger.is_obliging => {
+                    PacketKind::ReadMemory | PacketKind::Write if stranger.is_obliging => {
                         answer_transfer(&mut stranger.wire, &header, dice);
                     }
-                    FrameKind::ReadMemory | FrameKind::Write if stranger.pending.len() < PENDING_MAX => {
+                    PacketKind::ReadMemory | PacketKind::Write if stranger.pending.len() < PENDING_MAX => {
                         stranger.pending.push(header);
                     }
                     _ => {}
@@ -407,14 +407,14 @@ fn back_off(
     }
 }
 
-fn answer_transfer(wire: &mut Wire, asked: &FrameHeader, dice: &Dice) {
+fn answer_transfer(wire: &mut Wire, asked: &PacketHeader, dice: &Dice) {
     match asked.kind {
-        FrameKind::ReadMemory => {
-            let reply = FrameHeader::new(FrameKind::ReadReply, asked.sequence);
+        PacketKind::ReadMemory => {
+            let reply = PacketHeader::new(PacketKind::ReadReply, asked.sequence);
             wire.put_bytes(&build(reply, &dice.bytes(asked.wanted as usize)));
         }
-        FrameKind::Write if asked.ack => {
-            wire.put_bytes(&build(FrameHeader::new(FrameKind::WriteAck, asked.sequence), b""));
+        PacketKind::Write if asked.ack => {
+            wire.put_bytes(&build(PacketHeader::new(PacketKind::WriteAck, asked.sequence), b""));
         }
         _ => {}
     }

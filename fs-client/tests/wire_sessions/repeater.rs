@@ -12,7 +12,7 @@ use crate::site::{READ_WRITE, REPEATER, ROOT, Site, read};
 use crate::wire::Wire;
 use cuttlefs_client::file::volume::Volume;
 use cuttlefs_common::ids::{FileKey, InodeNo};
-use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rdma::soft::tcp::packet::{PacketHeader, PacketKind};
 use cuttlefs_common::rpc::{NewNode, Payload, Reply, Request, Rights, SessionSecret};
 use cuttlefs_common::status::Status;
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ impl Repeater {
         let Some(said) = &self.last[usize::from(slot)] else { return };
         let (wire, way) = &mut self.wires[wire];
         oracle.note_sent(*way, &said.message);
-        wire.put(FrameHeader::new(FrameKind::Send, 0), &said.message);
+        wire.put(PacketHeader::new(PacketKind::Send, 0), &said.message);
     }
 
     pub fn step(&mut self, dice: &Dice, oracle: &mut Oracle) {
@@ -147,7 +147,7 @@ impl Repeater {
     fn listen(&mut self, oracle: &mut Oracle) {
         for (wire, way) in &mut self.wires {
             for (header, payload) in wire.pump() {
-                assert_eq!(header.kind, FrameKind::Send, "nothing else was asked for");
+                assert_eq!(header.kind, PacketKind::Send, "nothing else was asked for");
                 let (header, kind, reply) = oracle.check_message(*way, &payload);
                 let index = usize::from(header.slot.0);
                 if header.seq != self.seqs[index] {

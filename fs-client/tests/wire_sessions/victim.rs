@@ -8,7 +8,7 @@ use crate::oracle::Oracle;
 use crate::site::{PLANTED_LEN, Site, VICTIM};
 use cuttlefs_common::ids::InodeNo;
 use cuttlefs_common::locks::{Lock, LockMode, LockOwner, LockRange, LockSpace, WaitId};
-use cuttlefs_common::rdma::soft::tcp::frame::{FrameHeader, FrameKind};
+use cuttlefs_common::rdma::soft::tcp::packet::{PacketHeader, PacketKind};
 use cuttlefs_common::region::{MagicPattern, PageSet};
 use cuttlefs_common::rpc::{
     OpenBy, Opened, Payload, Reply, Request, Rights, SessionSecret, Sink, TestedLock,
@@ -165,15 +165,15 @@ impl Victim {
             1 => self.check_page(dice, oracle, page),
             2 => self.check_lock(oracle),
             3 => {
-                let read = FrameHeader {
+                let read = PacketHeader {
                     key: filekey.0,
                     offset,
                     wanted: PAGE as u32,
-                    ..FrameHeader::new(FrameKind::ReadFile, 0)
+                    ..PacketHeader::new(PacketKind::ReadFile, 0)
                 };
                 self.holder.wire.put(read, b"");
-                let (header, bytes) = self.holder.frame();
-                assert_eq!(header.kind, FrameKind::ReadReply, "a one-sided read of one's own file");
+                let (header, bytes) = self.holder.packet();
+                assert_eq!(header.kind, PacketKind::ReadReply, "a one-sided read of one's own file");
                 assert!(self.magic.covers(0, &bytes) || bytes == self.page(page), "other bytes");
             }
             4 => {

@@ -1,7 +1,7 @@
 //! A connection to a server's socket that says whatever it is told to. It never waits: what does not go out now goes out later.
 
-use cuttlefs_common::rdma::soft::tcp::frame::{
-    FRAME_HEADER_LEN, FrameHeader, FrameKind, build, hello_payload, verify,
+use cuttlefs_common::rdma::soft::tcp::packet::{
+    PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload, verify,
 };
 use rustix::fs::{Gid, Uid};
 use std::io::{ErrorKind, Read, Write};
@@ -42,16 +42,16 @@ impl Wire {
     }
 
     pub fn hello(&mut self) {
-        self.put_bytes(&build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload()));
+        self.put_bytes(&build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload()));
     }
 
     /// A request with the next sequence number.
-    pub fn put(&mut self, header: FrameHeader, payload: &[u8]) {
+    pub fn put(&mut self, header: PacketHeader, payload: &[u8]) {
         self.sequence += 1;
-        self.put_bytes(&build(FrameHeader { sequence: self.sequence, ..header }, payload));
+        self.put_bytes(&build(PacketHeader { sequence: self.sequence, ..header }, payload));
     }
 
-    /// A frame as it is.
+    /// A packet as it is.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.outgoing.extend_from_slice(bytes);
         self.flush();
@@ -75,11 +75,11 @@ impl Wire {
         self.is_over |= self.outgoing.len() > OUTGOING_MAX;
     }
 
-    /// Moves what can be moved. Gives the frames that came.
+    /// Moves what can be moved. Gives the packets that came.
     ///
     /// # Panics
-    /// The server sends what is no frame.
-    pub fn pump(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
+    /// The server sends what is no packet.
+    pub fn pump(&mut self) -> Vec<(PacketHeader, Vec<u8>)> {
         self.flush();
         let mut buffer = [0; 64 << 10];
         while !self.is_over && self.incoming.len() < TAKEN_MAX {
@@ -91,17 +91,17 @@ impl Wire {
                 Err(_) => self.is_over = true,
             }
         }
-        let mut frames = Vec::new();
+        let mut packets = Vec::new();
         let mut at = 0;
-        while let Some(header) = self.incoming[at..].first_chunk::<FRAME_HEADER_LEN>() {
-            let header = FrameHeader::parse(header).expect("the server sends frames");
-            let len = FRAME_HEADER_LEN + header.payload_len as usize;
-            let Some(frame) = self.incoming.get(at..at + len) else { break };
-            verify(frame).expect("the server's payloads are whole");
-            frames.push((header, frame[FRAME_HEADER_LEN..].to_vec()));
+        while let Some(header) = self.incoming[at..].first_chunk::<PACKET_HEADER_LEN>() {
+            let header = PacketHeader::parse(header).expect("the server sends packets");
+            let len = PACKET_HEADER_LEN + header.payload_len as usize;
+            let Some(packet) = self.incoming.get(at..at + len) else { break };
+            verify(packet).expect("the server's payloads are whole");
+            packets.push((header, packet[PACKET_HEADER_LEN..].to_vec()));
             at += len;
         }
         self.incoming.drain(..at);
-        frames
+        packets
     }
 }

@@ -3,7 +3,7 @@
 //! It owns no hardware. `verbs.rs` is the API: traits and plain types after libibverbs and rdma_cm.
 //! Providers implement it: `soft` is the software RNIC with its links `shm` and `tcp`
 //! (the same byte protocol also over Unix sockets), `verbs_provider` is libibverbs, `sim` runs both ends in one thread. `open_to_listen` and
-//! `open_to_connect` choose by the endpoint's scheme; a server has one of each that its endpoints need ([`Devices`]).
+//! `open_to_connect` choose by the endpoint's scheme; a server has one of each that its endpoints need (`Devices`).
 //!
 //! Nothing above this module knows which provider it talks to; the differences are in `Capabilities`.
 

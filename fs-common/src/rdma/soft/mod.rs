@@ -122,7 +122,7 @@ impl SoftDevice {
         Self::holding(options, tcp::HELD_MAX_BYTES)
     }
 
-    /// As `new`; so many bytes are held for peers at most: output they do not take, frames they have not sent all of,
+    /// As `new`; so many bytes are held for peers at most: output they do not take, packets they have not sent all of,
     /// messages without a receive.
     pub fn holding(options: SoftOptions, held_max_bytes: usize) -> Arc<Self> {
         let tcp = match &options.tcp {

@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// First byte of a TLS handshake record, and of an alert. No frame begins so.
+/// First byte of a TLS handshake record, and of an alert. No packet begins so.
 pub(super) const TLS_FIRST_BYTES: [u8; 2] = [0x16, 0x15];
 
 /// What was received.
@@ -132,27 +132,27 @@ impl Channel {
         }
     }
 
-    /// Appends to `wire` what goes over for a frame.
-    pub(super) fn seal(&self, frame: &[u8], wire: &mut Vec<u8>) -> Result<(), Breach> {
+    /// Appends to `wire` what goes over for a packet.
+    pub(super) fn seal(&self, packet: &[u8], wire: &mut Vec<u8>) -> Result<(), Breach> {
         match &self.records {
-            None => wire.extend_from_slice(frame),
-            Some(records) => records.lock().seal(frame, wire)?,
+            None => wire.extend_from_slice(packet),
+            Some(records) => records.lock().seal(packet, wire)?,
         }
         Ok(())
     }
 
     /// Tells the peer why it may not connect, as it can hear it. Whose handshake failed has been told by that.
-    pub(super) fn send_refusal(&self, frame: &[u8]) {
+    pub(super) fn send_refusal(&self, packet: &[u8]) {
         if self.records.as_ref().is_none_or(|records| records.lock().is_established()) {
             // The peer may be gone; there is nobody else to tell.
-            let _ = self.send_first(frame);
+            let _ = self.send_first(packet);
         }
     }
 
-    /// Sends a frame of a handshake: it fits a fresh socket's buffer, or the peer is gone.
-    pub(in crate::rdma::soft) fn send_first(&self, frame: &[u8]) -> io::Result<()> {
+    /// Sends a packet of a handshake: it fits a fresh socket's buffer, or the peer is gone.
+    pub(in crate::rdma::soft) fn send_first(&self, packet: &[u8]) -> io::Result<()> {
         let mut wire = Vec::new();
-        self.seal(frame, &mut wire)?;
+        self.seal(packet, &mut wire)?;
         let sent = rustix::net::send(&self.socket, &wire, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
         if sent == wire.len() { Ok(()) } else { Err(io::Error::other("it did not fit the socket's buffer")) }
     }
@@ -247,9 +247,9 @@ impl<'c> Dialogue<'c> {
         }
     }
 
-    /// Says a frame.
-    pub(super) fn say(&self, frame: &[u8]) -> Result<(), DialogueError> {
-        self.channel.send_first(frame).map_err(DialogueError::Io)
+    /// Says a packet.
+    pub(super) fn say(&self, packet: &[u8]) -> Result<(), DialogueError> {
+        self.channel.send_first(packet).map_err(DialogueError::Io)
     }
 
     /// Takes exactly so many bytes: what follows is the connection's.

@@ -11,8 +11,8 @@
 //! A file read that faults stalls its queue pair: no input is taken until the fault thread has replied.
 
 //! # The parts
-//! `input` from the socket to frames; `target` the peer's requests; `initiator` own requests and their replies;
-//! `output` frames that wait for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
+//! `input` from the socket to packets; `target` the peer's requests; `initiator` own requests and their replies;
+//! `output` packets that wait for the socket; `held` flushes, and replies behind them. Here: the life of a connection.
 
 mod held;
 mod initiator;
@@ -22,8 +22,8 @@ mod target;
 
 use super::channel::Channel;
 use super::engine::Engine;
-use super::frame::{FRAME_HEADER_LEN, FrameError};
 use super::ledger::{Account, Due, Progress};
+use super::packet::{PACKET_HEADER_LEN, PacketError};
 use crate::breach::Breach;
 use crate::fair::Payer;
 use crate::ids::QpNumber;
@@ -51,17 +51,17 @@ const READS_PER_TURN: usize = 16;
 pub(in crate::rdma::soft) type FileTargetCell = Arc<RwLock<Option<Arc<dyn FileTarget>>>>;
 
 thread_local! {
-    /// Where this thread builds frames.
+    /// Where this thread builds packets.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes `frame` a header and `payload_len` bytes, none of them meaningful yet.
-fn prepare(frame: &mut Vec<u8>, payload_len: usize) {
-    let len = FRAME_HEADER_LEN + payload_len;
-    if frame.capacity() > KEEP_LEN && len <= KEEP_LEN {
-        *frame = Vec::with_capacity(KEEP_LEN);
+/// Makes `packet` a header and `payload_len` bytes, none of them meaningful yet.
+fn prepare(packet: &mut Vec<u8>, payload_len: usize) {
+    let len = PACKET_HEADER_LEN + payload_len;
+    if packet.capacity() > KEEP_LEN && len <= KEEP_LEN {
+        *packet = Vec::with_capacity(KEEP_LEN);
     }
-    frame.resize(len, 0);
+    packet.resize(len, 0);
 }
 
 /// Why a connection ends.
@@ -76,8 +76,8 @@ enum End {
     Failed(WcStatus),
 }
 
-impl From<FrameError> for End {
-    fn from(error: FrameError) -> Self {
+impl From<PacketError> for End {
+    fn from(error: PacketError) -> Self {
         Self::Broken(error.into())
     }
 }
@@ -249,7 +249,7 @@ impl TcpQp {
             waiting: sending.waiting(),
             reached: sending.put_bytes - sending.waiting() as u64,
             is_partial: receiving.end > receiving.start && !waits_for_us,
-            frames: receiving.frames,
+            packets: receiving.packets,
         }
     }
 

@@ -4,7 +4,7 @@
 //! threads (`faults`). A thread with something to write does it itself, under the connection's send lock.
 //!
 //! # Turns
-//! A connection that has something for the engine waits for a turn, which is a bounded number of frames; one that is not done
+//! A connection that has something for the engine waits for a turn, which is a bounded number of packets; one that is not done
 //! then waits for its next turn. A [`FairQueue`] chooses the next connection: that of the peer that has had least of the engine's
 //! time. Sockets are watched for edges: a connection that waits for a turn, or for its peer to read, is not reported again and
 //! again.

@@ -4,8 +4,8 @@
 use super::channel::{Channel, Dialogue, DialogueError, Input, TLS_FIRST_BYTES, receive, speaks_tls};
 use super::connection::{FileTargetCell, TcpQp};
 use super::engine::Engine;
-use super::frame::{
-    FRAME_HEADER_LEN, FrameHeader, FrameKind, HELLO_LEN, MAX_REASON_LEN, build, hello_payload, verify,
+use super::packet::{
+    HELLO_LEN, MAX_REASON_LEN, PACKET_HEADER_LEN, PacketHeader, PacketKind, build, hello_payload, verify,
 };
 use super::tls::{ACCESS_DENIED, FIRST_WORDS_MAX, TlsConfigs};
 use crate::breach::Breach;
@@ -33,7 +33,7 @@ const KEY_NEEDED: &str = "the server asks for a key: mount with --key FILE (or -
      whoever runs the server has the file";
 /// To a client that proves a key, where none is taken.
 const NO_KEY_TAKEN: &str = "the server takes no keys (it runs with --insecure); mount without a key if everybody on the way is trusted";
-const FULL_HELLO_LEN: usize = FRAME_HEADER_LEN + HELLO_LEN;
+const FULL_HELLO_LEN: usize = PACKET_HEADER_LEN + HELLO_LEN;
 
 /// Options of a TCP socket, either side.
 pub(in crate::rdma::soft) fn tune_tcp(socket: &OwnedFd) -> io::Result<()> {
@@ -122,7 +122,7 @@ fn greet(
         }
     };
     let channel = Dialogue::open(socket, tls, deadline).map_err(failed)?;
-    let hello = build(FrameHeader::new(FrameKind::Hello, 0), &hello_payload());
+    let hello = build(PacketHeader::new(PacketKind::Hello, 0), &hello_payload());
     // A server that refuses at once may have closed already; its reason is still there to be read.
     match Dialogue::new(&channel, deadline).say(&hello) {
         Err(DialogueError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -146,21 +146,21 @@ fn answer(channel: &Channel, deadline: Instant, endpoint: &str) -> Result<(), Rd
         }
     };
     let dialogue = Dialogue::new(channel, deadline);
-    let mut frame = vec![0; FRAME_HEADER_LEN];
-    dialogue.hear(&mut frame).map_err(failed)?;
-    let header = FrameHeader::parse(&frame).map_err(|error| broken(error.to_string()))?;
+    let mut packet = vec![0; PACKET_HEADER_LEN];
+    dialogue.hear(&mut packet).map_err(failed)?;
+    let header = PacketHeader::parse(&packet).map_err(|error| broken(error.to_string()))?;
     // Welcome and Refuse are short: parse has refused longer ones.
-    frame.resize(FRAME_HEADER_LEN + header.payload_len as usize, 0);
-    dialogue.hear(&mut frame[FRAME_HEADER_LEN..]).map_err(failed)?;
-    verify(&frame).map_err(|error| broken(error.to_string()))?;
-    let payload = &frame[FRAME_HEADER_LEN..];
+    packet.resize(PACKET_HEADER_LEN + header.payload_len as usize, 0);
+    dialogue.hear(&mut packet[PACKET_HEADER_LEN..]).map_err(failed)?;
+    verify(&packet).map_err(|error| broken(error.to_string()))?;
+    let payload = &packet[PACKET_HEADER_LEN..];
     match header.kind {
-        FrameKind::Welcome if payload == hello_payload() => Ok(()),
-        FrameKind::Welcome => {
+        PacketKind::Welcome if payload == hello_payload() => Ok(()),
+        PacketKind::Welcome => {
             Err(broken("the server has other limits; run the same release on both".to_owned()))
         }
         // It goes to a terminal, and nothing is proven of who sent it.
-        FrameKind::Refuse => Err(RdmaError::Refused {
+        PacketKind::Refuse => Err(RdmaError::Refused {
             endpoint: endpoint.to_owned(),
             reason: String::from_utf8_lossy(payload).replace(char::is_control, " "),
         }),
@@ -213,17 +213,17 @@ impl HelloReader {
             Input::Bytes { count, .. } => self.len += count,
             Input::Nothing => return Ok(Some(false)),
         }
-        if self.len >= FRAME_HEADER_LEN {
-            let header = FrameHeader::parse(&self.bytes)?;
-            if header.kind != FrameKind::Hello {
-                return Err(Breach::new(format_args!("the first frame is {:?}, no hello", header.kind)));
+        if self.len >= PACKET_HEADER_LEN {
+            let header = PacketHeader::parse(&self.bytes)?;
+            if header.kind != PacketKind::Hello {
+                return Err(Breach::new(format_args!("the first packet is {:?}, no hello", header.kind)));
             }
         }
         if self.len < FULL_HELLO_LEN {
             return Ok(Some(false));
         }
         verify(&self.bytes)?;
-        if self.bytes[FRAME_HEADER_LEN..] != hello_payload() {
+        if self.bytes[PACKET_HEADER_LEN..] != hello_payload() {
             return Err(Breach::of("the client has other limits; run the same release on both"));
         }
         Ok(Some(true))
@@ -313,7 +313,7 @@ impl TcpIncoming {
             |source| RdmaError::Io { action: "answer a client of", endpoint: endpoint.to_owned(), source };
         let core = QpCore::new(parts, self.link, self.peer);
         prepare(&core)?;
-        let welcome = build(FrameHeader::new(FrameKind::Welcome, 0), &hello_payload());
+        let welcome = build(PacketHeader::new(PacketKind::Welcome, 0), &hello_payload());
         self.channel.send_first(&welcome).map_err(failed)?;
         let qp = TcpQp::new(core, self.channel, Some(engine), file_target);
         if let Err(source) = qp.start() {
@@ -329,7 +329,7 @@ fn refusal(reason: &str) -> Vec<u8> {
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    build(FrameHeader::new(FrameKind::Refuse, 0), &reason.as_bytes()[..end])
+    build(PacketHeader::new(PacketKind::Refuse, 0), &reason.as_bytes()[..end])
 }
 
 /// Tells a client why it may not connect.

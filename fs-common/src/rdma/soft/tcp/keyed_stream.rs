@@ -1,4 +1,4 @@
-//! A byte stream under TLS, for tests and tools that speak frames by hand.
+//! A byte stream under TLS, for tests and tools that speak packets by hand.
 
 use super::channel::{Channel, Dialogue, DialogueError, Input};
 use super::tls::TlsConfigs;

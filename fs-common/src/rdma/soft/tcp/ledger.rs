@@ -1,4 +1,4 @@
-//! The memory that an engine's connections hold because of their peers: output that is not taken, frames that arrive
+//! The memory that an engine's connections hold because of their peers: output that is not taken, packets that arrive
 //! slowly, messages without a receive.
 //!
 //! # How it works
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Bytes that all connections of an engine hold at most. Mounts that read promptly leave next to nothing unread; sixty
 /// replies of 1 MiB to each of four mounts on slow links fit.
 pub(in crate::rdma::soft) const HELD_MAX_BYTES: usize = 256 << 20;
-/// How long output may wait while the peer takes less than a transfer of it, and a frame that has begun may take to arrive: a
+/// How long output may wait while the peer takes less than a transfer of it, and a packet that has begun may take to arrive: a
 /// megabyte in half a minute is less than any link in use does.
 pub(super) const STALL_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -109,10 +109,10 @@ pub(super) struct Progress {
     pub(super) waiting: usize,
     /// Bytes that have reached it.
     pub(super) reached: u64,
-    /// A frame has begun to arrive, and nothing but the peer keeps it from being whole.
+    /// A packet has begun to arrive, and nothing but the peer keeps it from being whole.
     pub(super) is_partial: bool,
     /// Requests and replies taken.
-    pub(super) frames: u64,
+    pub(super) packets: u64,
 }
 
 impl Progress {
@@ -120,7 +120,7 @@ impl Progress {
     pub(super) fn stalls_since(&self, before: &Self) -> bool {
         let enough = before.waiting.min(MAX_TRANSFER_BYTES as usize) as u64;
         let output = self.waiting > 0 && before.waiting > 0 && self.reached - before.reached < enough;
-        let input = self.is_partial && before.is_partial && self.frames == before.frames;
+        let input = self.is_partial && before.is_partial && self.packets == before.packets;
         output || input
     }
 }
@@ -185,10 +185,10 @@ mod tests {
         assert!(!stall.look(began, waits(100, 0)));
         assert!(!stall.look(after(40), waits(0, 100)), "all was taken");
         assert!(!stall.look(after(80), waits(100, 100)), "and this is new");
-        let partial = |frames| Progress { is_partial: true, frames, ..Progress::default() };
+        let partial = |packets| Progress { is_partial: true, packets, ..Progress::default() };
         let mut stall = Stall::default();
         assert!(!stall.look(began, partial(3)));
-        assert!(!stall.look(after(31), partial(4)), "another frame");
+        assert!(!stall.look(after(31), partial(4)), "another packet");
         assert!(stall.look(after(61), partial(4)));
     }
 }

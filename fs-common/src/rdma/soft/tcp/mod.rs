@@ -6,11 +6,11 @@
 //! thread: a thread that polls or waits on their completion queue reads the socket, so a one-sided read costs the
 //! client no context switch beyond its own sleep.
 //!
-//! Requests are executed in the order of their frames, replies come in that order. A SEND, and an unsignalled
+//! Requests are executed in the order of their packets, replies come in that order. A SEND, and an unsignalled
 //! WRITE, is complete at the initiator when the socket has taken its bytes; a signalled WRITE when the target has
 //! acknowledged it. A refused request is answered with Nak, behind which the connection ends.
 //!
-//! Between machines the frames go under TLS (`tls`); `channel` is the common part of both ways.
+//! Between machines the packets go under TLS (`tls`); `channel` is the common part of both ways.
 //!
 //! A file read for which a page must come from a disk first stalls its queue pair and no other (`faults`).
 
@@ -18,10 +18,10 @@ mod channel;
 mod connection;
 pub(super) mod engine;
 mod faults;
-pub mod frame;
 mod handshake;
 mod keyed_stream;
 mod ledger;
+pub mod packet;
 mod tls;
 
 pub(super) use channel::Channel;

@@ -22,7 +22,7 @@ use crate::breach::Breach;
 use crate::memory::SharedMemory;
 use crate::persist::{Persistence, SyncFailed};
 use crate::rdma::soft::region::Need;
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, build, placement};
+use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind, build, placement};
 use crate::rdma::verbs::{Placement, WcStatus};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ enum Held {
     /// A flush, and how it ended.
     Flush(u64, Option<Result<(), SyncFailed>>),
     /// A reply.
-    Frame(Vec<u8>),
+    Packet(Vec<u8>),
     /// A refusal, behind which the connection ends.
     Refusal(u64, WcStatus),
 }
@@ -84,8 +84,8 @@ impl HeldReplies {
 
     fn push(&mut self, held: Held) -> Result<(), End> {
         self.bytes += match &held {
-            Held::Frame(frame) => frame.len(),
-            Held::Flush(..) | Held::Refusal(..) => FRAME_HEADER_LEN,
+            Held::Packet(packet) => packet.len(),
+            Held::Flush(..) | Held::Refusal(..) => PACKET_HEADER_LEN,
         };
         self.held.push_back(held);
         if self.bytes > OUTPUT_HARD_BYTES {
@@ -97,24 +97,24 @@ impl HeldReplies {
     fn pop(&mut self) -> Option<Held> {
         let held = self.held.pop_front()?;
         self.bytes -= match &held {
-            Held::Frame(frame) => frame.len(),
-            Held::Flush(..) | Held::Refusal(..) => FRAME_HEADER_LEN,
+            Held::Packet(packet) => packet.len(),
+            Held::Flush(..) | Held::Refusal(..) => PACKET_HEADER_LEN,
         };
         Some(held)
     }
 }
 
 fn refusal(sequence: u64, status: WcStatus) -> Vec<u8> {
-    build(FrameHeader { status: Some(status), ..FrameHeader::new(FrameKind::Nak, sequence) }, b"")
+    build(PacketHeader { status: Some(status), ..PacketHeader::new(PacketKind::Nak, sequence) }, b"")
 }
 
 impl TcpQp {
     /// Puts a reply on its way, behind a flush that is under way.
-    pub(super) fn put_reply(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
+    pub(super) fn put_reply(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
         if sending.held.held.is_empty() {
-            return self.put(sending, frame, false);
+            return self.put(sending, packet, false);
         }
-        sending.held.push(Held::Frame(frame.to_vec()))?;
+        sending.held.push(Held::Packet(packet.to_vec()))?;
         self.account_output(sending);
         Ok(())
     }
@@ -135,7 +135,7 @@ impl TcpQp {
     }
 
     /// The peer's FLUSH.
-    pub(super) fn flush(&self, receiving: &mut Receiving, header: &FrameHeader) -> Result<(), End> {
+    pub(super) fn flush(&self, receiving: &mut Receiving, header: &PacketHeader) -> Result<(), End> {
         let placement = placement(header.second).ok_or(End::Refused(WcStatus::RemoteInvalid))?;
         let region = self
             .core
@@ -161,7 +161,7 @@ impl TcpQp {
             return Ok(());
         }
         flush.write_back();
-        self.reply(FrameHeader::new(FrameKind::FlushAck, flush.sequence), 0, |_| Ok(0))
+        self.reply(PacketHeader::new(PacketKind::FlushAck, flush.sequence), 0, |_| Ok(0))
     }
 
     /// All messages before a flush have their places.
@@ -218,14 +218,14 @@ impl TcpQp {
             }
             match sending.held.pop() {
                 Some(Held::Flush(sequence, Some(Ok(())))) => {
-                    self.put(sending, &build(FrameHeader::new(FrameKind::FlushAck, sequence), b""), false)?;
+                    self.put(sending, &build(PacketHeader::new(PacketKind::FlushAck, sequence), b""), false)?;
                 }
                 Some(Held::Flush(sequence, _)) => {
                     let status = WcStatus::RemoteOperation;
                     self.put(sending, &refusal(sequence, status), false)?;
                     return Err(End::Refused(status));
                 }
-                Some(Held::Frame(frame)) => self.put(sending, &frame, false)?,
+                Some(Held::Packet(packet)) => self.put(sending, &packet, false)?,
                 Some(Held::Refusal(sequence, status)) => {
                     self.put(sending, &refusal(sequence, status), false)?;
                     return Err(End::Refused(status));

@@ -1,11 +1,11 @@
-//! Own requests: from the send queue to a frame, and from a reply to a completion.
+//! Own requests: from the send queue to a packet, and from a reply to a completion.
 
 use super::output::{OUTPUT_SOFT_BYTES, Sending};
 use super::{End, SCRATCH, TcpQp, prepare};
 use crate::breach::Breach;
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES, writes_local};
 use crate::rdma::soft::region::LocalRange;
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind, placement_number};
+use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind, placement_number};
 use crate::rdma::verbs::{CompletionKind, QpState, Remote, SendOp, SendWr, WcStatus, WrId};
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ pub(super) struct Pending {
     pub(super) kind: CompletionKind,
     pub(super) signaled: bool,
     /// The reply it waits for; `None`: its bytes must reach the socket, and what is before it must be done.
-    pub(super) expects: Option<FrameKind>,
+    pub(super) expects: Option<PacketKind>,
     /// Done when so many bytes have reached the socket.
     pub(super) sent_at: u64,
     /// A reply may be shorter: the file ends.
@@ -40,7 +40,7 @@ impl TcpQp {
         Ok(())
     }
 
-    /// Builds and sends the frame of one request.
+    /// Builds and sends the packet of one request.
     fn execute(&self, sending: &mut Sending, request: &SendWr) -> Result<(), End> {
         let kind = request.op.kind();
         let refuse = |status| {
@@ -52,7 +52,7 @@ impl TcpQp {
             Ok(local) => local,
             Err(status) => return refuse(status),
         };
-        let mut header = FrameHeader::new(FrameKind::Send, sending.sequence + 1);
+        let mut header = PacketHeader::new(PacketKind::Send, sending.sequence + 1);
         let mut expects = None;
         let mut may_be_short = false;
         let mut bound = MAX_TRANSFER_BYTES;
@@ -64,50 +64,50 @@ impl TcpQp {
             }
             SendOp::Write(Remote::Memory { rkey, offset })
             | SendOp::WriteImm(Remote::Memory { rkey, offset }, _) => {
-                header.kind = FrameKind::Write;
+                header.kind = PacketKind::Write;
                 header.key = rkey.0.into();
                 header.offset = offset;
                 header.ack = request.signaled;
                 if let SendOp::WriteImm(_, imm) = request.op {
                     header.imm = Some(imm);
                 }
-                expects = request.signaled.then_some(FrameKind::WriteAck);
+                expects = request.signaled.then_some(PacketKind::WriteAck);
             }
             SendOp::Write(Remote::File { filekey, offset }) => {
-                (header.kind, header.key, header.offset) = (FrameKind::WriteFile, filekey.0, offset);
+                (header.kind, header.key, header.offset) = (PacketKind::WriteFile, filekey.0, offset);
                 header.ack = request.signaled;
-                expects = request.signaled.then_some(FrameKind::WriteAck);
+                expects = request.signaled.then_some(PacketKind::WriteAck);
             }
             SendOp::Read(remote) => {
                 (header.kind, header.key, header.offset) = match remote {
-                    Remote::Memory { rkey, offset } => (FrameKind::ReadMemory, rkey.0.into(), offset),
-                    Remote::File { filekey, offset } => (FrameKind::ReadFile, filekey.0, offset),
-                    Remote::Bitmap { filekey, first_page } => (FrameKind::ReadBitmap, filekey.0, first_page),
+                    Remote::Memory { rkey, offset } => (PacketKind::ReadMemory, rkey.0.into(), offset),
+                    Remote::File { filekey, offset } => (PacketKind::ReadFile, filekey.0, offset),
+                    Remote::Bitmap { filekey, first_page } => (PacketKind::ReadBitmap, filekey.0, first_page),
                 };
                 header.wanted = request.local.len;
                 may_be_short = matches!(remote, Remote::File { .. });
-                expects = Some(FrameKind::ReadReply);
+                expects = Some(PacketKind::ReadReply);
             }
             SendOp::CompareSwap { remote: Remote::Memory { rkey, offset }, expect, swap } => {
-                (header.kind, header.key, header.offset) = (FrameKind::CompareSwap, rkey.0.into(), offset);
+                (header.kind, header.key, header.offset) = (PacketKind::CompareSwap, rkey.0.into(), offset);
                 (header.first, header.second) = (expect, swap);
-                expects = Some(FrameKind::AtomicReply);
+                expects = Some(PacketKind::AtomicReply);
             }
             SendOp::FetchAdd { remote: Remote::Memory { rkey, offset }, add } => {
-                (header.kind, header.key, header.offset) = (FrameKind::FetchAdd, rkey.0.into(), offset);
+                (header.kind, header.key, header.offset) = (PacketKind::FetchAdd, rkey.0.into(), offset);
                 header.first = add;
-                expects = Some(FrameKind::AtomicReply);
+                expects = Some(PacketKind::AtomicReply);
             }
             SendOp::Flush { remote: Remote::Memory { rkey, offset }, len, placement } => {
-                (header.kind, header.key, header.offset) = (FrameKind::Flush, rkey.0.into(), offset);
+                (header.kind, header.key, header.offset) = (PacketKind::Flush, rkey.0.into(), offset);
                 (header.first, header.second) = (len.into(), placement_number(placement));
                 bound = 0;
-                expects = Some(FrameKind::FlushAck);
+                expects = Some(PacketKind::FlushAck);
             }
             // Files are made durable by RPC.
             _ => return refuse(WcStatus::RemoteInvalid),
         }
-        if request.local.len > bound || (expects == Some(FrameKind::AtomicReply) && local.len != 8) {
+        if request.local.len > bound || (expects == Some(PacketKind::AtomicReply) && local.len != 8) {
             return refuse(WcStatus::LocalLength);
         }
         let payload_len = if writes_local(&request.op) { 0 } else { local.len };
@@ -117,20 +117,20 @@ impl TcpQp {
         };
         header.payload_len = payload_len as u32;
         sending.sequence += 1;
-        SCRATCH.with_borrow_mut(|frame| {
-            prepare(frame, payload_len);
+        SCRATCH.with_borrow_mut(|packet| {
+            prepare(packet, payload_len);
             if payload_len > 0 {
-                held.read(&mut frame[FRAME_HEADER_LEN..]);
+                held.read(&mut packet[PACKET_HEADER_LEN..]);
             }
-            header.seal(frame);
+            header.seal(packet);
             // What one doorbell rang for goes out together.
             let more = !sending.queue.is_empty();
-            self.put(sending, frame, more)
+            self.put(sending, packet, more)
         })?;
         drop(held);
         let byte_len = request.local.len;
         if expects.is_none() && !request.signaled {
-            if matches!(header.kind, FrameKind::Write | FrameKind::WriteFile) {
+            if matches!(header.kind, PacketKind::Write | PacketKind::WriteFile) {
                 sending.silent.push_back((header.sequence, request.wr_id));
                 if sending.silent.len() > self.core.send_depth as usize {
                     sending.silent.pop_front();
@@ -171,7 +171,7 @@ impl TcpQp {
     }
 
     /// Completes the oldest request that waits for a reply.
-    pub(super) fn take_reply(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), End> {
+    pub(super) fn take_reply(&self, header: &PacketHeader, payload: &[u8]) -> Result<(), End> {
         let mut sending = self.send.lock();
         if let Some(status) = header.status {
             if let Some((_, wr_id)) = sending.silent.iter().find(|(sequence, _)| *sequence == header.sequence)
@@ -200,7 +200,7 @@ impl TcpQp {
                 || (payload.len() < pending.local.len && pending.may_be_short);
             pending.sequence == header.sequence
                 && pending.expects == Some(header.kind)
-                && (header.kind != FrameKind::ReadReply || fits)
+                && (header.kind != PacketKind::ReadReply || fits)
         });
         let Some(pending) = expected else {
             return Err(End::Broken(Breach::new(format_args!(
@@ -210,8 +210,8 @@ impl TcpQp {
         };
         let old = header.first.to_le_bytes();
         let arrived = match header.kind {
-            FrameKind::ReadReply => Some(payload),
-            FrameKind::AtomicReply => Some(&old[..]),
+            PacketKind::ReadReply => Some(payload),
+            PacketKind::AtomicReply => Some(&old[..]),
             _ => None,
         };
         let placed = match arrived {

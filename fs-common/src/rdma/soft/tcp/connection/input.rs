@@ -1,20 +1,20 @@
-//! From the socket to frames: input is gathered, cut into frames, checked, and handed on.
+//! From the socket to packets: input is gathered, cut into packets, checked, and handed on.
 
 use super::output::OWED_MAX_BYTES;
 use super::target::Parked;
 use super::{End, KEEP_LEN, READS_PER_TURN, TcpQp};
 use crate::breach::Breach;
 use crate::rdma::soft::tcp::channel::Input;
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, verify};
+use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, verify};
 use std::collections::VecDeque;
 
 /// Input buffer: a page's reply, or an inline write, arrives with one system call.
 const INPUT_LEN: usize = 32 * 1024;
-/// Frames of a turn with the engine: some tens of microseconds. A frame with bytes counts for more than one.
-const FRAMES_PER_TURN: usize = 32;
-/// Bytes, to take in or to be put together for an answer, that count as a frame.
-const BYTES_PER_FRAME: usize = 16 * 1024;
-/// How many times what has come of a frame its buffer has room for: who announces much and sends little is given little.
+/// Packets of a turn with the engine: some tens of microseconds. A packet with bytes counts for more than one.
+const PACKETS_PER_TURN: usize = 32;
+/// Bytes, to take in or to be put together for an answer, that count as a packet.
+const BYTES_PER_PACKET: usize = 16 * 1024;
+/// How many times what has come of a packet its buffer has room for: who announces much and sends little is given little.
 const ROOM_FACTOR: usize = 4;
 
 /// The receiving half of a connection.
@@ -26,8 +26,8 @@ pub(super) struct Receiving {
     pub(super) parked: VecDeque<Parked>,
     /// Bytes of messages in `parked`.
     pub(super) parked_bytes: usize,
-    /// Frames taken so far.
-    pub(super) frames: u64,
+    /// Packets taken so far.
+    pub(super) packets: u64,
 }
 
 impl Receiving {
@@ -39,7 +39,7 @@ impl Receiving {
             sequence: 0,
             parked: VecDeque::new(),
             parked_bytes: 0,
-            frames: 0,
+            packets: 0,
         }
     }
 
@@ -56,7 +56,7 @@ impl Receiving {
         self.parked_bytes = 0;
     }
 
-    /// Makes room for the frame that is arriving, or for the next.
+    /// Makes room for the packet that is arriving, or for the next.
     fn make_room(&mut self) -> Result<(), End> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -64,10 +64,10 @@ impl Receiving {
                 self.buffer = vec![0; INPUT_LEN];
             }
         }
-        let mut needed = FRAME_HEADER_LEN;
-        if self.end - self.start >= FRAME_HEADER_LEN {
+        let mut needed = PACKET_HEADER_LEN;
+        if self.end - self.start >= PACKET_HEADER_LEN {
             // Bounded: parse refuses oversized lengths.
-            needed += FrameHeader::parse(&self.buffer[self.start..self.end])?.payload_len as usize;
+            needed += PacketHeader::parse(&self.buffer[self.start..self.end])?.payload_len as usize;
         }
         if self.start > 0 && (self.start + needed > self.buffer.len() || self.end == self.buffer.len()) {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -88,9 +88,9 @@ impl TcpQp {
         let mut receiving = self.receive.lock();
         let receiving = &mut *receiving;
         // A self-driven side is one peer's, and whoever polls goes on until there is nothing.
-        let mut frames_left = if self.engine.is_some() { FRAMES_PER_TURN } else { usize::MAX };
-        // Frames that were held back while the output was full, or for this turn.
-        self.take_frames(receiving, &mut frames_left)?;
+        let mut packets_left = if self.engine.is_some() { PACKETS_PER_TURN } else { usize::MAX };
+        // Packets that were held back while the output was full, or for this turn.
+        self.take_packets(receiving, &mut packets_left)?;
         let mut reads = 0;
         loop {
             // What is held back is looked at again when what holds it back is over.
@@ -98,7 +98,7 @@ impl TcpQp {
                 return Ok(false);
             }
             // A self-driven side takes what the channel holds now: the socket does not tell of it.
-            if frames_left == 0
+            if packets_left == 0
                 || (reads >= READS_PER_TURN && (self.engine.is_some() || !self.channel.holds_input()))
             {
                 return Ok(true);
@@ -109,8 +109,8 @@ impl TcpQp {
             match self.channel.receive(&mut receiving.buffer[receiving.end..]).map_err(End::Broken)? {
                 Input::Bytes { count, more } => {
                     receiving.end += count;
-                    self.take_frames(receiving, &mut frames_left)?;
-                    if !more && !hangs_up && frames_left > 0 {
+                    self.take_packets(receiving, &mut packets_left)?;
+                    if !more && !hangs_up && packets_left > 0 {
                         // The socket was empty; epoll tells of what has come since.
                         return Ok(false);
                     }
@@ -130,33 +130,33 @@ impl TcpQp {
         sending.stalled || sending.held.is_refused() || sending.owed() > OWED_MAX_BYTES
     }
 
-    fn take_frames(&self, receiving: &mut Receiving, frames_left: &mut usize) -> Result<(), End> {
+    fn take_packets(&self, receiving: &mut Receiving, packets_left: &mut usize) -> Result<(), End> {
         // Taken out, so that a payload can be looked at while the rest of the state changes.
         let buffer = std::mem::take(&mut receiving.buffer);
         let mut result = Ok(0);
-        while *frames_left > 0
-            && receiving.end - receiving.start >= FRAME_HEADER_LEN
+        while *packets_left > 0
+            && receiving.end - receiving.start >= PACKET_HEADER_LEN
             && self.core.is_ready()
             && !self.is_held_back()
         {
             let bytes = &buffer[receiving.start..receiving.end];
             result = (|| {
-                let header = FrameHeader::parse(bytes)?;
-                let len = FRAME_HEADER_LEN + header.payload_len as usize;
-                let Some(frame) = bytes.get(..len) else {
+                let header = PacketHeader::parse(bytes)?;
+                let len = PACKET_HEADER_LEN + header.payload_len as usize;
+                let Some(packet) = bytes.get(..len) else {
                     return Ok(0);
                 };
-                verify(frame)?;
+                verify(packet)?;
                 let bytes = header.payload_len as usize + header.wanted as usize;
-                *frames_left = frames_left.saturating_sub(1 + bytes / BYTES_PER_FRAME);
-                self.act(receiving, &header, &frame[FRAME_HEADER_LEN..])?;
+                *packets_left = packets_left.saturating_sub(1 + bytes / BYTES_PER_PACKET);
+                self.act(receiving, &header, &packet[PACKET_HEADER_LEN..])?;
                 Ok(len)
             })();
             match result {
                 Ok(0) | Err(_) => break,
                 Ok(len) => {
                     receiving.start += len;
-                    receiving.frames += 1;
+                    receiving.packets += 1;
                 }
             }
         }
@@ -164,7 +164,7 @@ impl TcpQp {
         result.map(drop::<usize>)
     }
 
-    fn act(&self, receiving: &mut Receiving, header: &FrameHeader, payload: &[u8]) -> Result<(), End> {
+    fn act(&self, receiving: &mut Receiving, header: &PacketHeader, payload: &[u8]) -> Result<(), End> {
         if !header.kind.is_request() {
             return self.take_reply(header, payload);
         }

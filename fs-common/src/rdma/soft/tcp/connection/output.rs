@@ -1,7 +1,7 @@
-//! Frames that wait for the socket, and the events that are wanted of it.
+//! Packets that wait for the socket, and the events that are wanted of it.
 //!
 //! # Invariants
-//! Frames reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at
+//! Packets reach the socket whole and in the order of `put`. Beyond `OUTPUT_SOFT_BYTES` no own request is put; at
 //! `OUTPUT_HARD_BYTES` the queue pair breaks.
 
 use super::held::HeldReplies;
@@ -30,7 +30,7 @@ pub(super) const OUTPUT_HARD_BYTES: usize = 16 * MAX_TRANSFER_BYTES as usize;
 pub(super) struct Sending {
     pub(super) output: Vec<u8>,
     pub(super) output_at: usize,
-    /// Bytes of all frames so far, those that wait included.
+    /// Bytes of all packets so far, those that wait included.
     pub(super) put_bytes: u64,
     pub(super) queue: VecDeque<SendWr>,
     pub(super) sequence: u64,
@@ -87,21 +87,21 @@ impl Sending {
 }
 
 impl TcpQp {
-    /// Puts a frame on its way: to the socket if nothing waits before it, or behind what waits. `more`: another
+    /// Puts a packet on its way: to the socket if nothing waits before it, or behind what waits. `more`: another
     /// follows at once, and the kernel may wait for it.
-    pub(super) fn put(&self, sending: &mut Sending, frame: &[u8], more: bool) -> Result<(), End> {
+    pub(super) fn put(&self, sending: &mut Sending, packet: &[u8], more: bool) -> Result<(), End> {
         if self.channel.is_sealed() {
-            return self.put_sealed(sending, frame);
+            return self.put_sealed(sending, packet);
         }
         let mut sent = 0;
         let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         if more {
             flags |= SendFlags::MORE;
         }
-        sending.put_bytes += frame.len() as u64;
+        sending.put_bytes += packet.len() as u64;
         if sending.output.len() == sending.output_at {
-            while sent < frame.len() {
-                match rustix::net::send(self.socket(), &frame[sent..], flags) {
+            while sent < packet.len() {
+                match rustix::net::send(self.socket(), &packet[sent..], flags) {
                     Ok(count) => sent += count,
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
@@ -109,8 +109,8 @@ impl TcpQp {
                 }
             }
         }
-        if sent < frame.len() {
-            sending.output.extend_from_slice(&frame[sent..]);
+        if sent < packet.len() {
+            sending.output.extend_from_slice(&packet[sent..]);
             self.account_output(sending);
             self.check_output(sending)?;
             self.watch(sending);
@@ -119,9 +119,9 @@ impl TcpQp {
     }
 
     /// As `put`, under TLS: the bytes that go over are others, and they are what is counted. Sealed in parts, so that a long
-    /// frame needs no memory of its own while the peer reads.
-    fn put_sealed(&self, sending: &mut Sending, frame: &[u8]) -> Result<(), End> {
-        for part in frame.chunks(SEALED_AT_ONCE) {
+    /// packet needs no memory of its own while the peer reads.
+    fn put_sealed(&self, sending: &mut Sending, packet: &[u8]) -> Result<(), End> {
+        for part in packet.chunks(SEALED_AT_ONCE) {
             let waited = sending.waiting();
             let before = sending.output.len();
             self.channel.seal(part, &mut sending.output).map_err(End::Broken)?;

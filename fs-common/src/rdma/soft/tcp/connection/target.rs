@@ -11,7 +11,7 @@ use crate::rdma::soft::queue::PostedReceive;
 use crate::rdma::soft::region::Need;
 use crate::rdma::soft::tcp::engine::token;
 use crate::rdma::soft::tcp::faults::{Fault, FaultAccess};
-use crate::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, FrameKind};
+use crate::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, PacketKind};
 use crate::rdma::verbs::{FileRead, FileTarget, FileWrite, QpState, RegionOwner, WcStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,18 +28,18 @@ pub(super) enum Parked {
     Flush(Flush),
 }
 
-/// Makes a prepared frame a reply with the first `len` bytes of its room.
-fn seal(frame: &mut Vec<u8>, mut header: FrameHeader, len: usize) {
-    frame.truncate(FRAME_HEADER_LEN + len);
-    header.payload_len = (frame.len() - FRAME_HEADER_LEN) as u32;
-    header.seal(frame);
+/// Makes a prepared packet a reply with the first `len` bytes of its room.
+fn seal(packet: &mut Vec<u8>, mut header: PacketHeader, len: usize) {
+    packet.truncate(PACKET_HEADER_LEN + len);
+    header.payload_len = (packet.len() - PACKET_HEADER_LEN) as u32;
+    header.seal(packet);
 }
 
 impl TcpQp {
     pub(super) fn serve(
         &self,
         receiving: &mut Receiving,
-        header: &FrameHeader,
+        header: &PacketHeader,
         payload: &[u8],
     ) -> Result<(), End> {
         let remote = |len: u64, need| {
@@ -47,10 +47,10 @@ impl TcpQp {
         };
         let gone = End::Refused(WcStatus::RemoteAccess);
         let wanted = header.wanted as usize;
-        let reply = FrameHeader::new(FrameKind::ReadReply, header.sequence);
+        let reply = PacketHeader::new(PacketKind::ReadReply, header.sequence);
         match header.kind {
-            FrameKind::Send => self.deliver(receiving, payload, header.imm),
-            FrameKind::Write => {
+            PacketKind::Send => self.deliver(receiving, payload, header.imm),
+            PacketKind::Write => {
                 let region = remote(payload.len() as u64, Need::Write)?;
                 {
                     let _touch = region.touch().ok_or(gone)?;
@@ -61,7 +61,7 @@ impl TcpQp {
                 }
                 self.acknowledge_write(header)
             }
-            FrameKind::ReadMemory => {
+            PacketKind::ReadMemory => {
                 let region = remote(wanted as u64, Need::Read)?;
                 self.reply(reply, wanted, |out| {
                     let _touch = region.touch().ok_or(WcStatus::RemoteAccess)?;
@@ -69,16 +69,16 @@ impl TcpQp {
                     Ok(wanted)
                 })
             }
-            FrameKind::ReadFile | FrameKind::WriteFile | FrameKind::ReadBitmap => {
+            PacketKind::ReadFile | PacketKind::WriteFile | PacketKind::ReadBitmap => {
                 let target = self.file_target.read().clone().ok_or(End::Refused(WcStatus::RemoteInvalid))?;
                 let owner = self.core.owner();
                 if owner.0 == 0 {
                     return Err(End::Refused(WcStatus::RemoteAccess));
                 }
                 let filekey = FileKey(header.key);
-                if header.kind == FrameKind::ReadFile {
+                if header.kind == PacketKind::ReadFile {
                     self.read_file(header, target, owner)
-                } else if header.kind == FrameKind::WriteFile {
+                } else if header.kind == PacketKind::WriteFile {
                     self.write_file(header, payload, target, owner)
                 } else if !header.offset.is_multiple_of(8) {
                     Err(End::Refused(WcStatus::RemoteInvalid))
@@ -88,12 +88,12 @@ impl TcpQp {
                     })
                 }
             }
-            FrameKind::CompareSwap | FrameKind::FetchAdd => {
+            PacketKind::CompareSwap | PacketKind::FetchAdd => {
                 let region = remote(8, Need::Atomic)?;
                 let touch = region.touch().ok_or(gone)?;
                 let word = region.memory.atomic_u64(header.offset as usize);
-                let mut reply = FrameHeader::new(FrameKind::AtomicReply, header.sequence);
-                reply.first = if header.kind == FrameKind::FetchAdd {
+                let mut reply = PacketHeader::new(PacketKind::AtomicReply, header.sequence);
+                reply.first = if header.kind == PacketKind::FetchAdd {
                     word.fetch_add(header.first, Ordering::AcqRel)
                 } else {
                     word.compare_exchange(header.first, header.second, Ordering::AcqRel, Ordering::Acquire)
@@ -102,9 +102,9 @@ impl TcpQp {
                 drop(touch);
                 self.reply(reply, 0, |_| Ok(0))
             }
-            FrameKind::Flush => self.flush(receiving, header),
+            PacketKind::Flush => self.flush(receiving, header),
             _ => Err(End::Broken(Breach::new(format_args!(
-                "a {:?} frame came inside the connection",
+                "a {:?} packet came inside the connection",
                 header.kind
             )))),
         }
@@ -112,18 +112,18 @@ impl TcpQp {
 
     fn read_file(
         &self,
-        header: &FrameHeader,
+        header: &PacketHeader,
         target: Arc<dyn FileTarget>,
         owner: RegionOwner,
     ) -> Result<(), End> {
         let (filekey, offset, wanted) = (FileKey(header.key), header.offset, header.wanted as usize);
-        let read = SCRATCH.with_borrow_mut(|frame| {
-            prepare(frame, wanted);
-            let read = target.read_file(owner, filekey, offset, &mut frame[FRAME_HEADER_LEN..]);
+        let read = SCRATCH.with_borrow_mut(|packet| {
+            prepare(packet, wanted);
+            let read = target.read_file(owner, filekey, offset, &mut packet[PACKET_HEADER_LEN..]);
             let read = read.map_err(End::Refused)?;
             if let FileRead::Done(len) = read {
-                seal(frame, FrameHeader::new(FrameKind::ReadReply, header.sequence), len);
-                self.put_reply(&mut self.send.lock(), frame)?;
+                seal(packet, PacketHeader::new(PacketKind::ReadReply, header.sequence), len);
+                self.put_reply(&mut self.send.lock(), packet)?;
             }
             Ok::<_, End>(read)
         })?;
@@ -143,7 +143,7 @@ impl TcpQp {
 
     fn write_file(
         &self,
-        header: &FrameHeader,
+        header: &PacketHeader,
         bytes: &[u8],
         target: Arc<dyn FileTarget>,
         owner: RegionOwner,
@@ -163,11 +163,11 @@ impl TcpQp {
         }
     }
 
-    fn acknowledge_write(&self, header: &FrameHeader) -> Result<(), End> {
+    fn acknowledge_write(&self, header: &PacketHeader) -> Result<(), End> {
         if !header.ack {
             return Ok(());
         }
-        self.reply(FrameHeader::new(FrameKind::WriteAck, header.sequence), 0, |_| Ok(0))
+        self.reply(PacketHeader::new(PacketKind::WriteAck, header.sequence), 0, |_| Ok(0))
     }
 
     /// Takes no more input until the fault is over.
@@ -187,19 +187,19 @@ impl TcpQp {
 
     /// Does what faulted, replies, and lets the engine go on with the input. On a fault thread.
     pub(in crate::rdma::soft::tcp) fn finish_fault(&self, fault: &Fault) {
-        let result = SCRATCH.with_borrow_mut(|frame| {
+        let result = SCRATCH.with_borrow_mut(|packet| {
             let Fault { sequence, ref target, owner, filekey, offset, ref access, .. } = *fault;
             let done = match access {
                 FaultAccess::Read(wanted) => {
-                    prepare(frame, *wanted);
-                    let out = &mut frame[FRAME_HEADER_LEN..];
+                    prepare(packet, *wanted);
+                    let out = &mut packet[PACKET_HEADER_LEN..];
                     let read = target.read_file_faulting(owner, filekey, offset, out);
-                    read.map(|len| Some((FrameKind::ReadReply, len)))
+                    read.map(|len| Some((PacketKind::ReadReply, len)))
                 }
                 FaultAccess::Write { bytes, ack } => {
-                    prepare(frame, 0);
+                    prepare(packet, 0);
                     let written = target.write_file_faulting(owner, filekey, offset, bytes);
-                    written.map(|()| ack.then_some((FrameKind::WriteAck, 0)))
+                    written.map(|()| ack.then_some((PacketKind::WriteAck, 0)))
                 }
             };
             let mut sending = self.send.lock();
@@ -209,8 +209,8 @@ impl TcpQp {
             match done {
                 Ok(reply) => {
                     if let Some((kind, len)) = reply {
-                        seal(frame, FrameHeader::new(kind, sequence), len);
-                        self.put_reply(&mut sending, frame)?;
+                        seal(packet, PacketHeader::new(kind, sequence), len);
+                        self.put_reply(&mut sending, packet)?;
                     }
                     sending.stalled = false;
                     sending.resumed = true;
@@ -231,15 +231,15 @@ impl TcpQp {
     /// Builds a reply with room for `room` bytes, of which `fill` says how many are sent.
     pub(super) fn reply(
         &self,
-        header: FrameHeader,
+        header: PacketHeader,
         room: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, WcStatus>,
     ) -> Result<(), End> {
-        SCRATCH.with_borrow_mut(|frame| {
-            prepare(frame, room);
-            let len = fill(&mut frame[FRAME_HEADER_LEN..]).map_err(End::Refused)?;
-            seal(frame, header, len);
-            self.put_reply(&mut self.send.lock(), frame)
+        SCRATCH.with_borrow_mut(|packet| {
+            prepare(packet, room);
+            let len = fill(&mut packet[PACKET_HEADER_LEN..]).map_err(End::Refused)?;
+            seal(packet, header, len);
+            self.put_reply(&mut self.send.lock(), packet)
         })
     }
 

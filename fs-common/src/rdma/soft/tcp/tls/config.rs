@@ -1,6 +1,6 @@
 //! The configuration of rustls: the keys, and nothing but TLS 1.3.
 
-use super::super::frame::FRAME_VERSION;
+use super::super::packet::PACKET_VERSION;
 use super::knock::{Doorkeeper, Knocker, key_name};
 use crate::cluster_key::{ClusterKey, ClusterKeys, Role};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -24,9 +24,9 @@ const ED25519_PKCS8_HEAD: [u8; 16] =
 /// Behind the fingerprint, so that it is a name. Reserved: no such host can be (RFC 6761).
 const NAME_TAIL: &str = ".key.invalid";
 
-/// The frame protocol both sides must mean.
+/// The packet protocol both sides must mean.
 fn application_protocol() -> Vec<u8> {
-    format!("cuttlefs/{FRAME_VERSION}").into_bytes()
+    format!("cuttlefs/{PACKET_VERSION}").into_bytes()
 }
 
 /// AES first: machines that have SSDs and RNICs have instructions for it.

@@ -1,4 +1,4 @@
-//! TLS 1.3 below the frames: proof of the peer's identity, and protection of the bytes from being read or changed on the way.
+//! TLS 1.3 below the packets: proof of the peer's identity, and protection of the bytes from being read or changed on the way.
 //!
 //! Both sides have a cluster key (`cluster_key`). Each proves it by signing the handshake with the Ed25519 key pair that is
 //! derived from the key for its role, and shows the public half as a raw public key (RFC 7250): there are no certificates and

@@ -1,9 +1,9 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A frame with the given bytes at the given places, all else zero, and its checksums.
+/// A packet with the given bytes at the given places, all else zero, and its checksums.
 fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc): (u32, u32)) -> Vec<u8> {
-    let mut bytes = vec![0; FRAME_HEADER_LEN];
+    let mut bytes = vec![0; PACKET_HEADER_LEN];
     bytes[..6].copy_from_slice(&[b'C', b'F', b'N', b'F', 3, kind]);
     bytes[8] = payload.len() as u8;
     for (at, value) in fields {
@@ -16,53 +16,53 @@ fn golden(kind: u8, fields: &[(usize, &[u8])], payload: &[u8], (crc, header_crc)
 }
 
 /// A header, its bytes that are not zero, and a payload.
-type Example = (FrameHeader, Vec<(usize, &'static [u8])>, &'static [u8]);
+type Example = (PacketHeader, Vec<(usize, &'static [u8])>, &'static [u8]);
 
-fn full(kind: FrameKind) -> Example {
-    let mut header = FrameHeader::new(kind, 0x0102_0304_0506_0708);
+fn full(kind: PacketKind) -> Example {
+    let mut header = PacketHeader::new(kind, 0x0102_0304_0506_0708);
     let sequence: (usize, &[u8]) = (16, &[8, 7, 6, 5, 4, 3, 2, 1]);
     let key: (usize, &[u8]) = (24, &[4, 3, 2, 1]);
     let offset: (usize, &[u8]) = (32, &[0, 0, 0, 0, 0x0a]);
     match kind {
-        FrameKind::Hello | FrameKind::Welcome => {
+        PacketKind::Hello | PacketKind::Welcome => {
             header.sequence = 0;
             (header, vec![], &[0, 0x10, 1, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0])
         }
-        FrameKind::Refuse => {
+        PacketKind::Refuse => {
             header.sequence = 0;
             (header, vec![], b"no")
         }
-        FrameKind::Send => {
+        PacketKind::Send => {
             header.imm = Some(0x0a0b_0c0d);
             (header, vec![sequence, (6, &[1]), (56, &[0x0d, 0x0c, 0x0b, 0x0a])], b"hello")
         }
-        FrameKind::Write | FrameKind::WriteFile => {
+        PacketKind::Write | PacketKind::WriteFile => {
             (header.key, header.offset, header.ack) = (0x0102_0304, 0x0a_0000_0000, true);
             (header, vec![sequence, key, offset, (6, &[2])], b"bytes")
         }
-        FrameKind::ReadMemory | FrameKind::ReadFile | FrameKind::ReadBitmap => {
+        PacketKind::ReadMemory | PacketKind::ReadFile | PacketKind::ReadBitmap => {
             (header.key, header.offset, header.wanted) = (0x0102_0304, 0x0a_0000_0000, 4096);
             (header, vec![sequence, key, offset, (56, &[0, 0x10])], b"")
         }
-        FrameKind::CompareSwap => {
+        PacketKind::CompareSwap => {
             (header.key, header.offset, header.first, header.second) = (0x0102_0304, 0x0a_0000_0000, 5, 6);
             (header, vec![sequence, key, offset, (40, &[5]), (48, &[6])], b"")
         }
-        FrameKind::FetchAdd => {
+        PacketKind::FetchAdd => {
             (header.key, header.offset, header.first) = (0x0102_0304, 0x0a_0000_0000, 5);
             (header, vec![sequence, key, offset, (40, &[5])], b"")
         }
-        FrameKind::ReadReply => (header, vec![sequence], b"page"),
-        FrameKind::AtomicReply => {
+        PacketKind::ReadReply => (header, vec![sequence], b"page"),
+        PacketKind::AtomicReply => {
             header.first = 5;
             (header, vec![sequence, (40, &[5])], b"")
         }
-        FrameKind::WriteAck | FrameKind::FlushAck => (header, vec![sequence], b""),
-        FrameKind::Flush => {
+        PacketKind::WriteAck | PacketKind::FlushAck => (header, vec![sequence], b""),
+        PacketKind::Flush => {
             (header.key, header.offset, header.first, header.second) = (0x0102_0304, 0x0a_0000_0000, 4096, 2);
             (header, vec![sequence, key, offset, (40, &[0, 0x10]), (48, &[2])], b"")
         }
-        FrameKind::Nak => {
+        PacketKind::Nak => {
             header.status = Some(WcStatus::RemoteInvalid);
             (header, vec![sequence, (56, &[2])], b"")
         }
@@ -94,65 +94,65 @@ const CHECKSUMS: [(u32, u32); 17] = [
 #[test]
 fn golden_bytes() {
     for number in 1..=17u8 {
-        let kind = FrameKind::from_number(number).expect("kind");
+        let kind = PacketKind::from_number(number).expect("kind");
         let (mut header, fields, payload) = full(kind);
         let bytes = golden(number, &fields, payload, CHECKSUMS[number as usize - 1]);
         let built = build(header, payload);
         assert_eq!(built, bytes, "{kind:?}");
         header.payload_len = payload.len() as u32;
-        assert_eq!(FrameHeader::parse(&bytes), Ok(header));
+        assert_eq!(PacketHeader::parse(&bytes), Ok(header));
         assert_eq!(verify(&bytes), Ok(()));
     }
-    assert!(FrameKind::from_number(0).is_none() && FrameKind::from_number(18).is_none());
+    assert!(PacketKind::from_number(0).is_none() && PacketKind::from_number(18).is_none());
 }
 
 #[test]
 fn bad_headers_are_named() {
-    let frame = build(FrameHeader::new(FrameKind::WriteAck, 1), b"");
+    let packet = build(PacketHeader::new(PacketKind::WriteAck, 1), b"");
     let with = |at: usize, value: u8| {
-        let mut bytes = frame.clone();
+        let mut bytes = packet.clone();
         bytes[at] = value;
         let crc = header_checksum(bytes.first_chunk().expect("a header"));
         bytes[60..].copy_from_slice(&crc.to_le_bytes());
-        FrameHeader::parse(&bytes)
+        PacketHeader::parse(&bytes)
     };
-    assert_eq!(with(0, b'X'), Err(FrameError::Magic));
-    assert_eq!(with(4, 9), Err(FrameError::Version(9)));
-    assert_eq!(with(5, 99), Err(FrameError::Kind(99)));
-    assert_eq!(with(6, 4), Err(FrameError::Field("flags")));
-    assert_eq!(with(8, 1), Err(FrameError::Oversized(1)));
-    assert_eq!(with(24, 1), Err(FrameError::Field("key")));
-    assert_eq!(with(56, 1), Err(FrameError::Field("word")));
-    assert_eq!(FrameHeader::parse(&frame[..63]), Err(FrameError::Truncated(63)));
-    let mut read = FrameHeader::new(FrameKind::ReadFile, 1);
+    assert_eq!(with(0, b'X'), Err(PacketError::Magic));
+    assert_eq!(with(4, 9), Err(PacketError::Version(9)));
+    assert_eq!(with(5, 99), Err(PacketError::Kind(99)));
+    assert_eq!(with(6, 4), Err(PacketError::Field("flags")));
+    assert_eq!(with(8, 1), Err(PacketError::Oversized(1)));
+    assert_eq!(with(24, 1), Err(PacketError::Field("key")));
+    assert_eq!(with(56, 1), Err(PacketError::Field("word")));
+    assert_eq!(PacketHeader::parse(&packet[..63]), Err(PacketError::Truncated(63)));
+    let mut read = PacketHeader::new(PacketKind::ReadFile, 1);
     read.wanted = MAX_TRANSFER_BYTES + 1;
-    assert_eq!(FrameHeader::parse(&build(read, b"")), Err(FrameError::Oversized(MAX_TRANSFER_BYTES + 1)));
+    assert_eq!(PacketHeader::parse(&build(read, b"")), Err(PacketError::Oversized(MAX_TRANSFER_BYTES + 1)));
     let flush = |first, second| {
-        let header = FrameHeader { first, second, ..FrameHeader::new(FrameKind::Flush, 1) };
-        FrameHeader::parse(&build(header, b"")).err()
+        let header = PacketHeader { first, second, ..PacketHeader::new(PacketKind::Flush, 1) };
+        PacketHeader::parse(&build(header, b"")).err()
     };
-    assert_eq!(flush(1 << 32, 1), Some(FrameError::Field("first")));
-    assert_eq!(flush(0, 0), Some(FrameError::Field("second")));
-    assert_eq!(flush(0, 3), Some(FrameError::Field("second")));
-    let nak = FrameHeader::new(FrameKind::Nak, 1);
-    assert_eq!(FrameHeader::parse(&build(nak, b"")), Err(FrameError::Field("word")));
+    assert_eq!(flush(1 << 32, 1), Some(PacketError::Field("first")));
+    assert_eq!(flush(0, 0), Some(PacketError::Field("second")));
+    assert_eq!(flush(0, 3), Some(PacketError::Field("second")));
+    let nak = PacketHeader::new(PacketKind::Nak, 1);
+    assert_eq!(PacketHeader::parse(&build(nak, b"")), Err(PacketError::Field("word")));
 }
 
 /// A length is believed only if the header is whole: of whichever kind, and however much of the payload is there.
 #[test]
 fn a_damaged_header_is_noticed_without_its_payload() {
     for number in 1..=17u8 {
-        let (header, _, payload) = full(FrameKind::from_number(number).expect("kind"));
-        let frame = build(header, payload);
-        for bit in 0..FRAME_HEADER_LEN * 8 {
-            let mut damaged = frame[..FRAME_HEADER_LEN].to_vec();
+        let (header, _, payload) = full(PacketKind::from_number(number).expect("kind"));
+        let packet = build(header, payload);
+        for bit in 0..PACKET_HEADER_LEN * 8 {
+            let mut damaged = packet[..PACKET_HEADER_LEN].to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let expected = match bit / 8 {
-                0..4 => FrameError::Magic,
-                4 => FrameError::Version(damaged[4]),
-                _ => FrameError::HeaderChecksum,
+                0..4 => PacketError::Magic,
+                4 => PacketError::Version(damaged[4]),
+                _ => PacketError::HeaderChecksum,
             };
-            assert_eq!(FrameHeader::parse(&damaged), Err(expected), "kind {number}, bit {bit}");
+            assert_eq!(PacketHeader::parse(&damaged), Err(expected), "kind {number}, bit {bit}");
         }
     }
 }
@@ -160,16 +160,16 @@ fn a_damaged_header_is_noticed_without_its_payload() {
 proptest! {
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = FrameHeader::parse(&bytes);
+        let _ = PacketHeader::parse(&bytes);
         let _ = verify(&bytes);
     }
 
     #[test]
     fn any_flipped_bit_is_noticed(number in 1u8..=17, at in any::<prop::sample::Index>(), bit in 0u8..8) {
-        let (header, _, payload) = full(FrameKind::from_number(number).expect("kind"));
-        let mut frame = build(header, payload);
-        let at = at.index(frame.len());
-        frame[at] ^= 1 << bit;
-        prop_assert!(FrameHeader::parse(&frame).is_err() || verify(&frame).is_err());
+        let (header, _, payload) = full(PacketKind::from_number(number).expect("kind"));
+        let mut packet = build(header, payload);
+        let at = at.index(packet.len());
+        packet[at] ^= 1 << bit;
+        prop_assert!(PacketHeader::parse(&packet).is_err() || verify(&packet).is_err());
     }
 }

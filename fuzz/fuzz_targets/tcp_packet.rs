@@ -2,7 +2,7 @@
 //! of what it says, and asks for no more room than its kind may have.
 #![no_main]
 
-use cuttlefs_common::rdma::soft::tcp::frame::{FRAME_HEADER_LEN, FrameHeader, build, header_checksum, verify};
+use cuttlefs_common::rdma::soft::tcp::packet::{PACKET_HEADER_LEN, PacketHeader, build, header_checksum, verify};
 use cuttlefs_common::rpc::MAX_TRANSFER_BYTES;
 use libfuzzer_sys::fuzz_target;
 
@@ -12,25 +12,25 @@ const CRC: std::ops::Range<usize> = 12..16;
 const HEADER_CRC: std::ops::Range<usize> = 60..64;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = FrameHeader::parse(bytes);
+    let _ = PacketHeader::parse(bytes);
     let mut bytes = bytes.to_vec();
     let Some(header) = bytes.first_chunk_mut() else {
         return;
     };
     let crc = header_checksum(header);
     header[HEADER_CRC].copy_from_slice(&crc.to_le_bytes());
-    let Ok(header) = FrameHeader::parse(&bytes) else {
+    let Ok(header) = PacketHeader::parse(&bytes) else {
         return;
     };
     assert!(header.payload_len <= MAX_TRANSFER_BYTES && header.wanted <= MAX_TRANSFER_BYTES);
-    let Some(frame) = bytes.get(..FRAME_HEADER_LEN + header.payload_len as usize) else {
+    let Some(frame) = bytes.get(..PACKET_HEADER_LEN + header.payload_len as usize) else {
         return;
     };
-    let again = build(header, &frame[FRAME_HEADER_LEN..]);
+    let again = build(header, &frame[PACKET_HEADER_LEN..]);
     assert_eq!(again[..CRC.start], frame[..CRC.start]);
     assert_eq!(again[CRC.end..HEADER_CRC.start], frame[CRC.end..HEADER_CRC.start]);
     assert_eq!(again[HEADER_CRC.end..], frame[HEADER_CRC.end..]);
-    assert_eq!(FrameHeader::parse(&again), Ok(header));
+    assert_eq!(PacketHeader::parse(&again), Ok(header));
     assert_eq!(verify(&again), Ok(()));
     assert_eq!(verify(frame).is_ok(), again == frame);
 });

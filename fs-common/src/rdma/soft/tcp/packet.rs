@@ -1,10 +1,10 @@
-//! Frames of the `tcp` link: a fixed header of 64 bytes and a payload.
+//! Packets of the `tcp` link: a fixed header of 64 bytes and a payload.
 //!
 //! | offset | bytes | field    | meaning |
 //! |-------:|------:|----------|---------|
 //! | 0      | 4     | magic    | `CFNF` |
-//! | 4      | 1     | version  | `FRAME_VERSION` |
-//! | 5      | 1     | kind     | [`FrameKind`] |
+//! | 4      | 1     | version  | `PACKET_VERSION` |
+//! | 5      | 1     | kind     | [`PacketKind`] |
 //! | 6      | 2     | flags    | 1: immediate data; 2: acknowledge when done |
 //! | 8      | 4     | length   | bytes of payload that follow |
 //! | 12     | 4     | crc      | CRC32C of the payload |
@@ -16,21 +16,21 @@
 //! | 56     | 4     | word     | immediate data; of a Nak, the status; of a READ, the bytes it asks for |
 //! | 60     | 4     | header   | CRC32C of the 60 bytes before |
 //!
-//! `FrameKind::uses` lists the fields of each kind; all others must be zero.
+//! `PacketKind::uses` lists the fields of each kind; all others must be zero.
 //!
 //! The header has a checksum of its own because a length must be right before it is used: a reader that waits for the
 //! payload of a damaged length may wait for ever. The payload's checksum is under the header's, so a payload cannot pass
-//! for another frame's.
+//! for another packet's.
 
 use crate::rdma::soft::queue::{MAX_MESSAGE_BYTES, MAX_TRANSFER_BYTES};
 use crate::rdma::verbs::{Placement, WcStatus};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Version of the frame protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own.
-pub const FRAME_VERSION: u8 = 3;
+/// Version of the packet protocol. 1: the first. 2: FLUSH, messages of 68 KiB. 3: headers have a checksum of their own.
+pub const PACKET_VERSION: u8 = 3;
 /// Bytes of a header.
-pub const FRAME_HEADER_LEN: usize = 64;
+pub const PACKET_HEADER_LEN: usize = 64;
 /// Payload of Hello and Welcome: largest message, largest transfer (u32 each), eight bytes reserved as zero.
 pub const HELLO_LEN: usize = 16;
 /// Longest reason in a Refuse.
@@ -40,11 +40,11 @@ const FLAG_IMM: u16 = 1;
 const FLAG_ACK: u16 = 2;
 const HEADER_CRC_AT: usize = 60;
 
-/// What a frame is.
+/// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum FrameKind {
-    /// Client's first frame.
+pub enum PacketKind {
+    /// Client's first packet.
     Hello = 1,
     /// Server accepts.
     Welcome = 2,
@@ -103,7 +103,7 @@ const NOTHING: Uses = Uses {
     wanted: false,
 };
 
-impl FrameKind {
+impl PacketKind {
     fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Hello,
@@ -165,7 +165,7 @@ impl FrameKind {
     }
 }
 
-/// The number of a placement in a FLUSH frame.
+/// The number of a placement in a FLUSH packet.
 pub const fn placement_number(placement: Placement) -> u64 {
     match placement {
         Placement::Visibility => 1,
@@ -182,11 +182,11 @@ pub const fn placement(number: u64) -> Option<Placement> {
     }
 }
 
-/// A parsed frame header.
+/// A parsed packet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameHeader {
+pub struct PacketHeader {
     /// What it is.
-    pub kind: FrameKind,
+    pub kind: PacketKind,
     /// Immediate data.
     pub imm: Option<u32>,
     /// The sender wants to hear when it is done.
@@ -209,26 +209,26 @@ pub struct FrameHeader {
     pub wanted: u32,
 }
 
-/// Why bytes are no frame.
+/// Why bytes are no packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameError {
+pub enum PacketError {
     /// Fewer bytes than a header has.
-    #[error("{0} bytes are shorter than a frame header")]
+    #[error("{0} bytes are shorter than a packet header")]
     Truncated(usize),
     /// Not this protocol.
     #[error("wrong magic; the peer does not speak cuttlefs")]
     Magic,
     /// Another version.
-    #[error("the peer speaks frame version {0}, this side {FRAME_VERSION}; run the same release on both")]
+    #[error("the peer speaks packet version {0}, this side {PACKET_VERSION}; run the same release on both")]
     Version(u8),
     /// A kind this side does not know.
-    #[error("unknown frame kind {0}")]
+    #[error("unknown packet kind {0}")]
     Kind(u8),
     /// A field the kind does not use, or an impossible value.
-    #[error("frame field `{0}` has an impossible value")]
+    #[error("packet field `{0}` has an impossible value")]
     Field(&'static str),
     /// More payload, or more asked for, than the kind may have.
-    #[error("a frame with {0} bytes is oversized")]
+    #[error("a packet with {0} bytes is oversized")]
     Oversized(u32),
     /// Its header was damaged on the way.
     #[error("the header's checksum does not match")]
@@ -255,7 +255,7 @@ struct Raw {
     word: U32,
     header_crc: U32,
 }
-const _: () = assert!(size_of::<Raw>() == FRAME_HEADER_LEN);
+const _: () = assert!(size_of::<Raw>() == PACKET_HEADER_LEN);
 
 fn status_number(status: WcStatus) -> u32 {
     match status {
@@ -266,13 +266,13 @@ fn status_number(status: WcStatus) -> u32 {
 }
 
 /// The checksum of a header, over all bytes before its place.
-pub fn header_checksum(header: &[u8; FRAME_HEADER_LEN]) -> u32 {
+pub fn header_checksum(header: &[u8; PACKET_HEADER_LEN]) -> u32 {
     crc32c::crc32c(&header[..HEADER_CRC_AT])
 }
 
-impl FrameHeader {
-    /// A frame with only a kind and a sequence number.
-    pub const fn new(kind: FrameKind, sequence: u64) -> Self {
+impl PacketHeader {
+    /// A packet with only a kind and a sequence number.
+    pub const fn new(kind: PacketKind, sequence: u64) -> Self {
         Self {
             kind,
             imm: None,
@@ -288,15 +288,15 @@ impl FrameHeader {
         }
     }
 
-    /// Writes the header in front of the payload that stands in `frame` already, with the checksums.
-    pub fn seal(&self, frame: &mut [u8]) {
+    /// Writes the header in front of the payload that stands in `packet` already, with the checksums.
+    pub fn seal(&self, packet: &mut [u8]) {
         let (header, payload) =
-            frame.split_first_chunk_mut::<FRAME_HEADER_LEN>().expect("a frame has a header");
-        assert_eq!(payload.len(), self.payload_len as usize, "a frame is sealed whole");
+            packet.split_first_chunk_mut::<PACKET_HEADER_LEN>().expect("a packet has a header");
+        assert_eq!(payload.len(), self.payload_len as usize, "a packet is sealed whole");
         let flags = if self.imm.is_some() { FLAG_IMM } else { 0 } | if self.ack { FLAG_ACK } else { 0 };
         let raw = Raw {
             magic: MAGIC,
-            version: FRAME_VERSION,
+            version: PACKET_VERSION,
             kind: self.kind as u8,
             flags: flags.into(),
             length: self.payload_len.into(),
@@ -318,61 +318,61 @@ impl FrameHeader {
     /// lengths are bounded here, so that nobody waits or makes room for what will not be accepted.
     ///
     /// # Errors
-    /// `FrameError`, for a log line.
-    pub fn parse(bytes: &[u8]) -> Result<Self, FrameError> {
-        let header = bytes.first_chunk::<FRAME_HEADER_LEN>().ok_or(FrameError::Truncated(bytes.len()))?;
+    /// `PacketError`, for a log line.
+    pub fn parse(bytes: &[u8]) -> Result<Self, PacketError> {
+        let header = bytes.first_chunk::<PACKET_HEADER_LEN>().ok_or(PacketError::Truncated(bytes.len()))?;
         let raw: &Raw = zerocopy::transmute_ref!(header);
         if raw.magic != MAGIC {
-            return Err(FrameError::Magic);
+            return Err(PacketError::Magic);
         }
-        if raw.version != FRAME_VERSION {
-            return Err(FrameError::Version(raw.version));
+        if raw.version != PACKET_VERSION {
+            return Err(PacketError::Version(raw.version));
         }
         if raw.header_crc.get() != header_checksum(header) {
-            return Err(FrameError::HeaderChecksum);
+            return Err(PacketError::HeaderChecksum);
         }
-        let kind = FrameKind::from_number(raw.kind).ok_or(FrameError::Kind(raw.kind))?;
+        let kind = PacketKind::from_number(raw.kind).ok_or(PacketError::Kind(raw.kind))?;
         let uses = kind.uses();
         let flags = raw.flags.get();
         let allowed = if uses.imm { FLAG_IMM } else { 0 } | if uses.ack { FLAG_ACK } else { 0 };
         if flags & !allowed != 0 {
-            return Err(FrameError::Field("flags"));
+            return Err(PacketError::Field("flags"));
         }
         if raw.length.get() > uses.max_payload {
-            return Err(FrameError::Oversized(raw.length.get()));
+            return Err(PacketError::Oversized(raw.length.get()));
         }
-        if matches!(kind, FrameKind::Hello | FrameKind::Welcome) && raw.length.get() as usize != HELLO_LEN {
-            return Err(FrameError::Field("length"));
+        if matches!(kind, PacketKind::Hello | PacketKind::Welcome) && raw.length.get() as usize != HELLO_LEN {
+            return Err(PacketError::Field("length"));
         }
         let word = raw.word.get();
         if uses.wanted && word > MAX_TRANSFER_BYTES {
-            return Err(FrameError::Oversized(word));
+            return Err(PacketError::Oversized(word));
         }
-        let handshake = (kind as u8) < FrameKind::Send as u8;
+        let handshake = (kind as u8) < PacketKind::Send as u8;
         let unused = [
             ("sequence", handshake, raw.sequence.get()),
             ("key", !uses.key, raw.key.get()),
             ("offset", !uses.offset, raw.offset.get()),
             ("first", !uses.first, raw.first.get()),
             ("second", !uses.second, raw.second.get()),
-            ("word", flags & FLAG_IMM == 0 && kind != FrameKind::Nak && !uses.wanted, word.into()),
+            ("word", flags & FLAG_IMM == 0 && kind != PacketKind::Nak && !uses.wanted, word.into()),
         ];
         if let Some((name, ..)) = unused.iter().find(|(_, unused, value)| *unused && *value != 0) {
-            return Err(FrameError::Field(name));
+            return Err(PacketError::Field(name));
         }
-        if kind == FrameKind::Flush {
+        if kind == PacketKind::Flush {
             if raw.first.get() > u64::from(u32::MAX) {
-                return Err(FrameError::Field("first"));
+                return Err(PacketError::Field("first"));
             }
             if placement(raw.second.get()).is_none() {
-                return Err(FrameError::Field("second"));
+                return Err(PacketError::Field("second"));
             }
         }
         let status = match (kind, word) {
-            (FrameKind::Nak, 1) => Some(WcStatus::RemoteAccess),
-            (FrameKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
-            (FrameKind::Nak, 3) => Some(WcStatus::RemoteOperation),
-            (FrameKind::Nak, _) => return Err(FrameError::Field("word")),
+            (PacketKind::Nak, 1) => Some(WcStatus::RemoteAccess),
+            (PacketKind::Nak, 2) => Some(WcStatus::RemoteInvalid),
+            (PacketKind::Nak, 3) => Some(WcStatus::RemoteOperation),
+            (PacketKind::Nak, _) => return Err(PacketError::Field("word")),
             _ => None,
         };
         Ok(Self {
@@ -391,24 +391,24 @@ impl FrameHeader {
     }
 }
 
-/// Checks the payload of a whole frame whose header was parsed.
+/// Checks the payload of a whole packet whose header was parsed.
 ///
 /// # Errors
-/// `FrameError::Truncated` or `FrameError::Checksum`.
-pub fn verify(frame: &[u8]) -> Result<(), FrameError> {
+/// `PacketError::Truncated` or `PacketError::Checksum`.
+pub fn verify(packet: &[u8]) -> Result<(), PacketError> {
     let (header, payload) =
-        frame.split_first_chunk::<FRAME_HEADER_LEN>().ok_or(FrameError::Truncated(frame.len()))?;
+        packet.split_first_chunk::<PACKET_HEADER_LEN>().ok_or(PacketError::Truncated(packet.len()))?;
     let raw: &Raw = zerocopy::transmute_ref!(header);
-    if raw.crc.get() == crc32c::crc32c(payload) { Ok(()) } else { Err(FrameError::Checksum) }
+    if raw.crc.get() == crc32c::crc32c(payload) { Ok(()) } else { Err(PacketError::Checksum) }
 }
 
-/// A whole frame with a payload.
-pub fn build(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
+/// A whole packet with a payload.
+pub fn build(mut header: PacketHeader, payload: &[u8]) -> Vec<u8> {
     header.payload_len = payload.len() as u32;
-    let mut frame = vec![0; FRAME_HEADER_LEN + payload.len()];
-    frame[FRAME_HEADER_LEN..].copy_from_slice(payload);
-    header.seal(&mut frame);
-    frame
+    let mut packet = vec![0; PACKET_HEADER_LEN + payload.len()];
+    packet[PACKET_HEADER_LEN..].copy_from_slice(payload);
+    header.seal(&mut packet);
+    packet
 }
 
 /// Payload of Hello and Welcome.
@@ -420,5 +420,5 @@ pub fn hello_payload() -> [u8; HELLO_LEN] {
 }
 
 #[cfg(test)]
-#[path = "frame_tests.rs"]
+#[path = "packet_tests.rs"]
 mod tests;
