@@ -29,7 +29,7 @@ pub struct Binding {
 /// See the module.
 pub trait MemoryWindow: Send + Sync {
     /// Posts the binding of a window that is bound to nothing; its completion is signalled, of kind `Bind`. The key is the peer's to use from
-    /// then on.
+    /// then on. A window is bound again only when the completion of its invalidation was polled.
     ///
     /// # Errors
     /// As of other posts.

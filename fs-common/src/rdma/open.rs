@@ -42,7 +42,10 @@ pub fn open_to_listen(endpoints: &[Endpoint], options: SoftOptions) -> Result<De
     for endpoint in hard {
         let device = hardware(endpoint, options.clone(), true)?;
         // Another endpoint of the same hardware has it already: that device serves both, and this one is let go.
-        match devices.iter_mut().find(|(known, _)| known.name() == device.name()) {
+        match devices
+            .iter_mut()
+            .find(|(known, _)| known.hardware().is_some() && known.name() == device.name())
+        {
             Some((_, listens)) => listens.push(endpoint.clone()),
             None => devices.push((device, vec![endpoint.clone()])),
         }

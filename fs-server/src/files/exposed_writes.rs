@@ -89,11 +89,12 @@ impl Files {
     ) -> Result<(), WcStatus> {
         // It may have been closed meanwhile.
         let file = self.file_to_write(owner, filekey)?;
+        // First, so that a stop waits for no request that has the file.
+        let _shared = block_on(file.order.read());
         let ended = self.one_sided_writes_ended.read();
         if *ended {
             return Err(WcStatus::RemoteOperation);
         }
-        let _shared = block_on(file.order.read());
         let changes = self.exposed_changes(&file, offset, bytes)?;
         let Some(pool) = self.pages.mapped() else {
             return block_on(self.change_exposed(&NoDisk, &file, &changes, bytes));

@@ -183,6 +183,11 @@ impl Connection {
         }
     }
 
+    /// Whether its requests come by receives that other connections share.
+    pub(crate) fn shares_receives(&self) -> bool {
+        matches!(self.receives, ReceivesOf::Worker)
+    }
+
     /// An accepted connection whose `receives` are posted.
     pub(crate) fn new(
         (entry, place): (Entry, Taken),

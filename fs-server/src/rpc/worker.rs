@@ -61,7 +61,7 @@ pub(crate) struct WorkerContext {
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<Name, Arc<Connection>>>,
     /// Completions of connections that the acceptor has not handed over yet: their receives', so bounded by the places
-    /// for connections.
+    /// for connections. And the names of connections that are gone: what still comes for them by shared receives is dropped.
     early: RefCell<HashMap<Name, Early>>,
 }
 
@@ -80,6 +80,7 @@ struct Came {
 #[derive(Default)]
 struct Early {
     came: Vec<Came>,
+    is_gone: bool,
     sweeps: u32,
 }
 
@@ -203,9 +204,9 @@ impl WorkerContext {
             // What comes back from a queue pair that is gone is nothing to keep.
             if completion.status == WcStatus::Success || !matches!(id, WorkId::Shared(_)) {
                 let mut early = self.early.borrow_mut();
-                let kept = &mut early.entry(name).or_default().came;
-                if kept.len() < EARLY_MAX {
-                    kept.push(Came { id, completion, message });
+                let early = early.entry(name).or_default();
+                if !early.is_gone && early.came.len() < EARLY_MAX {
+                    early.came.push(Came { id, completion, message });
                 }
             }
             return;
@@ -246,8 +247,13 @@ impl WorkerContext {
 
     /// Lets go of a connection that is over. Idempotent.
     pub(super) fn retire(&self, connection: &Connection) {
-        if connection.is_over() {
-            self.connections.borrow_mut().remove(&name_of(connection));
+        let name = name_of(connection);
+        if connection.is_over()
+            && self.connections.borrow_mut().remove(&name).is_some()
+            && connection.shares_receives()
+        {
+            // Messages of its may be on their way; a queue pair's number is not given out again.
+            self.early.borrow_mut().insert(name, Early { is_gone: true, ..Early::default() });
         }
     }
 }

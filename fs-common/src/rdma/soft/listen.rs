@@ -139,7 +139,7 @@ impl SoftListener {
                 LinkKind::Unix,
                 Some(path.clone()),
             ),
-            // Whoever connects sees all packets, so the path is for the server's own user; peers are asked again.
+            // Whoever connects sees all frames, so the path is for the server's own user; peers are asked again.
             Endpoint::Shm(path) => (
                 bind_unix(path, SocketType::SEQPACKET, 0o600).map_err(failed)?,
                 LinkKind::Shm,
@@ -195,7 +195,7 @@ impl SoftListener {
             && let PeerIdentity::Local(LocalPeer { uid, .. }) = peer
             && !may_share_memory(uid, rustix::process::geteuid().as_raw())
         {
-            tracing::warn!(endpoint = %self.setup.endpoint, uid, "refused a user who may not map the packets");
+            tracing::warn!(endpoint = %self.setup.endpoint, uid, "refused a user who may not map the frames");
             shm::refuse(
                 &socket,
                 "shared memory shows every file's pages, so only root and the server's own user may connect; \
@@ -354,7 +354,7 @@ fn remote_peer(socket: &OwnedFd) -> io::Result<PeerIdentity> {
     address.map(PeerIdentity::Remote).ok_or_else(|| io::ErrorKind::NotConnected.into())
 }
 
-/// Whether a user may see the packets: root, and whoever runs the server.
+/// Whether a user may see the frames: root, and whoever runs the server.
 fn may_share_memory(uid: u32, server_euid: u32) -> bool {
     uid == 0 || uid == server_euid
 }

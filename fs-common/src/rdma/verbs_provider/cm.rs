@@ -5,6 +5,7 @@
 use super::listen::Shared as ListenerShared;
 use super::queue::VerbsQp;
 use super::sys::{Channel, Event, Happened};
+use super::{ENDING_MAX, ENDING_PAUSE};
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
@@ -74,10 +75,10 @@ impl Events {
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
-            let (channel, ears, stop) = (channel.clone(), ears.clone(), stop.clone());
+            let (channel, ears, stop, ending) = (channel.clone(), ears.clone(), stop.clone(), ending.clone());
             std::thread::Builder::new()
                 .name("rdma-events".to_owned())
-                .spawn(move || run(&channel, &ears, &stop))?
+                .spawn(move || run(&channel, &ears, &stop, &ending))?
         };
         Ok(Arc::new(Self {
             channel,
@@ -160,16 +161,20 @@ fn probe_all(ears: &Ears) {
     }
 }
 
-fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd) {
+fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize) {
     let mut probed = Instant::now();
     loop {
         if probed.elapsed() >= PROBE_INTERVAL {
             probe_all(ears);
             probed = Instant::now();
         }
+        // Peers that ask faster than their connections come to an end wait in the kernel, whose backlog is bounded.
+        let is_behind = ending.load(Ordering::Relaxed) >= ENDING_MAX;
+        let listened = if is_behind { PollFlags::empty() } else { PollFlags::IN };
         let mut fds =
-            [PollFd::from_borrowed_fd(channel.event_fd(), PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        let left = timespec(PROBE_INTERVAL.saturating_sub(probed.elapsed()));
+            [PollFd::from_borrowed_fd(channel.event_fd(), listened), PollFd::new(stop, PollFlags::IN)];
+        let left = PROBE_INTERVAL.saturating_sub(probed.elapsed());
+        let left = timespec(if is_behind { left.min(ENDING_PAUSE) } else { left });
         if rustix::event::poll(&mut fds, Some(&left)).is_err_and(|error| error != rustix::io::Errno::INTR) {
             tracing::error!("events of RDMA connections cannot be waited for any more");
             return;
@@ -177,7 +182,9 @@ fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd) {
         if !fds[1].revents().is_empty() {
             return;
         }
-        while let Some(event) = channel.next() {
+        while ending.load(Ordering::Relaxed) < ENDING_MAX
+            && let Some(event) = channel.next()
+        {
             hand_on(ears, event);
         }
     }

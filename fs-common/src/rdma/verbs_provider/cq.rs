@@ -85,7 +85,8 @@ pub(super) struct VerbsCq {
 impl VerbsCq {
     /// At most `most` completions fit a queue of this RNIC.
     pub(super) fn new(context: sys::Context, depth: u32, most: u32) -> io::Result<Self> {
-        let depth = depth.clamp(1, most);
+        // One place more than asked for: a queue pair's look for its peer takes one, and some RNICs cannot lengthen a queue.
+        let depth = depth.saturating_add(1).clamp(1, most);
         let raw = Arc::new(sys::Cq::new(context, depth)?);
         let broke = new_eventfd()?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;

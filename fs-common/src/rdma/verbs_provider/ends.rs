@@ -3,8 +3,8 @@
 //! Destroying an identifier waits in the kernel for what the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that wait.
 //!
 //! # Failure
-//! A destroy that hangs keeps the thread, and what comes behind it waits there. It is counted: with too many of them no connection is made
-//! (`Shared::few_ending`). The process can be killed, but is not gone before the kernel lets go.
+//! A destroy that hangs keeps the thread, and later ones wait there. They are counted: with too many of them no connection is made
+//! (`Shared::few_ending`), and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone before the kernel lets go.
 
 use super::sys::Channel;
 use rdma_sys as ffi;

@@ -59,8 +59,8 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 20;
 const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// READs and atomics under way of a queue pair that are asked for: more bring nothing at the depths that cuttlefs posts.
 const READS_MAX: u8 = 16;
-/// Connections that are over and that the kernel has not let go of: with so many none is made, for its connection manager does not come to an end
-/// with any. Healthy, it takes a millisecond for each.
+/// Connections that are over and that the kernel has not let go of: with so many none is made, and no event is taken, for its connection manager
+/// does not come to an end with any. Healthy, it takes a millisecond for each.
 const ENDING_MAX: usize = 64;
 /// Between two looks how many there are.
 const ENDING_PAUSE: Duration = Duration::from_millis(5);

@@ -178,6 +178,8 @@ pub(super) struct Mr {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) memory: Pinned,
     pub(super) first_address: u64,
+    /// Where in the memory it begins.
+    from: u64,
     _pd: Arc<Pd>,
 }
 
@@ -218,12 +220,12 @@ impl Mr {
         // SAFETY: the range is mapped for as long as `memory` lives, which this owns until after deregistration. The RNIC's copies race
         // with the CPU's, as `SharedMemory` allows.
         let raw = unsafe { ffi::ibv_reg_mr_iova(pd.raw.as_ptr(), base, len, address, access) };
-        Ok(Self { raw: made(raw)?, memory, first_address, _pd: pd.clone() })
+        Ok(Self { raw: made(raw)?, memory, first_address, from: from as u64, _pd: pd.clone() })
     }
 
     /// Where a range of it is mapped, for a post that copies.
     fn mapped(&self, local: Local) -> Option<u64> {
-        let is_inside = self.memory.contains(local.offset, local.len.into());
+        let is_inside = local.offset >= self.from && self.memory.contains(local.offset, local.len.into());
         is_inside.then(|| self.memory.base_address().as_ptr() as u64 + local.offset)
     }
 

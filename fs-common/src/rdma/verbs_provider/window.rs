@@ -34,14 +34,14 @@ impl MemoryWindow for VerbsWindow {
         let rights = Rights { remote_read, remote_write, remote_atomic, ..Rights::default() };
         let mut bound = self.window.lock();
         let rkey = bound.raw.next_rkey();
-        let regions = self.qp.regions().read();
-        let Some(mr) = regions.get(&region.lkey().0) else {
+        // No lock is held while posting. The binding's own reference keeps it registered.
+        let registered = self.qp.regions().read().get(&region.lkey().0).cloned();
+        let Some(registered) = registered else {
             // Of another domain: as the RNIC would say it.
-            drop(regions);
             self.qp.fail();
             return Err(PostError::BadState { state: crate::rdma::QpState::Error });
         };
-        let what = What::Bind { window: &bound.raw, rkey, region: mr, offset, len, rights };
+        let what = What::Bind { window: &bound.raw, rkey, region: &registered, offset, len, rights };
         self.qp.post_of_window(wr_id, CompletionKind::Bind, what)?;
         bound.raw.set_rkey(rkey);
         bound.region = Some(region.clone());
