@@ -85,19 +85,33 @@ hot() {
     cmp -n 262144 "$work/large" "$work/two/large" && ((after - before < 64))
 }
 check "pages that are read again and again are read one-sidedly" hot
-# The client counts what it reads so, and the server pulls the counts once a second.
+# The client counts what it reads so, and the server pulls the counts once a second. Counts of a file that is closed by then are lost, so one
+# program has it open all the time.
+read_on() {
+    exec python3 - "$1" <<'PYTHON'
+import mmap, os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+page = mmap.mmap(-1, 4096)
+for _ in range(600):
+    for place in range(64):
+        os.preadv(file, [page], place * 4096)
+    time.sleep(0.1)
+PYTHON
+}
 heard() {
-    local before after
-    before=$(figure "$work/two" 'onesided counted pages') && read_often 20 || return 1
-    # A period is a second, and on a busy machine some more. What was counted for a file that is closed before the server looks is not heard: each
-    # of these reads opens it anew, so that a tenth is enough here.
+    local before after reader result=1
+    before=$(figure "$work/two" 'onesided counted pages') || return 1
+    read_on "$work/two/large" &
+    reader=$!
     for ((i = 0; i < 60; i++)); do
         after=$(figure "$work/two" 'onesided counted pages')
-        ((after - before > 128)) && return 0
+        ((after - before > 128)) && { result=0; break; }
         sleep 1
     done
-    echo "pages that the server has heard of: $before, 1280 pages later $after"
-    return 1
+    kill "$reader"
+    wait "$reader"
+    echo "pages that the server has heard of: $before, behind the reads $after"
+    return $result
 }
 check "and the server hears of it" heard
 check "its status" status_of "$work/two"
@@ -193,8 +207,9 @@ no_answer_is_said() {
     # It answers, or it is said that it does not.
     ((ended == 0)) || { ((ended != 124)) && grep -q 'no answer came in time\|no way there was found in time' "$work/said"; }
 }
-if [[ $endpoint == rdma://* ]]; then
-    check "an interface goes down: who connects then is answered, or told that nothing came" no_answer_is_said
+# By request only: behind it the kernel may not let go of what hangs in its connection manager, and the machine not turn itself off.
+if [[ $endpoint == rdma://* && -n ${CUTTLEFS_RDMA_DOWN:-} ]]; then
+    check "an interface goes down: a client that connects then is answered, or told that nothing came" no_answer_is_said
     "$programs/cuttlefs" umount -f "$work/five" >/dev/null 2>&1
     kill -9 "$server"
 fi
