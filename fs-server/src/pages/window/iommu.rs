@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //! A window of the module has up to 2^20 pages, so a pool has one for each 4 GiB, each an open `/dev/cuttlefs_iommu`. The arena of all is the frames'
-//! memory. [`IommuWindow::export`] gives their dma-bufs, which the device's driver registers once.
+//! memory. `IommuWindow::export` gives their dma-bufs, which the device's driver registers once.
 //!
 //! The kernel may take a page from its frame (swap, migration): the module shows magic there from then on, until the page is shown again.
 //!
