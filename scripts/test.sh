@@ -138,7 +138,7 @@ model_check() {
 # boots virtual machines. The longest come first: three run at a time.
 all_suites="
 realwork    720 full
-rdma        900 full vm
+rdma        1300 full vm
 attack      480 quick once
 crash-points 600 quick once
 pjdfstest   600 quick
