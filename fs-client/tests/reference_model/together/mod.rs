@@ -18,7 +18,6 @@
 //! * that a read sees all its pages, or a copy both its files, at one moment;
 //! * with `ack`, that an answer lasts which only shows a state, or which refuses a request: a client can see another one's change before the change
 //!   is durable. Such an answer, given before a crash, says nothing about the state after the crash.
-//!   it is durable. Such an answer, given before a crash, says nothing about what comes behind it.
 
 mod baton;
 mod directed;
