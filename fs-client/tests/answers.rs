@@ -342,7 +342,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// What another client does meanwhile.
+/// The action of another client between the lost message and the repeated request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
@@ -350,7 +350,7 @@ enum Meanwhile {
     Removed,
 }
 
-/// When the other client does it.
+/// The time of the other client's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     /// Before the client of the request is back at the next server.

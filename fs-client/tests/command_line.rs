@@ -555,7 +555,7 @@ fn unsynced_changes_are_not_thrown_away_silently() {
     assert!(said.contains("throwing away") && !place.is_mounted(), "{said}");
 }
 
-/// What umount(8) does, or a second signal, cannot be refused.
+/// An unmount by umount(8), or by a second signal, cannot be refused.
 fn a_mount_that_ends_says_what_is_lost() {
     let place = Place::new();
     let mnt = &place.mnt_text();

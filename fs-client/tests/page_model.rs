@@ -49,7 +49,7 @@ fn an_initiator_s_read_is_never_mistaken() {
     check_reader(initiator, PREEMPTIONS);
 }
 
-/// Such a read has twice as many loads, so fewer preemptions are tried.
+/// A remote initiator's read has twice as many loads, so fewer preemptions are tried.
 #[test]
 fn a_remote_initiator_s_first_read_is_never_mistaken() {
     check_reader(remote, PREEMPTIONS - 2);
@@ -89,7 +89,7 @@ fn a_write_without_the_protocol_is_caught_by_an_initiator() {
     check_scribble(initiator);
 }
 
-/// The same for reuse: a page that is given away while the mapping and the generation still name it.
+/// Shows that the model can fail for reuse: the checker finds a page that is given away while the mapping and the generation still name it.
 #[test]
 #[should_panic(expected = "read [")]
 fn a_page_given_away_under_its_mapping_is_caught_by_a_target() {

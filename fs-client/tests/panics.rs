@@ -55,7 +55,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Both may have ended before.
+        // The mount and the process may have ended before.
         let _ = unmount(&self.at, UnmountFlags::DETACH);
         let _ = self.child.kill();
         let _ = self.child.wait();

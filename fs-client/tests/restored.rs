@@ -366,9 +366,9 @@ fn who_misses_a_whole_life_of_the_server_restores_nothing_over_what_others_resto
     kill(&world, false);
     away.come_back();
     assert_eq!(stays.all(), b"newer\0\0\0newest");
-    // It cannot know which of the two changes was later.
+    // The client `away` cannot know which of the two changes was later.
     assert_eq!((away.fsync(), stays.fsync()), (LOST, Ok(())));
-    // Nor may its changes replace what was answered by a server that it has never seen.
+    // Nor may its changes replace a change that was acknowledged by a server which this client has never seen.
     away.write(0, b"lost.");
     kill(&world, false);
     stays.write(0, b"other");

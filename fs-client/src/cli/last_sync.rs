@@ -1,6 +1,6 @@
-//! The sync before a mount ends: after a kill of the server, changes that no sync has covered are in the mount's memory alone.
+//! The sync before a mount ends: after a kill of the server, only the mount's memory has the changes that no sync has covered.
 //!
-//! `cuttlefs umount` and `down` ask the mount's process for one (`figures`) and unmount when it is done. Other unmounts (umount(8), a
+//! `cuttlefs umount` and `down` ask the mount's process for a sync (`figures`) and unmount when it is done. Other unmounts (umount(8), a
 //! signal) cannot be refused, so the process syncs after the unmount, and its messages and exit code say what is lost.
 //!
 //! # Bound

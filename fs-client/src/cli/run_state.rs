@@ -1,11 +1,13 @@
 //! Running mounts: one small file for each, in the runtime directory.
 //!
-//! `/run/cuttlefs` for root, `$XDG_RUNTIME_DIR/cuttlefs` for others, and `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID` where that is not set:
-//! gone after a reboot, like the processes. In /tmp another user can take the name first; then the directory is `.cuttlefs-HOST` in the user's
-//! home, from then on (`Places`). A directory that another user may write to is never used. Root of a user namespace that is not the machine's
-//! is treated as any other user, unless it has a `/run` of its own. Other users may go through the directory, to the sockets in it; only its
-//! owner may read its files: they tell of pools, keys, servers. Files are named by a hash of the mount point, because a mount point may be
-//! longer than a file name, and a Unix socket's path must be shorter than 108 bytes.
+//! The runtime directory is `/run/cuttlefs` for root, and `$XDG_RUNTIME_DIR/cuttlefs` for other users. If that variable is not set, it is
+//! `/run/user/UID/cuttlefs` or `/tmp/cuttlefs-UID`. All of these are gone after a reboot, like the processes. In /tmp another user can take the name
+//! first; from then on the directory is `.cuttlefs-HOST` in the user's home (`Places`). A directory to which another user may write is never used.
+//! Root of a user namespace that is not the machine's is treated as any other user, unless it has a `/run` of its own.
+//!
+//! Other users may go through the directory, to the sockets in it. Only its owner may read its files, which tell of pools, keys and servers. Files
+//! are named by a hash of the mount point, because a mount point may be longer than a file name, and a Unix socket's path must be shorter than 108
+//! bytes.
 //!
 //! After an unmount the mount point may be mounted again before the process that served it has ended. So a process that removes a file makes
 //! sure that it is its own, under the directory's lock (`locked`).

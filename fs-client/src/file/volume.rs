@@ -37,19 +37,19 @@ pub struct OpenHow {
 }
 
 impl OpenHow {
-    /// By inode number, for reading.
+    /// Opens by inode number, for reading.
     pub const READ: Self =
         Self { read: true, write: false, append: false, truncate: false, sync: false, told: None };
-    /// By inode number, for reading and writing.
+    /// Opens by inode number, for reading and writing.
     pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
 }
 
 /// How to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteHow {
-    /// At the end of the file at the time of the write.
+    /// Whether to write at the end of the file, as it is at the time of the write.
     pub append: bool,
-    /// It is durable when it returns.
+    /// Whether the write is durable when it returns.
     pub sync: bool,
 }
 
@@ -65,7 +65,7 @@ pub struct Written {
 /// An opened file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFile {
-    /// Its handle.
+    /// The handle of this open.
     pub handle: Handle,
     /// Whether pages that the kernel cached at an earlier open are still good.
     pub keep_cache: bool,

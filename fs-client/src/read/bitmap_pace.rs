@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 /// With a shorter period pulls cost more than the reads that they save.
 const SHORTEST: Duration = Duration::from_millis(30);
-/// One read of this many may travel twice.
+/// At most one read of this many may travel twice.
 const TWICE_ALLOWED: u64 = 1_000;
 /// If fewer than one read of this many travels twice, the period is doubled.
 const TWICE_FEW: u64 = 4 * TWICE_ALLOWED;

@@ -29,10 +29,10 @@ use cuttlefs_common::region::{
 
 /// The most pages of a doorbell.
 const PAGES: usize = 32;
-/// Where the slot lands that is READ first, and its generation that is READ last.
+/// The offsets in the proofs of the file's slot, which is READ first, and of its generation, which is READ last.
 const SLOT_BEFORE: usize = 0;
 const SLOT_AFTER: usize = FileTable::VIEW_LEN;
-/// Where the entries land that are READ before the bytes and after them.
+/// The offsets in the proofs of the residency entries that are READ before the bytes, and of those that are READ after them.
 const ENTRIES_BEFORE: usize = 64;
 const ENTRIES_AFTER: usize = ENTRIES_BEFORE + PAGES * ENTRY;
 const ENTRY: usize = 8;

@@ -246,7 +246,7 @@ impl Session {
     /// Makes everything durable at the server. After that the mount's copies of earlier changes are dropped.
     ///
     /// # Errors
-    /// As the server says.
+    /// The error of the request.
     pub fn sync_all(&self, caller: &Caller) -> Result<(), FsError> {
         let mark = self.unsynced.mark();
         self.call(caller, || Request::Sync(SyncScope::All), |_| Ok(()))?;

@@ -16,7 +16,7 @@ pub struct Away {
 
 /// A server's absence, as the link notes it.
 pub(super) struct AwaySince {
-    /// Its beginning, by the link's clock.
+    /// The time at which the absence began, by the link's clock.
     since: Duration,
     /// The error of the last attempt to connect.
     because: String,

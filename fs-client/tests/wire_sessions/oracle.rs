@@ -105,10 +105,10 @@ impl Oracle {
         one.uid == other.uid && one.said.iter().any(|secret| other.said.contains(secret))
     }
 
-    /// Checks bytes that came, of any packet.
+    /// Checks received bytes, of any packet.
     ///
     /// # Panics
-    /// They contain a mark.
+    /// The bytes contain a mark.
     pub fn check_bytes(&self, way: Way, bytes: &[u8]) {
         for mark in &self.marks {
             let found = bytes.windows(mark.len()).position(|window| window == mark);

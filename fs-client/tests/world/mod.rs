@@ -106,7 +106,7 @@ pub enum Lie {
     Store(StoreLie),
 }
 
-/// Where the disk works late, it goes first in one step of this many.
+/// In worlds whose disk works late, the disk goes before the other parts in one step of this many.
 const DISK_FIRST_ONE_IN: u64 = 3;
 /// In restless worlds time moves in one step of this many, by `LEAP_MS` at most, so that timers fire in the midst of requests.
 const LEAP_ONE_IN: u64 = 40;

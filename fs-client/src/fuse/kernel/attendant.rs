@@ -56,13 +56,13 @@ const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, lib
 /// What a caller that got a signal is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
-    /// It ends.
+    /// The caller ends.
     Ends,
-    /// It handles a signal.
+    /// The caller handles a signal.
     Handles,
-    /// It needs no end of its system call.
+    /// The caller need not return from its system call.
     Waits,
-    /// This process cannot see it.
+    /// This process cannot see the caller.
     Unseen,
 }
 

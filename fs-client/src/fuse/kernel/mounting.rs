@@ -133,7 +133,7 @@ fn mount_by_helper(mountpoint: &Path, options: &MountOptions) -> io::Result<Owne
     let device = receive_device(&ours);
     let mut said = String::new();
     if let Some(mut stderr) = helper.stderr.take() {
-        // Its messages are needed only if it failed.
+        // The helper's messages are needed only if it failed.
         let _ = stderr.read_to_string(&mut said);
     }
     helper.wait()?;

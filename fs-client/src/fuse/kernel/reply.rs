@@ -376,7 +376,7 @@ pub(super) struct InitOut {
 }
 
 impl InitOut {
-    /// Its 64 bytes.
+    /// The 64 bytes of this structure.
     pub(super) fn encode(&self) -> Vec<u8> {
         Out::default()
             .u32(self.major)

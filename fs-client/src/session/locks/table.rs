@@ -44,9 +44,9 @@ pub(super) type AskedFor = (WaitId, Arc<ServerOpen>, Lock, bool);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Noted {
-    /// It counts, and is noted.
+    /// The answer counts, and is noted.
     Done,
-    /// It is of a session that is over: the request must be sent again.
+    /// The answer is of a session that is over: the request must be sent again.
     Outdated,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Kept {
     pub(crate) offset: u64,
     /// The kind of the change.
     pub(crate) what: What,
-    /// Its share of the bound, in bytes.
+    /// The change's share of the bound on unsynced changes, in bytes.
     pub(super) cost: usize,
 }
 
