@@ -1,6 +1,5 @@
-//! One server with several RNICs: what is registered, what queue pairs are called and where completions come is of one RNIC; files, sessions
-//! and heat are of the server. Two software RNICs stand for two providers: both number their queue pairs alike, and neither knows the
-//! other's keys.
+//! One server with several RNICs. Registered memory, names of queue pairs and completions belong to one RNIC; files, sessions and heat belong to the
+//! server. Two software RNICs stand for two providers: both number their queue pairs from the same start, and neither knows the other's keys.
 
 mod running;
 
@@ -18,16 +17,16 @@ use running::serving::{self, Serve};
 use running::{CALLER, READ_WRITE, figure, read, until};
 use std::sync::Arc;
 
-/// For all that is written here.
+/// Frames for everything that the tests write.
 const FRAMES: u64 = 4096;
-/// More than fits a message: the server pulls it by READ and pushes it by WRITE, through its bounce buffers.
+/// More than fits a message: the server READs it for a write and WRITEs it for a read, through its bounce buffers.
 const PIECE: usize = 200_000;
 const PIECES: u64 = 8;
 
-/// A server that listens with each of two RNICs on two links, and where.
+/// A server with two RNICs, each of which listens on two links.
 struct TwoRnics {
     running: RunningServer,
-    /// tcp and shm of the first, tcp and shm of the second.
+    /// The endpoints: tcp and shm of the first RNIC, then of the second.
     links: [Endpoint; 4],
     _directory: tempfile::TempDir,
 }
@@ -58,7 +57,7 @@ impl TwoRnics {
         Self { running, links, _directory: directory }
     }
 
-    /// Clients by each link, and by each RNIC one that reads the server's tables, which takes that RNIC's keys.
+    /// A client for each link, and for each RNIC one more that reads the server's tables with that RNIC's keys.
     fn clients(&self) -> Vec<RemoteVolume> {
         let [tcp, shm, other_tcp, other_shm] = &self.links;
         let mut clients: Vec<_> =
@@ -117,7 +116,7 @@ fn clients_by_different_rnics_see_each_others_files() {
             });
         }
     });
-    // Each RNIC's connections are sampled by keys of that RNIC.
+    // Each RNIC counts one-sided reads of its own connections, by its own keys.
     let counted = || site.running.server().files.pages().figures().counts.counted;
     for (who, volume) in clients.iter().enumerate() {
         let handle = open(volume, inodes[who]);
@@ -140,7 +139,7 @@ fn a_connection_that_breaks_by_one_rnic_harms_none_by_the_other() {
     let inodes: Vec<_> = clients.iter().enumerate().map(|(who, volume)| write_all(who, volume)).collect();
     let connections = &site.running.server().admission.connections;
     for round in 0..20 {
-        // All of one RNIC's.
+        // All connections of one RNIC.
         let broken = connections.all();
         broken.iter().filter(|connection| connection.rnic().0 == round % 2).for_each(|one| one.close());
         for (who, volume) in clients.iter().enumerate() {

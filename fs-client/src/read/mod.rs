@@ -43,11 +43,11 @@ use buffers::ReadBuffers;
 use counters::ReadCounters;
 use cuttlefs_common::region::PageSet;
 
-/// What a one-sided read brought.
+/// The result of a one-sided read.
 #[derive(Debug, PartialEq, Eq)]
 struct OneSided {
     /// Bytes of the request that precede the end of the file.
     valid_len: usize,
-    /// Pages of the request that were not there; all others are in the caller's buffer.
+    /// The pages of the request that could not be read; all others are in the caller's buffer.
     missing: PageSet,
 }

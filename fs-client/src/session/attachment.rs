@@ -1,4 +1,4 @@
-//! The session's knowledge of the server it is attached to, and the server's tables, where this side may read them.
+//! The session's knowledge of its server, and the server's tables, where this side may read them.
 
 use super::Session;
 use arc_swap::ArcSwapOption;
@@ -9,12 +9,12 @@ use cuttlefs_common::rpc::Attached;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
-/// The server's tables: what initiator translation reads.
+/// The server's tables, which an initiator reads to translate.
 #[derive(Clone)]
 pub(crate) enum Windows {
-    /// With loads.
+    /// Read with loads.
     Mapped(Arc<MappedWindows>),
-    /// With READs.
+    /// Read with READs.
     Remote(RemoteWindows),
 }
 
@@ -39,14 +39,14 @@ pub(crate) struct RemoteWindows {
     pub(crate) files: RemoteRange,
 }
 
-/// What the session knows of the server it is attached to.
+/// The session's knowledge of the server.
 #[derive(Clone)]
 pub(crate) struct Attachment {
     pub(crate) attached: Attached,
-    /// This side translates. Stays true when the windows are dropped.
+    /// Whether this side translates. It stays true when the windows are dropped.
     pub(crate) initiator_translates: bool,
     pub(crate) windows: Option<Windows>,
-    /// Where one-sided reads are counted, once the server has been told. Stays when the windows are dropped.
+    /// The counters of one-sided reads, once the server was told where they are. They stay when the windows are dropped.
     pub(crate) counting: Arc<OnceLock<AccessCounters>>,
 }
 
@@ -61,18 +61,18 @@ impl std::ops::Deref for AttachmentGuard {
     }
 }
 
-/// The attachment of a session that has one.
+/// The attachment of a session, once there is one.
 #[derive(Default)]
 pub(super) struct CurrentAttachment {
-    /// Read by every one-sided read, on both cores at once: no reader writes to a line they share.
+    /// Read by every one-sided read, on all cores at once: no reader writes to a shared cache line.
     current: ArcSwapOption<Attachment>,
-    /// Held to change it.
+    /// Held for a change of `current`.
     changing: Mutex<()>,
 }
 
 impl CurrentAttachment {
-    /// A connection was attached, and maps `mapped`. `reads_tables`: the server's tables are read where they are not mapped and the
-    /// server told where they are. What is known of the same session already stays.
+    /// A connection was attached, and maps the windows `mapped`. With `reads_tables`, the server's tables are used for READs if they are not mapped
+    /// and the server has told where they are. What is known of the same session already stays.
     pub(super) fn attached(&self, attached: Attached, mapped: &[Arc<SharedMemory>], reads_tables: bool) {
         let _alone = self.changing.lock();
         let told = attached.windows.filter(|_| reads_tables).map(Windows::remote);
@@ -90,7 +90,7 @@ impl CurrentAttachment {
         }
     }
 
-    /// The connection that brought the windows is gone: nobody may read them any more.
+    /// The connection that brought the windows is gone, so nobody may read them any more.
     pub(super) fn drop_windows(&self) {
         let _alone = self.changing.lock();
         if let Some(current) = self.current.load().as_ref()
@@ -120,18 +120,18 @@ impl Windows {
 }
 
 impl Session {
-    /// The current attachment, looked at once for all a read wants of it: no reference is counted.
+    /// The current attachment, for all that one read needs of it. Counts no reference.
     pub(crate) fn look(&self) -> Option<AttachmentGuard> {
         let attachment = self.attachment.current.load();
         attachment.is_some().then_some(AttachmentGuard(attachment))
     }
 
-    /// The same, to be kept.
+    /// As `look`, but to be kept.
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
         self.attachment.current.load_full()
     }
 
-    /// Whether tables are read that are not mapped: where nobody else translates, or when told to.
+    /// Whether this side reads tables that are not mapped: where the target does not translate, or if the options say so.
     pub(super) fn reads_tables(&self) -> bool {
         self.options.initiator_translates || !self.link.has_file_regions()
     }
@@ -146,7 +146,7 @@ impl Session {
         self.look().is_some_and(|attachment| self.target_translates_for(&attachment))
     }
 
-    /// The same of an attachment.
+    /// Whether the target translates file addresses under this attachment.
     pub(crate) fn target_translates_for(&self, attachment: &Attachment) -> bool {
         self.link.has_file_regions() && !attachment.initiator_translates
     }

@@ -5,36 +5,36 @@ use cuttlefs_common::ids::SlotIndex;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A server does not answer, or refuses this mount.
+/// A server's absence: it does not answer, or refuses this mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Away {
-    /// For how long.
+    /// How long the server has been away.
     pub time: Duration,
-    /// What the last attempt to connect came to.
+    /// The error of the last attempt to connect.
     pub because: String,
 }
 
-/// The server does not answer, or refuses this mount.
+/// A server's absence, as the link notes it.
 pub(super) struct AwaySince {
-    /// By the link's clock.
+    /// The time at which the absence began, by the link's clock.
     since: Duration,
-    /// What the last attempt to connect came to.
+    /// The error of the last attempt to connect.
     because: String,
 }
 
 impl Link {
-    /// Whether the server was away when somebody last asked it for something.
+    /// Whether the server was away at the last request.
     pub(crate) fn is_away(&self) -> bool {
         self.away.lock().is_some()
     }
 
-    /// Since when, and why.
+    /// How long the server has been away, and why; `None` if it is not.
     pub(crate) fn away(&self) -> Option<Away> {
         let since = |away: &AwaySince| self.now().saturating_sub(away.since);
         self.away.lock().as_ref().map(|away| Away { time: since(away), because: away.because.clone() })
     }
 
-    /// A lane has lost its connection, or could not make one.
+    /// A lane has lost its connection or cannot connect: the server is away if no other lane is connected.
     pub(super) fn note_failure(&self, slot: SlotIndex, error: &dyn std::fmt::Display) {
         if self.others_stand(slot) {
             tracing::debug!(endpoint = %self.endpoint, %error, "a connection of several is gone or cannot be made; it is tried again");
@@ -51,7 +51,7 @@ impl Link {
         let mut away = self.away.lock();
         match &mut *away {
             Some(known) if known.because == because => {}
-            // A server that is back and refuses this mount is another matter than one that is gone.
+            // The reason has changed: a server that is back and refuses this mount needs other action than one that is gone.
             Some(known) => {
                 tracing::warn!(endpoint = %self.endpoint, %error, "server is still away; operations wait");
                 known.because = because;
