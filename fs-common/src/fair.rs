@@ -14,8 +14,8 @@
 //! * An idle payer costs nothing: an account that is ahead of no other is forgotten.
 //!
 //! # Bounds
-//! The maker of a piece bounds it. A piece is not interrupted, so it has to be short: long work is divided into turns (rounds of
-//! frames in the NIC engine, yields in requests).
+//! The maker of a piece bounds it. A piece is not interrupted, so it has to be short: long work is divided into turns (a bounded number of packets in
+//! the NIC engine, yields in requests).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
