@@ -36,7 +36,7 @@ pub mod panic_ends;
 pub mod persist;
 /// The verbs-shaped API and its providers.
 pub mod rdma;
-/// The records of the log.
+/// The records of a client's ring, and the ring.
 pub mod redo;
 /// The memory that clients read one-sidedly, and the arithmetic of pages.
 pub mod region;
