@@ -1,9 +1,9 @@
 //! The secret that proves that a session is a client's own.
 //!
 //! A client draws a secret when it mounts, and sends it on each connection that it attaches. Its [`ClientId`] is a hash of the secret, so the server
-//! keeps no secret and compares none: it hashes the secret of a message, and finds the session of the client that knows that secret. An id, which
-//! records and messages of people may show, opens nothing, in this life of the server or the next. The time that it takes to find a session discloses
-//! something about ids, but not about secrets.
+//! keeps no secret and compares none: it hashes the secret of a message, and finds the session of the client that knows that secret. An id may be
+//! shown: it opens nothing, in this life of the server or the next. The time that it takes to find a session discloses something about ids, but not
+//! about secrets.
 //!
 //! # Invariants
 //! A secret is never shown: not in status, not in a log (`Debug` hides it), not on a disk.
