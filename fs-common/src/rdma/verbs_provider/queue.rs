@@ -6,6 +6,7 @@
 //! and succeeded. So that places become free although the user asks for no completions, the provider now and then asks for one itself and does not
 //! show it to the user. A completion for the user keeps its place until it is polled. The check of the peer ([`VerbsQp::probe`]) takes none of the
 //! user's places: the RNIC's queue, and the promise of the completion queue, is one deeper than the user asked for.
+//!
 //! # Failure
 //! A completion with an error, or an event that the peer is gone, puts the queue pair into `Error`: the RNIC flushes all requests that are under way,
 //! and the peer is told.
