@@ -11,7 +11,7 @@
 //! # Invariants
 //! * When `point` has returned, no READ that comes through the mapping finds what the page was pointed at before: the kernel takes the old page from the
 //!   process, and from each RNIC that has it, before `mmap` returns. READs meanwhile find the one or the other.
-//! Hiding a page never lacks runs: at most half as many pages are shown as the kernel allows a process in runs.
+//! * Hiding a page never lacks runs: at most half as many pages are shown as the kernel allows a process in runs.
 //!
 //! # Failure
 //! A page that cannot be shown stays gone: `Full`, or the kernel's error. If a page cannot be hidden, the owner must not ignore the error:

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! # Invariants
-//! An entry is one cache line, written whole and then written back. An entry with a wrong CRC was being written at a crash: nobody used it yet.
-//! The units of a new entry hold zeros when the entry is written, or a copy of the log that the entry replaces.
+//! * An entry is one cache line, written whole and then written back. An entry with a wrong CRC was being written at a crash: nobody used it yet.
+//! * The units of a new entry hold zeros when the entry is written, or a copy of the log that the entry replaces.
 //! * Of two entries of a name the later generation counts; the other one is cleared when the device is opened, or when the name grows.
 //!
 //! # Failure

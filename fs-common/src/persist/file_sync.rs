@@ -9,7 +9,7 @@
 //! system must be told of each page that becomes dirty; Linux 6.5 and later refuse). So the disk also gets no other bytes.
 //!
 //! # Invariants
-//! Only the ranges of calls are written to the file.
+//! * Only the ranges of calls are written to the file.
 //! * A waiter gets `Ok` only from a successful sync that began after its call.
 //! * Waiters are told in the order of their calls.
 //! * After the first failure every call fails.

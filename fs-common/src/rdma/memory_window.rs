@@ -5,8 +5,8 @@
 //! * A bound window's key opens its range to the peer of its queue pair, with the rights it was bound with, and nothing else; to peers of other
 //!   queue pairs it opens nothing. The region needs no rights for peers.
 //! * Offsets count from the region's first byte, not the window's.
-//! Each binding has a key of its own. After the completion of an invalidation nobody accesses the memory by that key. A peer that still uses the key
-//! is refused, which breaks the window's queue pair.
+//! * Each binding has a key of its own. After the completion of an invalidation nobody accesses the memory by that key. A peer that still uses the
+//!   key is refused, which breaks the window's queue pair.
 //! * The region stays registered while the window is bound to it.
 
 use super::verbs::{Access, MemoryRegion, PostError, WrId};

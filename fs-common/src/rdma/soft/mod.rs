@@ -15,10 +15,10 @@
 //!   the durable RPC paper expects of future ones (section 4.1.1).
 //! * A SEND completes when the link has taken its bytes, not when the peer has acknowledged them.
 //! * Completion queues never overrun (see `cq`).
-//! It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits in its own
-//! connection, which does not affect others.
-//! Deregistering waits for copies of this process. Over `shm` the initiator is the RNIC: a copy to or from memory of this process that a peer has
-//! begun may still end.
+//! * It has no shared receive queues: a receive costs memory here only once a message has come to it, and a message that finds none waits in its own
+//!   connection, which does not affect others.
+//! * Deregistering waits for copies of this process. Over `shm` the initiator is the RNIC: a copy to or from memory of this process that a peer has
+//!   begun may still end.
 
 mod arrivals;
 mod cq;

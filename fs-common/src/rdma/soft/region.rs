@@ -6,8 +6,8 @@
 //!
 //! # Invariants
 //! * Key 0 names nothing; no two live registrations share a key.
-//! A region's memory is accessed only under a [`Touch`] of the region. Deregistering waits for all touches; after it there are none, even if somebody
-//! found the region before (a posted receive, a request whose reply is still to come).
+//! * A region's memory is accessed only under a [`Touch`] of the region. Deregistering waits for all touches; after it there are none, even if
+//!   somebody found the region before (a posted receive, a request whose reply is still to come).
 
 use super::shm::ShmQp;
 use crate::ids::{Lkey, Rkey};

@@ -6,12 +6,12 @@
 //! `listen`, `domain` (registering, connecting), `queue`, `cq`, `shared_receives`, `regions` (registered memory), `window`.
 //!
 //! # Where the promises differ from the software RNIC's
-//! The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
-//! The specification does not promise that a WRITE's last word is stored last.
-//! There is FLUSH if device and library have it (`sys_flush`). If not, a READ of the range's last byte makes it visible, and persistence is refused.
-//! No known RNIC promises that a FLUSH covers SENDs before it.
+//! * The target translates no files, and maps no windows: trusted clients READ the tables ([`RemoteRange`](crate::rdma::RemoteRange)).
+//! * The specification does not promise that a WRITE's last word is stored last.
+//! * There is FLUSH if device and library have it (`sys_flush`). If not, a READ of the range's last byte makes it visible, and persistence is
+//!   refused. No known RNIC promises that a FLUSH covers SENDs before it.
 //! * A SEND completes when the peer's RNIC has acknowledged it.
-//! Registered memory is pinned.
+//! * Registered memory is pinned.
 //!
 //! # Which RNIC
 //! The RNIC that the endpoint's address belongs to, here or on the way there: the address of an interface determines device, port and GID. So a

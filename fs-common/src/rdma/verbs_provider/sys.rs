@@ -2,9 +2,9 @@
 //! parts: `address`, `cq`, `srq` (shared receive queues), `mw` (memory windows).
 //!
 //! # Invariants
-//! Each object is destroyed once, after all objects that were made with it: each owner holds the owners of what it needs.
-//! Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. Only memory that an RNIC follows
-//! has its real addresses, because rdma_rxe of Linux 7.2 looks up every address of such a region there, whatever it was registered as.
+//! * Each object is destroyed once, after all objects that were made with it: each owner holds the owners of what it needs.
+//! * Memory regions begin at address 0 of their own (`ibv_reg_mr_iova`): an offset is an address, here and at peers. Only memory that an RNIC follows
+//!   has its real addresses, because rdma_rxe of Linux 7.2 looks up every address of such a region there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
 use super::ends::Ends;

@@ -46,7 +46,7 @@
 //! checksum in the header decides whether the record is valid.
 //!
 //! # Invariants
-//! A record is valid only if everything before it is valid: reading stops at the first that is not.
+//! * A record is valid only if everything before it is valid: reading stops at the first that is not.
 //! * Nothing between the persistent head and the tail is overwritten.
 //! * A life ends with the crash it did not survive: after recovery the ring gets a new log id, so that records behind the
 //!   first invalid one can never become valid.

@@ -2,10 +2,10 @@
 //! anything, and executes requests or passes them on.
 //!
 //! # Invariants
-//! A ring is opened by only one thread at a time (`opening`), after the client's earlier connection has ended and all requests taken from it were
-//! executed.
-//! A connection keeps its place only if it has said hello, or may still do so: one that says nothing for `ReceiverOptions::hello_wait` is closed.
-//! Before that, everything that arrived in that time is read, so no connection is closed whose hello was not read yet.
+//! * A ring is opened by only one thread at a time (`opening`), after the client's earlier connection has ended and all requests taken from it were
+//!   executed.
+//! * A connection keeps its place only if it has said hello, or may still do so: one that says nothing for `ReceiverOptions::hello_wait` is closed.
+//!   Before that, everything that arrived in that time is read, so no connection is closed whose hello was not read yet.
 
 use super::connection::{AnswerSlots, Connection, QUEUE_DEPTH, Work};
 use super::receiver::{CONNECTIONS_MAX, CONNECTIONS_OF_PEER, ReceiverOptions};

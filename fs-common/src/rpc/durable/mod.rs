@@ -18,11 +18,11 @@
 //! recovery.
 //!
 //! # Invariants
-//! A request whose persistence was reported is executed, also if the receiver dies the next moment, without being sent again. It may be executed
-//! twice: after a crash all requests that were not checkpointed are executed. A service recognises them by client, life and number, or executes only
-//! requests that may be repeated.
+//! * A request whose persistence was reported is executed, also if the receiver dies the next moment, without being sent again. It may be executed
+//!   twice: after a crash all requests that were not checkpointed are executed. A service recognises them by client, life and number, or executes
+//!   only requests that may be repeated.
 //! * Requests of one lane (`Service::lane`) are executed in the order they were posted.
-//! A sender learns of free room only from a persistent head.
+//! * A sender learns of free room only from a persistent head.
 //!
 //! # Bounds
 //! The bounds are: the ring; `UNACKED_MAX` requests that are not known to be persistent; the answer slots; a receiver's backlog, beyond which it

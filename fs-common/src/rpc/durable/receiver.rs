@@ -2,8 +2,8 @@
 //!
 //! # Threads
 //! * `acceptor`: link handshakes.
-//! `poller`: completions. It welcomes senders, closes those that say nothing, takes records, and does the receiver's part of RFlush before anything
-//! is executed. Without executors it also executes, which saves light requests a change of threads.
+//! * `poller`: completions. It welcomes senders, closes those that say nothing, takes records, and does the receiver's part of RFlush before anything
+//!   is executed. Without executors it also executes, which saves light requests a change of threads.
 //! * `executors`: one queue each; a request goes to the queue of its lane.
 //!
 //! `core` has their work.

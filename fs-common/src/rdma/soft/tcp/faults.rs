@@ -9,7 +9,7 @@
 //!
 //! # Invariants
 //! * A queue pair has at most one fault under way, so the queue, and the bytes of WRITEs in it, are bounded by the number of connections.
-//! A fault names its queue pair by number, which is never given out again: if the connection has ended meanwhile, the reply is dropped.
+//! * A fault names its queue pair by number, which is never given out again: if the connection has ended meanwhile, the reply is dropped.
 //!
 //! # Failure
 //! If no thread can be started, the request is refused. If a target does not return, its queue pair waits for ever, and so does `stop`.

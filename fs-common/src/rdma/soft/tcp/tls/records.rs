@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! * Records leave in the order in which they were made: there is one `outgoing`, and a writer takes it first.
-//! `plain` is empty until the peer has proven its key.
+//! * `plain` is empty until the peer has proven its key.
 //!
 //! # Failure
 //! Any error ends the connection; the alert for the peer is in `outgoing`.
