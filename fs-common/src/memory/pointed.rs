@@ -9,8 +9,8 @@
 //! the same place in the run, so that the kernel joins the run again. A shown page among pages that are gone costs two runs of the process.
 //!
 //! # Invariants
-//! * When `point` has returned, no READ that comes through the mapping finds what the page was pointed at before: the kernel takes the old page from the
-//!   process, and from each RNIC that has it, before `mmap` returns. READs meanwhile find the one or the other.
+//! * When `point` has returned, no READ that comes through the mapping finds what the page was pointed at before: the kernel takes the old page from
+//!   the process, and from each RNIC that has it, before `mmap` returns. READs meanwhile find the one or the other.
 //! * Hiding a page never lacks runs: at most half as many pages are shown as the kernel allows a process in runs.
 //!
 //! # Failure

@@ -84,7 +84,7 @@ mod machine {
 mod machine {
     use super::Instruction;
 
-    /// The way of this machine.
+    /// Always `Msync`: other machines have no such instruction here.
     pub fn instruction() -> Instruction {
         Instruction::Msync
     }

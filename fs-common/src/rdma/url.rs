@@ -1,7 +1,7 @@
 //! Endpoints: the places where servers listen, as people write them.
 //!
-//! `rdma://host:port` (an RNIC, by the address of its interface; `?device=mlx5_0&port=1&gid=3` behind it names one), `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket),
-//! `shm:///path` (shared memory, set up over a Unix socket at that path).
+//! `rdma://host:port` (an RNIC, by the address of its interface; `?device=mlx5_0&port=1&gid=3` behind it names one),
+//! `tcp://host:port`, `unix:///path` (the tcp protocol over a Unix socket), `shm:///path` (shared memory, set up over a Unix socket at that path).
 
 use std::path::PathBuf;
 use std::str::FromStr;
