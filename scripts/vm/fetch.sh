@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the one that is named.
-# Nothing is installed: packages are downloaded and unpacked there. Prints the kernel's folder.
+# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the named one. Installs nothing: packages
+# are downloaded and unpacked there. Prints the kernel's directory.
 # usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs
-# A series without more means what is there of it already, or else its newest. 7.2 is of trixie-backports, which apt has in a folder of its own here:
-# the machine's lists of packages stay as they are. Its compiler (gcc 14) and C library come from trixie, too, unpacked as a tree of its own.
+# For a series without a full version it takes a kernel of the series that is there already, or else the newest. 7.2 comes from trixie-backports, for
+# which apt has a directory of its own here: this machine's package lists do not change. Its compiler (gcc 14) and C library come from trixie, too,
+# unpacked as a tree of their own.
 # Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr, `skipped: ...`, says why.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
@@ -25,11 +26,11 @@ done
 
 store=$CUTTLEFS_TOOLS/vm
 mkdir -p "$store" || exit 1
-# One at a time: what is there is complete.
+# One fetch at a time, so that everything that is there is complete.
 exec 9>"$store/lock"
 flock 9
 
-# Where apt looks: as the machine is set up, or with TRIXIE.
+# Where apt looks: as configured on this machine, or with TRIXIE.
 trixie=$store/apt-trixie
 apt() {
     local program=$1
@@ -78,7 +79,7 @@ case $version in
 esac
 if [[ $version != *"$suffix" ]]; then
     series=$version
-    # What is there already will do.
+    # A kernel that is there already is good enough.
     version=$(find "$store" -maxdepth 1 -name "$series.*$suffix" -printf '%f\n' | sort -V | tail -n 1)
     newest() { apt apt-cache pkgnames "linux-image-$series." | sed -n "s/^linux-image-\\($series\\.[0-9]*$suffix\\)\$/\\1/p" | sort -V | tail -n 1; }
     if [[ -z $version ]]; then
@@ -109,19 +110,19 @@ unpack() {
 if [[ ! -e $folder/complete ]]; then
     rm -rf "$folder"
     say "fetching kernel $version into $store (once)"
-    # Since 7.x the image is in several packages, and linux-image- names them.
+    # Since 7.x the image is split over several packages; linux-image- depends on them.
     packages=("linux-image-$version")
     [[ $suffix == +deb13-amd64 ]] && packages=("linux-binary-$version" "linux-modules-$version" "linux-base-$version")
     for package in "${packages[@]}"; do
         unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
     done
-    # And lies with its modules.
+    # The image then lies beside its modules.
     [[ -d $folder/lib/modules ]] || ln -s usr/lib "$folder/lib" || exit 1
     [[ -d $folder/boot ]] || { mkdir "$folder/boot" && ln -s "../lib/modules/$version/vmlinuz" "$folder/boot/vmlinuz-$version"; } || exit 1
     # busybox's insmod reads no compressed modules.
     find "$folder/lib/modules/" -name '*.ko.xz' -exec xz -d {} + || exit 1
     depmod -b "$folder" "$version" || exit 1
-    # The initramfs: what mounts this machine's root over 9p.
+    # The initramfs, which mounts this machine's root over 9p.
     root=$(mktemp -d "$store/root.XXXXXX") || exit 1
     mkdir -p "$root"/{bin,dev,proc,sys,m,lower,rw,new}
     cp /bin/busybox "$root/bin/busybox"
@@ -139,7 +140,7 @@ if [[ ! -e $folder/complete ]]; then
     rm -rf "$root"
     touch "$folder/complete"
 fi
-# The guest's init may be newer than the one that is packed.
+# The guest's init may be newer than the packed one.
 if ! cmp -s <(cpio -i --to-stdout --quiet init <"$folder/initrd.cpio" 2>/dev/null) "$ROOT/scripts/vm/init"; then
     root=$(mktemp -d "$store/root.XXXXXX") || exit 1
     (cd "$root" && cpio -id --quiet --no-absolute-filenames <"$folder/initrd.cpio" 2>/dev/null)
@@ -150,12 +151,12 @@ fi
 if [[ -n $headers && ! -e $folder/headers-complete ]]; then
     say "fetching what builds modules for $version (once)"
     if [[ $suffix == +deb13-amd64 ]]; then
-        # A tree to change root into (kmod-build.sh): to apt nothing is installed, so it names all that the headers and a shell need.
+        # A tree to change root into (kmod-build.sh): apt takes nothing as installed, so it names everything that the headers and a shell need.
         rm -rf "$folder/tree" "$trixie"/cache/archives/*.deb
         apt apt-get install -q -y --download-only --no-install-recommends "linux-headers-$version" gcc-14 make base-files bash dash \
             coreutils findutils grep sed mawk >&2 || unavailable "linux-headers-$version cannot be downloaded"
         mkdir -p "$folder/tree"
-        # First the one that says that /bin is /usr/bin.
+        # First the package in which /bin is a link to /usr/bin.
         for file in "$trixie"/cache/archives/base-files_*.deb "$trixie"/cache/archives/*.deb; do
             dpkg-deb -x "$file" "$folder/tree" || exit 1
         done

@@ -1,7 +1,7 @@
 //! A device of persistent memory (`/dev/dax*`) that several logs share.
 //!
-//! RDMA hardware can have persistent memory this way only: the kernel pins a device's pages for an RNIC, and those of files on a DAX mount
-//! not. A device has no files, so its first bytes are a directory of what is where.
+//! RDMA hardware can use persistent memory in this way only: the kernel pins the pages of a device for an RNIC, but not those of files on a DAX
+//! mount. A device has no files, so its first bytes are a directory.
 //!
 //! ```text
 //! 0         header: magic CFDX, version 1, bytes of a unit, units, CRC32C
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! # Invariants
-//! * An entry is one cache line, written whole and then written back. One whose CRC is wrong was being written: nobody has heard of it.
-//! * What a new entry names was zeros before the entry was written, or a copy of what it takes the place of.
+//! * An entry is one cache line, written whole and then written back. An entry with a wrong CRC was being written at a crash: nobody used it yet.
+//! * The units of a new entry hold zeros when the entry is written, or a copy of the log that the entry replaces.
 //! * Of two entries of a name the later generation counts; the other one is cleared when the device is opened, or when the name grows.
 //!
 //! # Failure
@@ -34,7 +34,7 @@ const MAGIC: [u8; 4] = *b"CFDX";
 const VERSION: u32 = 1;
 const ENTRY_LEN: usize = 64;
 const _: () = assert!(ENTRY_LEN == cache_lines::LINE_LEN);
-/// Logs of a device.
+/// Logs that a device may have.
 const ENTRIES: usize = 1024;
 const DIRECTORY_LEN: usize = (1 + ENTRIES) * ENTRY_LEN;
 
@@ -62,7 +62,7 @@ struct RawEntry {
 }
 const _: () = assert!(size_of::<RawEntry>() == ENTRY_LEN);
 
-/// The checksum of a line: of what stands before it.
+/// The checksum of a line: of the bytes before it.
 fn crc_of(line: &[u8; ENTRY_LEN]) -> u32 {
     crc32c::crc32c(&line[..ENTRY_LEN - 4])
 }
@@ -70,7 +70,7 @@ fn crc_of(line: &[u8; ENTRY_LEN]) -> u32 {
 /// Where a log is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
-    /// Of the directory.
+    /// Its index in the directory.
     index: usize,
     generation: u64,
     first: u64,
@@ -88,7 +88,7 @@ impl Entry {
         zerocopy::transmute!(raw)
     }
 
-    /// `None`: nothing is there, or it was being written.
+    /// `None`: there is no entry here, or it was being written at a crash.
     fn parse(line: &[u8; ENTRY_LEN], index: usize, units_of_device: u64) -> Option<(u128, Self)> {
         let raw: &RawEntry = zerocopy::transmute_ref!(line);
         let entry =
@@ -99,7 +99,7 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// A device of persistent memory with a directory of logs. See the module.
 #[derive(Debug)]
 pub struct DaxDevice {
     fd: OwnedFd,
@@ -107,40 +107,40 @@ pub struct DaxDevice {
     path: PathBuf,
     unit: usize,
     units: u64,
-    /// Of persistent memory; a file in tests is none.
+    /// Whether this is a device of persistent memory; in tests it is a file.
     is_device: bool,
-    /// Unit 0.
+    /// The mapped unit 0.
     directory: SharedMemory,
     known: Mutex<BTreeMap<u128, Entry>>,
 }
 
-/// Whether a path is a device, and not a folder of logs.
+/// Whether the path is a device, not a directory of logs.
 pub fn is_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device())
 }
 
 impl DaxDevice {
-    /// Opens a device, locks it against other processes, and makes its directory if there is nothing at all.
+    /// Opens a device, locks it against other processes, and makes its directory if the device is empty.
     ///
     /// # Errors
     /// [`LogDeviceError`].
     pub fn open(path: &Path) -> Result<Arc<Self>, LogDeviceError> {
         let failed = |source: io::Error| LogDeviceError::Io { action: "open", path: path.to_owned(), source };
         let stat = rustix::fs::stat(path).map_err(|error| failed(error.into()))?;
-        // sysfs says what stat cannot.
+        // sysfs tells the length and the alignment, which stat does not.
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let number = |name: &str| -> io::Result<u64> {
             let text = std::fs::read_to_string(format!("/sys/dev/char/{major}:{minor}/{name}"))?;
             text.trim().parse().map_err(io::Error::other)
         };
         let len = number("size").map_err(|_| LogDeviceError::NotDax(path.to_owned()))?;
-        // Kernels before 5.10 do not tell, and know 2 MiB.
+        // Kernels before 5.10 do not tell the alignment, and use 2 MiB.
         let unit = number("align").unwrap_or(2 << 20);
         Self::over(path, len, unit, true)
     }
 
-    /// The same of so many bytes, in units of so many.
+    /// As `open`, for a device (or a test's file) of `len` bytes in units of `unit` bytes.
     fn over(path: &Path, len: u64, unit: u64, is_device: bool) -> Result<Arc<Self>, LogDeviceError> {
         let failed =
             |action| move |source: io::Error| LogDeviceError::Io { action, path: path.to_owned(), source };
@@ -152,7 +152,7 @@ impl DaxDevice {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(LogDeviceError::Busy(path.to_owned())),
             Err(error) => return Err(failed("lock")(error.into())),
         }
-        // The directory is less than any alignment's page but those of 4 KiB.
+        // The directory fits into a unit, unless the alignment is 4 KiB.
         let units = len / unit;
         let unit_len = usize::try_from(unit).ok().filter(|unit| *unit >= DIRECTORY_LEN);
         let Some(unit_len) = unit_len.filter(|_| units > 1) else {
@@ -195,7 +195,7 @@ impl DaxDevice {
         let header: [u8; ENTRY_LEN] = zerocopy::transmute!(header);
         let found = self.line(0);
         if found != header {
-            // Also behind a header that was being written, everything else is zeros.
+            // A header that was being written at a crash has only zeros behind it.
             let is_empty = (1..=ENTRIES).all(|index| self.line(index) == [0; ENTRY_LEN]);
             let may_be_ours = found.iter().zip(header).all(|(found, ours)| *found == ours || *found == 0);
             if !is_empty || !may_be_ours {
@@ -227,17 +227,17 @@ impl DaxDevice {
         Ok(())
     }
 
-    /// The logs there are.
+    /// The names of all logs.
     pub fn names(&self) -> Vec<u128> {
         self.known.lock().keys().copied().collect()
     }
 
-    /// How long a log is in bytes, if it is there.
+    /// The length of a log in bytes, if there is a log of this name.
     pub fn len_bytes(&self, name: u128) -> Option<u64> {
         self.known.lock().get(&name).map(|entry| entry.units * self.unit as u64)
     }
 
-    /// Its path.
+    /// The path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -251,10 +251,10 @@ impl DaxDevice {
             .map_err(|source| LogDeviceError::Io { action: "map", path: self.path.clone(), source })
     }
 
-    /// Opens or makes a log, at least that long. What is new of it is zeros. A name is open once at a time.
+    /// Opens a log, or makes it, with at least this length. New bytes are zeros. A log can be open only once at a time.
     ///
     /// # Errors
-    /// There is no room, or the kernel maps no more.
+    /// The device has no room, or the kernel refuses the mapping.
     pub fn open_log(&self, name: u128, len_bytes: usize) -> Result<LogDevice, LogDeviceError> {
         let mut known = self.known.lock();
         let wanted = len_bytes.div_ceil(self.unit).max(1) as u64;
@@ -292,7 +292,7 @@ impl DaxDevice {
         ))
     }
 
-    /// The first place with so many units that no log has.
+    /// The first unit of a free range of `wanted` units.
     fn free_units(&self, known: &BTreeMap<u128, Entry>, wanted: u64) -> Option<u64> {
         let mut used: Vec<(u64, u64)> = known.values().map(|entry| (entry.first, entry.units)).collect();
         used.sort_unstable();
@@ -354,7 +354,7 @@ mod tests {
         for name in [7, 8, 9] {
             assert_eq!(bytes(&dax.open_log(name, 1).expect("there")), name);
         }
-        // Where the first one was there is room again.
+        // The place of the first log is free again.
         assert_eq!(bytes(&dax.open_log(11, 1).expect("room")), 0, "what is new is zeros");
         assert_eq!(dax.known.lock()[&11].first, 1);
     }
@@ -366,7 +366,7 @@ mod tests {
         dax.open_log(1, 1).expect("room").memory().write(0, b"first");
         let older = dax.line(1);
         dax.open_log(1, UNIT as usize * 2).expect("it grows");
-        // A crash before the older one was cleared, and in the midst of another.
+        // As after a crash before the older entry was cleared, with another entry half written.
         dax.put_line(1, &older);
         let mut torn = Entry { index: 3, generation: 9, first: 5, units: 1 }.encode(1);
         torn[20] ^= 1;
@@ -391,7 +391,7 @@ mod tests {
             assert!(matches!(device(&path), Err(LogDeviceError::DaxForeign(_))));
             assert_eq!(std::fs::read(&path).expect("read"), before);
         }
-        // A header that was being written.
+        // A header that was being written at a crash.
         let (_dir, path) = file();
         std::fs::File::options()
             .write(true)

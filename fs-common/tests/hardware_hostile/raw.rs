@@ -1,4 +1,4 @@
-//! A peer that speaks to librdmacm itself, and says what it likes. All that is unsafe of these tests is here.
+//! A peer that calls librdmacm itself, so it can send any private data. All `unsafe` code of these tests is here.
 
 use rdma_sys as ffi;
 use rustix::event::{PollFd, PollFlags};
@@ -8,14 +8,14 @@ use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::time::Instant;
 
-/// What the other side made of a request to connect.
+/// The other side's answer to a request to connect, with its private data.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     Accepted(Vec<u8>),
     Refused(Vec<u8>),
 }
 
-/// A connection, or the wish for one.
+/// A connection, or a request for one.
 pub struct RawPeer {
     channel: *mut ffi::rdma_event_channel,
     id: *mut ffi::rdma_cm_id,
@@ -29,7 +29,7 @@ fn done(what: &str, result: c_int) {
 }
 
 impl RawPeer {
-    /// Asks to be let in, with these bytes, and listens to no answer yet.
+    /// Sends a request to connect with this private data, and does not wait for the answer.
     pub fn ask(address: SocketAddrV4, private: &[u8]) -> Self {
         let mut storage: libc::sockaddr_in = libc::sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
@@ -66,14 +66,14 @@ impl RawPeer {
             param.private_data = private.as_ptr().cast();
             param.private_data_len = private.len() as u8;
             (param.responder_resources, param.initiator_depth) = (1, 1);
-            // Who asks says how often the other side retries: as the library does.
+            // The asking side sets how often the other side retries; these are the library's values.
             (param.retry_count, param.rnr_retry_count) = (6, 7);
             done("asking", ffi::rdma_connect(id, &mut param));
             peer
         }
     }
 
-    /// The next event and its private data. With the one that it is accepted, the library completes the connection.
+    /// The next event and its private data. On `ESTABLISHED` librdmacm has completed the connection.
     fn event(&self) -> (ffi::rdma_cm_event_type::Type, Vec<u8>) {
         let deadline = Instant::now() + super::PATIENCE;
         // SAFETY: the channel is there as long as `self`; the event is copied before it is acknowledged, and not touched after.
@@ -105,7 +105,7 @@ impl RawPeer {
         }
     }
 
-    /// Listens to the answer.
+    /// Waits for the answer to `ask`.
     pub fn hear(&self) -> Heard {
         match self.event() {
             (ffi::rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED, said) => Heard::Accepted(said),
@@ -114,7 +114,7 @@ impl RawPeer {
         }
     }
 
-    /// Takes the queue pair away without a word to the peer, as a process does that is stopped and never goes on.
+    /// Destroys the queue pair without telling the peer, like a process that is stopped for good.
     pub fn fall_silent(&mut self) {
         assert!(std::mem::take(&mut self.has_queue_pair), "once");
         // SAFETY: made by `ask`, destroyed once.

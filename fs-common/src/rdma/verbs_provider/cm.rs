@@ -1,6 +1,5 @@
-//! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
-//! connection up, listens, or has the queue pair. It never waits for any of them. Every two seconds it has each queue pair look whether its
-//! peer is still there.
+//! Events of connections: one thread of a device takes them from librdmacm and passes each to its receiver, which sets a connection up, listens, or
+//! has the queue pair. The thread never waits for any of them. Every two seconds it lets each queue pair check whether its peer is still there.
 
 use super::listen::Shared as ListenerShared;
 use super::queue::VerbsQp;
@@ -17,13 +16,13 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often peers of queue pairs that only wait are looked for. What is lost is found out this much and the RNIC's retries later.
+/// Interval of the checks of peers, for queue pairs that only wait. A lost peer is noticed after this time and the RNIC's retries.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the last user of a device waits for the ends of its connections, which take a millisecond each or, where the kernel hangs, for ever.
+/// How long the last user of a device waits for the ends of its connections. They take a millisecond each, or for ever if the kernel hangs.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// Events of a connection that is being set up.
+/// Events of one connection that is being set up.
 #[derive(Default)]
 pub(super) struct Setup {
     events: Mutex<VecDeque<Event>>,
@@ -31,7 +30,7 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// The next one; `None`: none came in time.
+    /// The next event; `None`: none came until the deadline.
     pub(super) fn next(&self, deadline: Instant) -> Option<Event> {
         let mut events = self.events.lock();
         loop {
@@ -45,7 +44,7 @@ impl Setup {
     }
 }
 
-/// Who hears of an identifier.
+/// The receiver of an identifier's events.
 enum Ear {
     Setup(Arc<Setup>),
     Listener(Weak<ListenerShared>),
@@ -54,17 +53,17 @@ enum Ear {
 
 type Ears = Mutex<HashMap<usize, Ear>>;
 
-/// See the module.
+/// The thread that takes events, and their receivers. See the module.
 pub(super) struct Events {
     channel: Arc<Channel>,
     ears: Arc<Ears>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    /// Identifiers that the device's channels have not come to an end with.
+    /// Identifiers that the device's channels have not destroyed yet.
     ending: Arc<AtomicUsize>,
-    /// That there are. Relaxed, as the next: figures.
+    /// Queue pairs that exist. Relaxed, like the next: figures.
     pub(super) queue_pairs: AtomicU64,
-    /// Of the connection that was made last; 0: not known.
+    /// The path MTU of the connection that was made last; 0: not known.
     pub(super) path_mtu_bytes: AtomicU32,
 }
 
@@ -91,24 +90,24 @@ impl Events {
         }))
     }
 
-    /// Where identifiers are made for.
+    /// The channel for which identifiers are made.
     pub(super) fn channel(&self) -> &Arc<Channel> {
         &self.channel
     }
 
-    /// Events of this identifier wait to be asked for.
+    /// Collects the events of this identifier until they are taken.
     pub(super) fn set_up(&self, id: usize) -> Arc<Setup> {
         let setup = Arc::new(Setup::default());
         self.ears.lock().insert(id, Ear::Setup(setup.clone()));
         setup
     }
 
-    /// Events of this identifier are this listener's.
+    /// Passes the events of this identifier to a listener.
     pub(super) fn listens(&self, id: usize, listener: &Arc<ListenerShared>) {
         self.ears.lock().insert(id, Ear::Listener(Arc::downgrade(listener)));
     }
 
-    /// Events of this identifier are this queue pair's from now on; what came before is looked at.
+    /// From now on passes the events of this identifier to a queue pair, beginning with those that have come already.
     pub(super) fn connected(&self, id: usize, qp: &Arc<VerbsQp>) {
         let before = self.ears.lock().insert(id, Ear::Connected(Arc::downgrade(qp)));
         if let Some(Ear::Setup(setup)) = before {
@@ -118,7 +117,7 @@ impl Events {
         }
     }
 
-    /// Nobody hears of this identifier any more.
+    /// Passes the events of this identifier to nobody any more.
     pub(super) fn forget(&self, id: usize) {
         self.ears.lock().remove(&id);
     }
@@ -128,7 +127,7 @@ impl Drop for Events {
     fn drop(&mut self) {
         ring_eventfd(&self.stop);
         if let Some(thread) = self.thread.take()
-            // The last queue pair may have gone with an event.
+            // An event may have dropped the last queue pair, so that this runs on the thread itself.
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
         {
@@ -148,13 +147,13 @@ fn tell(qp: &VerbsQp, event: &Event) {
     }
 }
 
-/// Looks whether the peers of queue pairs that only wait are still there: an RNIC notices only for what it sends.
+/// Lets queue pairs that only wait check whether their peers are still there: an RNIC notices that only when it sends.
 fn probe_all(ears: &Ears) {
     let connected = |ear: &Ear| match ear {
         Ear::Connected(qp) => qp.upgrade(),
         _ => None,
     };
-    // Not with the lock: the last reference may end here, and asks to be forgotten.
+    // Without the lock: a last reference may be dropped here, which locks it to forget the identifier.
     let all: Vec<_> = ears.lock().values().filter_map(connected).collect();
     for qp in all {
         qp.probe();
@@ -168,7 +167,7 @@ fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize
             probe_all(ears);
             probed = Instant::now();
         }
-        // Peers that ask faster than their connections come to an end wait in the kernel, whose backlog is bounded.
+        // If peers ask faster than connections end, they wait in the kernel, whose backlog is bounded.
         let is_behind = ending.load(Ordering::Relaxed) >= ENDING_MAX;
         let listened = if is_behind { PollFlags::empty() } else { PollFlags::IN };
         let mut fds =
@@ -197,7 +196,7 @@ fn hand_on(ears: &Ears, event: Event) {
             setup.events.lock().push_back(event);
             setup.came.notify_all();
         }
-        // Neither is told with the lock: what they do ends with identifiers that are forgotten here.
+        // Neither receiver is called with the lock held: they may drop identifiers, which locks it to forget them.
         Some(Ear::Listener(listener)) => {
             let listener = listener.upgrade();
             drop(known);
@@ -212,7 +211,7 @@ fn hand_on(ears: &Ears, event: Event) {
                 tell(&qp, &event);
             }
         }
-        // Who asks a listener that is gone is refused by its identifier's end.
+        // The listener is gone: destroying the identifier refuses the client.
         None => drop(known),
     }
 }

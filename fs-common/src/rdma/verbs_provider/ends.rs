@@ -1,10 +1,12 @@
-//! The ends of connections: a thread that destroys their identifiers, so that nobody waits for it who has a deadline.
+//! The ends of connections: a thread destroys their identifiers, so that no thread with a deadline waits for that.
 //!
-//! Destroying an identifier waits in the kernel for what the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that wait.
+//! Destroying an identifier waits in the kernel for messages that the connection manager has sent for it (`cm_destroy_id`), and nothing bounds that
+//! wait.
 //!
 //! # Failure
-//! A destroy that hangs keeps the thread, and later ones wait there. They are counted: with too many of them no connection is made
-//! (`Shared::few_ending`), and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone before the kernel lets go.
+//! A destroy that hangs blocks the thread, and later ones wait behind it. They are counted: with too many of them no connection is made
+//! (`Shared::few_ending`), and no event of a connection is taken (`cm`), so that peers cannot make more. The process can be killed, but is not gone
+//! before the kernel's wait ends.
 
 use super::sys::Channel;
 use rdma_sys as ffi;
@@ -16,7 +18,7 @@ use std::sync::{Arc, mpsc};
 /// An identifier whose queue pair is gone.
 struct Remains {
     raw: NonNull<ffi::rdma_cm_id>,
-    /// The identifier goes before its channel.
+    /// Dropped after the identifier.
     _channel: Arc<Channel>,
 }
 
@@ -30,19 +32,19 @@ impl Drop for Remains {
     }
 }
 
-/// See the module.
+/// The thread that destroys identifiers; see the module.
 pub(super) struct Ends {
     to_thread: mpsc::Sender<Remains>,
-    /// Handed to such threads, and not gone yet. Relaxed: a figure.
+    /// Identifiers that such threads have not destroyed yet. Relaxed: a figure.
     ending: Arc<AtomicUsize>,
 }
 
 impl Ends {
-    /// Starts the thread of a channel; `ending` counts what its device's channels have not come to an end with.
+    /// Starts the thread of a channel. `ending` counts the identifiers that all channels of the device have not destroyed yet.
     pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Self> {
         let (to_thread, remains) = mpsc::channel::<Remains>();
         let left = ending.clone();
-        // Ends with the channel, whose last owner may be an identifier in here. Nobody joins it.
+        // The thread ends with the channel, whose last owner may be an identifier in here. So nobody joins it.
         std::thread::Builder::new().name("rdma-ends".to_owned()).spawn(move || {
             while let Ok(one) = remains.recv() {
                 drop(one);
@@ -52,10 +54,10 @@ impl Ends {
         Ok(Self { to_thread, ending: ending.clone() })
     }
 
-    /// Destroys an identifier of this channel, whose only owner the caller was, and which has no queue pair any more.
+    /// Destroys an identifier of this channel. The caller was its only owner, and its queue pair is gone.
     pub(super) fn destroy(&self, raw: NonNull<ffi::rdma_cm_id>, channel: &Arc<Channel>) {
         self.ending.fetch_add(1, Ordering::Relaxed);
-        // Should its thread be gone, it is destroyed here.
+        // If the thread is gone, the identifier is destroyed here.
         if self.to_thread.send(Remains { raw, _channel: channel.clone() }).is_err() {
             self.ending.fetch_sub(1, Ordering::Relaxed);
         }

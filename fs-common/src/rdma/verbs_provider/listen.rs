@@ -1,4 +1,4 @@
-//! Listening over librdmacm, and who is let in.
+//! Listening over librdmacm, and the decision which clients may connect.
 
 use super::cm::Events;
 use super::domain::VerbsPd;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Clients that asked and wait to be accepted. More are refused, and ask again.
+/// Clients that may wait to be accepted. More are refused, and ask again.
 const WAITING_MAX: usize = 128;
-/// Clients that the kernel keeps meanwhile.
+/// Clients that the kernel queues meanwhile.
 const BACKLOG: i32 = 128;
 
-/// Who asked and may come in.
+/// A client that asked and may connect.
 struct Admitted {
     id: Id,
     peer: PeerIdentity,
@@ -26,14 +26,14 @@ struct Admitted {
     reads: ReadDepth,
 }
 
-/// What a listener and the thread that hears of its clients share.
+/// The part of a listener that it shares with the thread for events.
 pub(super) struct Shared {
     id: Id,
     endpoint: Endpoint,
     pd: VerbsPd,
-    /// Takes who asks to [`Shared::asked`].
+    /// Passes clients that ask to [`Shared::asked`].
     events: Arc<Events>,
-    /// `None`: whoever comes.
+    /// `None`: everybody may connect.
     doorkeeper: Option<Doorkeeper>,
     admitted: Mutex<VecDeque<Admitted>>,
     came: Condvar,
@@ -41,7 +41,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Somebody asks to be let in.
+    /// A client asks to connect.
     pub(super) fn asked(&self, event: Event) {
         let Event { what: Happened::Asked, asker: Some(id), private, reads, .. } = event else { return };
         let refuse = |reason: &str| id.reject(&Refusal::Reason(reason.to_owned()).encode());
@@ -72,7 +72,7 @@ impl Shared {
     }
 }
 
-/// See the module.
+/// A listener; see the module.
 pub(super) struct VerbsListener(Arc<Shared>);
 
 impl VerbsListener {
@@ -154,10 +154,10 @@ impl Drop for VerbsListener {
     }
 }
 
-/// Who asked and may come in.
+/// A client that asked and may connect.
 struct VerbsIncoming {
     listener: Arc<Shared>,
-    /// Until it is answered.
+    /// `Some` until it is accepted or refused.
     id: Option<Id>,
     peer: PeerIdentity,
     answer: Answer,
