@@ -118,24 +118,8 @@ phase() {
     ((phase_failed == 0))
 }
 
-cargo_tests() {
-    if command -v cargo-nextest >/dev/null; then
-        # More at once than there are processors, since many wait for deadlines.
-        phase cargo-tests 1500 cargo nextest run --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast --color never \
-            --test-threads $((2 * $(nproc)))
-        phase doc-tests 300 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --doc --no-fail-fast
-    else
-        phase cargo-tests 1500 cargo test --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --no-fail-fast
-    fi
-}
-
-# The page protocol, under every interleaving of a few threads; a build of its own, with loom's atomics.
-model_check() {
-    phase model-check 900 cargo test -p cuttlefs-client --locked --features model-check --test page_model
-}
-
-# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm` for scripts/vm/NAME-test.sh, which
-# boots virtual machines. The longest come first, since three run at a time.
+# Suite, its time limit in seconds, whether --quick runs it, and `once` if links make no difference to it, or `vm`: scripts/vm/NAME-test.sh, which
+# boots virtual machines. The longest come first: three run at a time.
 all_suites="
 realwork    720 full
 rdma        1300 full vm
@@ -168,68 +152,37 @@ say "setup"
 }
 # After the set-up, which may install libraries.
 set_features
-if ! $suites_only; then
-    phase checks 900 scripts/check.sh
-    cargo_tests
-    model_check
-    # Only on request: the sanitised build alone takes longer than everything else together.
-    if ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
-        phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
-    fi
-fi
-if [[ -z ${CUTTLEFS_SUITE_DIR:-} ]]; then
-    phase release-build 900 cargo build --release --workspace --locked ${FEATURES[@]+"${FEATURES[@]}"} --bins --example keyed_relay
-    built=$?
-else
-    built=0
-fi
-
-links=(shm tcp)
-$quick && links=(shm)
-[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
-# Suites to run, in order: `SUITE LINK LIMIT_S` each.
-jobs=()
-while read -r suite limit_s when links_of; do
-    [[ -n $suite ]] || continue
-    $quick && [[ $when != quick ]] && continue
-    ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
-    for link in "${links[@]}"; do
-        [[ -n $links_of && $link != "${links[0]}" ]] && continue
-        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
-        [[ $links_of == vm ]] && jobs+=("$suite vm $limit_s") || jobs+=("$suite $link $limit_s")
-    done
-done <<<"$all_suites"
-$quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
-
-# lane N: runs suites until none is left, in a directory of its own. Their results are in $logs/lane-N.
+# lane N: takes jobs until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
 lane() {
-    local job suite link limit_s command
+    local job name limit_s command
     trap '[[ -n $child ]] && kill -TERM "$child" 2>/dev/null; exit 143' TERM
     scratch=$scratch/$1
-    mkdir -m 755 "$scratch"
+    mkdir -p -m 755 "$scratch"
     export CUTTLEFS_SUITE_TMP=$scratch
     passed=0 failed=0 skipped=0 summary=()
     while job=$(flock "$scratch/.." sed -i -e '1{w /dev/stdout' -e 'd}' "$scratch/../next") && [[ -n $job ]]; do
-        read -r suite link limit_s <<<"$job"
-        command=("scripts/suites/$suite.sh" "$link")
-        [[ $link == vm ]] && command=("scripts/vm/$suite-test.sh")
-        phase "$suite-$link" "$limit_s" "${command[@]}"
+        read -r name limit_s command <<<"$job"
+        # shellcheck disable=SC2086
+        phase "$name" "$limit_s" $command
         sweep
     done
     printf '%s\n' "$passed $failed $skipped" "${summary[@]}" >"$logs/lane-$1"
 }
 
-if ((built == 0 && ${#jobs[@]} > 0)); then
-    printf '%s\n' "${jobs[@]}" >"$scratch/next"
-    for number in $(seq "${CUTTLEFS_TEST_LANES:-3}"); do
+# side_by_side LANES JOB...: so many at a time. A job is `NAME LIMIT_S COMMAND...`, in words without spaces.
+side_by_side() {
+    local count=$1 number lane_passed lane_failed lane_skipped lane_summary
+    shift
+    printf '%s\n' "$@" >"$scratch/next"
+    for number in $(seq "$count"); do
         rm -f "$logs/lane-$number"
         lane "$number" &
         lanes+=($!)
     done
     wait "${lanes[@]}"
-    for number in $(seq ${#lanes[@]}); do
+    for number in $(seq "$count"); do
         if ! { read -r lane_passed lane_failed lane_skipped && mapfile -t lane_summary; } <"$logs/lane-$number"; then
-            lane_passed=0 lane_failed=1 lane_skipped=0 lane_summary=("lane $number ended before its suites did")
+            lane_passed=0 lane_failed=1 lane_skipped=0 lane_summary=("lane $number ended before its jobs did")
         fi
         passed=$((passed + lane_passed))
         failed=$((failed + lane_failed))
@@ -237,7 +190,53 @@ if ((built == 0 && ${#jobs[@]} > 0)); then
         summary+=("${lane_summary[@]}")
     done
     lanes=()
+}
+
+flags="--locked --color never"
+of_workspace="--workspace ${FEATURES[*]} --no-fail-fast"
+release_build="cargo build $flags --release --workspace ${FEATURES[*]} --bins --example keyed_relay"
+first=() jobs=() last=()
+if ! $suites_only; then
+    phase checks 900 scripts/check.sh
+    if command -v cargo-nextest >/dev/null; then
+        # More at once than there are processors: many wait for deadlines.
+        first+=("cargo-tests 1800 cargo nextest run $flags $of_workspace --test-threads $((2 * $(nproc)))")
+        last+=("doc-tests 600 cargo test $flags $of_workspace --doc")
+    else
+        first+=("cargo-tests 1800 cargo test $flags $of_workspace")
+    fi
+    # The page protocol under every interleaving of a few threads; a build of its own, with loom's atomics.
+    jobs+=("model-check 1500 cargo test $flags -p cuttlefs-client --features model-check --test page_model")
 fi
+# Tests leave processors idle while they wait: the suites' programs are built then.
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || first+=("release-build 1800 $release_build")
+((${#first[@]})) && side_by_side 2 "${first[@]}"
+built=0
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] || $release_build --quiet || built=1
+# Asked for only: the sanitised build alone takes longer than everything else together.
+if ! $suites_only && ((${CUTTLEFS_FUZZ_SECONDS:-0} > 0)); then
+    phase fuzz 3600 scripts/fuzz.sh "$CUTTLEFS_FUZZ_SECONDS"
+fi
+
+links=(shm tcp)
+$quick && links=(shm)
+[[ -n ${CUTTLEFS_SUITE_DIR:-} ]] && links=(shm)
+# The suites, in their order.
+while read -r suite limit_s when links_of; do
+    [[ -n $suite ]] || continue
+    $quick && [[ $when != quick ]] && continue
+    ((${#chosen[@]})) && [[ " ${chosen[*]} " != *" $suite "* ]] && continue
+    for link in "${links[@]}"; do
+        [[ -n $links_of && $link != "${links[0]}" ]] && continue
+        [[ $links_of == vm && -n ${CUTTLEFS_SUITE_DIR:-} ]] && continue
+        command="scripts/suites/$suite.sh $link"
+        [[ $links_of == vm ]] && link=vm command=scripts/vm/$suite-test.sh
+        ((built == 0)) && jobs+=("$suite-$link $limit_s $command")
+    done
+done <<<"$all_suites"
+$quick && export CUTTLEFS_FSX_OPS=${CUTTLEFS_FSX_OPS:-20000}
+jobs+=(${last[@]+"${last[@]}"})
+((${#jobs[@]})) && side_by_side "${CUTTLEFS_TEST_LANES:-3}" "${jobs[@]}"
 
 echo
 echo "---- summary ($SECONDS s)"
