@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the named one. Installs nothing: packages
-# are downloaded and unpacked there. Prints the kernel's directory.
-# usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs
-# For a series without a full version it takes a kernel of the series that is there already, or else the newest. 7.2 comes from trixie-backports, for
-# which apt has a directory of its own here: this machine's package lists do not change. Its compiler (gcc 14) and C library come from trixie, too,
-# unpacked as a tree of their own.
+# Gets a kernel for scripts/vm/run.sh, once, into $CUTTLEFS_TOOLS/vm: Debian's newest 6.12 for bookworm, or the one that is named.
+# Nothing is installed: packages are downloaded and unpacked there. Prints the kernel's folder.
+# usage: fetch.sh [--headers] [VERSION]       6.12, 7.2, or in full, for example 6.12.117+deb12-amd64; --headers: also what building a module needs;
+#   debug: 6.12 built here, with KASAN, lockdep and kmemleak (debug-kernel.sh)
+# A series without more means what is there of it already, or else its newest. 7.2 is of trixie-backports, which apt has in a folder of its own here:
+# the machine's lists of packages stay as they are. Its compiler (gcc 14) and C library come from trixie, too, unpacked as a tree of its own.
 # Exit status 3: this machine cannot have one (no apt, no network); the last line on stderr, `skipped: ...`, says why.
 source "$(dirname "$0")/../env.sh"
 set -uo pipefail
@@ -75,9 +75,22 @@ version=${1:-6.12}
 case $version in
     6.12* | *+deb12-amd64) suffix=+deb12-amd64 ;;
     7.2* | *+deb13-amd64) suffix=+deb13-amd64 ;;
+    debug | *-debug) suffix=-debug ;;
     *) unavailable "no kernel $version; the head of $0 names those that there are" ;;
 esac
-if [[ $version != *"$suffix" ]]; then
+if [[ $version == debug ]]; then
+    version=$(find "$store" -maxdepth 1 -name "*-debug" -printf '%f\n' | sort -V | tail -n 1)
+    # What Debian's package of the source is called: 6.12.117-1~deb12u1.
+    newest() { apt-cache policy linux-source-6.12 | sed -n 's/^  Candidate: \([0-9.]*\)-.*/\1-debug/p'; }
+    if [[ -z $version ]]; then
+        version=$(newest)
+        if [[ -z $version ]]; then
+            update
+            version=$(newest)
+        fi
+        [[ -n $version ]] || unavailable "apt knows no linux-source-6.12"
+    fi
+elif [[ $version != *"$suffix" ]]; then
     series=$version
     # A kernel that is there already is good enough.
     version=$(find "$store" -maxdepth 1 -name "$series.*$suffix" -printf '%f\n' | sort -V | tail -n 1)
@@ -109,11 +122,17 @@ unpack() {
 
 if [[ ! -e $folder/complete ]]; then
     rm -rf "$folder"
-    say "fetching kernel $version into $store (once)"
-    # Since 7.x the image is split over several packages; linux-image- depends on them.
+    # Since 7.x the image is in several packages, and linux-image- names them.
     packages=("linux-image-$version")
     [[ $suffix == +deb13-amd64 ]] && packages=("linux-binary-$version" "linux-modules-$version" "linux-base-$version")
-    for package in "${packages[@]}"; do
+    if [[ $suffix == -debug ]]; then
+        packages=()
+        "$ROOT/scripts/vm/debug-kernel.sh" "$folder" || exit $?
+        touch "$folder/headers-complete"
+    else
+        say "fetching kernel $version into $store (once)"
+    fi
+    for package in ${packages[@]+"${packages[@]}"}; do
         unpack "$package" "$folder" || unavailable "$package cannot be downloaded"
     done
     # The image then lies beside its modules.
