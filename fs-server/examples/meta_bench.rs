@@ -1,11 +1,9 @@
 //! How fast metadata is on a disk: creates, lookups, listings, data commits, a start, unlinks, flushes; and how large, in memory
 //! and on the disk.
 //!
-//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]`
-//! FILES is 50000 if not given; the store is made in a temporary directory below DIRECTORY (or the system's).
-//! With `starts` it measures only starts and sizes: after a clean stop, after a kill, and after a kill with the longest log of names that there can
-//! be
-//! without a checkpoint under way.
+//! `cargo run --release -p cuttlefs-server --example meta_bench [FILES] [DIRECTORY] [starts]` FILES is 50000 if not given; the store is made in a
+//! temporary directory below DIRECTORY (or the system's). With `starts` it measures only starts and sizes: after a clean stop, after a kill, and
+//! after a kill with the longest log of names that there can be without a checkpoint under way.
 
 use cuttlefs_common::ids::{FilePage, InodeNo, PoolPage};
 use cuttlefs_common::region::{Extent, ExtentState};
@@ -60,8 +58,7 @@ fn footprint(what: &str, files: usize, store: &dyn Store) -> Result<(), Box<dyn 
 }
 
 /// Opens the store as a server does: metadata, and the free space of the map of pages. Prints how long that takes and how much memory is resident
-/// then.
-/// Measures that in a new process of this program, which has done nothing else.
+/// then. Measures that in a new process of this program, which has done nothing else.
 fn start(what: &str, path: &Path) -> Result<(Arc<DiskStore>, Meta), Box<dyn Error>> {
     let begun =
         Command::new(std::env::current_exe()?).args(["--start".as_ref(), path.as_os_str()]).output()?;

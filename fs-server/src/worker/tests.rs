@@ -180,8 +180,7 @@ impl Baton {
 }
 
 /// Two workers hand a number back and forth. A lost wake-up would leave both asleep for ever. The test only demands that the number moves, because
-/// the
-/// time for all rounds depends on the machine.
+/// the time for all rounds depends on the machine.
 #[test]
 fn no_wake_up_is_lost_in_30_000_round_trips() {
     const ROUNDS: u64 = 30_000;

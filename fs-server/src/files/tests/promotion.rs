@@ -1,6 +1,5 @@
 //! Promotion of whole units: pages of hot units are brought into frames before they are requested, units that cooled down are evicted, and a page
-//! that
-//! leaves its file leaves neither heat nor bytes behind.
+//! that leaves its file leaves neither heat nor bytes behind.
 
 use super::harness::{Storage, stamped};
 use super::harness::{punch_hole, write};

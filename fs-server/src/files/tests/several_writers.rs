@@ -1,6 +1,5 @@
 //! Several writers sync pages of the same zone of the pool, with idle time between that is long enough for marks to be cleared, and with write-backs
-//! that
-//! are given up half-way. A writer whose sync succeeded finds its bytes after a power loss.
+//! that are given up half-way. A writer whose sync succeeded finds its bytes after a power loss.
 
 use super::harness::Storage;
 use super::harness::write;

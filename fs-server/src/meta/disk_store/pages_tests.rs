@@ -87,8 +87,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Copies the files as a kill leaves them. Waits for the end of a checkpoint first, because the files cannot be copied at one moment in the midst of
-/// one;
-/// `meta::tests::power` tests that case.
+/// one; `meta::tests::power` tests that case.
 fn copy_killed(store: &DiskStore, from: &Path, to: &Path) {
     let mut last = store.shared.last.lock();
     while store.shared.layers().frozen.is_some() {

@@ -70,9 +70,8 @@ fn layers_are_one_store_while_checkpoints_go_on() {
 }
 
 /// Opens the store in `from`, commits batches until the `nth` sync of a checkpoint, and copies the files to `to` at that moment, as a kill would
-/// leave
-/// them, with some batches already in the log's other file. Checks that the store begins with all batches up to `least`. Returns the last batch that
-/// the copy must have.
+/// leave them, with some batches already in the log's other file. Checks that the store begins with all batches up to `least`. Returns the last batch
+/// that the copy must have.
 fn killed_in_a_checkpoint(from: &Path, to: &Path, nth: u64, least: u32) -> u32 {
     let [committed, syncs, kept] = [0; 3].map(|zero| Arc::new(AtomicU64::new(zero)));
     let observer = {

@@ -2,10 +2,8 @@
 //!
 //! The store tells the test of each sync of its files. The bytes that a file had at the beginning of a sync are certain when the sync has ended. Any
 //! piece of later writes may be on the disk or not until the next sync has ended: a sector, a page, or as much as a storage engine writes at once.
-//! The
-//! beginning of a write-out (`sync_file_range`) makes nothing certain. Images of what a power loss may leave are made right before syncs, when most
-//! is
-//! uncertain.
+//! The beginning of a write-out (`sync_file_range`) makes nothing certain. Images of what a power loss may leave are made right before syncs, when
+//! most is uncertain.
 
 use super::crash::{copy_files, open, options};
 use super::{USER, World, format};
@@ -151,8 +149,7 @@ impl Watch {
     }
 
     /// Flushes as a worker does, by a direct write, or by a blocking flush if the store asks for that. Gives up some of the direct writes. Images are
-    /// made when
-    /// all of a direct write is in the file and none of it is certain, so that each image has some of its pieces.
+    /// made when all of a direct write is in the file and none of it is certain, so that each image has some of its pieces.
     fn flush_directly(&self, world: &World, random: &dyn Random, direct: &mut u64) {
         let is_in = |one_of: u64| random.next_u64().is_multiple_of(one_of);
         loop {

@@ -1,5 +1,5 @@
-//! Recovery at a start: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row on a disk, and opens it.
-//! Rows about the pool's pages are tested in `files::tests` and `pool::sums::tests`; here is the metadata.
+//! Recovery at a start: the table "Recovery, whole" of docs/log.md, row by row. Each case makes the state of its row on a disk, and opens it. Rows
+//! about the pool's pages are tested in `files::tests` and `pool::sums::tests`; here is the metadata.
 
 use super::super::disk_store::made::{self, DIRECT, LIFE, TAILS, record, tail};
 use super::super::{
@@ -104,8 +104,7 @@ impl Made {
     }
 
     /// Checks that a start finds exactly the batches up to `last`, and that later starts find these and the two batches that are committed behind
-    /// them, and
-    /// nothing else from the files.
+    /// them, and nothing else from the files.
     fn opens_with(&self, last: u8) {
         let mut expected: Vec<u8> = (1..=last).collect();
         let store = open(self.at());

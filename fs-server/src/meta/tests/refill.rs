@@ -14,8 +14,7 @@ use std::time::Duration;
 
 const ROOT: InodeNo = InodeNo::ROOT;
 /// How often in a row a name is refused before the test takes the file system for full. It waits `REFUSED_WAIT` after each refusal: the room of
-/// deleted
-/// names is free after the next checkpoint, which is made within a second.
+/// deleted names is free after the next checkpoint, which is made within a second.
 const REFUSALS_MAX: usize = 30;
 const REFUSED_WAIT: Duration = Duration::from_millis(100);
 

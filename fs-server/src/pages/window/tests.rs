@@ -158,8 +158,7 @@ fn a_window_that_is_lost_is_closed_and_keeps_no_frame() {
 }
 
 /// Makes pages resident and evicts them at random, as a server does. Each frame is filled anew for its next page at once, with a word that names the
-/// page
-/// and the turn. Returns the number of turns.
+/// page and the turn. Returns the number of turns.
 fn come_and_go(frames: &Arc<Frames>, residency: &Residency, pages: u64, is_over: &AtomicBool) -> u64 {
     let random = SeededRandom::new(3);
     let mut turns = 0;

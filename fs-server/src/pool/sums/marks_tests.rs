@@ -1,8 +1,7 @@
 //! Marks with several writers at once, whose futures are polled in any order, against a model that knows which zones must be marked on disk.
 //!
 //! The model: a zone's mark must survive a power loss now if a write to the zone is under way, or has ended and was not synced since. After every
-//! step
-//! the test asks the store of marks which states a power loss may leave.
+//! step the test asks the store of marks which states a power loss may leave.
 
 use super::marks::Marks;
 use super::memory_marks::MemoryMarks;

@@ -266,8 +266,7 @@ fn a_sync_that_fails_is_everybodys_and_for_good() {
 }
 
 /// Many writers overwrite pages of one zone and each syncs. Then nothing is written for a while, and then another zone is. The same as the regression
-/// in
-/// `marks_tests`, with a whole `SummedDisk`.
+/// in `marks_tests`, with a whole `SummedDisk`.
 #[test]
 fn several_writers_of_one_zone_then_idle_then_another_zone() {
     for seed in 0..60 {

@@ -1,6 +1,5 @@
 //! The server's own pages behind an IOMMU: QEMU's device `edu` reads the window while pages come and go. These tests run in a virtual machine, as
-//! root,
-//! with the modules of kmod-iommu (scripts/vm/kmod-test.sh -p).
+//! root, with the modules of kmod-iommu (scripts/vm/kmod-test.sh -p).
 
 use super::super::iommu::{IommuWindow, PciAddress};
 use super::*;
