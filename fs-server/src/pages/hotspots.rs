@@ -173,7 +173,7 @@ impl Drop for AccessTally<'_> {
     }
 }
 
-/// The units that are much hotter than the mean, and whose every page is hotter than cold ones on average.
+/// The units that are much hotter than the mean unit, and whose pages are on average hotter than cold ones.
 fn hot_as_a_whole(mut units: Vec<HotUnit>, unit_pages: u64, cold: u8) -> Vec<HotUnit> {
     let total: u64 = units.iter().map(|unit| unit.score).sum();
     let mean = total / (units.len() as u64).max(1);
