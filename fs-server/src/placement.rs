@@ -65,7 +65,7 @@ impl Home {
         self.worker_of(self.connections.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The peer's worker for number `number` of its connections or sessions.
+    /// The peer's worker for its connection of this number.
     pub fn worker_of(&self, number: usize) -> usize {
         (self.first + number % span(self.workers)) % self.workers
     }

@@ -103,7 +103,7 @@ use write_back::DirtyFiles;
 
 /// Default number of slots of the file table: 4 MiB of shared memory.
 const DEFAULT_FILE_SLOTS: u32 = 65_536;
-/// An owner gets no more slots while its open files are a larger part of the slots than one in this number.
+/// A peer gets no more slots while it has more open files than one in this number of the slots.
 const SLOT_SHARE: usize = 4;
 
 /// Bounds for the numbers of files.

@@ -10,8 +10,8 @@
 //!
 //! # Why pages and not units
 //! TeRM counts and promotes units of 1 MiB. If hot pages are scattered (Zipfian accesses of 4 KiB), all units are alike: with half of the data in
-//! DRAM 22 % of the reads miss (27 % in the paper). With counts of pages 7 % miss; the least possible is 5 %. Both can be measured: `--hotspots
-//! units` and `pages`.
+//! DRAM 22 % of the reads miss (27 % in the paper). With counts of pages 7 % miss; the least possible is 5 %. Both can be measured:
+//! `--hotspots units` and `pages`.
 //!
 //! # Invariants
 //! * Counts are hints: relaxed loads and stores, of which some may be lost. Only placement depends on them.

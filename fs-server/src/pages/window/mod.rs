@@ -6,7 +6,7 @@
 //!
 //! There are two kinds of windows: by on-demand paging (`odp`), and by the IOMMU (`iommu`).
 //!
-//! # What an initiator may accept
+//! # What an initiator may believe
 //! The bytes that it READ are the page if the page's residency entry, READ before and after the bytes, is the same and even, **and** no 32 aligned
 //! bytes are the magic pattern. The entry alone is not enough: a page is shown some time after its entry has moved, and a READ during that may get a
 //! part of each (NP-RDMA section 3.1.1, "Check per DMA granularity"). The pattern alone is not enough: a write to the frame may be under way.
