@@ -59,7 +59,7 @@ impl MachineMemory {
     /// Checks whether a server may have `memory` bytes. Returns a warning if these are most of the memory.
     ///
     /// # Errors
-    /// If they are more than the memory.
+    /// If `memory` is more than the memory that this process may have.
     pub(super) fn admit(&self, memory: u64) -> anyhow::Result<Option<String>> {
         let Some(Bound { bytes, whose }) = &self.bound else { return Ok(None) };
         let asked = ByteSize(memory);

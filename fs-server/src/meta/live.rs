@@ -94,11 +94,11 @@ impl Live {
 /// The effect of a batch on the data of the inodes that it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SettleKind {
-    /// It made live data durable.
+    /// The batch made live data durable.
     DataCommit,
-    /// It set the live length to this value; the stored length may stay below.
+    /// The batch set the live length to this value; the stored length may stay below.
     Truncation(u64),
-    /// It did not change data.
+    /// The batch did not change data.
     Other,
 }
 

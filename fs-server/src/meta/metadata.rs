@@ -320,7 +320,7 @@ impl Meta {
     /// and must not call functions that take that mutex.
     ///
     /// # Errors
-    /// As `execute`, and those of `judge`.
+    /// The errors of `execute`, and those of `judge`.
     pub fn execute_judged<'o>(
         &self,
         caller: Caller,

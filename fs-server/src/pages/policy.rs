@@ -30,7 +30,7 @@ pub enum PolicyError {
     /// Only `rpc-direct` takes techniques.
     #[error("--with belongs to --region rpc-direct; {0} takes no techniques")]
     NoTechniques(PolicyName),
-    /// A technique is left out on which a given one builds.
+    /// A given technique builds on another one that is not given.
     #[error(
         "--with takes `tiering`, `tiering,hotspot` or `tiering,hotspot,magic`: each technique builds on the one before"
     )]
@@ -132,7 +132,7 @@ pub enum Access {
 pub enum Exposure {
     /// Frames, and the magic pattern in place of pages on SSD.
     Magic,
-    /// Frames, which have all pages.
+    /// Frames; each page has one.
     Pinned,
     /// The mapped pool; a page that is not in memory faults.
     Faulting,

@@ -379,7 +379,7 @@ fn lay_out(candidate: &mut Candidate, superblock: &Superblock) -> Result<(), Poo
 /// Sets all sums to 0: no page was written yet.
 fn write_sums(opened: &OpenedData, superblock: &Superblock) -> io::Result<()> {
     if opened.is_device {
-        // Those of a file are zeros already.
+        // A file needs no such writes: its sums are zeros already.
         let zeros = AlignedBuf::zeroed(ZEROS_BYTES);
         let mut offset = superblock.sums_start();
         while offset < superblock.file_bytes() {

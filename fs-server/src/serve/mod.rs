@@ -386,7 +386,7 @@ fn build(
     let rnics = Rnics::new(devices, &files)?;
     let exports = Exports::new(options.exports, &meta, Accounts::default());
     let before = meta.clients().map_err(StartError::Meta)?;
-    // Of these clients there is nothing but a request that was still running when they ended their sessions.
+    // All that is stored of these clients is the answer to a request that was still running when they ended their sessions.
     let left = before.iter().filter(|(_, record)| record.is_none()).map(|(client, _)| *client);
     let mut forgotten: Vec<ClientId> = left.collect();
     let before = before.into_iter().filter_map(|(client, record)| Some((client, record?))).collect();

@@ -2,7 +2,7 @@
 //! from one seed.
 //!
 //! Work that has a thread of its own in other servers (the syncs of metadata's log) is run by `step`, too. Random numbers decide when, so that other
-//! tasks go on meanwhile as beside a thread.
+//! tasks run in between, as they would beside a thread.
 
 use super::recovery::RecoveryError;
 use super::{ServeOptions, StartError, acceptor, background, build, recovery, shown_windows};
@@ -68,7 +68,7 @@ impl OneThreadServer {
     /// endpoint of `options`. Recovery is done when this returns; `others` moves everything else in this thread meanwhile.
     ///
     /// # Errors
-    /// As a server with threads.
+    /// The errors of the start of a server with threads.
     #[allow(clippy::too_many_arguments, reason = "each is one of the things a server is made of")]
     pub fn start(
         meta: Arc<Meta>,

@@ -18,11 +18,11 @@ pub(super) const MAX_CACHED_REPLY: usize = 4096;
 /// What is done with an arriving request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It is run.
+    /// The request is run.
     Run,
-    /// It was answered before, with this reply, which is sent again.
+    /// The request was answered before, with this reply, which is sent again.
     Replay(Arc<[u8]>),
-    /// It is running. Its answer will go to the newest connection on which it came in.
+    /// The request is running. Its answer will go to the newest connection on which it came in.
     Running,
 }
 

@@ -143,7 +143,8 @@ fn without_gap(mut found: Vec<Found<'_>>, applied: u64) -> (Vec<Found<'_>>, u64,
     (found, last, has_gap)
 }
 
-/// Where the log goes on, if these are all records, those of one file in front of those of the other.
+/// The place at which the log goes on. `None` if the log must be begun anew: if its files are not of one life, if the frozen or the active records
+/// lie in more than one file, or if a record is one of a direct write.
 fn left(
     tails: &[Vec<u8>; 2],
     lives: [Option<u64>; 2],

@@ -235,7 +235,7 @@ struct Run {
     names: u64,
     steps: usize,
     rounds: u64,
-    /// One in so many syncs makes an image.
+    /// On average, one of so many syncs makes an image.
     one_in: u64,
     is_direct: bool,
     /// Power losses one after another: some images are the store of another run with one loss less.

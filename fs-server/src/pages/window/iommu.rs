@@ -151,7 +151,7 @@ impl IommuWindow {
     }
 }
 
-/// Consecutive changes of the same window, with its index, as the module takes them.
+/// Groups consecutive changes of the same window: the index of the window, and the changes in the form in which the module takes them.
 fn runs(changes: &[Pointed]) -> impl Iterator<Item = (usize, Vec<Entry>)> {
     changes.chunk_by(|one, next| one.page.0 / MAX_PAGES == next.page.0 / MAX_PAGES).map(|run| {
         let entries = run.iter().map(|change| Entry {

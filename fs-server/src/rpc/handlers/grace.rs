@@ -134,7 +134,7 @@ pub(super) async fn decided(call: &Call<'_>, request: &mut Request<'_>) -> Resul
 /// Tries a request that takes space, in a turn of its session. Tries it again for as long as the end of the grace period may free space.
 ///
 /// # Errors
-/// As the last attempt.
+/// The error of the last attempt.
 pub(super) async fn with_space(
     call: &Call<'_>,
     attempt: impl AsyncFn() -> Result<Body, Status>,
