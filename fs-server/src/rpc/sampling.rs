@@ -1,8 +1,8 @@
 //! The pull of clients' counters (TeRM section 4.4): once a sample period the server reads a client's counts
 //! one-sidedly, and writes zeros over them. The client's CPU takes no part.
 //!
-//! One task for each client, on the worker that owns the connection the counters were shared over; it ends with that
-//! connection. Only the records and the page counters of units that were read travel.
+//! There is one task for each client, on the worker of the connection over which the counters were shared; it ends with that connection. Only the
+//! records and page counters of units that were read are transferred.
 //!
 //! # Failure
 //! A client whose counters cannot be read is not sampled again; the failed READ closes its connection, like any failed
@@ -22,16 +22,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Units that were not read and lie between two that were are pulled along, up to so many: one READ instead of two.
+/// Unread units between two units that were read are pulled along, up to this number: one READ instead of two.
 const MAX_GAP_UNITS: usize = 16;
 
 /// A client's counters.
 pub(crate) struct SharedCounters {
-    /// Where they are.
+    /// Their address in the client's memory.
     pub buffer: RemoteBuffer,
-    /// How they lie there.
+    /// Their layout in that buffer.
     pub shape: CountersShape,
-    /// Whose filekeys they name.
+    /// The session whose filekeys they name.
     pub owner: RegionOwner,
 }
 
@@ -39,14 +39,14 @@ impl SharedCounters {
     fn part(&self, bytes: Range<usize>) -> RemoteBuffer {
         RemoteBuffer {
             rkey: self.buffer.rkey,
-            // A peer's number: one that goes past the end of numbers names nothing, and its NIC says so.
+            // A peer's number: an address past the largest number names no memory, and its NIC reports that.
             offset: self.buffer.offset.saturating_add(bytes.start as u64),
             len: bytes.len() as u32,
         }
     }
 }
 
-/// Pulls a client's counters every `period` for as long as its connection stands.
+/// Pulls a client's counters every `period` until its connection ends.
 pub(crate) async fn run(
     context: Rc<WorkerContext>,
     connection: Weak<Connection>,
@@ -101,7 +101,7 @@ async fn pull(
         zero(&bounce, bytes.len());
         transfer(Direction::Push, bytes).await?;
         transfer(Direction::Push, first * UNIT_RECORD_LEN..(last + 1) * UNIT_RECORD_LEN).await?;
-        // Thousands of units take a while; requests get their turn.
+        // Thousands of units take a while, so other requests get their turn.
         futures_lite::future::yield_now().await;
     }
     Ok(())
