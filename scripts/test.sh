@@ -152,6 +152,7 @@ say "setup"
 }
 # After the set-up, which may install libraries.
 set_features
+
 # lane N: takes jobs until there are none, in a directory of its own. What came of them is left in $logs/lane-N.
 lane() {
     local job name limit_s command

@@ -1,4 +1,4 @@
-//! Initiator translation over a link that maps the target's tables: plain loads from the target's tables and frames (DESIGN section 2).
+//! Initiator translation over a link that maps the target's tables: plain loads from the target's tables and frames.
 //!
 //! Order of loads: slot (generation, size), then for each page: residency entry, frame bytes, residency entry
 //! again; last the slot's generation again. Equal entries prove that the copy is that pool page, untorn; an equal

@@ -1,6 +1,6 @@
 //! Reads: the part of a request that goes one-sidedly, and the way of the rest.
 //!
-//! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer (DESIGN section 2), for each page
+//! [`Reads::read`] goes `plan` -> `target` or `initiator` -> `fetch`. Two translators give the same answer, for each page
 //! `Filled` or `Missing`. The initiator follows the server's tables itself: `initiator` with loads, over links that map them, `remote` with
 //! READs. `target` lets the target's NIC engine do it. The code above them does not know which one ran.
 //!

@@ -1,4 +1,4 @@
-//! Initiator translation over a link that maps nothing: the target's tables and frames are READ (DESIGN section 2).
+//! Initiator translation over a link that maps nothing: the target's tables and frames are READ.
 //!
 //! One doorbell brings everything that a read of some pages needs, in this order: the file's slot, the pages' residency entries, their bytes,
 //! the entries again, the slot again. READs of a queue pair see memory no older than earlier ones did, so the proof of a mapped read

@@ -1,4 +1,4 @@
-//! Files: the server's view of files as memory (DESIGN section 1), and the operations on their contents (sections 3 and 4).
+//! Files: the server's view of files as memory, and the operations on their contents.
 //!
 //! Owns the live mapping of every active file, the file table that clients read one-sidedly, filekeys, the list of pages to
 //! write back, and the pool's space. The pages' bytes and their places belong to `pages/`.

@@ -1,4 +1,4 @@
-//! Target translation: the NIC engine's reads of a file without an RPC worker (DESIGN section 2).
+//! Target translation: the NIC engine's reads of a file without an RPC worker.
 //!
 //! The policy decides from where the engine reads: from frames (here), or from the mapped pool (`faulting`).
 //!

@@ -1,4 +1,4 @@
-//! Write: puts bytes into a file (DESIGN section 4).
+//! Write: puts bytes into a file.
 //!
 //! # How it works
 //! A write that only overwrites existing bytes shares the file with other such writes; the pages' block locks order them. Any other write has the

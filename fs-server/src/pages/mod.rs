@@ -1,4 +1,4 @@
-//! The pool's pages: the part of them in DRAM, and every way in which their bytes are read and changed (DESIGN section 1).
+//! The pool's pages: the part of them in DRAM, and every way in which their bytes are read and changed.
 //!
 //! This module has the frames, the residency table that clients read one-sidedly, the block locks, the heat of pages and of sample units, eviction,
 //! and the data syncs. It knows no files: `files/`, which maps files to pages, calls it with pool pages, and names a file only for messages and for
