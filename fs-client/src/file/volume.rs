@@ -56,8 +56,8 @@ pub struct WriteHow {
 /// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Where the bytes were written. `None`: the server has not executed the write yet, so it is not known.
-    pub offset: Option<u64>,
+    /// Where the bytes were written.
+    pub offset: u64,
     /// The number of bytes written.
     pub len: u32,
 }

@@ -24,7 +24,7 @@ impl RemoteVolume {
         how: WriteHow,
     ) -> Result<Written, FsError> {
         let (mut written, mut all_durable) = (0, true);
-        let mut first = Some(offset);
+        let mut first = offset;
         for chunk in bytes.chunks(MAX_TRANSFER_BYTES as usize) {
             match self.write_once(caller, state, offset + u64::from(written), how.append, chunk) {
                 Ok((at, len, durable)) => {
@@ -54,7 +54,7 @@ impl RemoteVolume {
         offset: u64,
         append: bool,
         bytes: &[u8],
-    ) -> Result<(Option<u64>, u32, bool), FsError> {
+    ) -> Result<(u64, u32, bool), FsError> {
         let file = state.file();
         // A copy of every answered write is kept.
         let room = self.session.room_for(bytes.len())?;
@@ -71,9 +71,9 @@ impl RemoteVolume {
             // The server that answered was lost before the bytes were noted. Or an earlier server was lost that may have done the write: then the
             // counter is the one that it had stored.
             self.session.settle_write(caller, file, (at, bytes), change, session)?;
-            return Ok((Some(at), len, true));
+            return Ok((at, len, true));
         }
-        Ok((Some(at), len, false))
+        Ok((at, len, false))
     }
 
     /// Sends a write. Returns where the bytes were written, their number, and the file's change counter.

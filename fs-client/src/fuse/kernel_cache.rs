@@ -101,17 +101,16 @@ impl Filled {
     }
 
     /// The range to forget after a direct write; `None` if nothing can be cached.
-    fn passed(&mut self, ino: INodeNo, offset: Option<u64>, len: u32) -> Option<Range> {
+    fn passed(&mut self, ino: INodeNo, offset: u64, len: u32) -> Option<Range> {
         match self.of(ino) {
             Pages::None => None,
             Pages::Some { fills, quiet_writes } => {
                 *quiet_writes += 1;
-                match offset {
-                    Some(offset) if *quiet_writes < QUIET_WRITES => {
-                        Some(Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) })
-                    }
-                    _ => Some(Range::All { fills: *fills }),
-                }
+                Some(if *quiet_writes < QUIET_WRITES {
+                    Range::Bytes { offset: offset.cast_signed(), len: i64::from(len) }
+                } else {
+                    Range::All { fills: *fills }
+                })
             }
         }
     }
@@ -159,8 +158,8 @@ impl KernelCache {
         });
     }
 
-    /// Answers a direct write when none of the replaced bytes is cached any more. `offset` is the place of the write, if it is known.
-    pub(super) fn answer_passed(&self, ino: INodeNo, offset: Option<u64>, written: u32, reply: ReplyWrite) {
+    /// Answers a direct write when none of the replaced bytes is cached any more. `offset` is the place of the write.
+    pub(super) fn answer_passed(&self, ino: INodeNo, offset: u64, written: u32, reply: ReplyWrite) {
         let range = self.filled.lock().passed(ino, offset, written);
         match range {
             None => reply.written(written),
@@ -215,11 +214,10 @@ mod tests {
     #[test]
     fn only_what_may_be_cached_is_forgotten() {
         let mut filled = Filled::default();
-        assert_eq!(filled.passed(INO, Some(0), 10), None, "nobody has read it through the cache");
+        assert_eq!(filled.passed(INO, 0, 10), None, "nobody has read it through the cache");
         filled.fills(INO);
-        assert_eq!(filled.passed(INO, Some(4096), 10), bytes(4096, 10));
-        assert_eq!(filled.passed(INodeNo(3), Some(4096), 10), None);
-        assert_eq!(filled.passed(INO, None, 10), Some(Range::All { fills: 1 }), "it is not known where");
+        assert_eq!(filled.passed(INO, 4096, 10), bytes(4096, 10));
+        assert_eq!(filled.passed(INodeNo(3), 4096, 10), None);
     }
 
     #[test]
@@ -227,17 +225,17 @@ mod tests {
         let mut filled = Filled::default();
         filled.fills(INO);
         for _ in 1..QUIET_WRITES {
-            assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
         }
-        assert_eq!(filled.passed(INO, Some(0), 1), Some(Range::All { fills: 1 }));
+        assert_eq!(filled.passed(INO, 0, 1), Some(Range::All { fills: 1 }));
         // A filling begins before all pages were forgotten: it may bring bytes from before the next write.
         filled.fills(INO);
         filled.forgotten(INO, 1);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
         filled.forgotten(INO, 2);
-        assert_eq!(filled.passed(INO, Some(0), 1), None);
+        assert_eq!(filled.passed(INO, 0, 1), None);
         filled.fills(INO);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
     }
 
     #[test]
@@ -248,11 +246,14 @@ mod tests {
             filled.fills(INodeNo(1000 + ino));
         }
         assert!(filled.forgot && filled.pages.len() < FILES_MAX);
-        assert_eq!(filled.passed(INO, Some(0), 1), bytes(0, 1));
-        let Some(Range::All { fills }) = filled.passed(INO, None, 1) else {
+        assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
+        for _ in 2..QUIET_WRITES {
+            assert_eq!(filled.passed(INO, 0, 1), bytes(0, 1));
+        }
+        let Some(Range::All { fills }) = filled.passed(INO, 0, 1) else {
             panic!("all is to be forgotten");
         };
         filled.forgotten(INO, fills);
-        assert_eq!(filled.passed(INO, Some(0), 1), None);
+        assert_eq!(filled.passed(INO, 0, 1), None);
     }
 }

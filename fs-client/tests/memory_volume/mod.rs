@@ -375,7 +375,7 @@ impl Volume for MemoryVolume {
             pages.write(offset, bytes);
             attr.size = attr.size.max(end);
         })?;
-        Ok(Written { offset: Some(offset), len: bytes.len() as u32 })
+        Ok(Written { offset, len: bytes.len() as u32 })
     }
 
     fn fsync(&self, _caller: &Caller, handle: Handle, _contents_only: bool) -> Result<(), FsError> {
