@@ -21,7 +21,7 @@ mod settle;
 mod syncer;
 mod unsynced;
 
-pub(crate) use attachment::{Attachment, MappedWindows, RemoteWindows, Windows};
+pub(crate) use attachment::{Attachment, MappedWindows, Windows};
 pub(crate) use control::Task;
 pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;

@@ -3,7 +3,7 @@
 use super::connect::BACKOFF_FIRST;
 use super::exchange::{Broken, Place};
 use super::lane::Lane;
-use super::{Attach, Caller, DataBuffer, FsError, interrupt};
+use super::{Attach, Caller, DataBuffer, FsError, RemoteWindows, interrupt};
 use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request};
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
@@ -28,6 +28,11 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
     /// Whether its connection is attached to this session: what the attachment says holds for it.
     pub(crate) fn is_attached_to(&self, session: u64) -> bool {
         self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
+    }
+
+    /// The server's tables as they are READ over its connection, if that is attached to this session.
+    pub(crate) fn windows_in(&self, session: u64) -> Option<RemoteWindows> {
+        self.lane.connection.as_ref().filter(|connection| connection.session == session)?.windows
     }
 
     /// The lane itself.

@@ -29,7 +29,7 @@ mod lanes;
 mod link;
 mod one_sided;
 
-pub(crate) use attach::Attach;
+pub(crate) use attach::{Attach, RemoteWindows, Told};
 pub use away::Away;
 pub(crate) use call::LaneGuard;
 pub use caller::Caller;

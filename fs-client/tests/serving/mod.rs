@@ -131,9 +131,19 @@ pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool)
 
 /// A client that reads the server's tables, over a link that maps nothing. `background`: as of `connect`.
 pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize, background: bool) -> RemoteVolume {
+    let device = SoftDevice::new(SoftOptions::default());
+    connect_reading_tables_by(device, endpoint, lanes, background)
+}
+
+/// The same by this RNIC.
+pub fn connect_reading_tables_by(
+    device: Arc<dyn Device>,
+    endpoint: &Endpoint,
+    lanes: usize,
+    background: bool,
+) -> RemoteVolume {
     let options =
         SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
-    let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 
