@@ -52,6 +52,8 @@ use unsynced::Unsynced;
 pub struct Condition {
     /// `None`: the server answers, as far as is known.
     pub away: Option<Away>,
+    /// The server answers, and the connection for heartbeats cannot be made.
+    pub unheard: Option<Away>,
     /// What would be lost if the mount ended while the server is away.
     pub unsynced: UnsyncedChanges,
 }
@@ -191,7 +193,7 @@ impl Session {
 
     /// How the mount stands.
     pub(crate) fn condition(&self) -> Condition {
-        Condition { away: self.link.away(), unsynced: self.unsynced.changes() }
+        Condition { away: self.link.away(), unheard: self.link.unheard(), unsynced: self.unsynced.changes() }
     }
 
     /// For status: what is told of its RNIC if that is hardware.

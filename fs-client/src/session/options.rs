@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Lanes that are lent to no caller.
 pub(super) const OWN_LANES: usize = 2;
-/// Of them the control thread's.
+/// Of them the control thread's: the one that a link expects heartbeats to go out over.
 pub(super) const CONTROL_LANE: usize = 0;
 /// And the one over which it is asked how waits for locks ended.
 pub(super) const LOCKS_LANE: usize = 1;

@@ -83,7 +83,7 @@ impl Lane {
             }
             match self.connect_once(session) {
                 Ok(()) => {
-                    link.note_back();
+                    link.note_back(self.slot);
                     return Ok(());
                 }
                 Err(error) => {

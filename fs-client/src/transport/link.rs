@@ -1,6 +1,6 @@
 //! A link: all lanes to one server, and their common state.
 
-use super::away::AwaySince;
+use super::away::{AwaySince, UnheardSince};
 use super::{Caller, Lane};
 use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
@@ -53,6 +53,8 @@ pub(crate) struct Link {
     trace: AtomicU64,
     /// Since when the server is away, and why; logged, and not yet taken back.
     pub(super) away: Mutex<Option<AwaySince>>,
+    /// Since when heartbeats do not go out, and why, though the server is not away.
+    pub(super) unheard: Mutex<Option<UnheardSince>>,
     /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
     answer_patience_ms: AtomicU64,
     counters: WireCounters,
@@ -68,7 +70,7 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not.
+    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not, the first of them for heartbeats.
     ///
     /// # Errors
     /// No memory for them can be had, or registered.
@@ -97,9 +99,15 @@ impl Link {
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
             away: Mutex::new(None),
+            unheard: Mutex::new(None),
             answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: WireCounters::default(),
         })
+    }
+
+    /// The lane that heartbeats go out over.
+    pub(super) fn heartbeat_lane(&self) -> SlotIndex {
+        SlotIndex(self.callers as u16)
     }
 
     /// The lane to connect first: nobody else has it yet.
