@@ -31,6 +31,7 @@
 //! A client that is silent for the lease ends: its number is handed to the reaper, which revokes its filekeys.
 
 mod absent;
+mod closed_keys;
 mod slot;
 
 pub(crate) use slot::{Admission, Slot};
@@ -38,6 +39,7 @@ pub(crate) use slot::{Admission, Slot};
 use crate::meta::ClientRecord;
 use crate::shares::{Peer, Resource, Taken};
 use absent::Absent;
+use closed_keys::ClosedKeys;
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::{PeerKey, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
@@ -93,6 +95,7 @@ pub struct Session {
     /// Connections attached now.
     connections: AtomicU64,
     reclaimed: Mutex<Reclaimed>,
+    closed_keys: ClosedKeys,
     /// Whose share it counts against.
     place: Taken,
 }
@@ -154,6 +157,11 @@ impl Session {
         } else {
             self.connections.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Filekeys that its client has closed and may have counted reads of.
+    pub(crate) fn closed_keys(&self) -> &ClosedKeys {
+        &self.closed_keys
     }
 
     /// The slot of a request.
@@ -389,6 +397,7 @@ impl Sessions {
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
+            closed_keys: ClosedKeys::default(),
             place,
         });
         session.touch(self.clock.monotonic());
