@@ -1,8 +1,9 @@
 //! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
 //! connection up, listens, or has the queue pair. It never waits for any of them. Every two seconds it has each queue pair look whether its
-//! peer is still there.
+//! peer is still there, and looks at the port itself: so nobody else waits for the driver's figures.
 
 use super::listen::Shared as ListenerShared;
+use super::port::LastLook;
 use super::queue::VerbsQp;
 use super::sys::{Channel, Event, Happened};
 use super::{ENDING_MAX, ENDING_PAUSE};
@@ -69,16 +70,17 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// `ending`: see [`Channel::new`].
-    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    /// `ending`: see [`Channel::new`]. `port` is looked at.
+    pub(super) fn start(ending: &Arc<AtomicUsize>, port: &Arc<LastLook>) -> io::Result<Arc<Self>> {
         let channel = Channel::new(ending)?;
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
-            let (channel, ears, stop, ending) = (channel.clone(), ears.clone(), stop.clone(), ending.clone());
+            let (channel, ears, stop) = (channel.clone(), ears.clone(), stop.clone());
+            let (ending, port) = (ending.clone(), port.clone());
             std::thread::Builder::new()
                 .name("rdma-events".to_owned())
-                .spawn(move || run(&channel, &ears, &stop, &ending))?
+                .spawn(move || run(&channel, &ears, &stop, &ending, &port))?
         };
         Ok(Arc::new(Self {
             channel,
@@ -161,11 +163,12 @@ fn probe_all(ears: &Ears) {
     }
 }
 
-fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize) {
+fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize, port: &LastLook) {
     let mut probed = Instant::now();
     loop {
         if probed.elapsed() >= PROBE_INTERVAL {
             probe_all(ears);
+            port.again();
             probed = Instant::now();
         }
         // Peers that ask faster than their connections come to an end wait in the kernel, whose backlog is bounded.

@@ -44,9 +44,9 @@ use cq::VerbsCq;
 use domain::VerbsPd;
 use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
-use port::Port;
+use port::{LastLook, Port};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -78,9 +78,8 @@ struct Shared {
     name: String,
     limits: Limits,
     abilities: Abilities,
-    /// What the endpoint led to that it was opened for.
-    port: Port,
-    gid: Ipv6Addr,
+    /// The port that the endpoint led to that it was opened for.
+    port: Arc<LastLook>,
     /// Where connections begin, if that does not follow from where they lead.
     source: Option<SocketAddr>,
     /// Registered bytes. Relaxed: a figure.
@@ -199,17 +198,17 @@ impl VerbsDevice {
                 "{endpoint}: the address is not of that device but of {name}, port {port}; leave one of the two out"
             )));
         }
+        let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         };
         let shared = Shared {
             context,
-            port: Port::new(&name, port),
+            port,
             name,
             limits,
             abilities: Abilities::of(context),
-            gid,
             source,
             pinned_bytes: AtomicU64::new(0),
             ending: Arc::default(),
@@ -307,7 +306,7 @@ impl Shared {
         if let Some(events) = events.upgrade() {
             return Ok(events);
         }
-        let started = Events::start(&self.ending).map_err(|source| RdmaError::Io {
+        let started = Events::start(&self.ending, &self.port).map_err(|source| RdmaError::Io {
             action: "take events of connections from",
             endpoint: self.name.clone(),
             source,
@@ -333,7 +332,7 @@ impl Device for VerbsDevice {
             pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
             ending: shared.ending.load(Ordering::Relaxed) as u64,
             ending_bound: ENDING_MAX as u64,
-            ..shared.port.figures(shared.gid, &shared.limits)
+            ..shared.port.figures()
         })
     }
 
