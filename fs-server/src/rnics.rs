@@ -15,6 +15,11 @@ use cuttlefs_common::rdma::{
 };
 use std::sync::{Arc, OnceLock};
 
+/// Completions that a worker's queue of an RNIC holds: every connection may have a few of each kind outstanding.
+const CQ_DEPTH: u32 = 64 * 1024;
+/// Receives of a worker where an RNIC has shared ones, 8 MiB: several mounts whose every lane asks at once.
+pub const RECEIVES_OF_WORKER: usize = 128;
+
 /// Which of the server's RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnicIndex(pub usize);
@@ -45,15 +50,17 @@ impl Rnic {
         let _ = self.windows.set(windows);
     }
 
-    /// A worker's queues: for `depth` completions, and with so many shared `receives` where it has such.
+    /// A worker's queues.
     ///
     /// # Errors
     /// The device cannot.
-    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<RnicQueues, RdmaError> {
+    pub fn create_queues(&self) -> Result<RnicQueues, RdmaError> {
         let has_shared = self.device.capabilities().shared_receives;
         Ok(RnicQueues {
-            cq: self.device.create_cq(depth)?,
-            receives: has_shared.then(|| self.pd.create_shared_receives(receives)).transpose()?,
+            cq: self.device.create_cq(CQ_DEPTH)?,
+            receives: has_shared
+                .then(|| self.pd.create_shared_receives(RECEIVES_OF_WORKER as u32))
+                .transpose()?,
         })
     }
 
@@ -106,8 +113,8 @@ impl Rnics {
     ///
     /// # Errors
     /// A device cannot.
-    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<Vec<RnicQueues>, RdmaError> {
-        self.all.iter().map(|rnic| rnic.create_queues(depth, receives)).collect()
+    pub fn create_queues(&self) -> Result<Vec<RnicQueues>, RdmaError> {
+        self.all.iter().map(Rnic::create_queues).collect()
     }
 
     /// Figures of all of them together.

@@ -10,6 +10,8 @@ pub(crate) mod connection;
 pub(crate) mod connections;
 /// From message to reply.
 pub(crate) mod dispatch;
+/// Completions that find no connection.
+mod early;
 /// What each request does.
 pub(crate) mod handlers;
 /// Replies before they are sent.

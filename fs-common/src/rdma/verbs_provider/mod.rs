@@ -42,12 +42,13 @@ use crate::world::{Random, SystemRandom};
 use cm::Events;
 use cq::VerbsCq;
 use domain::VerbsPd;
+use ends::{ENDING_MAX, Ending};
 use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
 use port::{LastLook, Port};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use sys::{Context, Id, Limits};
@@ -59,11 +60,6 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 20;
 const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// READs and atomics under way of a queue pair that are asked for: more bring nothing at the depths that cuttlefs posts.
 const READS_MAX: u8 = 16;
-/// Connections that are over and that the kernel has not let go of: with so many none is made, and no event is taken, for its connection manager
-/// does not come to an end with any. Healthy, it takes a millisecond for each.
-const ENDING_MAX: usize = 64;
-/// Between two looks how many there are.
-const ENDING_PAUSE: Duration = Duration::from_millis(5);
 /// How long it is waited to learn which RNIC leads to an address.
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
 
@@ -85,7 +81,7 @@ struct Shared {
     /// Registered bytes. Relaxed: a figure.
     pinned_bytes: AtomicU64,
     /// Connections that are over and that the kernel has not let go of.
-    ending: Arc<AtomicUsize>,
+    ending: Arc<Ending>,
     security: TcpSecurity,
     prover: Option<Prover>,
     /// There while anybody is connected or listens.
@@ -243,20 +239,13 @@ impl Shared {
     /// # Errors
     /// By the deadline there are as many.
     fn few_ending(&self, deadline: Instant) -> io::Result<()> {
-        loop {
-            let ending = self.ending.load(Ordering::Relaxed);
-            if ending < ENDING_MAX {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                let hangs = format!(
-                    "the kernel does not let go of {ending} connections that are over{}",
-                    self.remedy()
-                );
-                return Err(io::Error::new(io::ErrorKind::TimedOut, hangs));
-            }
-            std::thread::sleep(ENDING_PAUSE);
+        if self.ending.has_room(deadline) {
+            return Ok(());
         }
+        let ending = self.ending.count();
+        let hangs =
+            format!("the kernel does not let go of {ending} connections that are over{}", self.remedy());
+        Err(io::Error::new(io::ErrorKind::TimedOut, hangs))
     }
 
     /// Behind a message: what may help where the kernel's connection manager answers nothing any more.
@@ -330,7 +319,7 @@ impl Device for VerbsDevice {
             path_mtu_bytes: (mtu > 0).then_some(mtu),
             queue_pairs: events.map_or(0, |events| events.queue_pairs.load(Ordering::Relaxed)),
             pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
-            ending: shared.ending.load(Ordering::Relaxed) as u64,
+            ending: shared.ending.count() as u64,
             ending_bound: ENDING_MAX as u64,
             ..shared.port.figures()
         })

@@ -7,7 +7,7 @@
 //!   that is at its own addresses, because rdma_rxe of Linux 7.2 looks every address of such a region up there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
-use super::ends::Ends;
+use super::ends::{Ending, Ends};
 use super::sys_flush::{self, Abilities, Flush};
 mod address;
 mod cq;
@@ -29,7 +29,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a call gave that returns 0, or an error in errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
@@ -296,7 +296,7 @@ pub(super) struct Event {
 
 impl Channel {
     /// `ending` counts identifiers that are over and that the kernel has not let go of.
-    pub(super) fn new(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    pub(super) fn new(ending: &Arc<Ending>) -> io::Result<Arc<Self>> {
         let ends = Ends::start(ending)?;
         // SAFETY: no preconditions.
         let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
