@@ -45,7 +45,8 @@ fn rnic_options(endpoint: &Endpoint) -> SoftOptions {
     SoftOptions { tcp, ..SoftOptions::default() }
 }
 
-fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
+/// An RNIC that can connect there.
+pub fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
     open_to_connect(endpoint, rnic_options(endpoint)).expect("an RNIC")
 }
 
