@@ -145,6 +145,34 @@ fn counters_are_shared_with_each_next_server() {
     site.check();
 }
 
+/// As most programs read: a file is closed long before the server pulls the counts.
+#[test]
+fn reads_of_files_that_are_closed_before_the_pull_are_heard_of() {
+    const PAGES: u64 = 8;
+    let site = site();
+    for link in ["tcp", "shm", "tables"] {
+        let client = site.connect(link, 2, true);
+        let (ino, handle) = make(&client, &format!("file-{link}"), PAGES);
+        until("the client's counts are pulled", || {
+            let before = counted(&site);
+            read_through(&client, handle, PAGES);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            counted(&site) > before
+        });
+        client.release(handle);
+        for _ in 0..20 {
+            let (before, reads) = (counted(&site), figure(&client, "onesided_reads"));
+            let opened = client.open(&CALLER, ino, READ_WRITE).expect("open");
+            read_through(&client, opened.handle, PAGES);
+            client.release(opened.handle);
+            assert!(figure(&client, "onesided_reads") > reads, "{link}");
+            until("the server hears of them", || counted(&site) > before);
+        }
+        client.shut_down();
+    }
+    site.check();
+}
+
 #[test]
 fn who_shares_what_cannot_be_is_refused_or_dropped_and_harms_nobody() {
     let site = site();

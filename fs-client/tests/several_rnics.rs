@@ -1,6 +1,7 @@
 //! One server with several RNICs. Registered memory, names of queue pairs and completions belong to one RNIC; files, sessions and heat belong to the
 //! server. Two software RNICs stand for two providers: both number their queue pairs from the same start, and neither knows the other's keys.
 
+mod host_name;
 mod running;
 
 use cuttlefs_client::file::RemoteVolume;
@@ -13,9 +14,10 @@ use cuttlefs_server::pages::policy::RegionPolicy;
 use cuttlefs_server::pool::FormatOptions;
 use cuttlefs_server::rights::ExportRule;
 use cuttlefs_server::serve::RunningServer;
+use host_name::HostName;
 use running::serving::{self, Serve};
 use running::{CALLER, READ_WRITE, figure, read, until};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 /// Frames for everything that the tests write.
 const FRAMES: u64 = 4096;
@@ -151,5 +153,41 @@ fn a_connection_that_breaks_by_one_rnic_harms_none_by_the_other() {
         (0..2).all(|rnic| connections.all().iter().filter(|one| one.rnic().0 == rnic).count() >= 3)
     });
     clients.iter().for_each(Volume::shut_down);
+    site.running.stop();
+}
+
+#[test]
+fn a_host_name_that_leads_to_both_rnics_mixes_no_keys() {
+    const LANES: usize = 4;
+    let site = TwoRnics::new();
+    let [tcp, _, other_tcp, _] = site.links.clone();
+    let name = Arc::new(HostName::new([tcp.clone(), other_tcp]));
+    let volume = serving::connect_reading_tables_by(name, &tcp, LANES, false);
+    let handle = open(&volume, write_all(0, &volume));
+    let all_have_read = Barrier::new(LANES + 1);
+    std::thread::scope(|scope| {
+        for _ in 0..LANES {
+            // Each thread has a lane of its own, so every second one reads by the other RNIC.
+            scope.spawn(|| {
+                check_all(0, &volume, handle);
+                all_have_read.wait();
+                all_have_read.wait();
+                check_all(0, &volume, handle);
+            });
+        }
+        // Every lane is connected now.
+        all_have_read.wait();
+        let reads = figure(&volume, "onesided_reads");
+        all_have_read.wait();
+        until("every lane reads one-sidedly", || {
+            figure(&volume, "onesided_reads") >= reads + LANES as u64 * PIECES
+        });
+    });
+    let connections = site.running.server().admission.connections.all();
+    for rnic in 0..2 {
+        assert!(connections.iter().any(|connection| connection.rnic().0 == rnic), "RNIC {rnic} is used");
+    }
+    assert_eq!(figure(&volume, "reconnects"), 0, "a key of the other RNIC breaks the connection");
+    volume.shut_down();
     site.running.stop();
 }

@@ -14,7 +14,12 @@ use cuttlefs_common::rdma::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// The index of one of the server's RNICs.
+/// Completions that a worker's queue of an RNIC holds: every connection may have a few of each kind outstanding.
+const CQ_DEPTH: u32 = 64 * 1024;
+/// Receives of a worker where an RNIC has shared ones, 8 MiB: several mounts whose every lane asks at once.
+pub const RECEIVES_OF_WORKER: usize = 128;
+
+/// Which of the server's RNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnicIndex(pub usize);
 
@@ -44,15 +49,17 @@ impl Rnic {
         let _ = self.windows.set(windows);
     }
 
-    /// Makes a worker's queues: for `depth` completions, and with `receives` shared receives if the RNIC has those.
+    /// A worker's queues.
     ///
     /// # Errors
-    /// If the device cannot make them.
-    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<RnicQueues, RdmaError> {
+    /// The device cannot.
+    pub fn create_queues(&self) -> Result<RnicQueues, RdmaError> {
         let has_shared = self.device.capabilities().shared_receives;
         Ok(RnicQueues {
-            cq: self.device.create_cq(depth)?,
-            receives: has_shared.then(|| self.pd.create_shared_receives(receives)).transpose()?,
+            cq: self.device.create_cq(CQ_DEPTH)?,
+            receives: has_shared
+                .then(|| self.pd.create_shared_receives(RECEIVES_OF_WORKER as u32))
+                .transpose()?,
         })
     }
 
@@ -104,9 +111,9 @@ impl Rnics {
     /// Makes a worker's queues at each RNIC, in the order of their indices.
     ///
     /// # Errors
-    /// If a device cannot make them.
-    pub fn create_queues(&self, depth: u32, receives: u32) -> Result<Vec<RnicQueues>, RdmaError> {
-        self.all.iter().map(|rnic| rnic.create_queues(depth, receives)).collect()
+    /// A device cannot.
+    pub fn create_queues(&self) -> Result<Vec<RnicQueues>, RdmaError> {
+        self.all.iter().map(Rnic::create_queues).collect()
     }
 
     /// Figures of all of them together.

@@ -8,8 +8,8 @@ source "$(dirname "$0")/../env.sh"
 set -uo pipefail
 cd "$ROOT" || exit 1
 
-# By package, so that cargo builds them as for the whole workspace.
-tests=(rdma_semantics hardware_hostile reference_model)
+# By package, so that cargo builds them as it does for the whole workspace.
+tests=(rdma_semantics hardware_hostile shared_receives reference_model)
 with_mount=1
 if (($#)); then
     tests=() with_mount=

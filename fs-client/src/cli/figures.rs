@@ -65,6 +65,10 @@ pub(super) struct MountCondition {
     /// The error of the last attempt to connect.
     #[serde(skip_serializing_if = "Option::is_none")]
     server_away_because: Option<String>,
+    unheard_seconds: u64,
+    /// Why the connection for heartbeats cannot be made, though the server is not away.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unheard_because: Option<String>,
     unsynced_files: u64,
     unsynced_bytes: u64,
     /// Whether a requested sync is under way.
@@ -75,11 +79,13 @@ impl MountCondition {
     fn of(last_sync: &LastSync) -> Self {
         // Read before the changes: if the sync does not run any more, the changes that it has made durable are not among them.
         let syncing = last_sync.runs();
-        let Condition { away, unsynced } = last_sync.condition();
+        let Condition { away, unheard, unsynced } = last_sync.condition();
         Self {
             server_is_away: away.is_some(),
             server_away_seconds: away.as_ref().map_or(0, |away| away.time.as_secs()),
             server_away_because: away.map(|away| away.because),
+            unheard_seconds: unheard.as_ref().map_or(0, |unheard| unheard.time.as_secs()),
+            unheard_because: unheard.map(|unheard| unheard.because),
             unsynced_files: unsynced.files,
             unsynced_bytes: unsynced.bytes,
             syncing,

@@ -105,7 +105,7 @@ impl LastSync {
         while self.runs() && !gives_up() && began.elapsed() < limit() {
             std::thread::sleep(LOOK_AGAIN);
         }
-        let Condition { away, unsynced: changes } = self.condition();
+        let Condition { away, unsynced: changes, .. } = self.condition();
         if gives_up() || changes == UnsyncedChanges::default() {
             return Ok(());
         }

@@ -236,7 +236,7 @@ fn unmount_on_signal(mountpoint: &Path, last_sync: &LastSync, signal: i32, force
     }
     // A person can decide. A machine that is shut down cannot: there the server may come back within the time limit of the last sync.
     if !force && signal == SIGINT {
-        let Condition { away, unsynced } = last_sync.condition();
+        let Condition { away, unsynced, .. } = last_sync.condition();
         if let Some(away) = away.filter(|_| unsynced.files > 0) {
             cuttlefs_common::tell!(
                 "not unmounted: the server is away ({}), and {unsynced} would be lost. Start it again, or press Ctrl-C again to \

@@ -192,6 +192,13 @@ fn problems(status: &Value) -> Vec<String> {
         let since = number(status, "/mount/server_away_seconds").unwrap_or(0);
         problems.push(format!("the server has been away for {}: {because}", time(since)));
     }
+    if let Some(because) = text(status, "/mount/unheard_because") {
+        let since = number(status, "/mount/unheard_seconds").unwrap_or(0);
+        problems.push(format!(
+            "the mount has sent no heartbeats for {}, and its locks end when it is not used for a lease: {because}",
+            time(since)
+        ));
+    }
     let servers = status.pointer("/rnics").and_then(Value::as_array).into_iter().flatten();
     let servers = servers.filter_map(|rnic| Some(("the server", rnic.pointer("/hardware")?)));
     let ours = status.pointer("/mount/hardware").map(|of| ("this mount", of));
@@ -300,6 +307,10 @@ problems    none known
         for (status, words) in [
             (json!({"mount": {"server_is_away": true, "server_away_because": "gone"}}), "gone"),
             (json!({"mount": {"error": "no process of yours"}}), "no process of yours"),
+            (
+                json!({"mount": {"unheard_because": "no answer", "unheard_seconds": 7}}),
+                "no heartbeats for 7 s, and its locks end when it is not used for a lease: no answer",
+            ),
             (
                 json!({"mount": {"server_is_away": true, "unsynced_files": 1, "unsynced_bytes": 5}}),
                 "5 unsynced bytes in 1 file; only",

@@ -1,8 +1,7 @@
 //! READs of windows in this process: for tests and the model checker.
 
 use super::remote::ReadsPieces;
-use crate::session::RemoteWindows;
-use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece};
+use crate::transport::{DATA_LEN, Landing, PROOFS_LEN, Piece, RemoteWindows};
 use cuttlefs_common::ids::Rkey;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{Remote, RemoteRange};

@@ -148,13 +148,13 @@ impl Reads {
                 Windows::Mapped(windows) => {
                     region.with_layout(|layout| initiator::read(windows, slot, layout, offset, out).map(Some))
                 }
-                Windows::Remote(windows) => {
+                Windows::Remote => {
                     let mut lane = session.borrow_lane()?;
-                    if !lane.is_attached_to(attachment.attached.session) {
+                    let Some(windows) = lane.windows_in(attachment.attached.session) else {
                         return Ok(None);
-                    }
+                    };
                     region.with_layout(|layout| {
-                        remote::read(&mut lane, windows, &self.frame_guesses, slot, layout, offset, out)
+                        remote::read(&mut lane, &windows, &self.frame_guesses, slot, layout, offset, out)
                     })
                 }
             };

@@ -18,8 +18,8 @@ use super::OneSided;
 use super::frame_guesses::FrameGuesses;
 use super::initiator::NoAnswer;
 use super::layout::CachedLayout;
-use crate::session::{RemoteWindows, SessionLane};
-use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece};
+use crate::session::SessionLane;
+use crate::transport::{Landing, MAX_RUNS, PROOFS_LEN, Piece, RemoteWindows};
 use cuttlefs_common::ids::{FileSlot, PAGE_SIZE_U64, PoolPage, Rkey};
 use cuttlefs_common::rdma::Remote;
 use cuttlefs_common::region::{

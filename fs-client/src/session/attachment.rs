@@ -1,9 +1,12 @@
-//! The session's knowledge of its server, and the server's tables, where this side may read them.
+//! The session's knowledge of the server it is attached to, and the server's tables, where this side maps them.
+//!
+//! The keys of tables that are READ are no part of it: a key is good at the RNIC that gave it, and the connections of a session may lead to
+//! several of the server's RNICs (a host name with several addresses). Each connection keeps its own ([`RemoteWindows`]).
 
 use super::Session;
+use crate::transport::RemoteWindows;
 use arc_swap::ArcSwapOption;
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::RemoteRange;
 use cuttlefs_common::region::{AccessCounters, FileTable, ResidencyTable};
 use cuttlefs_common::rpc::Attached;
 use parking_lot::Mutex;
@@ -14,8 +17,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) enum Windows {
     /// Read with loads.
     Mapped(Arc<MappedWindows>),
-    /// Read with READs.
-    Remote(RemoteWindows),
+    /// With READs, by the keys of the connection that they go over.
+    Remote,
 }
 
 /// The server's tables, mapped.
@@ -28,18 +31,7 @@ pub(crate) struct MappedWindows {
     pub(crate) files: FileTable,
 }
 
-/// Where the server's tables are, for READs.
-#[derive(Clone, Copy)]
-pub(crate) struct RemoteWindows {
-    /// The frames.
-    pub(crate) frames: RemoteRange,
-    /// The residency table.
-    pub(crate) residency: RemoteRange,
-    /// The file table.
-    pub(crate) files: RemoteRange,
-}
-
-/// The session's knowledge of the server.
+/// What the session knows of the server it is attached to.
 #[derive(Clone)]
 pub(crate) struct Attachment {
     pub(crate) attached: Attached,
@@ -71,12 +63,17 @@ pub(super) struct CurrentAttachment {
 }
 
 impl CurrentAttachment {
-    /// A connection was attached, and maps the windows `mapped`. With `reads_tables`, the server's tables are used for READs if they are not mapped
-    /// and the server has told where they are. What is known of the same session already stays.
-    pub(super) fn attached(&self, attached: Attached, mapped: &[Arc<SharedMemory>], reads_tables: bool) {
+    /// A connection was attached, and maps `mapped`. `reads_tables`: the server's tables are read where they are not mapped and the
+    /// server told where they are; gives where that is for this connection. What is known of the same session already stays.
+    pub(super) fn attached(
+        &self,
+        attached: Attached,
+        mapped: &[Arc<SharedMemory>],
+        reads_tables: bool,
+    ) -> Option<RemoteWindows> {
         let _alone = self.changing.lock();
-        let told = attached.windows.filter(|_| reads_tables).map(Windows::remote);
-        let windows = Windows::mapped(mapped).or(told);
+        let told = attached.windows.filter(|_| reads_tables).map(RemoteWindows::from);
+        let windows = Windows::mapped(mapped).or(told.map(|_| Windows::Remote));
         let known = self.current.load().as_ref().is_some_and(|known| {
             known.attached.session == attached.session && (known.windows.is_some() || windows.is_none())
         });
@@ -88,6 +85,7 @@ impl CurrentAttachment {
                 counting: Arc::default(),
             })));
         }
+        told
     }
 
     /// The connection that brought the windows is gone, so nobody may read them any more.
@@ -113,10 +111,6 @@ impl Windows {
             files: FileTable::over(files.clone()),
         })))
     }
-
-    fn remote([frames, residency, files]: [RemoteRange; 3]) -> Self {
-        Self::Remote(RemoteWindows { frames, residency, files })
-    }
 }
 
 impl Session {
@@ -138,7 +132,7 @@ impl Session {
 
     /// Whether the server's tables are READ.
     pub(crate) fn reads_remote_tables(&self) -> bool {
-        self.look().is_some_and(|attachment| matches!(attachment.windows, Some(Windows::Remote(_))))
+        self.look().is_some_and(|attachment| matches!(attachment.windows, Some(Windows::Remote)))
     }
 
     /// Whether the target translates file addresses on this link.

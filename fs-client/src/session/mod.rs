@@ -21,7 +21,7 @@ mod settle;
 mod syncer;
 mod unsynced;
 
-pub(crate) use attachment::{Attachment, MappedWindows, RemoteWindows, Windows};
+pub(crate) use attachment::{Attachment, MappedWindows, Windows};
 pub(crate) use control::Task;
 pub use locks::{GrantedLock, LockWaiter};
 pub(crate) use losses::LossesTold;
@@ -52,7 +52,9 @@ use unsynced::Unsynced;
 pub struct Condition {
     /// Since when the server is away, and why. `None`: it answers, as far as is known.
     pub away: Option<Away>,
-    /// The changes that would be lost if the mount ended while the server is away.
+    /// The server answers, and the connection for heartbeats cannot be made.
+    pub unheard: Option<Away>,
+    /// What would be lost if the mount ended while the server is away.
     pub unsynced: UnsyncedChanges,
 }
 
@@ -191,7 +193,7 @@ impl Session {
 
     /// Whether the server is away, and the changes that would be lost.
     pub(crate) fn condition(&self) -> Condition {
-        Condition { away: self.link.away(), unsynced: self.unsynced.changes() }
+        Condition { away: self.link.away(), unheard: self.link.unheard(), unsynced: self.unsynced.changes() }
     }
 
     /// The figures of the RNIC, if it is hardware, for status.

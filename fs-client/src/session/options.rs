@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// The number of lanes that are not lent to callers.
 pub(super) const OWN_LANES: usize = 2;
-/// The lane of the control thread.
+/// Of them the control thread's: the one that a link expects heartbeats to go out over.
 pub(super) const CONTROL_LANE: usize = 0;
 /// The lane for the question how waits for locks ended.
 pub(super) const LOCKS_LANE: usize = 1;

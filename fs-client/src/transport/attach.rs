@@ -1,20 +1,45 @@
-//! The interface between a lane and the session whose requests it carries.
+//! The interface through which a lane uses the session whose requests it carries, and what a connection is told at its attach.
 
 use super::{FsError, Lane, Link};
 use cuttlefs_common::memory::SharedMemory;
-use cuttlefs_common::rdma::RdmaError;
+use cuttlefs_common::rdma::{RdmaError, RemoteRange};
 use std::sync::Arc;
 
-/// The session whose requests a link's lanes carry.
+/// The server's tables, for READs over the connection that was told of them: a key is good at the RNIC that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteWindows {
+    /// The frames.
+    pub(crate) frames: RemoteRange,
+    /// The residency table.
+    pub(crate) residency: RemoteRange,
+    /// The file table.
+    pub(crate) files: RemoteRange,
+}
+
+impl From<[RemoteRange; 3]> for RemoteWindows {
+    fn from([frames, residency, files]: [RemoteRange; 3]) -> Self {
+        Self { frames, residency, files }
+    }
+}
+
+/// What a connection is told at its attach.
+pub(crate) struct Told {
+    /// The number of the session that it is of.
+    pub(crate) session: u64,
+    /// The server's tables, where this side is to READ them.
+    pub(crate) windows: Option<RemoteWindows>,
+}
+
+/// The session that a link's lanes carry requests of.
 pub(crate) trait Attach {
     /// The link: its lanes, and the state that they share.
     fn link(&self) -> &Link;
 
-    /// Sends the first request on a connection, which brought `windows`. Returns the number of the session to which the connection is attached.
+    /// The first request on a connection, which maps `windows`.
     ///
     /// # Errors
     /// The server refuses, or the connection broke.
-    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<u64, RdmaError>;
+    fn attach(&self, lane: &mut Lane, windows: &[Arc<SharedMemory>]) -> Result<Told, RdmaError>;
 
     /// Reclaims everything that this mount holds at the server in the session `number` of the lane's connection, unless that is done. `false`: the
     /// connection broke, or its session is over.

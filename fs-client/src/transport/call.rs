@@ -3,7 +3,7 @@
 use super::connect::BACKOFF_FIRST;
 use super::exchange::{Broken, Place};
 use super::lane::Lane;
-use super::{Attach, Caller, DataBuffer, FsError, interrupt};
+use super::{Attach, Caller, DataBuffer, FsError, RemoteWindows, interrupt};
 use cuttlefs_common::rpc::{HEADER_LEN, Reply, ReplyHeader, Request};
 use cuttlefs_common::status::Status;
 use parking_lot::MutexGuard;
@@ -30,7 +30,12 @@ impl<'s, S: Attach> LaneGuard<'s, S> {
         self.lane.connection.as_ref().is_some_and(|connection| connection.session == session)
     }
 
-    /// The borrowed lane.
+    /// The server's tables as they are READ over its connection, if that is attached to this session.
+    pub(crate) fn windows_in(&self, session: u64) -> Option<RemoteWindows> {
+        self.lane.connection.as_ref().filter(|connection| connection.session == session)?.windows
+    }
+
+    /// The lane itself.
     pub(crate) fn lane(&mut self) -> &mut Lane {
         &mut self.lane
     }

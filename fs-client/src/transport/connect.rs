@@ -24,7 +24,7 @@ impl Lane {
         let receives = (0..RECEIVES).map(|index| self.receive(index)).collect();
         let options = ConnectOptions { qp, receives, timeout: CONNECT_TIMEOUT };
         let connected = link.pd.connect(&link.endpoint, options)?;
-        self.connection = Some(Connection { qp: connected.qp, session: 0 });
+        self.connection = Some(Connection { qp: connected.qp, session: 0, windows: None });
         Ok(connected.windows)
     }
 
@@ -35,9 +35,10 @@ impl Lane {
         self.is_at_door = true;
         let attached = session.attach(self, &windows);
         self.is_at_door = false;
-        let number = attached?;
+        let told = attached?;
         if let Some(connection) = &mut self.connection {
-            connection.session = number;
+            connection.session = told.session;
+            connection.windows = told.windows;
         }
         if link.is_shut_down() {
             // The mount may have detached before this attach, which has then begun another session.
@@ -82,7 +83,7 @@ impl Lane {
             }
             match self.connect_once(session) {
                 Ok(()) => {
-                    link.note_back();
+                    link.note_back(self.slot);
                     return Ok(());
                 }
                 Err(error) => {

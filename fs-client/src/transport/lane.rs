@@ -7,7 +7,7 @@
 //! Large writes are pulled from the data part, and fetches and one-sided reads land in it; entries of tables that are READ land among the
 //! proofs.
 
-use super::DataBuffer;
+use super::{DataBuffer, RemoteWindows};
 use cuttlefs_common::ids::{PAGE_SIZE, SlotIndex};
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
@@ -37,6 +37,8 @@ pub(super) struct Connection {
     pub(super) qp: Arc<dyn QueuePair>,
     /// The session to which it is attached.
     pub(super) session: u64,
+    /// The server's tables, by keys of the RNIC that it leads to.
+    pub(super) windows: Option<RemoteWindows>,
 }
 
 /// A queue pair with its slot and memory.

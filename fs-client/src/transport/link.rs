@@ -1,6 +1,6 @@
 //! A link: all lanes to one server, and the state that they share.
 
-use super::away::AwaySince;
+use super::away::{AwaySince, UnheardSince};
 use super::{Caller, Lane};
 use cuttlefs_common::ids::{SlotIndex, TraceId};
 use cuttlefs_common::memory::SharedMemory;
@@ -53,7 +53,9 @@ pub(crate) struct Link {
     trace: AtomicU64,
     /// Since when the server is away, and why, if that was logged and the server is not back.
     pub(super) away: Mutex<Option<AwaySince>>,
-    /// How long an answer may take, in ms. Relaxed: read before each wait, and guards nothing.
+    /// Since when heartbeats do not go out, and why, though the server is not away.
+    pub(super) unheard: Mutex<Option<UnheardSince>>,
+    /// Milliseconds an answer may take. Relaxed: read before each wait, guards nothing.
     answer_patience_ms: AtomicU64,
     counters: WireCounters,
 }
@@ -68,7 +70,7 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// A link whose lanes have no connections: `callers` lanes that are lent, followed by `own` lanes that are not.
+    /// Lanes without connections: `callers` that are lent, and `own` behind those that are not, the first of them for heartbeats.
     ///
     /// # Errors
     /// The lanes' memory cannot be allocated or registered.
@@ -97,12 +99,18 @@ impl Link {
             pause: (Mutex::new(()), Condvar::new()),
             trace: AtomicU64::new(1),
             away: Mutex::new(None),
+            unheard: Mutex::new(None),
             answer_patience_ms: AtomicU64::new(ANSWER_PATIENCE.as_millis() as u64),
             counters: WireCounters::default(),
         })
     }
 
-    /// The lane that connects first. No other thread uses it yet.
+    /// The lane that heartbeats go out over.
+    pub(super) fn heartbeat_lane(&self) -> SlotIndex {
+        SlotIndex(self.callers as u16)
+    }
+
+    /// The lane to connect first: nobody else has it yet.
     pub(crate) fn first_lane(&self) -> MutexGuard<'_, Lane> {
         self.lanes[0].lock()
     }

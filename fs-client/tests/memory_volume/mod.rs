@@ -544,7 +544,7 @@ impl Volume for MemoryVolume {
             return Condition::default();
         }
         let away = Away { time: Duration::from_secs(7), because: "its key was taken away".to_owned() };
-        Condition { away: Some(away), unsynced: UnsyncedChanges { files: 2, bytes: 5 } }
+        Condition { away: Some(away), unheard: None, unsynced: UnsyncedChanges { files: 2, bytes: 5 } }
     }
 
     fn sync_all(&self) -> Result<(), FsError> {

@@ -45,7 +45,8 @@ fn rnic_options(endpoint: &Endpoint) -> SoftOptions {
     SoftOptions { tcp, ..SoftOptions::default() }
 }
 
-fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
+/// An RNIC that can connect there.
+pub fn device_to(endpoint: &Endpoint) -> Arc<dyn Device> {
     open_to_connect(endpoint, rnic_options(endpoint)).expect("an RNIC")
 }
 
@@ -131,9 +132,19 @@ pub fn connect(endpoint: &Endpoint, label: &str, lanes: usize, background: bool)
 
 /// A client that reads the server's tables, over a link that maps no memory. `background` is as in `connect`.
 pub fn connect_reading_tables(endpoint: &Endpoint, lanes: usize, background: bool) -> RemoteVolume {
+    let device = SoftDevice::new(SoftOptions::default());
+    connect_reading_tables_by(device, endpoint, lanes, background)
+}
+
+/// The same by this RNIC.
+pub fn connect_reading_tables_by(
+    device: Arc<dyn Device>,
+    endpoint: &Endpoint,
+    lanes: usize,
+    background: bool,
+) -> RemoteVolume {
     let options =
         SessionOptions { lanes, background, initiator_translates: true, ..options(endpoint, "tables") };
-    let device = SoftDevice::new(SoftOptions::default());
     RemoteVolume::new(Session::connect(device, options, &SystemRandom).expect("connect"))
 }
 

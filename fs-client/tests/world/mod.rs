@@ -178,7 +178,8 @@ struct Inner {
 #[derive(Debug)]
 pub struct TheEnd;
 
-fn endpoint() -> Endpoint {
+/// Where the server listens.
+pub fn endpoint() -> Endpoint {
     "shm:///sim".parse().expect("an endpoint")
 }
 

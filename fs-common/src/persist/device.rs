@@ -70,7 +70,20 @@ pub enum LogDeviceError {
         "{0} holds something that is not of this program; give another device, or have its first 128 KiB be zeros"
     )]
     DaxForeign(PathBuf),
-    /// The device has no room.
+    /// An entry of a device's directory is damaged.
+    #[error(
+        "the directory of {path} is damaged at byte {at}: a log may lie anywhere where no other does, so none is made and none grows. Copy the \
+         device; to give that log up, have these {len} bytes be zeros (`daxio --zero --output={path} --seek={at} --len={len}`) and open it again"
+    )]
+    DaxDamaged {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        at: usize,
+        /// How many bytes an entry has.
+        len: usize,
+    },
+    /// No room on a device.
     #[error("{path} has no room for a log of {len_bytes} bytes")]
     DaxFull {
         /// The device.

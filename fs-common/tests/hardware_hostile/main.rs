@@ -273,7 +273,21 @@ fn who_falls_silent_is_missed() {
     served.guest(TcpSecurity::Insecure).reads_sevens(&served);
 }
 
-/// A request that the server's RNIC refuses ends its sender's connection, and changes nothing.
+/// Who asks for a connection says how often, and how long, the server's RNIC retransmits: 7 times is for ever with rdma_rxe, and 2^31 * 4 us
+/// are two hours. Such a peer would hold a queue pair when it is gone.
+fn who_wants_endless_retransmissions_is_not_let_in() {
+    let served = Served::new(TcpSecurity::Insecure, Access::ALL, 0);
+    let said = [head(MAGIC, 1, 0), vec![0; 48]].concat();
+    let peer = RawPeer::ask_for_retries(served.address(), &said, 7, None);
+    let Heard::Refused(answer) = peer.hear() else { panic!("it was let in") };
+    let words = String::from_utf8_lossy(&answer).into_owned();
+    assert!(words.contains("ask for 6 at most"), "{words:?}");
+    RawPeer::ask_for_retries(served.address(), &said, 6, Some(31)).is_let_go();
+    assert!(served.accepted.try_recv().is_err(), "nobody was let in");
+    served.guest(TcpSecurity::Insecure).reads_sevens(&served);
+}
+
+/// Requests that the server's RNIC refuses end the connection of who sent them, and change nothing.
 fn refused_requests_end_their_connection_only() {
     let readable = Access { local_write: true, remote_read: true, ..Access::NONE };
     let served = Served::new(TcpSecurity::Insecure, readable, 1);
@@ -379,6 +393,7 @@ over_an_rnic!(
     who_has_not_the_key_is_told,
     who_asks_and_does_not_listen_holds_nobody_up,
     who_falls_silent_is_missed,
+    who_wants_endless_retransmissions_is_not_let_in,
     refused_requests_end_their_connection_only,
     messages_beyond_the_receives_are_held_back,
     who_floods_with_reads_leaves_others_their_turn,

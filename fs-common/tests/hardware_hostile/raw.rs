@@ -31,6 +31,13 @@ fn done(what: &str, result: c_int) {
 impl RawPeer {
     /// Sends a request to connect with this private data, and does not wait for the answer.
     pub fn ask(address: SocketAddrV4, private: &[u8]) -> Self {
+        // As the library does.
+        Self::ask_for_retries(address, private, 6, None)
+    }
+
+    /// Asks to be let in, and that the other side's RNIC retransmits so often, each time after 4.096 us times two to the power of `timeout`
+    /// (`None`: as the path has it).
+    pub fn ask_for_retries(address: SocketAddrV4, private: &[u8], retries: u8, timeout: Option<u8>) -> Self {
         let mut storage: libc::sockaddr_in = libc::sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
             sin_port: address.port().to_be(),
@@ -48,6 +55,10 @@ impl RawPeer {
                 ffi::rdma_create_id(channel, &mut id, null_mut(), ffi::rdma_port_space::RDMA_PS_TCP),
             );
             let mut peer = Self { channel, id, pd: null_mut(), cq: null_mut(), has_queue_pair: false };
+            if let Some(mut timeout) = timeout {
+                // rdma_cma.h: RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT.
+                done("a time-out", ffi::rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1));
+            }
             done("an address", ffi::rdma_resolve_addr(id, null_mut(), (&raw mut storage).cast(), 10_000));
             assert_eq!(peer.event().0, ffi::rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED);
             done("a route", ffi::rdma_resolve_route(id, 10_000));
@@ -66,8 +77,7 @@ impl RawPeer {
             param.private_data = private.as_ptr().cast();
             param.private_data_len = private.len() as u8;
             (param.responder_resources, param.initiator_depth) = (1, 1);
-            // The asking side sets how often the other side retries; these are the library's values.
-            (param.retry_count, param.rnr_retry_count) = (6, 7);
+            (param.retry_count, param.rnr_retry_count) = (retries, 7);
             done("asking", ffi::rdma_connect(id, &mut param));
             peer
         }
@@ -114,7 +124,17 @@ impl RawPeer {
         }
     }
 
-    /// Destroys the queue pair without telling the peer, like a process that is stopped for good.
+    /// Waits until the other side has ended the connection that it accepted, or is about to.
+    pub fn is_let_go(&self) {
+        use ffi::rdma_cm_event_type as kind;
+        match self.event().0 {
+            kind::RDMA_CM_EVENT_ESTABLISHED => self.is_let_go(),
+            kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_REJECTED => {}
+            other => panic!("event {other}"),
+        }
+    }
+
+    /// Takes the queue pair away without a word to the peer, as a process does that is stopped and never goes on.
     pub fn fall_silent(&mut self) {
         assert!(std::mem::take(&mut self.has_queue_pair), "once");
         // SAFETY: made by `ask`, destroyed once.

@@ -3,20 +3,13 @@
 use super::{FileRegion, Files};
 use crate::pages::{HotUnit, Hotspots};
 use cuttlefs_common::ids::{PAGE_SIZE_U64, PoolPage};
-use cuttlefs_common::rdma::RegionOwner;
 use cuttlefs_common::region::UnitRecord;
 use std::collections::HashSet;
 
 impl Files {
-    /// Notes a client's counts of one unit: `pages[i]` one-sided reads of the unit's `i`-th page. A peer sends these, so unknown keys and pages past
-    /// the end are ignored.
-    pub(crate) fn note_counted(&self, owner: RegionOwner, record: &UnitRecord, pages: &[u8]) {
-        let Ok((file, rights)) = self.resolve(owner, record.filekey) else {
-            return;
-        };
-        if !rights.read {
-            return;
-        }
+    /// Notes what a client counted in one unit: `pages[i]` one-sided reads of the unit's `i`-th page. Comes from a
+    /// peer that may read the file, or could before it closed it: pages past the end are ignored.
+    pub(crate) fn note_counted(&self, file: &FileRegion, record: &UnitRecord, pages: &[u8]) {
         let first = u64::from(record.unit) * pages.len() as u64;
         // Counts of units past the end would take the places of existing units.
         if first >= file.size().div_ceil(PAGE_SIZE_U64) {

@@ -364,6 +364,17 @@ impl Files {
         self.keys.resolve(owner, filekey)
     }
 
+    /// The file behind a filekey that is good for reading.
+    pub(crate) fn readable(&self, owner: RegionOwner, filekey: FileKey) -> Option<Arc<FileRegion>> {
+        let (file, rights) = self.resolve(owner, filekey).ok()?;
+        rights.read.then_some(file)
+    }
+
+    /// The region of a file that is in memory, open or not.
+    pub(crate) fn active(&self, ino: InodeNo) -> Option<Arc<FileRegion>> {
+        self.active.find(ino)
+    }
+
     /// Whether an owner has a file open with at least these rights.
     pub fn has_open(&self, owner: RegionOwner, ino: InodeNo, rights: Rights) -> bool {
         self.keys.has_open(owner, ino, rights)

@@ -10,7 +10,9 @@ pub(crate) mod connection;
 pub(crate) mod connections;
 /// The path from a message to its reply.
 pub(crate) mod dispatch;
-/// One function for each kind of request.
+/// Completions that find no connection.
+mod early;
+/// What each request does.
 pub(crate) mod handlers;
 /// Replies before they are sent.
 pub(crate) mod reply;

@@ -6,15 +6,16 @@
 //!
 //! # Failure
 //! A client whose counters cannot be read is not sampled again; the failed READ closes its connection, like any failed
-//! READ. Counts are hints: keys that name nothing are ignored, and no count can do more than keep in DRAM a page of a
-//! file that the client may read.
+//! READ. Counts are hints: keys that name nothing are ignored, but for those that the client has closed since the last pull, and no count can do
+//! more than keep in DRAM a page of a file that the client may read, or could before it closed it.
 
 use super::bounce::Bounce;
 use super::connection::Connection;
 use super::transfer::Direction;
 use super::turns::Claim;
 use super::worker::WorkerContext;
-use cuttlefs_common::rdma::{RegionOwner, WcStatus};
+use crate::session::Session;
+use cuttlefs_common::rdma::WcStatus;
 use cuttlefs_common::region::{CountersShape, UNIT_RECORD_LEN, UnitRecord};
 use cuttlefs_common::rpc::{MAX_TRANSFER_BYTES, RemoteBuffer};
 use std::ops::Range;
@@ -31,8 +32,8 @@ pub(crate) struct SharedCounters {
     pub buffer: RemoteBuffer,
     /// Their layout in that buffer.
     pub shape: CountersShape,
-    /// The session whose filekeys they name.
-    pub owner: RegionOwner,
+    /// Whose filekeys they name.
+    pub session: Arc<Session>,
 }
 
 impl SharedCounters {
@@ -61,7 +62,7 @@ pub(crate) async fn run(
         if let Err(status) = pull(&context, &connection, &counters).await {
             tracing::debug!(
                 ?status,
-                session = counters.owner.0,
+                session = counters.session.number().0,
                 "a client's counters cannot be read any more"
             );
             return;
@@ -74,8 +75,10 @@ async fn pull(
     connection: &Arc<Connection>,
     counters: &SharedCounters,
 ) -> Result<(), WcStatus> {
-    let shape = counters.shape;
-    let bounce = Rc::new(context.bounce.lend(&Claim::new(connection.peer(), counters.owner.0)).await);
+    let (shape, session) = (counters.shape, &counters.session);
+    let owner = session.number();
+    let bounce = Rc::new(context.bounce.lend(&Claim::new(connection.peer(), owner.0)).await);
+    session.closed_keys().begin_pull();
     let transfer = async |direction, bytes: Range<usize>| {
         let len = bytes.len();
         context.transfers.run(connection, direction, &bounce, &counters.part(bytes), 0, len).await
@@ -96,7 +99,12 @@ async fn pull(
         for (index, record) in &records[run] {
             let at = bounce.offset() + (shape.pages_offset(*index) - bytes.start);
             bounce.memory().read(at, &mut pages);
-            context.server.files.note_counted(counters.owner, record, &pages);
+            let files = &context.server.files;
+            let file = files.readable(owner, record.filekey);
+            let file = file.or_else(|| files.active(session.closed_keys().get(record.filekey)?));
+            if let Some(file) = file {
+                files.note_counted(&file, record, &pages);
+            }
         }
         zero(&bounce, bytes.len());
         transfer(Direction::Push, bytes).await?;

@@ -9,6 +9,7 @@
 //! lost. The beginnings of such times are counted (`receives_ran_dry`).
 
 use super::connection::WorkId;
+use crate::rnics::RECEIVES_OF_WORKER;
 use cuttlefs_common::memory::SharedMemory;
 use cuttlefs_common::rdma::{
     Access, MemoryRegion, PostError, ProtectionDomain, RdmaError, RecvWr, SharedReceiveQueue,
@@ -17,8 +18,6 @@ use cuttlefs_common::rpc::MAX_MESSAGE_BYTES;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// Receives of a worker, 8 MiB: enough for several mounts that use all of their lanes at once.
-pub(crate) const RECEIVES_OF_WORKER: usize = 128;
 const MESSAGE: usize = MAX_MESSAGE_BYTES as usize;
 
 /// One worker's shared receives.

@@ -1,16 +1,17 @@
 //! The context in which a worker thread serves requests, and its treatment of completions.
 //!
 //! # Invariants
-//! * A connection belongs to one worker: the one to whose completion queue (of the connection's RNIC) its queue pair reports.
-//! * Queue pairs are numbered by their RNIC, so a connection's name here is both.
-//! * Completions that arrive before the acceptor has handed over their connection are kept until then.
-//! * A connection stays here until it is over (`Connection::is_over`), so that every completion finds it. This is checked after each completion,
-//!   after each request, and once a second (`sweep`), because the last posted work request may be another worker's reply. Only `retire` drops a
-//!   connection.
+//! * A connection belongs to one worker, the one whose completion queue (of the RNIC it came by) its queue pair reports to.
+//! * Queue pairs are numbered by their RNIC: here a connection is named by both.
+//! * Completions that arrive before the acceptor handed the connection over are kept and handled then (`early`).
+//! * A connection stays here until it is over (`Connection::is_over`): every completion finds it. This is checked after
+//!   each completion, after each request, and once a second (`sweep`), for another worker's reply can be the last posted
+//!   one. `retire` is the one place where a worker lets go of a connection.
 
 use super::bounce::BouncePool;
 use super::connection::{Arrived, Connection, RECEIVES, WorkId};
 use super::dispatch;
+use super::early::{Early, Gone, Name};
 use super::shared_receives::SharedReceives;
 use super::transfer::Transfers;
 use super::turns::{MOST_RUNNING, PEER_RUNNING, Turns};
@@ -18,7 +19,6 @@ use crate::pool::Disk;
 use crate::rnics::{RnicIndex, RnicQueues};
 use crate::server::Server;
 use cuttlefs_common::fair::Payer;
-use cuttlefs_common::ids::QpNumber;
 use cuttlefs_common::rdma::{Completion, CompletionKind, RdmaError, WcStatus};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,11 +31,6 @@ use std::time::Duration;
 
 /// How often connections and transfers are checked. Deadlines are counted in sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Sweeps for which completions of an unknown connection are kept. A connection whose handshake failed at its last step is never handed over.
-const HANDOVER_PATIENCE: u32 = 60;
-
-/// A connection's name: its RNIC, and its queue pair there.
-type Name = (RnicIndex, QpNumber);
 
 /// A task of a worker.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -59,9 +54,10 @@ pub(crate) struct WorkerContext {
     spawn: Box<dyn Fn(Payer, Task)>,
     sleep: Box<dyn Fn(Duration) -> Task>,
     connections: RefCell<HashMap<Name, Arc<Connection>>>,
-    /// Completions of connections that the acceptor has not handed over yet. These are of the connections' own receives, so the bound on connections
-    /// bounds them. Also the names of connections that have ended: later messages for them in shared receives are dropped.
-    early: RefCell<HashMap<Name, Early>>,
+    /// Completions of connections that the acceptor has not handed over yet.
+    early: RefCell<Early<Came>>,
+    /// Connections whose messages by shared receives may still come.
+    gone: RefCell<Gone>,
 }
 
 fn name_of(connection: &Connection) -> Name {
@@ -74,17 +70,6 @@ struct Came {
     completion: Completion,
     message: Vec<u8>,
 }
-
-/// Completions of a connection that was not handed over yet.
-#[derive(Default)]
-struct Early {
-    came: Vec<Came>,
-    is_gone: bool,
-    sweeps: u32,
-}
-
-/// Most completions kept for a connection that was not handed over: one for each of its own receives, or as many by shared receives as end it.
-const EARLY_MAX: usize = RECEIVES + 1;
 
 impl WorkerContext {
     /// A worker's state. `spawn` runs a task on this worker on a payer's account, `sleep` waits on its clock.
@@ -117,6 +102,7 @@ impl WorkerContext {
             sleep,
             connections: RefCell::default(),
             early: RefCell::default(),
+            gone: RefCell::default(),
         }))
     }
 
@@ -154,10 +140,8 @@ impl WorkerContext {
         for receives in self.receives.iter().flatten() {
             self.server.counters.receives_ran_dry.fetch_add(receives.ran_dry(), Ordering::Relaxed);
         }
-        self.early.borrow_mut().retain(|_, early| {
-            early.sweeps += 1;
-            early.sweeps <= HANDOVER_PATIENCE
-        });
+        self.early.borrow_mut().sweep();
+        self.gone.borrow_mut().sweep();
         let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
         for connection in connections {
             if let Some(reason) = connection.sweep() {
@@ -176,8 +160,8 @@ impl WorkerContext {
     pub(crate) fn adopt(self: &Rc<Self>, connection: Arc<Connection>) {
         let name = name_of(&connection);
         self.connections.borrow_mut().insert(name, connection);
-        let early = self.early.borrow_mut().remove(&name).unwrap_or_default();
-        for came in early.came {
+        let early = self.early.borrow_mut().take(name);
+        for came in early {
             self.on_arrival(name, came);
         }
     }
@@ -198,18 +182,16 @@ impl WorkerContext {
     }
 
     fn on_arrival(self: &Rc<Self>, name: Name, came: Came) {
-        let Came { id, completion, message } = came;
         let Some(connection) = self.connections.borrow().get(&name).cloned() else {
-            // A flushed shared receive of a queue pair that is gone is not kept.
-            if completion.status == WcStatus::Success || !matches!(id, WorkId::Shared(_)) {
-                let mut early = self.early.borrow_mut();
-                let early = early.entry(name).or_default();
-                if !early.is_gone && early.came.len() < EARLY_MAX {
-                    early.came.push(Came { id, completion, message });
-                }
+            // A shared receive that comes back from a queue pair that is gone is nothing to keep.
+            let is_returned =
+                came.completion.status != WcStatus::Success && matches!(came.id, WorkId::Shared(_));
+            if !is_returned && !self.gone.borrow().has(name) {
+                self.early.borrow_mut().keep(name, came);
             }
             return;
         };
+        let Came { id, completion, message } = came;
         if !matches!(id, WorkId::Shared(_)) {
             connection.completed();
         }
@@ -251,8 +233,7 @@ impl WorkerContext {
             && self.connections.borrow_mut().remove(&name).is_some()
             && connection.shares_receives()
         {
-            // Messages for it may still arrive by shared receives. A queue pair's number is not used again.
-            self.early.borrow_mut().insert(name, Early { is_gone: true, ..Early::default() });
+            self.gone.borrow_mut().note(name);
         }
     }
 }

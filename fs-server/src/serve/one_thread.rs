@@ -10,7 +10,6 @@ use crate::committer::Committer;
 use crate::meta::Meta;
 use crate::pool::{Disk, SumLayout, SummedDisk};
 use crate::rnics::{RnicIndex, RnicQueues};
-use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::Worker;
@@ -22,9 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The capacity of its completion queue.
-const CQ_DEPTH: u32 = 4096;
-/// The index of its only RNIC.
+/// It has one RNIC.
 const RNIC: RnicIndex = RnicIndex(0);
 /// One in so many steps runs a sync that is waited for. If nothing else is left to do, every step does.
 const COMMITS_ONE_IN: u64 = 4;
@@ -90,7 +87,7 @@ impl OneThreadServer {
             build(meta, committed, layout, None, device.clone().into(), clock.clone(), random, options)?;
         let frames = server.files.pages().frames().memory().clone();
         let disk = SummedDisk::new(open_disk(frames.clone()), frames, server.integrity.sums.clone());
-        let queues = server.rnics.get(RNIC).create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
+        let queues = server.rnics.get(RNIC).create_queues()?;
         let worker = Worker::new(vec![queues.cq.clone()], None, clock)?;
         let (spawner, sleeper) = (worker.spawner(), worker.spawner());
         let spawn = Box::new(move |payer, task| spawner.spawn_for(payer, task));

@@ -6,7 +6,6 @@ use crate::files;
 use crate::pages::ScrubOptions;
 use crate::pool::{CachedDisk, Disk, OwnRing, SummedDisk, UringDisk};
 use crate::rnics::{RnicIndex, RnicQueues};
-use crate::rpc::shared_receives::RECEIVES_OF_WORKER;
 use crate::rpc::worker::{Task, WorkerContext};
 use crate::server::Server;
 use crate::worker::{Worker, WorkerHandle};
@@ -14,9 +13,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// Capacity of a worker's completion queue at an RNIC: every connection may have a few completions of each kind.
-const CQ_DEPTH: u32 = 64 * 1024;
-/// Accepted connections that a worker has not adopted yet.
+/// Accepted connections a worker has not adopted yet.
 const MAX_UNADOPTED: usize = 1024;
 
 /// A running worker thread.
@@ -33,7 +30,7 @@ impl WorkerThread {
         storage: &Storage,
         scrub: ScrubOptions,
     ) -> Result<Self, StartError> {
-        let queues = server.rnics.create_queues(CQ_DEPTH, RECEIVES_OF_WORKER as u32)?;
+        let queues = server.rnics.create_queues()?;
         let (sender, connections) = async_channel::bounded(MAX_UNADOPTED);
         let (started, wait) = mpsc::channel::<Result<WorkerHandle, StartError>>();
         let (server, storage, own) = (server.clone(), storage.clone(), queues.clone());

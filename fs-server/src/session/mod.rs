@@ -31,6 +31,7 @@
 //! The session of a client that is silent for the lease ends: the reaper gets its number and revokes its filekeys.
 
 mod absent;
+mod closed_keys;
 mod slot;
 
 pub(crate) use slot::{Admission, Slot};
@@ -38,6 +39,7 @@ pub(crate) use slot::{Admission, Slot};
 use crate::meta::ClientRecord;
 use crate::shares::{Peer, Resource, Taken};
 use absent::Absent;
+use closed_keys::ClosedKeys;
 use cuttlefs_common::ids::{ClientId, FileKey, InodeNo, SlotIndex};
 use cuttlefs_common::rdma::{PeerKey, RegionOwner};
 use cuttlefs_common::rpc::SLOTS_PER_SESSION;
@@ -93,7 +95,8 @@ pub struct Session {
     /// The number of attached connections.
     connections: AtomicU64,
     reclaimed: Mutex<Reclaimed>,
-    /// Its place in its peer's share.
+    closed_keys: ClosedKeys,
+    /// Whose share it counts against.
     place: Taken,
 }
 
@@ -153,6 +156,11 @@ impl Session {
         } else {
             self.connections.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Filekeys that its client has closed and may have counted reads of.
+    pub(crate) fn closed_keys(&self) -> &ClosedKeys {
+        &self.closed_keys
     }
 
     /// The slot of a request.
@@ -388,6 +396,7 @@ impl Sessions {
             ended: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             reclaimed: Mutex::default(),
+            closed_keys: ClosedKeys::default(),
             place,
         });
         session.touch(self.clock.monotonic());

@@ -1,17 +1,19 @@
-//! Events of connections: one thread of a device takes them from librdmacm and passes each to its receiver, which sets a connection up, listens, or
-//! has the queue pair. The thread never waits for any of them. Every two seconds it lets each queue pair check whether its peer is still there.
+//! Events of connections, and who they are for: one thread of a device takes them from librdmacm and hands each to whoever sets a
+//! connection up, listens, or has the queue pair. It never waits for any of them. Every two seconds it has each queue pair look whether its
+//! peer is still there, and looks at the port itself: so nobody else waits for the driver's figures.
 
+use super::ends::{ENDING_PAUSE, Ending};
 use super::listen::Shared as ListenerShared;
+use super::port::LastLook;
 use super::queue::VerbsQp;
 use super::sys::{Channel, Event, Happened};
-use super::{ENDING_MAX, ENDING_PAUSE};
 use crate::rdma::sys::{new_eventfd, ring_eventfd, timespec};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -59,25 +61,26 @@ pub(super) struct Events {
     ears: Arc<Ears>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
-    /// Identifiers that the device's channels have not destroyed yet.
-    ending: Arc<AtomicUsize>,
-    /// Queue pairs that exist. Relaxed, like the next: figures.
+    /// Identifiers that the device's channels have not come to an end with.
+    ending: Arc<Ending>,
+    /// That there are. Relaxed, as the next: figures.
     pub(super) queue_pairs: AtomicU64,
     /// The path MTU of the connection that was made last; 0: not known.
     pub(super) path_mtu_bytes: AtomicU32,
 }
 
 impl Events {
-    /// `ending`: see [`Channel::new`].
-    pub(super) fn start(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    /// `ending`: see [`Channel::new`]. `port` is looked at.
+    pub(super) fn start(ending: &Arc<Ending>, port: &Arc<LastLook>) -> io::Result<Arc<Self>> {
         let channel = Channel::new(ending)?;
         let ears: Arc<Ears> = Arc::default();
         let stop = Arc::new(new_eventfd()?);
         let thread = {
-            let (channel, ears, stop, ending) = (channel.clone(), ears.clone(), stop.clone(), ending.clone());
+            let (channel, ears, stop) = (channel.clone(), ears.clone(), stop.clone());
+            let (ending, port) = (ending.clone(), port.clone());
             std::thread::Builder::new()
                 .name("rdma-events".to_owned())
-                .spawn(move || run(&channel, &ears, &stop, &ending))?
+                .spawn(move || run(&channel, &ears, &stop, &ending, &port))?
         };
         Ok(Arc::new(Self {
             channel,
@@ -135,7 +138,7 @@ impl Drop for Events {
         }
         // The process may be about to end, and librdmacm with it.
         let until = Instant::now() + END_WAIT;
-        while self.ending.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        while self.ending.count() > 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -160,15 +163,15 @@ fn probe_all(ears: &Ears) {
     }
 }
 
-fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize) {
+fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &Ending, port: &LastLook) {
     let mut probed = Instant::now();
     loop {
         if probed.elapsed() >= PROBE_INTERVAL {
             probe_all(ears);
+            port.again();
             probed = Instant::now();
         }
-        // If peers ask faster than connections end, they wait in the kernel, whose backlog is bounded.
-        let is_behind = ending.load(Ordering::Relaxed) >= ENDING_MAX;
+        let is_behind = ending.is_full();
         let listened = if is_behind { PollFlags::empty() } else { PollFlags::IN };
         let mut fds =
             [PollFd::from_borrowed_fd(channel.event_fd(), listened), PollFd::new(stop, PollFlags::IN)];
@@ -181,11 +184,17 @@ fn run(channel: &Arc<Channel>, ears: &Ears, stop: &OwnedFd, ending: &AtomicUsize
         if !fds[1].revents().is_empty() {
             return;
         }
-        while ending.load(Ordering::Relaxed) < ENDING_MAX
-            && let Some(event) = channel.next()
-        {
-            hand_on(ears, event);
-        }
+        take_events(ending, || channel.next(), |event| hand_on(ears, event));
+    }
+}
+
+/// Takes events while few connections that are over are left to the kernel: peers that ask faster than those come to an end wait in the kernel, whose
+/// backlog is bounded.
+fn take_events<T>(ending: &Ending, mut next: impl FnMut() -> Option<T>, mut hand_on: impl FnMut(T)) {
+    while !ending.is_full()
+        && let Some(event) = next()
+    {
+        hand_on(event);
     }
 }
 
@@ -213,5 +222,38 @@ fn hand_on(ears: &Ears, event: Event) {
         }
         // The listener is gone: destroying the identifier refuses the client.
         None => drop(known),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ends::ENDING_MAX;
+    use super::*;
+
+    #[test]
+    fn events_wait_while_many_connections_come_to_no_end() {
+        let ending = Ending::default();
+        // Peers that are refused: the end of each waits for the kernel.
+        let (mut asking, mut heard) = (0..3 * ENDING_MAX, 0);
+        let mut take = || {
+            take_events(
+                &ending,
+                || asking.next(),
+                |_| {
+                    heard += 1;
+                    ending.begin();
+                },
+            );
+            heard
+        };
+        assert_eq!(take(), ENDING_MAX);
+        assert_eq!(take(), ENDING_MAX, "the kernel has let go of none");
+        ending.end();
+        ending.end();
+        assert_eq!(take(), ENDING_MAX + 2);
+        (0..ENDING_MAX).for_each(|_| ending.end());
+        assert_eq!(take(), 2 * ENDING_MAX + 2);
+        (0..ENDING_MAX).for_each(|_| ending.end());
+        assert_eq!(take(), 3 * ENDING_MAX, "nobody else asks");
     }
 }

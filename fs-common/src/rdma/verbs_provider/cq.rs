@@ -47,7 +47,27 @@ struct Places {
     most: u32,
 }
 
-/// Room in a completion queue. See [`VerbsCq::promise`].
+impl Places {
+    /// Of a queue that is asked to hold `depth`. One place more: a queue pair's look for its peer takes one, and some RNICs cannot lengthen a queue.
+    fn new(depth: u32, most: u32) -> Self {
+        Self { promised: 0, size: depth.saturating_add(1).clamp(1, most), most }
+    }
+
+    /// How long the queue has to be for `count` more, if it is not.
+    ///
+    /// # Errors
+    /// How many would be promised: more than the RNIC's most.
+    fn lengthened_for(&self, count: u32) -> Result<Option<u32>, u32> {
+        let promised = self.promised.saturating_add(count);
+        if promised > self.most {
+            return Err(promised);
+        }
+        // Twice: a queue pair that is gone leaves what was flushed behind it, until somebody polls.
+        Ok((promised > self.size).then(|| promised.saturating_mul(2).min(self.most)))
+    }
+}
+
+/// See [`VerbsCq::promise`].
 pub(super) struct Promise {
     queue: Arc<VerbsCq>,
     count: u32,
@@ -85,9 +105,8 @@ pub(super) struct VerbsCq {
 impl VerbsCq {
     /// `most` is the most completions of a queue of this RNIC.
     pub(super) fn new(context: sys::Context, depth: u32, most: u32) -> io::Result<Self> {
-        // One place more than asked for: a queue pair's check of its peer takes one, and some RNICs cannot lengthen a queue.
-        let depth = depth.saturating_add(1).clamp(1, most);
-        let raw = Arc::new(sys::Cq::new(context, depth)?);
+        let places = Places::new(depth, most);
+        let raw = Arc::new(sys::Cq::new(context, places.size)?);
         let broke = new_eventfd()?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [raw.event_fd(), broke.as_fd()] {
@@ -95,7 +114,7 @@ impl VerbsCq {
         }
         Ok(Self {
             raw,
-            places: Mutex::new(Places { promised: 0, size: depth, most }),
+            places: Mutex::new(places),
             queue_pairs: RwLock::default(),
             shared: RwLock::default(),
             waiting: Mutex::default(),
@@ -111,20 +130,17 @@ impl VerbsCq {
     /// The RNIC has no queue of that length.
     pub(super) fn promise(self: &Arc<Self>, count: u32) -> io::Result<Promise> {
         let mut places = self.places.lock();
-        let promised = places.promised.saturating_add(count);
-        if promised > places.most {
-            return Err(io::Error::other(format!(
+        let longer = places.lengthened_for(count).map_err(|promised| {
+            io::Error::other(format!(
                 "a completion queue of this RNIC holds {}, and {promised} could come: serve with more --workers, or mount fewer times",
                 places.most
-            )));
-        }
-        if promised > places.size {
-            // Twice as many: a queue pair that is gone leaves its flushed completions there until somebody polls.
-            let size = promised.saturating_mul(2).min(places.most);
+            ))
+        })?;
+        if let Some(size) = longer {
             self.raw.resize(size)?;
             places.size = size;
         }
-        places.promised = promised;
+        places.promised += count;
         Ok(Promise { queue: self.clone(), count })
     }
 
@@ -261,5 +277,31 @@ impl CompletionQueue for VerbsCq {
             self.take_event();
         }
         self.budget.waited(start.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_as_long_as_its_one_queue_pair_wishes_is_not_lengthened() {
+        let (send_depth, recv_depth) = (12, 4);
+        let mut places = Places::new(send_depth + recv_depth, 1000);
+        // The look for the peer is sent by nobody who made the queue.
+        for count in [send_depth + 1, recv_depth] {
+            assert_eq!(places.lengthened_for(count), Ok(None));
+            places.promised += count;
+        }
+        assert_eq!(places.lengthened_for(1), Ok(Some(36)), "for another queue pair it is");
+    }
+
+    #[test]
+    fn no_more_is_promised_than_the_rnic_has() {
+        let places = Places::new(u32::MAX, 1000);
+        assert_eq!(places.size, 1000);
+        assert_eq!((places.lengthened_for(1000), places.lengthened_for(1001)), (Ok(None), Err(1001)));
+        let places = Places::new(10, 1000);
+        assert_eq!(places.lengthened_for(900), Ok(Some(1000)), "twice, and not beyond the most");
     }
 }

@@ -3,7 +3,7 @@
 use super::cm::Events;
 use super::domain::VerbsPd;
 use super::hello::{Answer, Ask, Doorkeeper, Refusal, Verdict};
-use super::sys::{Event, Happened, Id, ReadDepth};
+use super::sys::{Event, Happened, Id, RETRIES, ReadDepth};
 use crate::rdma::peer::PeerIdentity;
 use crate::rdma::url::Endpoint;
 use crate::rdma::verbs::{Incoming, LinkKind, Listener, QpConfig, QueuePair, RdmaError, RecvWr};
@@ -43,7 +43,9 @@ pub(super) struct Shared {
 impl Shared {
     /// A client asks to connect.
     pub(super) fn asked(&self, event: Event) {
-        let Event { what: Happened::Asked, asker: Some(id), private, reads, .. } = event else { return };
+        let Event { what: Happened::Asked, asker: Some(id), private, reads, retries, .. } = event else {
+            return;
+        };
         let refuse = |reason: &str| id.reject(&Refusal::Reason(reason.to_owned()).encode());
         let Some(address) = id.peer_address() else {
             return refuse("your address is of no kind that is known here");
@@ -52,6 +54,9 @@ impl Shared {
             Ok(ask) => ask,
             Err(unheard) => return refuse(&unheard.to_string()),
         };
+        if retries > RETRIES {
+            return refuse(&format!("{retries} retransmissions are too many; ask for {RETRIES} at most"));
+        }
         let (peer, answer) = match &self.doorkeeper {
             None => (PeerIdentity::Remote(address), Answer::WITHOUT_PROOF),
             Some(doorkeeper) => match doorkeeper.look(&ask, address.ip(), Instant::now()) {
@@ -187,7 +192,8 @@ impl Incoming for VerbsIncoming {
         let accept = || {
             made.post_recv(&receives).map_err(std::io::Error::other)?;
             made.id().accept(&self.answer.encode(), self.reads.min(pd.device().limits().reads))?;
-            made.id().hurry_messages()
+            made.id().hurry_messages()?;
+            made.id().misses_its_peer()
         };
         if let Err(source) = accept() {
             made.fail();

@@ -41,12 +41,13 @@ use crate::world::{Random, SystemRandom};
 use cm::Events;
 use cq::VerbsCq;
 use domain::VerbsPd;
+use ends::{ENDING_MAX, Ending};
 use hello::{Doorkeeper, Prover};
 use parking_lot::Mutex;
-use port::Port;
+use port::{LastLook, Port};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use sys::{Context, Id, Limits};
@@ -58,12 +59,7 @@ const MAX_MESSAGE_BYTES: u32 = 1 << 20;
 const MAX_TRANSFER_BYTES: u32 = 1 << 30;
 /// READs and atomics of a queue pair that may be under way: more bring nothing at the depths that cuttlefs posts.
 const READS_MAX: u8 = 16;
-/// Connections that are over, but not released by the kernel: with this number no connection is made and no event is taken, because the kernel's
-/// connection manager seems to hang. If it works, it needs a millisecond for each.
-const ENDING_MAX: usize = 64;
-/// Pause between two looks at that number.
-const ENDING_PAUSE: Duration = Duration::from_millis(5);
-/// The longest wait to learn which RNIC leads to an address.
+/// How long it is waited to learn which RNIC leads to an address.
 const RESOLVE_TIME: Duration = Duration::from_secs(5);
 
 /// An RNIC.
@@ -77,15 +73,14 @@ struct Shared {
     name: String,
     limits: Limits,
     abilities: Abilities,
-    /// The port of the endpoint for which the device was opened.
-    port: Port,
-    gid: Ipv6Addr,
-    /// The local address of connections, if it does not follow from the remote one.
+    /// The port that the endpoint led to that it was opened for.
+    port: Arc<LastLook>,
+    /// Where connections begin, if that does not follow from where they lead.
     source: Option<SocketAddr>,
     /// Registered bytes. Relaxed: a figure.
     pinned_bytes: AtomicU64,
-    /// Connections that are over, but not released by the kernel.
-    ending: Arc<AtomicUsize>,
+    /// Connections that are over and that the kernel has not let go of.
+    ending: Arc<Ending>,
     security: TcpSecurity,
     prover: Option<Prover>,
     /// Lives while a connection or a listener uses it.
@@ -198,17 +193,17 @@ impl VerbsDevice {
                 "{endpoint}: the address is not of that device but of {name}, port {port}; leave one of the two out"
             )));
         }
+        let port = Arc::new(LastLook::new(Port::new(&name, port), gid, &limits));
         let prover = match &security {
             TcpSecurity::Keys(keys) => Some(Prover::new(keys.own())),
             TcpSecurity::Loopback | TcpSecurity::Insecure => None,
         };
         let shared = Shared {
             context,
-            port: Port::new(&name, port),
+            port,
             name,
             limits,
             abilities: Abilities::of(context),
-            gid,
             source,
             pinned_bytes: AtomicU64::new(0),
             ending: Arc::default(),
@@ -243,20 +238,13 @@ impl Shared {
     /// # Errors
     /// At the deadline there are still as many.
     fn few_ending(&self, deadline: Instant) -> io::Result<()> {
-        loop {
-            let ending = self.ending.load(Ordering::Relaxed);
-            if ending < ENDING_MAX {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                let hangs = format!(
-                    "the kernel does not let go of {ending} connections that are over{}",
-                    self.remedy()
-                );
-                return Err(io::Error::new(io::ErrorKind::TimedOut, hangs));
-            }
-            std::thread::sleep(ENDING_PAUSE);
+        if self.ending.has_room(deadline) {
+            return Ok(());
         }
+        let ending = self.ending.count();
+        let hangs =
+            format!("the kernel does not let go of {ending} connections that are over{}", self.remedy());
+        Err(io::Error::new(io::ErrorKind::TimedOut, hangs))
     }
 
     /// The end of a message: what may help if the kernel's connection manager hangs.
@@ -306,7 +294,7 @@ impl Shared {
         if let Some(events) = events.upgrade() {
             return Ok(events);
         }
-        let started = Events::start(&self.ending).map_err(|source| RdmaError::Io {
+        let started = Events::start(&self.ending, &self.port).map_err(|source| RdmaError::Io {
             action: "take events of connections from",
             endpoint: self.name.clone(),
             source,
@@ -330,9 +318,9 @@ impl Device for VerbsDevice {
             path_mtu_bytes: (mtu > 0).then_some(mtu),
             queue_pairs: events.map_or(0, |events| events.queue_pairs.load(Ordering::Relaxed)),
             pinned_bytes: shared.pinned_bytes.load(Ordering::Relaxed),
-            ending: shared.ending.load(Ordering::Relaxed) as u64,
+            ending: shared.ending.count() as u64,
             ending_bound: ENDING_MAX as u64,
-            ..shared.port.figures(shared.gid, &shared.limits)
+            ..shared.port.figures()
         })
     }
 

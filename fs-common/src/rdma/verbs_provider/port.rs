@@ -3,12 +3,15 @@
 //! A GID of RoCE is an IP address of the interface below it (IBTA annex A17, 17.4.1), so rdma_cm selects a GID by its address. A GID of InfiniBand is
 //! not: there the address of an IPoIB interface selects the port.
 //!
+//! Counters come from the driver, which may ask the RNIC for them and take its time. So a thread that holds up no request looks ([`LastLook`]).
+//!
 //! # Failure
 //! Files that do not exist are left out: drivers differ in what they show.
 
 use super::sys::Limits;
 use crate::rdma::hardware::HardwareFigures;
 use crate::rdma::url::Via;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -165,6 +168,24 @@ impl Port {
         let found = self.gids().into_iter().filter(|known| known.address == gid);
         let is_old = |gid: &Gid| gid.kind.as_deref().is_some_and(|kind| kind.contains("v1"));
         let found = found.min_by_key(|gid| (is_old(gid), gid.index));
+        let figures = HardwareFigures {
+            device: self.device.clone(),
+            port: self.number,
+            link_layer: text("link_layer"),
+            gid: gid.to_string(),
+            gid_index: found.as_ref().map(|gid| gid.index),
+            gid_type: found.as_ref().and_then(|gid| gid.kind.clone()),
+            interface: found.and_then(|gid| gid.interface),
+            queue_pairs_bound: limits.queue_pairs.into(),
+            ..HardwareFigures::default()
+        };
+        self.look_again(figures)
+    }
+
+    /// The same figures, with those that change as they are now.
+    fn look_again(&self, before: HardwareFigures) -> HardwareFigures {
+        let folder = self.folder();
+        let text = |name: &str| read(&folder.join(name)).unwrap_or_default();
         let mut counters = BTreeMap::new();
         for kind in ["counters", "hw_counters"] {
             for name in COUNTERS {
@@ -173,20 +194,38 @@ impl Port {
             }
         }
         HardwareFigures {
-            device: self.device.clone(),
-            port: self.number,
             state: text("state"),
-            link_layer: text("link_layer"),
             rate: text("rate"),
-            gid: gid.to_string(),
-            gid_index: found.as_ref().map(|gid| gid.index),
-            gid_type: found.as_ref().and_then(|gid| gid.kind.clone()),
-            interface: found.and_then(|gid| gid.interface),
-            queue_pairs_bound: limits.queue_pairs.into(),
             pinned_bound: pinned_bound(),
             counters,
-            ..HardwareFigures::default()
+            ..before
         }
+    }
+}
+
+/// A port's figures as they were at the last look.
+pub(super) struct LastLook {
+    port: Port,
+    figures: Mutex<HardwareFigures>,
+}
+
+impl LastLook {
+    /// Looks for the first time, at the GID with this address, too.
+    pub(super) fn new(port: Port, gid: Ipv6Addr, limits: &Limits) -> Self {
+        let figures = Mutex::new(port.figures(gid, limits));
+        Self { port, figures }
+    }
+
+    /// Looks at what changes. May take as long as the driver does.
+    pub(super) fn again(&self) {
+        let before = self.figures();
+        let now = self.port.look_again(before);
+        *self.figures.lock() = now;
+    }
+
+    /// What was found.
+    pub(super) fn figures(&self) -> HardwareFigures {
+        self.figures.lock().clone()
     }
 }
 
@@ -294,5 +333,26 @@ mod tests {
         assert_eq!(figures.interface.as_deref(), Some("eth0"));
         assert_eq!(figures.counters, BTreeMap::from([("rcvd_rnr_err".to_owned(), 3)]));
         assert_eq!((figures.queue_pairs_bound, figures.rate.as_str()), (7, ""));
+    }
+
+    #[test]
+    fn figures_are_those_of_the_last_look() {
+        let class = class();
+        let gid = "::ffff:10.9.0.1".parse().expect("an address");
+        let look = LastLook::new(Port::at(class.path(), "dev0", 1), gid, &LIMITS);
+        put(
+            &class.path().join("dev0/ports/1"),
+            &[
+                ("state", "1: DOWN"),
+                ("hw_counters/rcvd_rnr_err", "4"),
+                ("hw_counters/duplicate_request", "5"),
+            ],
+        );
+        let (state, counters) = ("4: ACTIVE".to_owned(), BTreeMap::from([("rcvd_rnr_err".to_owned(), 3)]));
+        let before = look.figures();
+        assert_eq!((&before.state, &before.counters), (&state, &counters));
+        look.again();
+        let counters = BTreeMap::from([("rcvd_rnr_err".to_owned(), 4), ("duplicate_request".to_owned(), 5)]);
+        assert_eq!(look.figures(), HardwareFigures { state: "1: DOWN".to_owned(), counters, ..before });
     }
 }

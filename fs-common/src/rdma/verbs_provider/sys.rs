@@ -7,7 +7,7 @@
 //!   has its real addresses, because rdma_rxe of Linux 7.2 looks up every address of such a region there, whatever it was registered as.
 //! * A context belongs to librdmacm, which never closes it.
 
-use super::ends::Ends;
+use super::ends::{Ending, Ends};
 use super::sys_flush::{self, Abilities, Flush};
 mod address;
 mod cq;
@@ -29,7 +29,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The result of a call that returns 0, or sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {
@@ -290,11 +290,13 @@ pub(super) struct Event {
     pub(super) private: Vec<u8>,
     /// READs that the peer asks to have under way here, and that this side may have under way at the peer.
     pub(super) reads: ReadDepth,
+    /// Retransmissions that who asks wants our RNIC to make.
+    pub(super) retries: u8,
 }
 
 impl Channel {
-    /// `ending` counts the identifiers that are over, but not released by the kernel.
-    pub(super) fn new(ending: &Arc<AtomicUsize>) -> io::Result<Arc<Self>> {
+    /// `ending` counts identifiers that are over and that the kernel has not let go of.
+    pub(super) fn new(ending: &Arc<Ending>) -> io::Result<Arc<Self>> {
         let ends = Ends::start(ending)?;
         // SAFETY: no preconditions.
         let raw = made(unsafe { ffi::rdma_create_event_channel() })?;
@@ -335,7 +337,7 @@ impl Channel {
                 _ => Happened::Other,
             };
             let carries = matches!(what, Happened::Asked | Happened::Established | Happened::Rejected);
-            let (mut private, mut reads) = (Vec::new(), ReadDepth { at_us: 0, of_us: 0 });
+            let (mut private, mut reads, mut retries) = (Vec::new(), ReadDepth { at_us: 0, of_us: 0 }, 0);
             if carries {
                 let conn = &event.param.conn;
                 if !conn.private_data.is_null() {
@@ -344,6 +346,7 @@ impl Channel {
                 }
                 // In an event the numbers are from the receiver's point of view (rdma_get_cm_event(3)).
                 reads = ReadDepth { at_us: conn.responder_resources, of_us: conn.initiator_depth };
+                retries = conn.retry_count;
             }
             let (id, asker) = if what == Happened::Asked {
                 let asker = NonNull::new(event.id).map(|raw| Id::adopt(raw, self));
@@ -352,7 +355,7 @@ impl Channel {
                 (event.id as usize, None)
             };
             ffi::rdma_ack_cm_event(raw);
-            Some(Event { id, what, asker, private, reads })
+            Some(Event { id, what, asker, private, reads, retries })
         }
     }
 }
@@ -373,11 +376,13 @@ pub(super) struct Capacities {
     pub(super) max_inline: u32,
 }
 
-/// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives from the path. If the path is
-/// gone for longer, the connection is lost. Not 7, the maximum: rdma_rxe takes that for "for ever" (6.12, `rxe_comp.c`), and would never notice a
-/// peer that is gone without a word.
-const RETRIES: u8 = 6;
-/// 7 means for ever. A message waits for its receive, as over the other links; a sender that waits too long for an answer gives the connection up.
+/// Retransmissions before a connection is given up: some seconds with the time-outs that the connection manager derives of the path. A path that
+/// is gone for longer is a lost connection. Not 7, the most there are: rdma_rxe takes that for "for ever" (6.12, `rxe_comp.c`), and a peer that
+/// went without a word would never be missed. Who asks to connect chooses for both sides (IBTA volume 1, 12.6.5), so who asks for more is refused.
+pub(super) const RETRIES: u8 = 6;
+/// The longest time between two of them, as a power of two of 4.096 us: 8.6 s. Paths of large fabrics have some 20.
+const TIMEOUT_MOST: u8 = 21;
+/// 7: for ever. A message waits for its receive, as over the other links; whoever waits too long for an answer gives the connection up.
 const RNR_RETRIES: u8 = 7;
 
 /// READs that may be under way, in each direction.
@@ -491,21 +496,38 @@ impl Id {
         }
     }
 
-    /// The path MTU of its connection.
-    pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
-        self.made_with.as_ref()?;
+    /// What the RNIC says of its queue pair.
+    fn query(&self, mask: ffi::ibv_qp_attr_mask) -> io::Result<ffi::ibv_qp_attr> {
+        assert!(self.made_with.is_some(), "there is a queue pair");
         let mut attributes = MaybeUninit::<ffi::ibv_qp_attr>::zeroed();
         let mut made_as = MaybeUninit::<ffi::ibv_qp_init_attr>::zeroed();
-        let mask = ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU.0 as c_int;
         // SAFETY: the queue pair is there; the library fills the plain structures in, of which all zeros is a value, too.
-        let mtu = unsafe {
+        unsafe {
             let qp = (*self.raw.as_ptr()).qp;
-            if ffi::ibv_query_qp(qp, attributes.as_mut_ptr(), mask, made_as.as_mut_ptr()) != 0 {
-                return None;
+            match ffi::ibv_query_qp(qp, attributes.as_mut_ptr(), mask.0 as c_int, made_as.as_mut_ptr()) {
+                0 => Ok(attributes.assume_init()),
+                error => Err(io::Error::from_raw_os_error(error.abs())),
             }
-            attributes.assume_init().path_mtu
-        };
-        // IBV_MTU_256 is 1, and each further value is twice as long (verbs.h, enum ibv_mtu).
+        }
+    }
+
+    /// Fails if the RNIC would take longer than some minutes to give a peer up that answers nothing: with the wish to connect comes the time
+    /// between retransmissions, too. Of a connected queue pair.
+    pub(super) fn misses_its_peer(&self) -> io::Result<()> {
+        let mask = ffi::ibv_qp_attr_mask::IBV_QP_TIMEOUT | ffi::ibv_qp_attr_mask::IBV_QP_RETRY_CNT;
+        let ffi::ibv_qp_attr { timeout, retry_cnt, .. } = self.query(mask)?;
+        if timeout <= TIMEOUT_MOST && retry_cnt <= RETRIES {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "the peer would have {retry_cnt} retransmissions, each after 4 us * 2^{timeout}: more than {RETRIES} after 2^{TIMEOUT_MOST}"
+        )))
+    }
+
+    /// Of its connection.
+    pub(super) fn path_mtu_bytes(&self) -> Option<u32> {
+        let mtu = self.query(ffi::ibv_qp_attr_mask::IBV_QP_PATH_MTU).ok()?.path_mtu;
+        // IBV_MTU_256 is 1, and each next one twice that (verbs.h, enum ibv_mtu).
         (1..=5).contains(&mtu).then(|| 128 << mtu)
     }
 

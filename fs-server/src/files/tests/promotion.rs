@@ -215,7 +215,7 @@ fn units_past_the_end_of_a_file_are_not_counted() {
     let opened = storage.files.open(OWNER, inode(1), Rights { read: true, write: false }).expect("opens");
     let count = |unit: u32, pages: [u8; UNIT as usize]| {
         let record = UnitRecord { filekey: opened.filekey, unit, count: u32::MAX };
-        storage.files.note_counted(OWNER, &record, &pages);
+        storage.files.note_counted(&opened.file, &record, &pages);
     };
     for unit in [2, 3, 1000, u32::MAX] {
         count(unit, [255; UNIT as usize]);

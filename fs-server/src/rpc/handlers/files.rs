@@ -143,7 +143,12 @@ pub(super) async fn close(call: &Call<'_>, filekeys: &[FileKey]) -> Result<Body,
         if number > 0 {
             call.give_way().await;
         }
-        call.context.server.close(call.session.number(), some).await;
+        let (server, owner) = (&call.context.server, call.session.number());
+        // Before they end: the pull of the client's counts knows each key as open or as closed.
+        call.session.closed_keys().note(|| {
+            some.iter().filter_map(move |key| Some((*key, server.files.readable(owner, *key)?.ino())))
+        });
+        server.close(owner, some).await;
     }
     done()
 }

@@ -22,7 +22,8 @@ pub(super) fn share(call: &Call<'_>, buffer: RemoteBuffer) -> Result<Body, Statu
     if !call.connection.begin_sampling() {
         return Err(Status::Invalid);
     }
-    let counters = SharedCounters { buffer, shape, owner: call.session.number() };
+    call.session.closed_keys().begin();
+    let counters = SharedCounters { buffer, shape, session: call.session.clone() };
     let period = Duration::from_millis(u64::from(server.about.sampling.period_ms));
     let (connection, payer) = (Arc::downgrade(call.connection), call.connection.peer().payer());
     call.context.spawn_for(payer, sampling::run(call.context.clone(), connection, counters, period));
